@@ -1,0 +1,1 @@
+"""The loop: propose, advance, judge, commit. It is handed everything assembled."""

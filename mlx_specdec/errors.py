@@ -1,0 +1,46 @@
+"""What can go wrong, as one tree; every message is written for the user.
+
+    SpecdecError            anything this package raises on purpose
+    ├── OptionError         a setting is out of range, or two settings contradict each other
+    ├── SourceError         a name or directory cannot be turned into local files (Hub, network)
+    ├── CheckpointError     files are damaged, incomplete or of a kind that is not supported
+    ├── OutputError         a result cannot be written (disk, rights, a file in the way)
+    ├── PromptError         the prompt is empty or longer than the model can take
+    ├── VocabularyError     target and draft do not share one vocabulary
+    └── RewindError         a context was asked to forget more than it can
+
+The command line catches SpecdecError in one place, prints its sentence and exits with code 2.
+A message names what is wrong and what to do about it, in one line.
+"""
+
+
+class SpecdecError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class OptionError(SpecdecError, ValueError):
+    """A setting is out of range, or two settings contradict each other."""
+
+
+class SourceError(SpecdecError):
+    """A model name or directory cannot be turned into local files."""
+
+
+class CheckpointError(SpecdecError):
+    """A checkpoint is damaged, incomplete or of a kind that is not supported."""
+
+
+class OutputError(SpecdecError):
+    """A result cannot be written where it was asked for."""
+
+
+class PromptError(SpecdecError, ValueError):
+    """The prompt is empty or longer than the model can take."""
+
+
+class VocabularyError(SpecdecError):
+    """Target and draft model do not share one vocabulary."""
+
+
+class RewindError(SpecdecError):
+    """A context was asked to forget tokens that it can no longer take back."""

@@ -1,0 +1,1 @@
+"""Laws and noise: logits -> log p, and the keys of all randomness. Pure; imports errors only."""

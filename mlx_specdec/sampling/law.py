@@ -1,0 +1,159 @@
+"""Logits -> log p in the order of transformers: bias, penalties, temperature, top-k, top-p, min-p.
+
+Pure functions on arrays and one small counter of committed tokens. Knows no model and no rule;
+draft and target go through the very same functions, so that p and q are filtered alike.
+Every array is (..., vocabulary); every result is log p up to a constant per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
+
+from .settings import Sampling
+
+
+def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
+    """Cut logits to `vocabulary` entries, or fill up with -inf: the tail gets no probability."""
+    width = logits.shape[-1]
+    if width == vocabulary:
+        return logits
+    if width > vocabulary:
+        return logits[..., :vocabulary]
+    tail = mx.full((*logits.shape[:-1], vocabulary - width), -mx.inf, dtype=logits.dtype)
+    return mx.concatenate([logits, tail], axis=-1)
+
+
+def apply_logit_bias(logits: mx.array, bias: Mapping[int, float]) -> mx.array:
+    """Add `bias` to single entries; ids beyond the vocabulary are ignored."""
+    known = {token: value for token, value in bias.items() if token < logits.shape[-1]}
+    if not known:
+        return logits
+    dense = mx.zeros((logits.shape[-1],), dtype=logits.dtype)
+    dense[mx.array(list(known))] = mx.array(list(known.values()), dtype=logits.dtype)
+    return logits + dense
+
+
+def apply_penalties(logits: mx.array, counts: mx.array, settings: Sampling) -> mx.array:
+    """Penalise tokens by how often each came before.
+
+    counts: float32, broadcastable to logits: occurrences of each token before the row's position.
+    """
+    seen = counts > 0
+    if settings.repetition_penalty != 1:
+        penalty = settings.repetition_penalty
+        scaled = mx.where(logits > 0, logits / penalty, logits * penalty)
+        logits = mx.where(seen, scaled, logits)
+    if settings.presence_penalty != 0:
+        logits = logits - settings.presence_penalty * seen.astype(logits.dtype)
+    if settings.frequency_penalty != 0:
+        logits = logits - settings.frequency_penalty * counts
+    return logits
+
+
+def keep_top_k(logits: mx.array, k: int) -> mx.array:
+    """Keep the k largest entries of each row; entries equal to the k-th stay as well."""
+    if k <= 0 or k >= logits.shape[-1]:
+        return logits
+    smallest_kept = mx.min(mx.topk(logits, k, axis=-1), axis=-1, keepdims=True)
+    return mx.where(logits < smallest_kept, -mx.inf, logits)
+
+
+def keep_top_p(logits: mx.array, p: float) -> mx.array:
+    """Keep the smallest set of most likely tokens whose probability reaches p.
+
+    Source: Holtzman et al., arXiv 1904.09751, section 3.1.
+    """
+    if p >= 1:
+        return logits
+    order = mx.argsort(-logits, axis=-1)
+    probabilities = mx.softmax(mx.take_along_axis(logits, order, axis=-1), axis=-1)
+    before = mx.cumsum(probabilities, axis=-1) - probabilities
+    kept_in_order = before < p
+    kept = mx.put_along_axis(mx.zeros(logits.shape, dtype=mx.bool_), order, kept_in_order, axis=-1)
+    return mx.where(kept, logits, -mx.inf)
+
+
+def keep_min_p(logits: mx.array, p: float) -> mx.array:
+    """Keep tokens at least p times as likely as the likeliest (Nguyen et al., arXiv 2407.01082)."""
+    if p <= 0:
+        return logits
+    best = mx.max(logits, axis=-1, keepdims=True)
+    return mx.where(logits < best + math.log(p), -mx.inf, logits)
+
+
+def log_law(
+    logits: mx.array, settings: Sampling, vocabulary: int, counts: mx.array | None = None
+) -> mx.array:
+    """The whole chain for rows of logits.
+
+    Returns (..., vocabulary) log p up to a constant: float32, except that greedy rows which nothing
+    changes stay in the model's dtype (only their order matters).
+    counts: as in `apply_penalties`; needed where `settings.counts_tokens`.
+    """
+    rows = fit_vocabulary(logits, vocabulary)
+    if settings.temperature == 0 and not settings.logit_bias and counts is None:
+        return rows
+    rows = apply_logit_bias(rows.astype(mx.float32), settings.logit_bias)
+    if counts is not None:
+        rows = apply_penalties(rows, counts, settings)
+    if settings.temperature == 0:
+        return rows
+    if settings.temperature != 1:
+        rows = rows / settings.temperature
+    return keep_min_p(keep_top_p(keep_top_k(rows, settings.top_k), settings.top_p), settings.min_p)
+
+
+class Law:
+    """The law of one text in one model: settings, vocabulary, and the tokens counted so far.
+
+    Target and draft each own one, because each may look at a different moment of the text.
+    """
+
+    def __init__(self, settings: Sampling, vocabulary: int) -> None:
+        self._settings = settings
+        self._vocabulary = vocabulary
+        self._counted = 0
+        self._counts: mx.array | None = None
+        if settings.counts_tokens:
+            self._counts = mx.zeros((vocabulary,), dtype=mx.float32)
+
+    def rows(
+        self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
+    ) -> mx.array:
+        """Log p, up to a constant, of the last positions of committed + drafted + 1.
+
+        logits: (1, m, width); row m - 1 is about the token after the last drafted one.
+        committed: all committed tokens, growing from call to call.
+        drafted: (1, n) int32 tokens after them, m <= n + 1; penalties advance through them.
+        """
+        counts = self._count(committed, drafted, logits.shape[1])
+        return log_law(logits, self._settings, self._vocabulary, counts)
+
+    def _count(
+        self, committed: Sequence[int], drafted: mx.array | None, rows: int
+    ) -> mx.array | None:
+        if self._counts is None:
+            return None
+        new = [token for token in committed[self._counted :] if token < self._vocabulary]
+        self._counted = len(committed)
+        if new:
+            self._counts = self._counts.at[mx.array(new)].add(1.0)
+        if drafted is None or drafted.shape[1] == 0:
+            return self._counts
+        ids = mx.arange(self._vocabulary)
+        hits = (drafted[..., None] == ids).astype(mx.float32)
+        first = mx.zeros((1, 1, self._vocabulary), dtype=mx.float32)
+        before = mx.concatenate([first, mx.cumsum(hits, axis=1)], axis=1)
+        return self._counts + before[:, -rows:]
+
+
+def choose(law: mx.array, gumbel: mx.array | None) -> mx.array:
+    """The Gumbel-max choice of each row: argmax(log p + g), plain argmax without noise.
+
+    law: (..., vocabulary), log p up to a constant; gumbel broadcasts to it. Returns (...) int32.
+    """
+    scored = law if gumbel is None else law + gumbel
+    return mx.argmax(scored, axis=-1).astype(mx.int32)

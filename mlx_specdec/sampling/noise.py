@@ -1,0 +1,133 @@
+"""Where every random number comes from: keys derived from (seed, purpose), never global state.
+
+Knows positions, rounds and purposes. Knows nothing of laws and of who uses the numbers.
+
+Two sources, because two kinds of rule need two kinds of noise:
+- coupled: one Gumbel vector per *position*, shared by draft and target, the same whatever was
+  drafted before (Daliri, Musco, Suresh, arXiv 2408.07978). The text then depends on the seed alone.
+- independent: disjoint keys per (round, position, purpose). Rules whose verdict has already used a
+  discarded draft need it: drawing that position again from the same key would not be exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import mlx.core as mx
+
+KeyListener = Callable[[tuple[int | str, ...]], None]
+"""Called with the path of each key that is derived; tests watch for a path used twice."""
+
+
+def derive_key(seed: int, *path: int | str) -> mx.array:
+    """A random key, (2,) uint32, for one use: `path` says which.
+
+    Equal on every platform. Hashed to 64 bits, so that neighbouring positions share nothing.
+    """
+    digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest()
+    return mx.random.key(int.from_bytes(digest, "big"))
+
+
+class SilentNoise:
+    """Temperature 0: nothing is drawn, so one object serves every round."""
+
+    def at(self, round: int, position: int) -> SilentNoise:
+        return self
+
+    def draft(self, index: int) -> None:
+        return None
+
+    def target(self, count: int) -> None:
+        return None
+
+    def accept(self, count: int) -> None:
+        return None
+
+    def correction(self) -> None:
+        return None
+
+
+class CoupledNoise:
+    """Gumbel noise keyed by position alone. Rows drawn once are kept while they may be needed."""
+
+    def __init__(self, seed: int, vocabulary: int) -> None:
+        self._seed = seed
+        self._vocabulary = vocabulary
+        self._rows: dict[int, mx.array] = {}
+
+    def at(self, round: int, position: int) -> _CoupledRound:
+        """Noise from `position` on; rows of earlier positions are dropped."""
+        self._rows = {t: row for t, row in self._rows.items() if t >= position}
+        return _CoupledRound(self, position)
+
+    def row(self, position: int) -> mx.array:
+        """(vocabulary,) float32, the Gumbel noise of one output position."""
+        if position not in self._rows:
+            key = derive_key(self._seed, "gumbel", position)
+            self._rows[position] = mx.random.gumbel((self._vocabulary,), key=key)
+        return self._rows[position]
+
+
+class _CoupledRound:
+    def __init__(self, source: CoupledNoise, position: int) -> None:
+        self._source = source
+        self._position = position
+
+    def draft(self, index: int) -> mx.array:
+        return self._source.row(self._position + index)
+
+    def target(self, count: int) -> mx.array:
+        rows = [self._source.row(self._position + index) for index in range(count)]
+        return mx.stack(rows)[None]
+
+    def accept(self, count: int) -> mx.array:
+        raise TypeError("coupled noise has no acceptance uniforms: its rule compares tokens")
+
+    def correction(self) -> mx.array:
+        return self._source.row(self._position)[None]
+
+
+class IndependentNoise:
+    """Noise from disjoint keys per (round, position, purpose)."""
+
+    def __init__(self, seed: int, vocabulary: int, listener: KeyListener | None = None) -> None:
+        self._seed = seed
+        self._vocabulary = vocabulary
+        self._listener = listener
+
+    def at(self, round: int, position: int) -> _IndependentRound:
+        return _IndependentRound(self, round, position)
+
+    def key(self, *path: int | str) -> mx.array:
+        """The key for one use, reported to the listener."""
+        if self._listener is not None:
+            self._listener(path)
+        return derive_key(self._seed, *path)
+
+    def gumbel(self, *path: int | str) -> mx.array:
+        """(vocabulary,) float32 Gumbel noise for one use."""
+        return mx.random.gumbel((self._vocabulary,), key=self.key(*path))
+
+
+class _IndependentRound:
+    def __init__(self, source: IndependentNoise, round: int, position: int) -> None:
+        self._source = source
+        self._round = round
+        self._position = position
+
+    def draft(self, index: int) -> mx.array:
+        return self._source.gumbel("draft", self._round, self._position + index)
+
+    def target(self, count: int) -> mx.array:
+        raise TypeError("independent noise draws one correction, not every position of the target")
+
+    def accept(self, count: int) -> mx.array:
+        uniforms = [
+            mx.random.uniform(key=self._source.key("accept", self._round, self._position + index))
+            for index in range(count)
+        ]
+        return mx.stack(uniforms)[None]
+
+    def correction(self) -> mx.array:
+        return self._source.gumbel("correction", self._round, self._position)[None]

@@ -1,0 +1,1 @@
+"""Rules: which guesses stay. None of them knows who made the guess."""

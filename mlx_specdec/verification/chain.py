@@ -1,0 +1,33 @@
+"""Arithmetic that every rule over a chain of drafted tokens shares. Pure functions on arrays."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def leading(accepted: mx.array) -> mx.array:
+    """(batch, n) bool -> (batch, n) bool: True up to, not including, the first False."""
+    if accepted.shape[-1] == 0:
+        return accepted
+    return mx.cumprod(accepted.astype(mx.int32), axis=-1).astype(mx.bool_)
+
+
+def row_after(rows: mx.array, kept: mx.array) -> mx.array:
+    """Row number kept.sum() of each sequence: (batch, n + 1, ...), (batch, n) -> (batch, ...)."""
+    if kept.shape[-1] == 0:
+        return rows[:, 0]
+    count = mx.sum(kept.astype(mx.int32), axis=-1, keepdims=True)
+    index = count.reshape(count.shape + (1,) * (rows.ndim - 2))
+    return mx.take_along_axis(rows, index, axis=1)[:, 0]
+
+
+def lead(scored: mx.array, best: mx.array) -> mx.array:
+    """By how much the best entry of each row leads the second best.
+
+    scored: (batch, rows, vocabulary); best: (batch, rows), its argmax.
+    Returns (batch, rows) float32.
+    """
+    index = best[..., None]
+    top = mx.take_along_axis(scored, index, axis=-1)
+    others = mx.where(mx.arange(scored.shape[-1]) == index, -mx.inf, scored)
+    return (top[..., 0] - mx.max(others, axis=-1)).astype(mx.float32)

@@ -1,0 +1,49 @@
+"""Accept while equal: greedy matching at temperature 0, coupled sampling above it; lenient greedy.
+
+The target makes its own choice at every position, argmax(log p + g), and drafted tokens stay while
+they equal it. What is emitted is always the target's choice: the law is exact for every draft.
+Source of the coupling: Daliri, Musco, Suresh, arXiv 2408.07978, section 3 (Gumbel).
+"""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+
+from ..contracts import Noise, Proposal, Verdict
+from ..sampling.law import choose
+from .chain import lead, leading, row_after
+
+
+class Coupled:
+    """Exact at every temperature. Reads no proposal rows."""
+
+    def judge(self, law: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+        """As contracts.Rule says; `noise.target` is the noise that the draft was drawn with."""
+        gumbel = noise.target(proposal.size + 1)
+        scored = law if gumbel is None else law + gumbel
+        choice = choose(scored, None)
+        kept = leading(choice[:, : proposal.size] == proposal.tokens)
+        return Verdict(kept, row_after(choice, kept), lead(scored, choice))
+
+
+class LenientGreedy:
+    """Temperature 0 with delta > 0. Lossy: accepts x iff p(x) >= (1 - delta) max p.
+
+    p is the softmax at temperature 1 of the penalised logits. delta = 0 is greedy matching,
+    delta = 1 accepts everything, and acceptance never decreases with delta. A reading of Leviathan
+    et al., arXiv 2211.17192, appendix A.5, with 1 - delta for its l.
+    """
+
+    def __init__(self, delta: float) -> None:
+        self._slack = math.log1p(-delta) if delta < 1 else -math.inf
+
+    def judge(self, law: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+        """As contracts.Rule says; draws nothing."""
+        choice = choose(law, None)
+        drafted = mx.take_along_axis(law[:, : proposal.size], proposal.tokens[..., None], axis=-1)
+        best = mx.max(law[:, : proposal.size], axis=-1)
+        accepted = drafted[..., 0].astype(mx.float32) >= best.astype(mx.float32) + self._slack
+        kept = leading(accepted | (choice[:, : proposal.size] == proposal.tokens))
+        return Verdict(kept, row_after(choice, kept), lead(law, choice))

@@ -1,0 +1,68 @@
+"""Speculative sampling, token by token: accept with min(1, p/q), else draw from the residual.
+
+Source: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318. With
+delta > 0 the rule is lossy: acceptance min(1, p/q + delta) while the residual stays (p - q)+, which
+keeps the emitted law within total variation delta of p at every token.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ..contracts import Noise, Proposal, Verdict
+from ..sampling.law import choose
+from .chain import leading, row_after
+
+
+def one_hot(tokens: mx.array, vocabulary: int, dtype: mx.Dtype) -> mx.array:
+    """The law that puts everything on one token: (...) int32 -> (..., vocabulary)."""
+    return (tokens[..., None] == mx.arange(vocabulary)).astype(dtype)
+
+
+def accept_probabilities(
+    p: mx.array, q: mx.array, tokens: mx.array, delta: float = 0.0
+) -> mx.array:
+    """min(1, p(x)/q(x) + delta) for each drafted token x.
+
+    p, q: (batch, n, vocabulary) probabilities, any float dtype, which the result keeps.
+    tokens: (batch, n) int32, drawn from q. Returns (batch, n).
+    """
+    index = tokens[..., None]
+    p_x = mx.take_along_axis(p, index, axis=-1)[..., 0]
+    q_x = mx.take_along_axis(q, index, axis=-1)[..., 0]
+    return mx.minimum(p_x / q_x + delta, 1.0)
+
+
+def correction(p: mx.array, q: mx.array) -> mx.array:
+    """The law of the token after a rejection: (p - q)+ normalised, p itself where that is empty.
+
+    p, q: (..., vocabulary) probabilities, any float dtype, which the result keeps.
+    """
+    residual = mx.maximum(p - q, 0.0)
+    mass = mx.sum(residual, axis=-1, keepdims=True)
+    return mx.where(mass > 0, residual / mx.where(mass > 0, mass, 1.0), p)
+
+
+class TokenRule:
+    """Exact for delta = 0. Needs the rows that the drafted tokens were drawn from, or one-hot."""
+
+    def __init__(self, delta: float = 0.0) -> None:
+        self._delta = delta
+
+    def judge(self, law: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+        """As contracts.Rule says; uses `noise.accept` and `noise.correction`."""
+        p = mx.softmax(law.astype(mx.float32), axis=-1)
+        n = proposal.size
+        if n == 0:
+            kept = mx.zeros((p.shape[0], 0), dtype=mx.bool_)
+            return Verdict(kept, choose(mx.log(p[:, 0]), noise.correction()))
+        if proposal.rows is None:
+            q = one_hot(proposal.tokens, p.shape[-1], p.dtype)
+        else:
+            q = mx.softmax(proposal.rows, axis=-1)
+        uniforms = noise.accept(n)
+        if uniforms is None:
+            raise ValueError("the token rule draws random numbers; at temperature 0 use Coupled")
+        kept = leading(uniforms < accept_probabilities(p[:, :n], q, proposal.tokens, self._delta))
+        after = mx.concatenate([correction(p[:, :n], q), p[:, n:]], axis=1)
+        return Verdict(kept, choose(mx.log(row_after(after, kept)), noise.correction()))
