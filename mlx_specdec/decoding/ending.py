@@ -1,0 +1,124 @@
+"""Where a text ends, and what of it is printed: EOS, length, stop strings, in any place of a block.
+
+Knows tokens and their text. Knows nothing of models. Ending inside a block of accepted tokens is
+decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..text.stream import StopStrings, TextStream
+
+FinishReason = Literal["eos", "length", "stop", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of printable text; `drafted` says whether accepted draft tokens completed it."""
+
+    text: str
+    drafted: bool
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What one step gave the reader.
+
+    tokens: newly emitted ids, an EOS included. pieces: the text that became printable with them,
+    EOS and stop strings left out. finish_reason: None while the text goes on.
+    """
+
+    tokens: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    finish_reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        """All pieces together."""
+        return "".join(piece.text for piece in self.pieces)
+
+
+class Ending:
+    """Takes committed tokens in order and says where to stop.
+
+    eos: ids that end the text wherever they appear. room: most tokens that may be emitted.
+    """
+
+    def __init__(
+        self, *, eos: Collection[int], room: int, stream: TextStream, stops: StopStrings | None
+    ) -> None:
+        self._eos = frozenset(eos)
+        self._room = max(0, room)
+        self._stream = stream
+        self._stops = stops
+        self._stopped = False
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still be emitted."""
+        return self._room
+
+    def take(self, tokens: Sequence[int], drafted: int) -> Emission:
+        """Emit tokens up to the first reason to end.
+
+        drafted: how many of them, from the front, were drafted; the rest are the target's own.
+        """
+        kept, reason = self._cut(tokens)
+        parts = [(kept[:drafted], True), (kept[drafted:], False)]
+        if self._stops is not None:
+            parts = [([token], index < drafted) for index, token in enumerate(kept)]
+        emitted: list[int] = []
+        pieces: list[Piece] = []
+        for ids, is_draft in parts:
+            if ids:
+                emitted += ids
+                _append(pieces, self._print(ids), is_draft)
+            if self._stopped:
+                reason = "stop"
+                break
+        self._room -= len(emitted)
+        if reason is not None:
+            _append(pieces, self._rest(), len(emitted) <= drafted)
+            # What was held back may complete a stop string only now.
+            reason = "stop" if self._stopped else reason
+        return Emission(tuple(emitted), tuple(pieces), reason)
+
+    def finish(self, reason: FinishReason) -> Emission:
+        """End here, with nothing more to emit than text held back so far."""
+        pieces: list[Piece] = []
+        _append(pieces, self._rest(), False)
+        return Emission((), tuple(pieces), "stop" if self._stopped else reason)
+
+    def _cut(self, tokens: Sequence[int]) -> tuple[list[int], FinishReason | None]:
+        kept = list(tokens[: self._room])
+        for index, token in enumerate(kept):
+            if token in self._eos:
+                return kept[: index + 1], "eos"
+        return kept, "length" if len(kept) == self._room else None
+
+    def _print(self, ids: Sequence[int]) -> str:
+        return self._hold([token for token in ids if token not in self._eos])
+
+    def _hold(self, ids: Sequence[int]) -> str:
+        text = self._stream.push(ids) if ids else ""
+        if self._stops is None:
+            return text
+        safe, self._stopped = self._stops.push(text)
+        return safe
+
+    def _rest(self) -> str:
+        if self._stopped:
+            return ""
+        text = self._stream.finish()
+        if self._stops is None:
+            return text
+        safe, self._stopped = self._stops.push(text)
+        return safe if self._stopped else safe + self._stops.finish()
+
+
+def _append(pieces: list[Piece], text: str, drafted: bool) -> None:
+    if text:
+        pieces.append(Piece(text, drafted))

@@ -1,0 +1,197 @@
+"""Rounds -> figures, up to the last emitted token and not beyond.
+
+Knows counts and seconds. Knows nothing of arrays, except that a device has a peak of memory, which
+it is handed. What was drafted behind the last emitted token is not counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+ALWAYS_TIMED = 4
+TIMED_EVERY = 32
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Wall time in seconds.
+
+    draft and verify are scaled up from the timed rounds; plain steps, whose passes overlap, count
+    as verify; other is what remains of the time after the prompt pass.
+    """
+
+    load: float
+    prompt: float
+    draft: float
+    verify: float
+    other: float
+    total: float
+
+
+@dataclass(frozen=True)
+class SmallestMargin:
+    """The least lead of a chosen token over the second best in log p + g, and its position.
+
+    Two kernels can disagree on the text only where their rounding differs by more than this.
+    """
+
+    value: float
+    position: int
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Figures of one text.
+
+    rounds: verdicts, plain steps included. target_passes: passes of the target after the prompt,
+    the last one of pipelined plain decoding included, which nobody reads. timed_rounds: speculative
+    rounds that were timed in parts. *_by_position: entry i is about the i-th drafted token of a
+    round. tokens_per_second: generated tokens over the time after the prompt pass.
+    """
+
+    rounds: int
+    drafted: int
+    accepted: int
+    acceptance_rate: float | None
+    tokens_per_round: float | None
+    drafted_by_position: tuple[int, ...]
+    accepted_by_position: tuple[int, ...]
+    target_passes: int
+    timed_rounds: int
+    smallest_margin: SmallestMargin | None
+    seconds: Seconds
+    tokens_per_second: float | None
+    peak_memory_bytes: int
+    device: str
+    blas: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dictionaries and lists, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Seconds of one speculative round; draft and verify are None where it was not timed."""
+
+    total: float
+    draft: float | None = None
+    verify: float | None = None
+
+
+class Recorder:
+    """Collects rounds while a text is decoded.
+
+    time_all: put barriers into every speculative round, not only a few. clock: seconds.
+    """
+
+    def __init__(
+        self, *, time_all: bool = False, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.clock = clock
+        self._time_all = time_all
+        self._speculative = 0
+        self._rounds = 0
+        self._passes = 0
+        self._generated = 0
+        self._drafted: list[int] = []
+        self._accepted: list[int] = []
+        self._timed = 0
+        self._timed_total = 0.0
+        self._timed_draft = 0.0
+        self._timed_verify = 0.0
+        self._speculative_total = 0.0
+        self._plain_total = 0.0
+        self._margin: SmallestMargin | None = None
+
+    def wants_times(self) -> bool:
+        """Whether the next speculative round should be timed in parts."""
+        count = self._speculative
+        return self._time_all or count < ALWAYS_TIMED or count % TIMED_EVERY == 0
+
+    def add_pass(self) -> None:
+        """The target was asked for one more pass."""
+        self._passes += 1
+
+    def add_speculative(self, drafted: int, accepted: int, emitted: int, times: RoundTimes) -> None:
+        """A round with a proposal. emitted: tokens that the reader got, at most accepted + 1."""
+        if emitted <= accepted:
+            drafted = accepted = emitted
+        _count(self._drafted, drafted)
+        _count(self._accepted, accepted)
+        self._speculative += 1
+        self._rounds += 1
+        self._generated += emitted
+        self._speculative_total += times.total
+        if times.draft is not None and times.verify is not None:
+            self._timed += 1
+            self._timed_total += times.total
+            self._timed_draft += times.draft
+            self._timed_verify += times.verify
+
+    def add_plain(self, emitted: int, seconds: float) -> None:
+        """A plain step."""
+        self._rounds += 1
+        self._generated += emitted
+        self._plain_total += seconds
+
+    def add_margins(self, margins: list[float], position: int) -> None:
+        """Leads of the tokens emitted from `position` on."""
+        for offset, value in enumerate(margins):
+            if self._margin is None or value < self._margin.value:
+                self._margin = SmallestMargin(value, position + offset)
+
+    def summary(
+        self,
+        *,
+        load: float,
+        prompt: float,
+        decoding: float,
+        peak_memory_bytes: int,
+        device: str,
+        blas: str,
+    ) -> Statistics:
+        """All figures. load, prompt, decoding: seconds of loading, prompt pass, all after it."""
+        scale = self._speculative_total / self._timed_total if self._timed_total else 0.0
+        draft = self._timed_draft * scale
+        verify = self._timed_verify * scale + self._plain_total
+        drafted, accepted = sum(self._drafted), sum(self._accepted)
+        return Statistics(
+            rounds=self._rounds,
+            drafted=drafted,
+            accepted=accepted,
+            acceptance_rate=_ratio(accepted, drafted),
+            tokens_per_round=_ratio(self._generated, self._rounds),
+            drafted_by_position=tuple(self._drafted),
+            accepted_by_position=tuple(
+                self._accepted + [0] * (len(self._drafted) - len(self._accepted))
+            ),
+            target_passes=self._passes,
+            timed_rounds=self._timed,
+            smallest_margin=self._margin,
+            seconds=Seconds(
+                load=load,
+                prompt=prompt,
+                draft=draft,
+                verify=verify,
+                other=max(0.0, decoding - draft - verify),
+                total=load + prompt + decoding,
+            ),
+            tokens_per_second=_ratio(self._generated, decoding),
+            peak_memory_bytes=peak_memory_bytes,
+            device=device,
+            blas=blas,
+        )
+
+
+def _count(by_position: list[int], count: int) -> None:
+    by_position.extend([0] * (count - len(by_position)))
+    for index in range(count):
+        by_position[index] += 1
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
