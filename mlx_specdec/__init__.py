@@ -1,3 +1,65 @@
-"""mlx-specdec: speculative decoding on Apple's MLX."""
+"""Speculative decoding on Apple's MLX: the target model's own text, faster.
+
+    from mlx_specdec import Options, generate, load, stream_generate
+
+Nothing heavy is imported before one of these names is used; a faster BLAS is loaded, where there is
+one, before MLX itself.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .assemble import Pair as Pair
+    from .assemble import generate as generate
+    from .assemble import load as load
+    from .assemble import stream_generate as stream_generate
+    from .checkpoints.convert import convert as convert
+    from .decoding.ending import Emission as Emission
+    from .decoding.run import Result as Result
+    from .decoding.run import Run as Run
+    from .errors import SpecdecError as SpecdecError
+    from .options import Options as Options
+
+_HOMES = {
+    "Emission": "decoding.ending",
+    "Options": "options",
+    "Pair": "assemble",
+    "Result": "decoding.run",
+    "Run": "decoding.run",
+    "SpecdecError": "errors",
+    "convert": "checkpoints.convert",
+    "generate": "assemble",
+    "load": "assemble",
+    "stream_generate": "assemble",
+}
+
+__all__ = [
+    "Emission",
+    "Options",
+    "Pair",
+    "Result",
+    "Run",
+    "SpecdecError",
+    "convert",
+    "generate",
+    "load",
+    "stream_generate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    if home not in ("errors", "options"):
+        import_module(".blas", __name__).load()
+    return getattr(import_module(f".{home}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

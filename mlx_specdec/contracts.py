@@ -191,7 +191,8 @@ class Proposer(Protocol):
         ...
 
     def observe(self, round: Round) -> None:
-        """What became of the last proposal; called once after every round that had one."""
+        """What became of the last round; a plain step is a round with an empty proposal. Called once
+        after every round, except the one that ended the text."""
         ...
 
 

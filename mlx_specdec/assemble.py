@@ -1,0 +1,227 @@
+"""The only table of names: models, proposers and rules come together here and nowhere else.
+
+Knows every package below. Knows nothing of terminals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from . import blas
+from .checkpoints.source import resolve
+from .contracts import Model, NoiseSource, Progress, Proposer, Rule
+from .decoding.draft_length import FixedLength
+from .decoding.ending import Ending
+from .decoding.loop import Decoding
+from .decoding.run import Labels, Result, Run, Surroundings
+from .decoding.statistics import Recorder
+from .drafting.draft_model import DraftModel
+from .errors import OptionError, PromptError
+from .models.loading import Loaded, load_model
+from .options import Options
+from .sampling.law import Law
+from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
+from .text.stream import StopStrings, TextStream
+from .text.tokenizer import Tokenizer, load_tokenizer
+from .text.vocabulary import common_size
+from .verification.coupled import Coupled, LenientGreedy
+from .verification.rejection import TokenRule
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its tokenizer, and a draft model where there is one; shared by many generations.
+
+    vocabulary: number of token ids that target and tokenizer both know; every law has this width.
+    """
+
+    name: str
+    draft_name: str | None
+    target: Model
+    draft: Model | None
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    vocabulary: int
+    dtype: str
+    load_seconds: float
+
+
+def load(
+    model: str | Path,
+    draft_model: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    q_bits: int | None = None,
+    draft_q_bits: int | None = None,
+    progress: Progress | None = None,
+) -> Pair:
+    """Load a target and, if named, a draft model with the same vocabulary.
+
+    model, draft_model: a directory or a name on the Hugging Face Hub. dtype: "auto" computes in
+    float32 on the CPU and as stored elsewhere; or float32, float16, bfloat16. q_bits: quantise on
+    load. Raises SourceError, CheckpointError, VocabularyError, OptionError.
+    """
+    started = time.perf_counter()
+    target, tokenizer = _load_one(str(model), revision, dtype, q_bits, progress)
+    width = min(target.model.vocabulary, tokenizer.size)
+    draft: Loaded | None = None
+    if draft_model is not None:
+        draft, draft_tokenizer = _load_one(str(draft_model), None, dtype, draft_q_bits, progress)
+        if draft.kind != target.kind:
+            raise OptionError(
+                f"the draft model is {draft.kind} and the target {target.kind}: give a draft of "
+                "the target's own kind"
+            )
+        width = common_size(
+            tokenizer, draft_tokenizer, target.model.vocabulary, draft.model.vocabulary
+        )
+    return Pair(
+        name=str(model),
+        draft_name=None if draft_model is None else str(draft_model),
+        target=target.model,
+        draft=None if draft is None else draft.model,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset(target.eos_token_ids or tokenizer.eos_token_ids),
+        vocabulary=width,
+        dtype=target.dtype,
+        load_seconds=time.perf_counter() - started,
+    )
+
+
+def stream_generate(
+    pair: Pair,
+    prompt: str | Sequence[int],
+    options: Options | None = None,
+    *,
+    progress: Progress | None = None,
+    time_all: bool = False,
+) -> Run:
+    """Start one text: iterate over the returned Run for its emissions, ask it for the result.
+
+    prompt: text, or token ids that are taken as they are. progress: of a long prompt.
+    time_all: time every speculative round in parts, at the price of overlap.
+    Raises PromptError, OptionError.
+    """
+    options = options or Options()
+    ids = _encode(pair, prompt, options)
+    recorder = Recorder(time_all=time_all)
+    started = recorder.clock()
+    proposer = _proposer(pair, options)
+    context = pair.target.open(ids, progress)
+    prefix = pair.target.prefix(ids)
+    decoding = Decoding(
+        target=context,
+        proposer=proposer,
+        rule=_rule(options),
+        law=Law(options.sampling, pair.vocabulary),
+        noise=_noise(pair, options),
+        draft_length=FixedLength(options.num_draft),
+        ending=_ending(pair, options, len(prefix)),
+        recorder=recorder,
+        committed=prefix,
+        prompt=ids,
+    )
+    labels = Labels(
+        model=pair.name,
+        draft_model=pair.draft_name if proposer is not None else None,
+        proposer="none" if proposer is None else "draft",
+        rule=options.rule_name,
+        delta=options.delta,
+        seed=options.seed,
+        num_draft=options.num_draft if proposer is not None else 0,
+        prompt_tokens=len(ids),
+    )
+    around = Surroundings(
+        load_seconds=pair.load_seconds,
+        prompt_seconds=recorder.clock() - started,
+        device=device_name(),
+        blas=blas.name(),
+        peak_memory=mx.get_peak_memory,
+    )
+    return Run(decoding, recorder, labels, around)
+
+
+def generate(pair: Pair, prompt: str | Sequence[int], options: Options | None = None) -> Result:
+    """The whole text at once; see `stream_generate`."""
+    return stream_generate(pair, prompt, options).result()
+
+
+def compare_logits(source: Path, written: Path) -> float:
+    """Largest absolute difference of log-probabilities of two checkpoints on a fixed input.
+
+    Both in float32. Raises CheckpointError where one of them does not load.
+    """
+    rows = []
+    for directory in (source, written):
+        loaded = load_model(directory, dtype="float32")
+        prompt = [2 + index % 61 for index in range(32)]
+        context = loaded.model.open(prompt)
+        fed = mx.array([loaded.model.prefix(prompt)[-1:] + prompt[:8]], dtype=mx.int32)
+        logits = context.advance(fed).logits.astype(mx.float32)
+        rows.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+        mx.eval(rows[-1])
+    return float(mx.max(mx.abs(rows[0] - rows[1])).item())
+
+
+def device_name() -> str:
+    """Where MLX computes: "cpu", or the accelerator's own name."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        return "cpu"
+    return str(mx.device_info().get("device_name", "gpu"))
+
+
+def _load_one(
+    name: str, revision: str | None, dtype: str, q_bits: int | None, progress: Progress | None
+) -> tuple[Loaded, Tokenizer]:
+    directory = resolve(name, revision=revision, progress=progress)
+    loaded = load_model(directory, dtype=dtype, q_bits=q_bits)
+    return loaded, load_tokenizer(directory, kind=loaded.kind)
+
+
+def _encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[int]:
+    if not isinstance(prompt, str):
+        return list(prompt)
+    if not prompt.strip():
+        raise PromptError("the prompt is empty: give some text")
+    if options.chat_template and pair.tokenizer.has_chat_template:
+        return pair.tokenizer.apply_chat(prompt)
+    return pair.tokenizer.encode(prompt)
+
+
+def _proposer(pair: Pair, options: Options) -> Proposer | None:
+    if pair.draft is None or options.regular or options.num_draft == 0:
+        return None
+    return DraftModel(pair.draft, options.sampling, pair.vocabulary)
+
+
+def _rule(options: Options) -> Rule:
+    if options.rule_name == "lenient":
+        return LenientGreedy(options.delta)
+    if options.rule_name == "token" and options.temperature > 0:
+        return TokenRule(options.delta)
+    return Coupled()
+
+
+def _noise(pair: Pair, options: Options) -> NoiseSource:
+    if options.temperature == 0:
+        return SilentNoise()
+    if options.rule_name == "token":
+        return IndependentNoise(options.seed, pair.vocabulary)
+    return CoupledNoise(options.seed, pair.vocabulary)
+
+
+def _ending(pair: Pair, options: Options, prefix: int) -> Ending:
+    longest = pair.target.max_length
+    room = options.max_tokens if longest is None else min(options.max_tokens, longest - prefix)
+    return Ending(
+        eos=pair.eos_token_ids,
+        room=room,
+        stream=TextStream(pair.tokenizer),
+        stops=StopStrings(options.stop) if options.stop else None,
+    )

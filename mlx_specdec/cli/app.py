@@ -1,0 +1,332 @@
+"""The commands: what may be typed, and how it ends.
+
+Knows flags, streams and exit codes. MLX is imported inside the commands, once the flags are known
+to be right, so that --help and wrong flags answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .. import __version__
+from ..errors import OptionError, PromptError, SpecdecError
+from ..options import Options
+from . import render
+
+if TYPE_CHECKING:
+    from ..assemble import Pair
+    from ..decoding.run import Result, Run
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED_TARGET = "weights/t5-enfr"
+SHIPPED_DRAFT = "weights/t5-enfr-draft"
+SHIPPED_PROMPT = (
+    "translate English to French: Let's go to the store and buy some groceries including eggs, "
+    "avocadoes, and bread."
+)
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Speculative decoding on Apple's MLX: the target model's own text, faster.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mlx-specdec {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+]
+
+
+@app.callback()
+def _front(version: Version = False) -> None:
+    pass
+
+
+@app.command()
+def generate(
+    prompt_words: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The prompt; - reads standard input."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "--model-name", help="Target: a directory or a Hub name."),
+    ] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option("--draft-model", "--draft-model-name", help="Draft of the same vocabulary."),
+    ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="The prompt.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option("--prompt-file", help="Read the prompt from a file.")
+    ] = None,
+    num_draft: Annotated[int, typer.Option("--num-draft", help="Drafted tokens a round.")] = 5,
+    delta: Annotated[
+        float, typer.Option("--delta", help="Lenience, 0 to 1; above 0 the text is lossy.")
+    ] = 0.0,
+    regular_decode: Annotated[
+        bool, typer.Option("--regular-decode", help="Plain decoding, without a draft.")
+    ] = False,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-m", help="Most tokens to generate.")
+    ] = 100,
+    seed: Annotated[int, typer.Option("--seed", help="Decides the text above temperature 0.")] = 0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "--temp", help="0 is greedy.")
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Nucleus, 1 is off.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Likeliest k tokens, 0 is off.")] = 0,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Least share of the likeliest token, 0 is off.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Above 1 discourages repeats.")
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")
+    ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option("--rule", help="coupled (default; same text as plain) or token."),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")
+    ] = "auto",
+    q_bits: Annotated[
+        int | None, typer.Option("--q-bits", help="Quantise the target on load.")
+    ] = None,
+    draft_q_bits: Annotated[
+        int | None, typer.Option("--draft-q-bits", help="Quantise the draft on load.")
+    ] = None,
+    no_chat_template: Annotated[
+        bool, typer.Option("--no-chat-template", help="Take the prompt as it is.")
+    ] = False,
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="Mark accepted draft tokens.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Text only, no statistics.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    version: Version = False,
+) -> None:
+    """Generate text. Without arguments: the shipped translator on a sample sentence."""
+    options = Options(
+        max_tokens=max_tokens,
+        num_draft=num_draft,
+        rule=rule,
+        delta=delta,
+        seed=seed,
+        stop=tuple(stop or ()),
+        regular=regular_decode,
+        chat_template=not no_chat_template,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+    )
+    text = _read_prompt(prompt_words, prompt, prompt_file)
+    if model is None:
+        text = text if text is not None else SHIPPED_PROMPT
+        draft_model = draft_model or SHIPPED_DRAFT
+    if text is None:
+        raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
+    if not text.strip():
+        raise PromptError("the prompt is empty: give some text")
+    pair = _load(
+        model or SHIPPED_TARGET,
+        None if regular_decode else draft_model,
+        dtype=dtype,
+        q_bits=q_bits,
+        draft_q_bits=draft_q_bits,
+    )
+    _generate(pair, text, options, show_drafts=show_drafts, quiet=quiet, as_json=as_json)
+
+
+@app.command()
+def convert(
+    model: Annotated[
+        str, typer.Option("--model", "--model-name", help="A directory or a Hub name.")
+    ],
+    mlx_path: Annotated[
+        Path | None, typer.Option("--mlx-path", help="Where to write; weights/NAME by default.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16"] | None,
+        typer.Option("--dtype", help="As stored where not given."),
+    ] = None,
+    quantize: Annotated[bool, typer.Option("--quantize", "-q", help="Quantise.")] = False,
+    q_bits: Annotated[int, typer.Option("--q-bits", help="Bits of a quantised weight.")] = 4,
+    q_group_size: Annotated[
+        int, typer.Option("--q-group-size", help="Weights that share one scale.")
+    ] = 64,
+    revision: Annotated[str | None, typer.Option("--revision", help="Of a Hub name.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what lies at the destination.")
+    ] = False,
+    version: Version = False,
+) -> None:
+    """Turn a T5 or Llama-family checkpoint into MLX weights, and check them."""
+    from .. import blas
+
+    blas.load()
+    from ..assemble import compare_logits
+    from ..checkpoints.convert import convert as run
+
+    with render.progress("converting") as report:
+        done = run(
+            model,
+            mlx_path,
+            dtype=dtype,
+            quantize=quantize,
+            q_bits=q_bits,
+            q_group_size=q_group_size,
+            revision=revision,
+            overwrite=overwrite,
+            compare_logits=compare_logits,
+            progress=report,
+        )
+    print(render.converted(done), file=sys.stderr)
+
+
+def main() -> None:
+    """The console script."""
+    _exit_with(app, None)
+
+
+def run_one(command: Callable[..., Any]) -> None:
+    """Run one command as a program of its own, with the process's arguments."""
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command()(command)
+    _exit_with(single, None)
+
+
+def _exit_with(program: typer.Typer, arguments: Sequence[str] | None) -> None:
+    try:
+        code = program(args=arguments, standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except SpecdecError as problem:
+        render.error(str(problem))
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader has what it wanted; nothing more can be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as problem:
+        _exit_on_usage(problem)
+        raise
+
+
+def _exit_on_usage(problem: Exception) -> None:
+    """Wrong flags: typer raises its own classes, told apart by what they carry."""
+    code = getattr(problem, "exit_code", None)
+    describe = getattr(problem, "format_message", None)
+    if code is None:
+        return
+    if type(problem).__name__ == "Abort":
+        sys.exit(INTERRUPTED)
+    if describe is None:
+        sys.exit(code)
+    render.error(f"{describe()} (see --help)")
+    sys.exit(2)
+
+
+def _read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
+    given = [source for source in (words, prompt, file) if source is not None]
+    if len(given) > 1:
+        raise OptionError("more than one prompt: give an argument, --prompt or --prompt-file")
+    try:
+        if file is not None:
+            return file.read_text(encoding="utf-8")
+        text = words if words is not None else prompt
+        return sys.stdin.read() if text == "-" else text
+    except OSError as problem:
+        raise PromptError(f"cannot read the prompt from {file}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise PromptError("the prompt is not UTF-8 text") from None
+
+
+def _shipped(name: str) -> str:
+    """A relative directory that is not here but beside the program is meant there."""
+    if not Path(name).exists() and (ROOT / name).is_dir():
+        return str(ROOT / name)
+    return name
+
+
+def _load(
+    model: str,
+    draft_model: str | None,
+    *,
+    dtype: str,
+    q_bits: int | None,
+    draft_q_bits: int | None,
+) -> Pair:
+    from .. import blas
+
+    blas.load()
+    from ..assemble import load
+
+    with render.progress("loading") as report:
+        return load(
+            _shipped(model),
+            None if draft_model is None else _shipped(draft_model),
+            dtype=dtype,
+            q_bits=q_bits,
+            draft_q_bits=draft_q_bits,
+            progress=report,
+        )
+
+
+def _generate(
+    pair: Pair, text: str, options: Options, *, show_drafts: bool, quiet: bool, as_json: bool
+) -> None:
+    from ..assemble import stream_generate
+
+    with render.progress("reading the prompt") as report:
+        run = stream_generate(pair, text, options, progress=report)
+    result = _finish(run) if as_json else _stream(run, show_drafts and not quiet, show_drafts)
+    if as_json:
+        print(json.dumps(result.as_dict(), ensure_ascii=False))
+    elif not quiet:
+        print(render.summary(result), file=sys.stderr)
+    if result.finish_reason == "interrupted":
+        raise KeyboardInterrupt
+
+
+def _finish(run: Run) -> Result:
+    try:
+        return run.result()
+    except KeyboardInterrupt:
+        run.interrupt()
+        return run.result()
+
+
+def _stream(run: Run, explain: bool, show_drafts: bool) -> Result:
+    printer = render.TextPrinter(sys.stdout, show_drafts=show_drafts)
+    if explain:
+        print(render.legend(sys.stdout), file=sys.stderr)
+    try:
+        for emission in run:
+            printer.show(emission)
+    except KeyboardInterrupt:
+        printer.show(run.interrupt())
+    printer.finish()
+    return run.result()

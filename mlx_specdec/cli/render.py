@@ -1,0 +1,123 @@
+"""How things look in a terminal: streamed text, statistics, progress bars, one-line errors.
+
+Knows rich and two streams. Text goes to standard output, everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from ..checkpoints.convert import Report
+    from ..contracts import Progress
+    from ..decoding.ending import Emission, Piece
+    from ..decoding.run import Result
+
+GREEN_UNDERLINED = "\x1b[32;4m"
+PLAIN = "\x1b[0m"
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Colour only on a terminal, and never where NO_COLOR is set (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+class TextPrinter:
+    """Writes emissions to a stream as they come.
+
+    show_drafts: mark what accepted draft tokens completed: green and underlined where colour is
+    wanted, between ⟨ and ⟩ elsewhere.
+    """
+
+    def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
+        self._stream = stream
+        self._marks = ("", "")
+        if show_drafts:
+            self._marks = (GREEN_UNDERLINED, PLAIN) if wants_colour(stream) else ("⟨", "⟩")
+        self._wrote = ""
+
+    def show(self, emission: Emission) -> None:
+        """Write one emission, at once."""
+        text = "".join(self._mark(piece) for piece in emission.pieces)
+        if text:
+            self._stream.write(text)
+            self._stream.flush()
+            self._wrote = text
+
+    def finish(self) -> None:
+        """End the line."""
+        if not self._wrote.endswith("\n"):
+            self._stream.write("\n")
+        self._stream.flush()
+
+    def _mark(self, piece: Piece) -> str:
+        if not piece.drafted:
+            return piece.text
+        before, after = self._marks
+        return f"{before}{piece.text}{after}"
+
+
+def legend(stream: TextIO) -> str:
+    """One line that explains what `show_drafts` marks."""
+    if wants_colour(stream):
+        return f"{GREEN_UNDERLINED}accepted draft tokens{PLAIN}, the target's own"
+    return "⟨accepted draft tokens⟩, the target's own"
+
+
+def summary(result: Result) -> str:
+    """The statistics of one text in two lines."""
+    stats, labels = result.stats, result.labels
+    speed = f", {stats.tokens_per_second:.1f} tokens/s" if stats.tokens_per_second else ""
+    decoding = stats.seconds.draft + stats.seconds.verify + stats.seconds.other
+    first = (
+        f"{len(result.tokens)} tokens in {decoding:.2f} s{speed}; ended by {result.finish_reason}"
+    )
+    prompt = f"prompt {labels.prompt_tokens} tokens in {stats.seconds.prompt:.2f} s"
+    loaded = f"loaded in {stats.seconds.load:.2f} s"
+    second = "plain decoding"
+    if labels.proposer != "none":
+        rate = f" ({stats.acceptance_rate:.0%})" if stats.acceptance_rate is not None else ""
+        second = f"{stats.accepted} of {stats.drafted} drafted tokens accepted{rate} in "
+        second += f"{stats.rounds} rounds, rule {labels.rule}"
+        second += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else ""
+    return f"{first}; {prompt}; {loaded}\n{second}; {stats.device}, BLAS {stats.blas}"
+
+
+def converted(report: Report) -> str:
+    """What a conversion did and checked."""
+    return report.describe()
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Progress]:
+    """A progress bar with time left on standard error, if that is a terminal; else nothing.
+
+    The bar appears with the first call and goes when the block ends.
+    """
+    if not sys.stderr.isatty():
+        yield _ignore
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(label, total=None, visible=False)
+
+        def report(done: int, total: int) -> None:
+            bars.update(task, completed=done, total=total, visible=True)
+
+        yield report
+
+
+def error(sentence: str) -> None:
+    """One line on standard error."""
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+
+
+def _ignore(done: int, total: int) -> None:
+    return None

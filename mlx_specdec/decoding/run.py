@@ -1,0 +1,118 @@
+"""One generation from the reader's side: an iterator of emissions, and the result at its end.
+
+Knows time and what was emitted. The decoding that it drives is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .ending import Emission, FinishReason
+from .loop import Decoding
+from .statistics import Recorder, Statistics
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How one generation is named in its result."""
+
+    model: str
+    draft_model: str | None
+    proposer: str
+    rule: str
+    delta: float
+    seed: int
+    num_draft: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished text. tokens: ids, an EOS included; text: without EOS and stop strings."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    labels: Labels
+    stats: Statistics
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        labels = self.labels
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": labels.prompt_tokens,
+            "generated_tokens": len(self.tokens),
+            "model": labels.model,
+            "draft_model": labels.draft_model,
+            "proposer": labels.proposer,
+            "rule": labels.rule,
+            "delta": labels.delta,
+            "seed": labels.seed,
+            "num_draft": labels.num_draft,
+            "stats": self.stats.as_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the figures are measured on. peak_memory: called at the end, bytes."""
+
+    load_seconds: float
+    prompt_seconds: float
+    device: str
+    blas: str
+    peak_memory: Callable[[], int]
+
+
+class Run:
+    """Iterate to decode; `result` finishes what is left and returns everything."""
+
+    def __init__(
+        self, decoding: Decoding, recorder: Recorder, labels: Labels, around: Surroundings
+    ) -> None:
+        self._decoding = decoding
+        self._recorder = recorder
+        self._labels = labels
+        self._around = around
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._reason: FinishReason | None = None
+        self._started = recorder.clock()
+        self._seconds = 0.0
+
+    def __iter__(self) -> Iterator[Emission]:
+        """The emissions still to come, one a round."""
+        while self._reason is None:
+            yield self._keep(self._decoding.step())
+
+    def interrupt(self) -> Emission:
+        """End the text here; what was emitted stays and counts."""
+        return self._keep(self._decoding.interrupt())
+
+    def result(self) -> Result:
+        """Everything, decoded to the end."""
+        for _ in self:
+            pass
+        assert self._reason is not None
+        around = self._around
+        stats = self._recorder.summary(
+            load=around.load_seconds,
+            prompt=around.prompt_seconds,
+            decoding=self._seconds,
+            peak_memory_bytes=around.peak_memory(),
+            device=around.device,
+            blas=around.blas,
+        )
+        return Result("".join(self._texts), tuple(self._tokens), self._reason, self._labels, stats)
+
+    def _keep(self, emission: Emission) -> Emission:
+        self._texts.append(emission.text)
+        self._tokens += emission.tokens
+        self._reason = emission.finish_reason
+        self._seconds = self._recorder.clock() - self._started
+        return emission

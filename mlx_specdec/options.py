@@ -1,0 +1,87 @@
+"""Everything that may be asked of one text, checked together before any model is loaded.
+
+Knows names and ranges. Imports no MLX, so that a wrong setting is told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .errors import OptionError
+from .sampling.settings import Sampling
+
+RULES = ("coupled", "token")
+MOST_DRAFTED = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of one generation; the defaults give the target's own greedy text.
+
+    max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64.
+    rule: "coupled" or "token"; None takes the exact default, or "token" where delta asks for it.
+    delta: lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
+    stop: strings that end the text; they are not part of it.
+    regular: plain decoding, no proposer. chat_template: apply it where the model has one.
+    The others: see `sampling.settings.Sampling`.
+
+    Raises OptionError for a value out of range or a contradiction.
+    """
+
+    max_tokens: int = 100
+    num_draft: int = 5
+    rule: str | None = None
+    delta: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    regular: bool = False
+    chat_template: bool = True
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 0:
+            raise OptionError(f"max-tokens must be 0 or more, not {self.max_tokens}")
+        if not 0 <= self.num_draft <= MOST_DRAFTED:
+            raise OptionError(
+                f"num-draft must lie between 0 and {MOST_DRAFTED}, not {self.num_draft}"
+            )
+        if not 0 <= self.delta <= 1:
+            raise OptionError(f"delta must lie in [0, 1], not {self.delta}")
+        if self.rule is not None and self.rule not in RULES:
+            raise OptionError(f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
+        if self.delta > 0 and self.rule == "coupled":
+            raise OptionError(
+                "rule coupled is exact and cannot be lenient: leave out --rule, or set delta to 0"
+            )
+        if any(not text for text in self.stop):
+            raise OptionError("a stop string must not be empty")
+        self.sampling  # noqa: B018  its own checks run here
+
+    @property
+    def sampling(self) -> Sampling:
+        """The settings of the law."""
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+        )
+
+    @property
+    def rule_name(self) -> str:
+        """The rule that decides: coupled, token, or lenient (delta > 0 at temperature 0)."""
+        if self.delta > 0:
+            return "token" if self.temperature > 0 else "lenient"
+        return self.rule or "coupled"
