@@ -191,8 +191,10 @@ class Proposer(Protocol):
         ...
 
     def observe(self, round: Round) -> None:
-        """What became of the last round; a plain step is a round with an empty proposal. Called once
-        after every round, except the one that ended the text."""
+        """What became of the last round; a plain step is a round with an empty proposal.
+
+        Called once after every round, except the one that ended the text.
+        """
         ...
 
 

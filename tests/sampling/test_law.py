@@ -1,0 +1,172 @@
+"""The law of a position: our filters and penalties against mlx-lm's, row by row, and against sums."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm import sample_utils
+
+from mlx_specdec.errors import OptionError
+from mlx_specdec.sampling.law import (
+    Law,
+    apply_penalties,
+    choose,
+    fit_vocabulary,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    log_law,
+)
+from mlx_specdec.sampling.settings import Sampling
+
+VOCABULARY = 40
+
+
+def random_logits(seed: int, rows: int = 6) -> mx.array:
+    return 3 * mx.random.normal((rows, VOCABULARY), key=mx.random.key(seed))
+
+
+def log_probabilities(logits: mx.array) -> mx.array:
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def kept(logits: mx.array) -> list[list[bool]]:
+    return (logits > -mx.inf).tolist()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("k", [1, 3, VOCABULARY - 1])
+def test_top_k_keeps_what_mlx_lm_keeps(seed: int, k: int) -> None:
+    logits = random_logits(seed)
+    for row in log_probabilities(logits):
+        theirs = sample_utils.apply_top_k(row[None], k)
+        assert kept(keep_top_k(row[None], k)) == kept(theirs)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.99])
+def test_top_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
+    logits = random_logits(seed)
+    for row in log_probabilities(logits):
+        theirs = sample_utils.apply_top_p(row[None], p)
+        assert kept(keep_top_p(row[None], p)) == kept(theirs)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.99])
+def test_min_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
+    logits = random_logits(seed)
+    for row in log_probabilities(logits):
+        theirs = sample_utils.apply_min_p(row[None], p)
+        assert kept(keep_min_p(row[None], p)) == kept(theirs)
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 2.0])
+def test_repetition_penalty_equals_mlx_lms(penalty: float) -> None:
+    logits = random_logits(1)
+    seen = [3, 3, 7, 11]
+    make = sample_utils.make_repetition_penalty
+    theirs = make(penalty, len(seen))(mx.array(seen), mx.array(logits))
+    ours = penalised(logits, seen, Sampling(repetition_penalty=penalty))
+    np.testing.assert_allclose(np.array(ours), np.array(theirs), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        (Sampling(presence_penalty=0.7), sample_utils.make_presence_penalty),
+        (Sampling(frequency_penalty=0.7), sample_utils.make_frequency_penalty),
+    ],
+)
+def test_presence_and_frequency_penalties_equal_mlx_lms(settings: Sampling, make) -> None:
+    logits = random_logits(2)
+    seen = [3, 3, 7, 11]
+    theirs = make(0.7, len(seen))(mx.array(seen), mx.array(logits))
+    np.testing.assert_allclose(
+        np.array(penalised(logits, seen, settings)), np.array(theirs), atol=1e-6
+    )
+
+
+def penalised(logits: mx.array, seen: list[int], settings: Sampling) -> mx.array:
+    counts = mx.zeros((VOCABULARY,)).at[mx.array(seen)].add(1.0)
+    return apply_penalties(logits, counts, settings)
+
+
+def test_filters_come_after_temperature() -> None:
+    """transformers' order: at high temperature top-p keeps more, not the same, tokens."""
+    logits = random_logits(3, rows=1)
+    cool = log_law(logits, Sampling(temperature=0.5, top_p=0.8), VOCABULARY)
+    warm = log_law(logits, Sampling(temperature=3.0, top_p=0.8), VOCABULARY)
+    assert mx.sum(warm > -mx.inf).item() > mx.sum(cool > -mx.inf).item()
+
+
+def test_the_law_is_the_softmax_of_scaled_logits() -> None:
+    logits = random_logits(4)
+    law = log_law(logits, Sampling(temperature=0.7), VOCABULARY)
+    np.testing.assert_allclose(
+        np.array(mx.softmax(law, axis=-1)), np.array(mx.softmax(logits / 0.7, axis=-1)), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("width", [VOCABULARY - 5, VOCABULARY, VOCABULARY + 5])
+def test_a_padded_or_short_vocabulary_gets_the_wanted_width(width: int) -> None:
+    logits = random_logits(5)
+    fitted = fit_vocabulary(logits, width)
+    assert fitted.shape == (6, width)
+    shared = min(width, VOCABULARY)
+    assert mx.array_equal(fitted[:, :shared], logits[:, :shared])
+    assert mx.all(fitted[:, shared:] == -mx.inf)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Sampling(repetition_penalty=1.5),
+        Sampling(temperature=1, presence_penalty=1.0, frequency_penalty=0.5),
+        Sampling(temperature=0.8, repetition_penalty=1.2, top_p=0.9),
+    ],
+)
+def test_penalties_inside_a_block_advance_as_token_by_token(settings: Sampling) -> None:
+    prompt, block = [5, 6, 6], [7, 7, 5, 9]
+    logits = random_logits(6, rows=5)[None]
+    at_once = Law(settings, VOCABULARY).rows(logits, prompt, mx.array([block]))
+    single = Law(settings, VOCABULARY)
+    for index in range(5):
+        row = single.rows(logits[:, index : index + 1], prompt + block[:index])
+        np.testing.assert_allclose(np.array(row[0, 0]), np.array(at_once[0, index]), atol=1e-6)
+
+
+def test_logit_bias_can_forbid_and_force_tokens() -> None:
+    logits = random_logits(7, rows=1)
+    best = int(mx.argmax(logits[0]).item())
+    forbidden = log_law(logits, Sampling(logit_bias={best: -float("inf")}), VOCABULARY)
+    assert int(choose(forbidden, None).item()) != best
+    forced = log_law(logits, Sampling(logit_bias={3: 1000.0}), VOCABULARY)
+    assert int(choose(forced, None).item()) == 3
+
+
+def test_greedy_without_settings_leaves_logits_untouched() -> None:
+    logits = random_logits(8).astype(mx.bfloat16)
+    assert log_law(logits, Sampling(), VOCABULARY).dtype == mx.bfloat16
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": 1.0},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": float("inf")},
+        {"logit_bias": {-1: 1.0}},
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(wrong: dict) -> None:
+    name = next(iter(wrong)).replace("_", "-")
+    with pytest.raises(OptionError, match=name):
+        Sampling(**wrong)

@@ -1,0 +1,62 @@
+"""Noise comes from keys that say what they are for; no key serves twice."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.sampling.noise import (
+    CoupledNoise,
+    IndependentNoise,
+    SilentNoise,
+    derive_key,
+)
+
+
+def test_draft_and_target_see_the_same_noise_at_the_same_position() -> None:
+    source = CoupledNoise(seed=3, vocabulary=11)
+    early, late = source.at(0, 4), source.at(9, 6)
+    drafted = early.draft(2)
+    assert mx.array_equal(drafted, late.target(3)[0, 0])
+    assert mx.array_equal(CoupledNoise(3, 11).at(1, 0).target(7)[0, 6], drafted)
+
+
+def test_positions_and_seeds_share_no_noise() -> None:
+    rows = CoupledNoise(3, 50).at(0, 0).target(40)[0]
+    other = CoupledNoise(4, 50).at(0, 0).target(40)[0]
+    values = set(mx.concatenate([rows, other]).flatten().tolist())
+    assert len(values) > 0.999 * 80 * 50
+
+
+def test_coupled_rows_are_gumbel() -> None:
+    rows = CoupledNoise(0, 2000).at(0, 0).target(20)
+    assert abs(mx.mean(rows).item() - 0.5772) < 0.02
+    assert abs(mx.var(rows).item() - 1.6449) < 0.05
+
+
+def test_independent_noise_uses_no_key_twice() -> None:
+    used: list[tuple[int | str, ...]] = []
+    source = IndependentNoise(7, 13, listener=used.append)
+    position = 0
+    for round_number in range(6):
+        noise = source.at(round_number, position)
+        for index in range(4):
+            noise.draft(index)
+        noise.accept(4)
+        noise.correction()
+        # Only one token is kept: the next round draws the discarded positions again.
+        position += 1
+    keys = {tuple(derive_key(7, *path).tolist()) for path in used}
+    assert len(used) == len(set(used)) == len(keys) == 6 * 9
+
+
+def test_silence_draws_nothing() -> None:
+    noise = SilentNoise().at(0, 0)
+    assert noise.draft(0) is noise.target(3) is noise.accept(3) is noise.correction() is None
+
+
+def test_a_rule_cannot_ask_a_source_for_noise_of_the_other_kind() -> None:
+    with pytest.raises(TypeError, match="coupled noise"):
+        CoupledNoise(0, 5).at(0, 0).accept(1)
+    with pytest.raises(TypeError, match="independent noise"):
+        IndependentNoise(0, 5).at(0, 0).target(1)
