@@ -1,4 +1,4 @@
-"""The law of a position: our filters and penalties against mlx-lm's, row by row, and against sums."""
+"""The law of a position: our filters and penalties against mlx-lm's, row by row."""
 
 from __future__ import annotations
 

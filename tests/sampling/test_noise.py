@@ -37,15 +37,13 @@ def test_coupled_rows_are_gumbel() -> None:
 def test_independent_noise_uses_no_key_twice() -> None:
     used: list[tuple[int | str, ...]] = []
     source = IndependentNoise(7, 13, listener=used.append)
-    position = 0
+    # Only one token a round is kept: every round draws discarded positions again.
     for round_number in range(6):
-        noise = source.at(round_number, position)
+        noise = source.at(round_number, round_number)
         for index in range(4):
             noise.draft(index)
         noise.accept(4)
         noise.correction()
-        # Only one token is kept: the next round draws the discarded positions again.
-        position += 1
     keys = {tuple(derive_key(7, *path).tolist()) for path in used}
     assert len(used) == len(set(used)) == len(keys) == 6 * 9
 

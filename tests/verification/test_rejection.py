@@ -1,0 +1,130 @@
+"""The token rule: its emitted law is p exactly, shown by enumeration in float32 and by draws."""
+
+from __future__ import annotations
+
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_specdec.contracts import Proposal
+from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
+from mlx_specdec.verification.rejection import (
+    TokenRule,
+    accept_probabilities,
+    correction,
+    one_hot,
+)
+
+
+def law_of(*weights: float) -> np.ndarray:
+    values = np.array(weights, dtype=np.float64)
+    return values / values.sum()
+
+
+def emitted_law(p: np.ndarray, q: np.ndarray, delta: float = 0.0) -> np.ndarray:
+    """The exact law of the first emitted token, summed over everything that may be drafted."""
+    result = np.zeros_like(p)
+    rejected = 0.0
+    for token in np.flatnonzero(q):
+        accept = accept_probabilities(
+            mx.array(p[None, None]), mx.array(q[None, None]), mx.array([[int(token)]]), delta
+        )
+        share = q[token] * float(accept.item())
+        result[token] += share
+        rejected += q[token] - share
+    return result + rejected * np.array(correction(mx.array(p), mx.array(q)), dtype=np.float64)
+
+
+weights = st.lists(st.one_of(st.just(0.0), st.floats(0.001, 1.0)), min_size=4, max_size=4).filter(
+    lambda values: sum(values) > 0
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(weights, weights)
+def test_the_emitted_law_is_the_targets(p_weights: list[float], q_weights: list[float]) -> None:
+    p, q = law_of(*p_weights), law_of(*q_weights)
+    np.testing.assert_allclose(emitted_law(p, q), p, atol=2e-6)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(weights, weights, st.floats(0, 1))
+def test_lenience_moves_the_law_by_at_most_delta(
+    p_weights: list[float], q_weights: list[float], delta: float
+) -> None:
+    p, q = law_of(*p_weights), law_of(*q_weights)
+    distance = np.abs(emitted_law(p, q, delta) - p).sum() / 2
+    assert distance <= delta + 1e-5
+
+
+def test_two_tokens_in_a_row_follow_the_targets_joint_law() -> None:
+    """Over every draft of a two-token block: prefix emitted, then correction or bonus."""
+    generator = np.random.default_rng(0)
+    first_p, first_q = generator.dirichlet(np.ones(3)), generator.dirichlet(np.ones(3))
+    next_p, next_q = generator.dirichlet(np.ones(3), 3), generator.dirichlet(np.ones(3), 3)
+    joint = np.zeros((3, 3))
+    for x, y in itertools.product(range(3), repeat=2):
+        chance = first_q[x] * next_q[x, y]
+        p = mx.array(np.stack([first_p, next_p[x]])[None].astype(np.float32))
+        q = mx.array(np.stack([first_q, next_q[x]])[None].astype(np.float32))
+        accept = np.array(accept_probabilities(p, q, mx.array([[x, y]])))[0]
+        residual = np.array(correction(p, q), dtype=np.float64)[0]
+        joint[x, y] += chance * accept[0] * accept[1]
+        joint[x] += chance * accept[0] * (1 - accept[1]) * residual[1]
+        # A first token that was corrected is followed by a fresh draw from the target's own law.
+        joint += chance * (1 - accept[0]) * residual[0][:, None] * next_p
+    np.testing.assert_allclose(joint, first_p[:, None] * next_p, atol=2e-6)
+
+
+def test_equal_laws_accept_everything_and_the_empty_residual_falls_back_to_p() -> None:
+    p = mx.array([[[0.2, 0.3, 0.5]]])
+    assert accept_probabilities(p, p, mx.array([[1]])).item() == 1
+    assert mx.array_equal(correction(p, p), p)
+
+
+def test_a_proposal_without_rows_is_taken_as_one_hot() -> None:
+    p = mx.array([[[0.2, 0.3, 0.5]]])
+    q = one_hot(mx.array([[2]]), 3, mx.float32)
+    assert accept_probabilities(p, q, mx.array([[2]])).item() == 0.5
+    np.testing.assert_allclose(np.array(correction(p, q)), [[[0.4, 0.6, 0.0]]], atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_draws_of_the_whole_rule_follow_the_target(with_rows: bool) -> None:
+    """3,000 rounds from real keys: the first emitted token's law, within four deviations."""
+    p, q = law_of(5, 2, 2, 1), law_of(1, 4, 1, 2)
+    law = mx.log(mx.array(np.stack([p, p])[None].astype(np.float32)))
+    row = mx.log(mx.array(q.astype(np.float32)))
+    source = IndependentNoise(seed=1, vocabulary=4)
+    rule, counts, samples = TokenRule(), np.zeros(4), 3000
+    for index in range(samples):
+        noise = source.at(index, 0)
+        if with_rows:
+            token = mx.argmax(row + noise.draft(0)).reshape(1, 1).astype(mx.int32)
+            proposal = Proposal(token, row[None, None])
+        else:
+            proposal = Proposal(mx.array([[index % 4]], dtype=mx.int32))
+        verdict = rule.judge(law, proposal, noise)
+        chosen = proposal.tokens if verdict.kept.item() else verdict.next
+        counts[int(chosen.item())] += 1
+    bound = 4 * np.sqrt(p * (1 - p) / samples)
+    assert (np.abs(counts / samples - p) < bound).all()
+
+
+def test_an_abstaining_round_draws_from_the_target() -> None:
+    law = mx.log(mx.array([[[0.0, 1.0, 0.0]]]))
+    empty = Proposal(mx.zeros((1, 0), dtype=mx.int32))
+    verdict = TokenRule().judge(law, empty, IndependentNoise(0, 3).at(0, 0))
+    assert verdict.next.tolist() == [1]
+    assert verdict.kept.shape == (1, 0)
+
+
+def test_the_rule_refuses_to_work_without_random_numbers() -> None:
+    law = mx.zeros((1, 2, 3))
+    with pytest.raises(ValueError, match="temperature 0"):
+        TokenRule().judge(law, Proposal(mx.array([[1]], dtype=mx.int32)), SilentNoise())
