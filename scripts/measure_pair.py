@@ -1,0 +1,227 @@
+"""Measure a pair on a file of prompts: same text, speed, and where a round's time goes.
+
+    python scripts/measure_pair.py same-text --model weights/t5-enfr \
+        --draft-model weights/t5-enfr-draft --prompts prompts.txt --limit 200
+
+One prompt a line; `\\n` in a line stands for a line break. Every figure is taken in this one
+process, methods interleaved prompt by prompt; the output is JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mlx_specdec import Options, blas
+
+blas.load()
+
+from mlx_specdec.assemble import Pair, load, stream_generate  # noqa: E402
+
+LENGTHS = (1, 3, 5, 8)
+
+
+def read_prompts(file: Path, limit: int, prefix: str) -> list[str]:
+    """The first `limit` lines, each behind `prefix`."""
+    lines = file.read_text(encoding="utf-8").splitlines()[:limit]
+    return [prefix + line.replace("\\n", "\n") for line in lines if line.strip()]
+
+
+def options(args: argparse.Namespace, **changes: Any) -> Options:
+    """Options of one method."""
+    return Options(max_tokens=args.max_tokens, chat_template=False, **changes)
+
+
+def same_text(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """How many outputs equal plain decoding with the same seed, token for token."""
+    for temperature in (0.0, 1.0):
+        plain = [
+            stream_generate(
+                pair, prompt, options(args, regular=True, temperature=temperature, seed=seed)
+            ).result()
+            for seed, prompt in enumerate(progress(prompts, f"plain, T={temperature}"))
+        ]
+        for length in LENGTHS:
+            equal, drafted, accepted, rounds, tokens, differences = 0, 0, 0, 0, 0, []
+            for seed, prompt in enumerate(progress(prompts, f"T={temperature} n={length}")):
+                asked = options(args, num_draft=length, temperature=temperature, seed=seed)
+                result = stream_generate(pair, prompt, asked).result()
+                drafted += result.stats.drafted
+                accepted += result.stats.accepted
+                rounds += result.stats.rounds
+                tokens += len(result.tokens)
+                if result.tokens == plain[seed].tokens:
+                    equal += 1
+                    continue
+                differences.append(first_difference(seed, plain[seed], result))
+            yield {
+                "temperature": temperature,
+                "num_draft": length,
+                "prompts": len(prompts),
+                "equal": equal,
+                "acceptance_rate": round(accepted / max(drafted, 1), 4),
+                "tokens_per_round": round(tokens / max(rounds, 1), 3),
+                "differences": differences,
+            }
+
+
+def first_difference(index: int, plain: Any, other: Any) -> dict[str, Any]:
+    """Where two texts part, and the smallest margin of either run."""
+    pairs = zip(plain.tokens, other.tokens, strict=False)
+    place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    return {
+        "prompt": index,
+        "position": place,
+        "margin_plain": plain.stats.smallest_margin.value,
+        "margin_speculative": other.stats.smallest_margin.value,
+    }
+
+
+def speed(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Tokens per second of plain and speculative decoding, and the ratio's quartiles."""
+    for temperature in (0.0, 1.0):
+        methods: dict[str, Callable[[str], tuple[int, float]]] = {
+            "plain": lambda prompt, t=temperature: timed(
+                pair, prompt, options(args, regular=True, temperature=t)
+            )
+        }
+        for length in LENGTHS:
+            methods[f"num_draft {length}"] = lambda prompt, n=length, t=temperature: timed(
+                pair, prompt, options(args, num_draft=n, temperature=t)
+            )
+        if args.peers and temperature == 0:
+            methods.update(peers(pair, args))
+        yield from compare(methods, prompts, temperature)
+
+
+def timed(pair: Pair, prompt: str, asked: Options) -> tuple[int, float]:
+    """Tokens and seconds after the prompt pass."""
+    result = stream_generate(pair, prompt, asked).result()
+    seconds = result.stats.seconds
+    return len(result.tokens), seconds.total - seconds.load - seconds.prompt
+
+
+def peers(pair: Pair, args: argparse.Namespace) -> dict[str, Callable[[str], tuple[int, float]]]:
+    """mlx-lm's own plain and speculative decoding of the same weights in the same process."""
+    from mlx_lm.generate import generate_step, speculative_generate_step
+
+    target, draft = pair.target.network, pair.draft.network if pair.draft else None
+
+    def drain(steps: Iterator[Any]) -> tuple[int, float]:
+        # Both generators run the prompt pass before they yield the first token.
+        next(steps)
+        started, count = time.perf_counter(), 0
+        for token, *_ in steps:
+            count += 1
+            if int(token) in pair.eos_token_ids:
+                break
+        return count, time.perf_counter() - started
+
+    def plain(prompt: str) -> tuple[int, float]:
+        import mlx.core as mx
+
+        ids = mx.array(pair.tokenizer.encode(prompt))
+        return drain(generate_step(ids, target, max_tokens=args.max_tokens))
+
+    def speculative(prompt: str, length: int) -> tuple[int, float]:
+        import mlx.core as mx
+
+        ids = mx.array(pair.tokenizer.encode(prompt))
+        return drain(
+            speculative_generate_step(
+                ids, target, draft, num_draft_tokens=length, max_tokens=args.max_tokens
+            )
+        )
+
+    methods: dict[str, Callable[[str], tuple[int, float]]] = {"mlx-lm plain": plain}
+    if draft is not None:
+        for length in LENGTHS:
+            methods[f"mlx-lm num_draft {length}"] = lambda prompt, n=length: speculative(prompt, n)
+    return methods
+
+
+def compare(
+    methods: dict[str, Callable[[str], tuple[int, float]]], prompts: list[str], temperature: float
+) -> Iterator[dict[str, Any]]:
+    """Run all methods round robin over the prompts; ratios are to the first one, per prompt."""
+    rates: dict[str, list[float]] = {name: [] for name in methods}
+    for method in methods.values():
+        method(prompts[0])
+    for index, prompt in enumerate(progress(prompts, f"speed, T={temperature}")):
+        names = list(methods)
+        names = names[index % len(names) :] + names[: index % len(names)]
+        for name in names:
+            tokens, seconds = methods[name](prompt)
+            rates[name].append(tokens / seconds if tokens else 0.0)
+    base = rates[next(iter(methods))]
+    for name, values in rates.items():
+        ratios = sorted(value / plain for value, plain in zip(values, base, strict=True) if plain)
+        yield {
+            "temperature": temperature,
+            "method": name,
+            "median_tokens_per_second": round(statistics.median(values), 1),
+            "median_ratio_to_plain": round(statistics.median(ratios), 3),
+            "quartiles": [round(q, 3) for q in statistics.quantiles(ratios, n=4)],
+        }
+
+
+def shares(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Share of a round outside the two models' passes, every round timed in parts."""
+    for temperature in (0.0, 1.0):
+        for length in LENGTHS:
+            draft = verify = total = 0.0
+            for prompt in progress(prompts, f"shares, T={temperature} n={length}"):
+                asked = options(args, num_draft=length, temperature=temperature)
+                seconds = stream_generate(pair, prompt, asked, time_all=True).result().stats.seconds
+                draft += seconds.draft
+                verify += seconds.verify
+                total += seconds.draft + seconds.verify + seconds.other
+            yield {
+                "temperature": temperature,
+                "num_draft": length,
+                "draft": round(draft / total, 4),
+                "verify": round(verify / total, 4),
+                "other": round(1 - (draft + verify) / total, 4),
+            }
+
+
+def progress(prompts: list[str], label: str) -> Iterator[str]:
+    """The prompts, with a line of progress and time left on standard error."""
+    started = time.perf_counter()
+    for index, prompt in enumerate(prompts):
+        yield prompt
+        if (index + 1) % 25 == 0 or index + 1 == len(prompts):
+            left = (time.perf_counter() - started) / (index + 1) * (len(prompts) - index - 1)
+            print(f"{label}: {index + 1}/{len(prompts)}, {left:.0f} s left", file=sys.stderr)
+
+
+def main() -> None:
+    """Read the flags, load the pair, print JSON."""
+    measures = {"same-text": same_text, "speed": speed, "shares": shares}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("measure", choices=measures)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--draft-model", required=True)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--prefix", default="")
+    parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--max-tokens", type=int, default=100)
+    parser.add_argument("--peers", action="store_true", help="also mlx-lm, for Llama pairs")
+    args = parser.parse_args()
+    pair = load(args.model, args.draft_model)
+    prompts = read_prompts(args.prompts, args.limit, args.prefix)
+    rows = []
+    for row in measures[args.measure](pair, prompts, args):
+        rows.append(row)
+        print(json.dumps({**row, "differences": len(row.get("differences", []))}), file=sys.stderr)
+    print(json.dumps({"measure": args.measure, "blas": blas.name(), "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
