@@ -206,8 +206,11 @@ def build(name: str, seed: int = 0, **changes: Any) -> nn.Module:
         mx.random.seed((high << 32) + low)
     leaves = sorted(tree_flatten(model.parameters()))
     keys = mx.random.split(mx.random.key(seed), len(leaves))
+    # A tied head repeats its input unless embeddings are small beside what the layers add.
+    tied = not any("head" in path for path, _ in leaves)
     weights = [
-        (path, _random(path, array, key)) for (path, array), key in zip(leaves, keys, strict=True)
+        (path, _random(path, array, key, tied))
+        for (path, array), key in zip(leaves, keys, strict=True)
     ]
     model.update(tree_unflatten(weights))
     model.eval()
@@ -229,7 +232,7 @@ def _config(name: str, changes: dict[str, Any]) -> dict[str, Any]:
     return {**copy.deepcopy(CONFIGS[name]), **changes}
 
 
-def _random(path: str, array: mx.array, key: mx.array) -> mx.array:
+def _random(path: str, array: mx.array, key: mx.array, tied: bool) -> mx.array:
     if not mx.issubdtype(array.dtype, mx.floating):
         return array
     if path.endswith("A_log"):
@@ -244,5 +247,5 @@ def _random(path: str, array: mx.array, key: mx.array) -> mx.array:
         return 0.5 * noise
     gain = 2.0 if "head" in path else 2.5
     if "embed" in path:
-        return noise
+        return (0.4 if tied else 1.0) * noise
     return gain * array.shape[-1] ** -0.5 * noise

@@ -129,17 +129,23 @@ class DecoderOnlyModel:
                 "the tokenizer belongs to another model"
             )
 
-    def run(self, tokens: mx.array, entries: list[Any], taps: Sequence[str] = ()) -> Scores:
+    def run(self, tokens: mx.array, entries: list[Any], tap: _Tap | None = None) -> Scores:
         """One pass over `tokens` (1, m) int32, which `entries`, the caches, remember."""
-        if not taps:
+        if tap is None:
             return Scores(self._model(tokens, cache=entries))
-        unknown = [name for name in taps if name != "final"]
-        if unknown:
-            raise ValueError(f"unknown hidden state {unknown[0]!r}: this model has 'final'")
-        tap = self._final()
         tap.arm()
         logits = self._model(tokens, cache=entries)
         return Scores(logits, {"final": tap.take()})
+
+    def tap(self, names: Sequence[str]) -> _Tap | None:
+        """What `run` needs to return these hidden states; the model is prepared on the first call.
+
+        Raises ValueError for a name other than "final", and where a model has no such state.
+        """
+        unknown = [name for name in names if name != "final"]
+        if unknown:
+            raise ValueError(f"unknown hidden state {unknown[0]!r}: this model has 'final'")
+        return self._final() if names else None
 
     def _final(self) -> _Tap:
         if self._tap is None:
@@ -186,9 +192,10 @@ class DecoderOnlyContext:
         a hidden state that is not "final".
         """
         rows = _rows(tokens, proposed)
+        tap = self._model.tap(taps) if taps else None
         start = self._cache.length
         self._cache.before_pass(rows, proposed)
-        scores = self._model.run(tokens, self._cache.entries, taps)
+        scores = self._model.run(tokens, self._cache.entries, tap)
         if proposed < rows:
             self._final = start + rows - proposed
             self._undecided, self._since = [], start
@@ -299,7 +306,7 @@ def _check_files(directory: Path) -> None:
     if index.exists():
         try:
             names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index} is not a weight index: download it again") from error
         missing = [name for name in names if not (directory / name).exists()]
         if missing:

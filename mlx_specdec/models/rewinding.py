@@ -203,25 +203,23 @@ def _has_room(window: RotatingKVCache) -> bool:
 
 
 def _can_cut(window: RotatingKVCache, count: int) -> bool:
-    """Whether dropping the newest `count` entries leaves what plain decoding would have.
+    """Whether dropping the newest `count` >= 1 entries leaves what plain decoding would have.
 
-    The entries must lie in order of time; what is left must be the whole text, or fill the window.
+    Either no entry has left yet (then the write position is the offset), or the last pass had
+    several tokens: those are appended in order to the max_size - 1 newest ones, and what is left
+    must still fill the window. Single tokens overwrite in a ring, whose position stays below.
     """
-    if window.keys is None or count > window.offset:
-        return False
     held = window._idx
-    in_order = held in (window.offset, window.keys.shape[2])
-    return in_order and (held == window.offset or held - count >= window.max_size)
+    return held == window.offset or held - count >= window.max_size
 
 
 def _cut(window: RotatingKVCache, count: int) -> None:
-    held = window._idx - count
     window.offset -= count
-    window._idx = held
-    if held != window.offset or window.keys.shape[2] > window.max_size:
+    window._idx -= count
+    if window.keys.shape[2] > window.max_size:
         # The next pass trims a longer buffer from the front: the dropped end must not be in it.
-        window.keys = window.keys[..., :held, :]
-        window.values = window.values[..., :held, :]
+        window.keys = window.keys[..., : window._idx, :]
+        window.values = window.values[..., : window._idx, :]
 
 
 def evaluate(cache: RewindableCache) -> None:

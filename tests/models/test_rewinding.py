@@ -313,6 +313,24 @@ def test_every_cut_of_a_window_leaves_what_plain_decoding_has() -> None:
                     assert seen == list(range(max(0, at - 3), at + 1)), (size, rows, cut)
 
 
+def test_a_window_cannot_lose_more_than_it_can_refill() -> None:
+    for rows in range(1, 6):
+        cache = RewindableCache([RotatingKVCache(max_size=4)])
+        _feed(cache, 6)
+        _feed(cache, rows, proposed=rows - 1)
+        with pytest.raises(RewindError, match="no copy was kept"):
+            cache.rewind(6)
+
+
+def test_a_final_pass_gives_up_the_way_back() -> None:
+    cache = RewindableCache([ArraysCache(size=1)])
+    _feed(cache, 2)
+    _feed(cache, 3, proposed=3)
+    _feed(cache, 1)
+    with pytest.raises(RewindError, match="no copy was kept"):
+        cache.rewind(5)
+
+
 def _feed(cache: RewindableCache, rows: int, proposed: int = 0) -> list[list[int]]:
     """Writes each token's position as its key, or the length in recurrent state; returns what
     attention would read."""

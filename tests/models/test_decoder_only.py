@@ -1,0 +1,321 @@
+"""Loading mlx-lm directories, sound and damaged, and what a loaded model promises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_specdec.errors import CheckpointError, OptionError, PromptError
+from mlx_specdec.models.decoder_only import DecoderOnlyModel, load_decoder_only
+
+from .. import tiny
+
+
+def load(directory: Path, **settings: Any) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
+    config = json.loads((directory / "config.json").read_text())
+    return load_decoder_only(directory, config, **settings)
+
+
+def logits_of(model: DecoderOnlyModel, tokens: list[int]) -> np.ndarray:
+    context = model.open(tokens)
+    return np.array(context.advance(mx.array([tokens[-1:]])).logits.astype(mx.float32))
+
+
+def edit_weights(directory: Path, change: Callable[[dict[str, mx.array]], Any]) -> None:
+    file = directory / "model.safetensors"
+    weights = {name: mx.array(np.array(array)) for name, array in mx.load(str(file)).items()}
+    change(weights)
+    mx.save_safetensors(str(file), weights, {"format": "mlx"})
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config.update(changes)
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+def test_a_written_model_loads_as_it_was(family: str, tmp_path: Path) -> None:
+    model, eos, dtype = load(tiny.write(family, tmp_path / family))
+    assert dtype == "float32"
+    assert eos == ((1, 2) if family == "gemma3_wrapped" else (1,))
+    assert model.vocabulary == tiny.VOCABULARY
+    assert model.max_length == (None if family == "mamba2" else 4096)
+    module = tiny.build(family)
+    assert model.nbytes == sum(array.nbytes for _, array in tree_flatten(module.parameters()))
+    want = np.array(module(mx.array([[5, 9, 3]]))[:, -1:])
+    np.testing.assert_allclose(logits_of(model, [5, 9, 3]), want, atol=1e-4, rtol=1e-4)
+
+
+def test_loading_leaves_mlx_lms_own_classes(tmp_path: Path) -> None:
+    from mlx_lm.models import llama
+
+    model, _, _ = load(tiny.write("llama", tmp_path))
+    assert type(model._model) is llama.Model
+
+
+def test_mlx_random_state_is_left_alone() -> None:
+    mx.random.seed(11)
+    before = mx.random.state[0].tolist()
+    tiny.build("qwen3_next")
+    assert mx.random.state[0].tolist() == before
+
+
+def test_tiny_text_wanders() -> None:
+    for family in sorted(tiny.CONFIGS):
+        model = DecoderOnlyModel(tiny.build(family))
+        context, token, text = model.open([5]), mx.array([[5]]), []
+        for _ in range(40):
+            token = context.advance(token).logits.argmax(-1)
+            text.append(token.item())
+        assert len(set(text)) > 8, family
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_a_dtype_that_is_asked_for_is_what_runs(name: str, tmp_path: Path) -> None:
+    model, _, dtype = load(tiny.write("llama", tmp_path), dtype=name)
+    assert dtype == name
+    assert model.open([5]).advance(mx.array([[5]])).logits.dtype == getattr(mx, name)
+
+
+def test_auto_is_float32_on_the_cpu_unless_quantised(tmp_path: Path) -> None:
+    directory = tiny.write("llama", tmp_path)
+    edit_weights(directory, lambda w: w.update({k: v.astype(mx.bfloat16) for k, v in w.items()}))
+    kind = "float32" if mx.default_device() == mx.Device(mx.cpu) else "bfloat16"
+    assert load(directory)[2] == kind
+
+
+def test_quantising_on_load_is_close_and_smaller(tmp_path: Path) -> None:
+    directory = tiny.write("llama", tmp_path)
+    plain, _, _ = load(directory)
+    model, _, dtype = load(directory, q_bits=8, q_group_size=32)
+    assert dtype == "8-bit, float32"
+    assert model.nbytes < 0.5 * plain.nbytes
+    want = logits_of(plain, [5, 9, 3])
+    assert np.abs(logits_of(model, [5, 9, 3]) - want).max() < 0.1 * np.abs(want).max()
+
+
+def test_a_quantised_directory_loads_as_stored(tmp_path: Path) -> None:
+    directory = tiny.write("llama", tmp_path)
+    model, _, _ = load(directory, q_bits=4, q_group_size=32)
+    weights = dict(tree_flatten(model._model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    edit_config(directory, quantization={"group_size": 32, "bits": 4})
+    again, _, dtype = load(directory)
+    assert dtype == "4-bit, float32"
+    np.testing.assert_array_equal(logits_of(again, [5, 9]), logits_of(model, [5, 9]))
+    with pytest.raises(OptionError, match="quantised already"):
+        load(directory, q_bits=4)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 64), (7, 32)])
+def test_quantisation_that_fits_no_layer_is_refused(bits: int, group: int, tmp_path: Path) -> None:
+    with pytest.raises(OptionError):
+        load(tiny.write("llama", tmp_path), q_bits=bits, q_group_size=group)
+
+
+def test_end_tokens_come_from_generation_config_first(tmp_path: Path) -> None:
+    directory = tiny.write("llama", tmp_path)
+    generation = directory / "generation_config.json"
+    generation.write_text('{"eos_token_id": [7, 9]}')
+    assert load(directory)[1] == (7, 9)
+    generation.write_text('{"eos_token_id": 0}')
+    assert load(directory)[1] == (0,)
+    generation.write_text("{}")
+    assert load(directory)[1] == (1,)
+    edit_config(directory, eos_token_id=None)
+    assert load(directory)[1] == ()
+    generation.write_text("{")
+    with pytest.raises(CheckpointError, match=r"generation_config\.json is not JSON"):
+        load(directory)
+
+
+def _truncate(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _index(directory: Path) -> None:
+    names = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "truncated": (_truncate, r"model\.safetensors is damaged: .*exceeding the size"),
+    "headless": (
+        lambda d: (d / "model.safetensors").write_bytes(b"abc"),
+        r"model\.safetensors is damaged",
+    ),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), r"has no model\*\.safetensors"),
+    "lost shard": (_index, r"lacks model-00002-of-00002\.safetensors"),
+    "broken index": (
+        lambda d: (d / "model.safetensors.index.json").write_text("[]"),
+        r"index\.json is not a weight index",
+    ),
+    "missing key": (
+        lambda d: edit_weights(d, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
+        r"weight model\.layers\.1\.mlp\.up_proj\.weight is missing: ",
+    ),
+    "missing keys": (
+        lambda d: edit_weights(d, lambda w: (w.pop("lm_head.weight"), w.pop("model.norm.weight"))),
+        r"weight lm_head\.weight is missing \(and 1 more\)",
+    ),
+    "surplus key": (
+        lambda d: edit_weights(d, lambda w: w.update(extra=mx.zeros(3))),
+        "weight extra is not part of the model",
+    ),
+    "wrong shape": (
+        lambda d: edit_weights(d, lambda w: w.update({"lm_head.weight": mx.zeros((64, 16))})),
+        r"weight lm_head\.weight has shape \(64, 16\) where config\.json asks for \(64, 32\)",
+    ),
+    "unknown type": (
+        lambda d: edit_config(d, model_type="no_such_model"),
+        "model_type 'no_such_model' is not supported",
+    ),
+    "no type": (lambda d: edit_config(d, model_type=None), "has no model_type"),
+    "config too small": (lambda d: edit_config(d, hidden_size=None), "'hidden_size'"),
+    "own code": (lambda d: edit_config(d, model_file="evil.py"), "evil.py.*never run"),
+    "odd quantisation": (
+        lambda d: edit_config(d, quantization_config={"quant_method": "awq", "bits": 3}),
+        "cannot be loaded: Only bits=3 is supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", sorted(DAMAGE))
+def test_a_damaged_directory_is_named_in_one_line(damage: str, tmp_path: Path) -> None:
+    directory = tiny.write("llama", tmp_path)
+    break_it, message = DAMAGE[damage]
+    break_it(directory)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(directory)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    directory = tiny.write("mixtral", tmp_path)
+
+    def as_stored_by_hugging_face(weights: dict[str, mx.array]) -> None:
+        for layer in range(2):
+            prefix = f"model.layers.{layer}.block_sparse_moe"
+            for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
+                stack = weights.pop(f"{prefix}.switch_mlp.{ours}.weight")
+                for expert in range(4):
+                    weights[f"{prefix}.experts.{expert}.{theirs}.weight"] = stack[expert]
+
+    edit_weights(directory, as_stored_by_hugging_face)
+    load(directory)
+    lost = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+    edit_weights(directory, lambda w: w.pop(lost))
+    with pytest.raises(CheckpointError, match=f"{lost} is missing"):
+        load(directory)
+
+
+def test_other_errors_are_not_called_a_damaged_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: Any, **__: Any) -> Any:
+        raise MemoryError("out of memory")
+
+    directory = tiny.write("llama", tmp_path)
+    monkeypatch.setattr("mlx_specdec.models.decoder_only.load_model", exhausted)
+    with pytest.raises(MemoryError):
+        load(directory)
+
+
+def test_prompts_that_cannot_be_taken_are_refused() -> None:
+    model = DecoderOnlyModel(tiny.build("llama"), max_length=6)
+    with pytest.raises(PromptError, match="empty"):
+        model.open([])
+    with pytest.raises(PromptError, match="7 tokens and the model takes 6"):
+        model.open([5] * 7)
+    for strange in (64, -1):
+        with pytest.raises(PromptError, match=f"token id {strange} "):
+            model.open([5, strange, 5])
+    assert model.open([5] * 6).lengths == (5,)
+
+
+def test_a_prompt_of_one_token_opens_an_unread_context() -> None:
+    model = DecoderOnlyModel(tiny.build("mamba2"))
+    assert model.open([5]).lengths == (0,)
+    assert model.prefix((5, 6)) == [5, 6]
+
+
+def test_progress_counts_from_nothing_to_everything() -> None:
+    calls: list[tuple[int, int]] = []
+    model = DecoderOnlyModel(tiny.build("llama"))
+    model.open([5] * 1101, lambda done, total: calls.append((done, total)))
+    assert calls == [(0, 1100), (512, 1100), (1024, 1100), (1100, 1100)]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3,), (1, 0), (0, 3)])
+def test_more_or_less_than_one_sequence_is_refused_by_name(shape: tuple[int, ...]) -> None:
+    context = DecoderOnlyModel(tiny.build("llama")).open([5])
+    with pytest.raises(ValueError, match=r"one sequence|m >= 1"):
+        context.advance(mx.zeros(shape, dtype=mx.int32))
+
+
+@pytest.mark.parametrize("proposed", [-1, 4])
+def test_more_proposed_than_fed_is_refused(proposed: int) -> None:
+    context = DecoderOnlyModel(tiny.build("llama")).open([5])
+    with pytest.raises(ValueError, match="proposed"):
+        context.advance(mx.zeros((1, 3), dtype=mx.int32), proposed=proposed)
+
+
+def head_of(family: str, module: Any) -> Callable[[mx.array], mx.array]:
+    if family in {"gemma3_wrapped", "llama4"}:
+        module = module.language_model
+    if family == "lfm2":
+        return module.model.embed_tokens.as_linear
+    if family == "falcon_h1":
+        return lambda h: module.lm_head(h) * module.args.lm_head_multiplier
+    if family == "recurrent_gemma":
+        cap = module.args.logits_soft_cap
+        return lambda h: mx.tanh(module.lm_head(h) / cap) * cap
+    return module.lm_head
+
+
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+def test_the_final_tap_is_what_the_head_is_given(family: str) -> None:
+    module = tiny.build(family)
+    before = [path for path, _ in tree_flatten(module.parameters())]
+    context = DecoderOnlyModel(module).open([5, 9])
+    plain = context.advance(mx.array([[9, 4]]), proposed=2)
+    assert not plain.hidden
+    context.rewind((1,))
+    scores = context.advance(mx.array([[9, 4]]), taps=("final",))
+    hidden = scores.hidden["final"]
+    assert hidden.shape == (1, 2, 32)
+    np.testing.assert_allclose(scores.logits, plain.logits, atol=1e-5)
+    np.testing.assert_allclose(head_of(family, module)(hidden), scores.logits, atol=1e-4)
+    assert [path for path, _ in tree_flatten(module.parameters())] == before
+
+
+def test_an_unknown_tap_is_refused_before_anything_is_seen() -> None:
+    context = DecoderOnlyModel(tiny.build("llama")).open([5, 9])
+    with pytest.raises(ValueError, match=r"'layer 3'.*'final'"):
+        context.advance(mx.array([[9]]), taps=("layer 3",))
+    assert context.lengths == (1,)
+
+
+def test_a_model_that_hides_the_input_of_its_head_says_so() -> None:
+    class Closed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.transformer = nn.Embedding(16, 16)
+            self.layers = [nn.Linear(1, 1)]
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            return self.transformer(tokens)
+
+    with pytest.raises(ValueError, match="do not show the input of their head"):
+        DecoderOnlyModel(Closed()).open([5]).advance(mx.array([[5]]), taps=("final",))
