@@ -1,0 +1,78 @@
+"""A faster BLAS for MLX's CPU back end on Linux x86, loaded before MLX is first imported.
+
+MLX's CPU wheel for Linux brings the reference BLAS, whose matrix products cost as many passes over
+the weights as there are rows. A library loaded earlier with global symbols takes its place: MKL
+from the PyPI package `mkl` (extra `fast-cpu`) or the system's OpenBLAS. Nothing happens on other
+platforms. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from .errors import OptionError
+
+SWITCH = "MLX_SPECDEC_BLAS"
+OPENBLAS = ("libopenblas.so.0", "libopenblas.so")
+
+_loaded: list[tuple[str, ctypes.CDLL]] = []
+
+
+def load(wanted: str | None = None) -> str:
+    """Load a BLAS if MLX is not imported yet, and return `name()`. Later calls change nothing.
+
+    wanted: "auto" (MKL, then OpenBLAS, then what MLX brings), "none", or a library's path; without
+    it the environment variable MLX_SPECDEC_BLAS decides, else "auto".
+    Raises OptionError for a path that cannot be loaded.
+    """
+    wanted = wanted or os.environ.get(SWITCH) or "auto"
+    if wanted == "none" or _loaded or "mlx.core" in sys.modules or not _replaceable():
+        return name()
+    if wanted != "auto":
+        try:
+            _load(Path(wanted).stem.removeprefix("lib"), wanted)
+        except OSError as problem:
+            raise OptionError(
+                f"{SWITCH} names a library that cannot be loaded: {problem}"
+            ) from None
+        return name()
+    for label, path in _candidates():
+        try:
+            _load(label, path)
+            break
+        except OSError:
+            continue
+    return name()
+
+
+def name() -> str:
+    """What multiplies matrices on the CPU: mkl, openblas, accelerate, bundled, or a file's name."""
+    if _loaded:
+        return _loaded[0][0]
+    return "accelerate" if sys.platform == "darwin" else "bundled"
+
+
+def _replaceable() -> bool:
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+
+
+def _load(label: str, path: str) -> None:
+    _loaded.append((label, ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)))
+
+
+def _candidates() -> list[tuple[str, str]]:
+    mkl = [("mkl", path) for path in _mkl_paths()]
+    return mkl + [("openblas", library) for library in OPENBLAS]
+
+
+def _mkl_paths() -> list[str]:
+    try:
+        files = metadata.files("mkl") or []
+    except metadata.PackageNotFoundError:
+        return []
+    return [str(file.locate()) for file in files if file.name.startswith("libmkl_rt.so")]
