@@ -31,6 +31,7 @@ from mlx_specdec.models.rewinding import RewindableCache
 from .. import tiny
 
 LENGTH = 4 * tiny.WINDOW + 5
+LONG = 1400
 PROMPT = 5
 FAMILIES = sorted(tiny.CONFIGS)
 RECURRENT = {"mamba2", "qwen3_next", "falcon_h1", "recurrent_gemma", "lfm2", "llama4"}
@@ -43,21 +44,25 @@ def model_of(family: str) -> DecoderOnlyModel:
 
 @functools.cache
 def text_of(family: str) -> tuple[int, ...]:
-    return tuple(random.Random(family).choices(range(tiny.VOCABULARY), k=LENGTH))
+    return tuple(random.Random(family).choices(range(tiny.VOCABULARY), k=LONG))
 
 
 @functools.cache
-def plain_logits(family: str) -> np.ndarray:
+def plain_logits(family: str, length: int) -> np.ndarray:
     """Row i: logits after token i, from passes of one token through mlx-lm alone."""
     module = tiny.build(family)
     caches = make_prompt_cache(module)
-    rows = [module(mx.array([[token]]), cache=caches)[0, -1] for token in text_of(family)]
-    return np.array(mx.stack(rows))
+    rows = [
+        np.array(module(mx.array([[token]]), cache=caches)[0, -1])
+        for token in text_of(family)[:length]
+    ]
+    return np.stack(rows)
 
 
 def agree(family: str, start: int, logits: mx.array) -> None:
     got = np.array(logits[0])
-    want = plain_logits(family)[start : start + len(got)]
+    end = start + len(got)
+    want = plain_logits(family, LENGTH if end <= LENGTH else LONG)[start:end]
     np.testing.assert_allclose(got, want, atol=1e-4, rtol=1e-4)
     assert (got.argmax(-1) == want.argmax(-1)).all()
 
@@ -74,11 +79,11 @@ def opened(family: str) -> DecoderOnlyContext:
     return model_of(family).open(text_of(family)[: PROMPT + 1])
 
 
-def target_rounds(family: str, choose: random.Random) -> int:
+def target_rounds(family: str, choose: random.Random, length: int = LENGTH) -> int:
     """Rounds as a target sees them: committed tokens, then a proposal of which a part is kept."""
     context = opened(family)
     rounds = 0
-    while context.lengths[0] < LENGTH - 8:
+    while context.lengths[0] < length - 8:
         seen = context.lengths[0]
         committed, proposed = choose.choice([1, 1, 1, 2, 3]), choose.randint(0, 5)
         kept = choose.randint(0, proposed)
@@ -98,11 +103,11 @@ def target_rounds(family: str, choose: random.Random) -> int:
     return rounds
 
 
-def draft_rounds(family: str, choose: random.Random) -> int:
+def draft_rounds(family: str, choose: random.Random, length: int = LENGTH) -> int:
     """Rounds as a draft sees them: unseen tokens at once, then one proposed token a pass."""
     context = opened(family)
     rounds = 0
-    while context.lengths[0] < LENGTH - 8:
+    while context.lengths[0] < length - 8:
         seen = context.lengths[0]
         first = choose.choice([1, 1, 2, 4])
         agree(family, seen, context.advance(tokens_of(family, seen, seen + first)).logits)
@@ -120,11 +125,11 @@ def draft_rounds(family: str, choose: random.Random) -> int:
     return rounds
 
 
-def whole_passes(family: str, choose: random.Random) -> int:
+def whole_passes(family: str, choose: random.Random, length: int = LENGTH) -> int:
     """Passes of any size that are proposed as a whole, several before one rewind."""
     context = opened(family)
     rounds = 0
-    while context.lengths[0] < LENGTH - 12:
+    while context.lengths[0] < length - 13:
         start = context.lengths[0]
         agree(family, start, context.advance(tokens_of(family, start, start + 1)).logits)
         sizes = [choose.randint(1, 4) for _ in range(choose.randint(1, 3))]
@@ -150,15 +155,12 @@ def test_any_rewinding_gives_the_logits_of_plain_decoding(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_many_rewindings_give_the_logits_of_plain_decoding(
-    family: str, schedule: Callable[[str, random.Random], int]
+@pytest.mark.parametrize("schedule", [target_rounds, draft_rounds])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gemma3_wrapped"])
+def test_hundreds_of_rounds_in_one_text_give_the_logits_of_plain_decoding(
+    family: str, schedule: Callable[[str, random.Random, int], int]
 ) -> None:
-    rounds, seed = 0, 100
-    while rounds < 100:
-        rounds += schedule(family, random.Random(seed))
-        seed += 1
+    assert schedule(family, random.Random(7), LONG) > 250
 
 
 def test_prefill_in_steps_gives_the_logits_of_plain_decoding(
@@ -311,6 +313,23 @@ def test_every_cut_of_a_window_leaves_what_plain_decoding_has() -> None:
                 for at in range(end, end + 6):
                     seen = sorted(_feed(cache, 1)[0])
                     assert seen == list(range(max(0, at - 3), at + 1)), (size, rows, cut)
+
+
+@pytest.mark.parametrize("size", [3, 16, 300])
+def test_any_rewinding_of_a_window_leaves_what_plain_decoding_has(size: int) -> None:
+    """300 is past mlx-lm's growth step of 256: the buffer grows before it turns."""
+    choose = random.Random(size)
+    cache = RewindableCache([RotatingKVCache(max_size=size)])
+    while cache.length < 3 * size:
+        rows = choose.randint(1, 9)
+        proposed = choose.randint(0, rows)
+        asked = cache.length + rows - choose.randint(0, proposed)
+        _feed(cache, rows, proposed)
+        reached = cache.rewind(asked)
+        assert reached == asked or proposed == rows
+        probe = copy.deepcopy(cache)
+        seen = sorted(_feed(probe, 1)[0])
+        assert seen == list(range(max(0, reached + 1 - size), reached + 1))
 
 
 def test_a_window_cannot_lose_more_than_it_can_refill() -> None:
