@@ -6,7 +6,9 @@ imports mlx-lm and with it transformers (about a second): import it when such a 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -208,9 +210,9 @@ class DecoderOnlyContext:
     def rewind(self, lengths: tuple[int, ...]) -> None:
         """Forget all but the first `lengths` tokens; what stays is final.
 
-        Where the caches can only go further back, the kept tokens are fed again, lazily. Raises
-        RewindError for lengths outside of what is final and what was seen, and where a cache does
-        not hold the right number of tokens afterwards.
+        Where the caches can only go further back, the kept tokens are fed again, without waiting
+        for it. Raises RewindError for lengths outside of what is final and what was seen, and where
+        a cache does not hold the right number of tokens afterwards.
         """
         if len(lengths) != 1:
             raise RewindError(f"this context holds one sequence and {len(lengths)} lengths came")
@@ -225,6 +227,8 @@ class DecoderOnlyContext:
             kept = tokens[:, reached - self._since : length - self._since]
             self._cache.before_pass(length - reached, 0)
             self._model.run(kept, self._cache.entries)
+            # The device works on it while the host builds the next proposal; without logits.
+            mx.async_eval(self._cache.state)
         self._final, self._undecided, self._since = length, [], length
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
@@ -291,7 +295,9 @@ def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
         )
     _check_files(directory)
     try:
-        model, _ = load_model(directory, lazy=True, get_model_classes=_checked_classes)
+        # Some of mlx-lm's models print remarks; standard output is for text alone.
+        with contextlib.redirect_stdout(sys.stderr):
+            model, _ = load_model(directory, lazy=True, get_model_classes=_checked_classes)
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError) as error:

@@ -120,8 +120,11 @@ class RewindableCache:
         what it must afterwards; the caches are then no longer to be used.
         """
         target = self._reachable(length)
-        for number in range(len(self._slots)):
+        for number in (*self._window, *self._opaque):
             self._return(number, target)
+        if target < self.length:
+            for number in self._append:
+                self._slots[number].cache.trim(self.length - target)
         self._boundaries.clear()
         self.length = target
         self._check()
@@ -162,12 +165,8 @@ class RewindableCache:
                     f"the copy of cache {number} ({type(restored).__name__}) changed with its "
                     "original; this model cannot be decoded speculatively"
                 )
-        if length == target:
-            return
-        if type(slot.cache) is RotatingKVCache:
+        if length > target:
             _cut(slot.cache, length - target)
-        else:
-            slot.cache.trim(length - target)
 
     def _check(self) -> None:
         for number in (*self._append, *self._window):
