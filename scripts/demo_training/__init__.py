@@ -1,0 +1,1 @@
+"""How the models in weights/ are trained; needs the extra `train` (torch, transformers)."""
