@@ -1,26 +1,21 @@
 """Any decoder-only model that mlx-lm implements, as a Model with rewindable contexts.
 
-Knows mlx-lm's classes and loader. Knows nothing of text, proposals or rules. Importing this module
-imports mlx-lm and with it transformers (about a second): import it when such a model is wanted.
+Knows mlx-lm's classes and caches. Knows nothing of files, text, proposals or rules. Importing this
+module imports mlx-lm and with it transformers (about a second): import it when it is wanted.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map_with_path
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import _get_classes, load_model
 
 from ..contracts import Progress, Scores
-from ..errors import CheckpointError, OptionError, PromptError, RewindError
+from ..errors import PromptError, RewindError
 from .rewinding import RewindableCache, evaluate
 
 PREFILL_STEP = 512
@@ -253,193 +248,3 @@ def _rows(tokens: mx.array, proposed: int) -> int:
     if rows < 1 or not 0 <= proposed <= rows:
         raise ValueError(f"{proposed} proposed of {rows} tokens: need 0 <= proposed <= m, m >= 1")
     return rows
-
-
-def load_decoder_only(
-    directory: Path,
-    config: Mapping[str, Any],
-    *,
-    dtype: str = "auto",
-    q_bits: int | None = None,
-    q_group_size: int = 64,
-) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
-    """Loads a directory that mlx-lm can read: config.json and model*.safetensors.
-
-    config: the contents of config.json. dtype: float32, float16, bfloat16, or auto: float32 where
-    an unquantised model runs on the CPU, whose half precision is slower, otherwise as stored.
-    q_bits: quantise the weights after loading, in groups of q_group_size, the layers that mlx-lm's
-    converter would quantise.
-
-    Returns the model, the ids that end a text (maybe none) and the kind of weights in words, such
-    as "bfloat16" or "4-bit, bfloat16". Raises CheckpointError for files that are damaged,
-    incomplete or of an unsupported kind, OptionError for settings that do not suit the model.
-    """
-    model = _read(directory, config)
-    quantised = any(hasattr(module, "bits") for module in model.modules())
-    if dtype != "auto" or (not quantised and mx.default_device() == mx.Device(mx.cpu)):
-        _cast(model, mx.float32 if dtype == "auto" else getattr(mx, dtype))
-    if q_bits is not None:
-        if quantised:
-            raise OptionError(f"{directory} is quantised already: leave the number of bits out")
-        _quantise(model, q_bits, q_group_size)
-    mx.eval(model.parameters())
-    return DecoderOnlyModel(model, _max_length(config)), _eos(directory, config), _kind(model)
-
-
-def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
-    """The model with its weights not computed yet, so that what fails later is no file's fault."""
-    if config.get("model_file"):
-        raise CheckpointError(
-            f"{directory} needs its own Python file ({config['model_file']}) to run, and code from "
-            "checkpoints is never run"
-        )
-    _check_files(directory)
-    try:
-        # Some of mlx-lm's models print remarks; standard output is for text alone.
-        with contextlib.redirect_stdout(sys.stderr):
-            model, _ = load_model(directory, lazy=True, get_model_classes=_checked_classes)
-    except CheckpointError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{directory} cannot be loaded: {_first_line(error)}") from error
-    model.__class__ = type(model).__mro__[1]
-    return model
-
-
-def _check_files(directory: Path) -> None:
-    """Every file that mlx-lm will read, by name, while the name is still known."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} is not a weight index: download it again") from error
-        missing = [name for name in names if not (directory / name).exists()]
-        if missing:
-            raise CheckpointError(f"{directory} lacks {missing[0]}: download the model again")
-    files = sorted(directory.glob("model*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{directory} has no model*.safetensors: convert the model first")
-    for file in files:
-        try:
-            mx.load(str(file))
-        except RuntimeError as error:
-            raise CheckpointError(f"{file} is damaged: {_first_line(error)}") from error
-
-
-def _checked_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
-    """mlx-lm's classes for a config, the model's with checks that name the first wrong key.
-
-    Raises CheckpointError for a model_type that mlx-lm does not have.
-    """
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
-        raise CheckpointError("config.json has no model_type: it does not describe a model")
-    try:
-        plain, arguments = _get_classes(config)
-    except ValueError as error:
-        raise CheckpointError(
-            f"model_type {kind!r} is not supported by the installed mlx-lm"
-        ) from error
-
-    def load_weights(self: Any, weights: list[tuple[str, mx.array]], strict: bool = True) -> Any:
-        _check_weights(dict(tree_flatten(self.parameters())), dict(weights))
-        return plain.load_weights(self, weights, strict)
-
-    body: dict[str, Any] = {"load_weights": load_weights}
-    if hasattr(plain, "sanitize"):
-
-        def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
-            try:
-                return plain.sanitize(self, weights)
-            except KeyError as error:
-                raise CheckpointError(f"weight {error.args[0]} is missing") from error
-
-        body["sanitize"] = sanitize
-    return type(plain.__name__, (plain,), body), arguments
-
-
-def _check_weights(expected: Mapping[str, mx.array], given: Mapping[str, mx.array]) -> None:
-    for problem, names in (
-        ("is missing", sorted(expected.keys() - given.keys())),
-        (
-            "is not part of the model that config.json describes",
-            sorted(given.keys() - expected.keys()),
-        ),
-    ):
-        if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise CheckpointError(f"weight {names[0]} {problem}{more}: download the model again")
-    for name in sorted(expected):
-        if expected[name].shape != given[name].shape:
-            raise CheckpointError(
-                f"weight {name} has shape {given[name].shape} where config.json asks for "
-                f"{expected[name].shape}"
-            )
-
-
-def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
-    # Some models name weights that must stay in float32.
-    may = getattr(model, "cast_predicate", lambda _: True)
-
-    def cast(path: str, array: mx.array) -> mx.array:
-        return (
-            array.astype(dtype) if may(path) and mx.issubdtype(array.dtype, mx.floating) else array
-        )
-
-    model.update(tree_map_with_path(cast, model.parameters()))
-
-
-def _quantise(model: nn.Module, bits: int, group_size: int) -> None:
-    choice = getattr(model, "quant_predicate", None)
-
-    def suits(path: str, module: nn.Module) -> Any:
-        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % group_size:
-            return False
-        return choice(path, module) if choice is not None else True
-
-    try:
-        nn.quantize(model, group_size, bits, class_predicate=suits)
-    except ValueError as error:
-        raise OptionError(f"cannot quantise to {bits} bits: {_first_line(error)}") from error
-    if not any(hasattr(module, "bits") for module in model.modules()):
-        raise OptionError(f"no layer's width is a multiple of {group_size}: take a smaller group")
-
-
-def _max_length(config: Mapping[str, Any]) -> int | None:
-    for part in (config.get("text_config") or {}, config):
-        for key in ("max_position_embeddings", "n_positions"):
-            if isinstance(part.get(key), int):
-                return int(part[key])
-    return None
-
-
-def _eos(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    generation = directory / "generation_config.json"
-    settings: Any = {}
-    if generation.exists():
-        try:
-            settings = json.loads(generation.read_text("utf-8"))
-        except ValueError as error:
-            raise CheckpointError(f"{generation} is not JSON: delete or replace it") from error
-    for part in (settings, config, config.get("text_config") or {}):
-        ids = part.get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    return ()
-
-
-def _kind(model: nn.Module) -> str:
-    sizes: dict[str, int] = {}
-    for _, array in tree_flatten(model.parameters()):
-        if mx.issubdtype(array.dtype, mx.floating):
-            name = str(array.dtype).rpartition(".")[2]
-            sizes[name] = sizes.get(name, 0) + array.nbytes
-    floating = max(sizes, key=lambda name: sizes[name])
-    bits = sorted({module.bits for module in model.modules() if hasattr(module, "bits")})
-    return f"{'/'.join(map(str, bits))}-bit, {floating}" if bits else floating
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error.args[0]) if error.args else ""
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

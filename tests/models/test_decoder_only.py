@@ -14,7 +14,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
-from mlx_specdec.models.decoder_only import DecoderOnlyModel, load_decoder_only
+from mlx_specdec.models.decoder_loading import load_decoder_only
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
 
 from .. import tiny
 
@@ -227,7 +228,7 @@ def test_other_errors_are_not_called_a_damaged_checkpoint(
         raise MemoryError("out of memory")
 
     directory = tiny.write("llama", tmp_path)
-    monkeypatch.setattr("mlx_specdec.models.decoder_only.load_model", exhausted)
+    monkeypatch.setattr("mlx_specdec.models.decoder_loading.load_model", exhausted)
     with pytest.raises(MemoryError):
         load(directory)
 
