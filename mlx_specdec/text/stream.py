@@ -1,0 +1,99 @@
+"""Token ids -> printable text while they come, and stop strings that may straddle pushes.
+
+The pieces together are exactly what decoding all ids at once gives. Each push decodes a window of
+bounded length, never the whole text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..errors import OptionError
+from .tokenizer import Tokenizer
+
+INCOMPLETE = "\ufffd"
+LONGEST_WINDOW = 24
+KEPT_WINDOW = 6
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class TextStream:
+    """Incremental decoding. Text that later tokens may still change is held back."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = tokenizer.special_ids
+        # Runs of byte pieces are decoded as one: right or wrong as a whole.
+        self._bytes = frozenset(
+            id
+            for id, piece in enumerate(tokenizer.pieces())
+            if piece is not None and piece.startswith("<0x") and _BYTE.fullmatch(piece)
+        )
+        self._window: list[int] = []
+        self._printed = 0
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that became certain with `ids`; often "" in the middle of a character."""
+        self._window += [id for id in ids if id not in self._special]
+        if not self._window or self._window[-1] in self._bytes:
+            return ""
+        text = self._tokenizer.decode(self._window)
+        certain = len(text.rstrip(INCOMPLETE))
+        new = text[self._printed : certain]
+        self._printed = max(self._printed, certain)
+        if certain == len(text) and len(self._window) > LONGEST_WINDOW:
+            self._shorten()
+        return new
+
+    def finish(self) -> str:
+        """What was held back."""
+        text = self._tokenizer.decode(self._window) if self._window else ""
+        rest = text[self._printed :]
+        self._window, self._printed = [], 0
+        return rest
+
+    def _shorten(self) -> None:
+        # A few printed tokens stay, since the first of a text loses its leading space.
+        self._window = self._window[-KEPT_WINDOW:]
+        self._printed = len(self._tokenizer.decode(self._window))
+
+
+class StopStrings:
+    """Looks for strings that end the text, and holds back what may be the beginning of one.
+
+    Raises OptionError for an empty stop string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not stops or not all(stops):
+            raise OptionError("a stop string must not be empty")
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """(what may be printed, whether a stop string was met).
+
+        On a hit the first is cut right before the stop string, and nothing is held any more.
+        """
+        text = self._held + text
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            self._held = ""
+            return text[: min(places)], True
+        held = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], False
+
+    def finish(self) -> str:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

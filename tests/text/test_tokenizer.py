@@ -1,0 +1,108 @@
+"""Tokenizers are read from a checkpoint's files, and damaged files are named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.errors import CheckpointError
+from mlx_specdec.text.tokenizer import load_tokenizer
+
+from .makers import TEXT, byte_level, sentence_piece, unigram
+
+
+@pytest.mark.parametrize("make", [unigram, sentence_piece])
+def test_an_encoder_decoder_prompt_ends_with_eos_once(tmp_path: Path, make) -> None:
+    tokenizer = load_tokenizer(make(tmp_path), kind="encoder-decoder")
+    ids = tokenizer.encode("Les pates")
+    assert ids[-1] == 1 and ids.count(1) == 1
+    assert tokenizer.eos_token_ids == (1,)
+
+
+def test_a_decoder_only_prompt_begins_with_bos_once_and_stays_open(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
+    ids = tokenizer.encode("def f(x):")
+    assert ids[0] == 0 and ids.count(0) == 1 and 1 not in ids
+    assert tokenizer.eos_token_ids == (1,)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (byte_level, "decoder-only"),
+        (unigram, "encoder-decoder"),
+        (sentence_piece, "encoder-decoder"),
+    ],
+)
+def test_text_survives_the_round_trip_without_special_tokens(tmp_path: Path, make, kind) -> None:
+    tokenizer = load_tokenizer(make(tmp_path), kind=kind)
+    for text in ("def read_lines(path):", "12 345,67", "pates"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_extra_ids_count_down_behind_the_pieces(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(sentence_piece(tmp_path), kind="encoder-decoder")
+    pieces = tokenizer.pieces()
+    assert len(pieces) == tokenizer.size
+    assert pieces[-1] == "<extra_id_0>" and pieces[-100] == "<extra_id_99>"
+    assert tokenizer.decode([tokenizer.size - 1]) == ""
+
+
+def test_the_chat_template_is_applied_up_to_the_answer(tmp_path: Path) -> None:
+    template = (
+        "{% for message in messages %}<user>{{ message['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<answer>{% endif %}"
+    )
+    directory = byte_level(
+        tmp_path, chat_template=template, tokenizer_class="PreTrainedTokenizerFast"
+    )
+    tokenizer = load_tokenizer(directory, kind="decoder-only")
+    assert tokenizer.has_chat_template
+    assert tokenizer.decode(tokenizer.apply_chat("hello")) == "<user>hello<answer>"
+
+
+def test_a_template_that_fails_is_one_line(tmp_path: Path) -> None:
+    directory = byte_level(
+        tmp_path,
+        chat_template="{{ raise_exception('no system\nmessage') }}",
+        tokenizer_class="PreTrainedTokenizerFast",
+    )
+    with pytest.raises(CheckpointError, match="--no-chat-template") as told:
+        load_tokenizer(directory, kind="decoder-only").apply_chat("hello")
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder-only"])
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path, kind) -> None:
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        load_tokenizer(tmp_path, kind=kind)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "spiece.model"])
+def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_bytes(b'["not this"')
+    with pytest.raises(CheckpointError, match=file) as told:
+        load_tokenizer(tmp_path, kind="encoder-decoder")
+    assert "\n" not in str(told.value)
+
+
+def test_an_encoder_decoder_tokenizer_never_imports_transformers(tmp_path: Path) -> None:
+    unigram(tmp_path / "a")
+    sentence_piece(tmp_path / "b")
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from mlx_specdec.text.tokenizer import load_tokenizer\n"
+        "for path in sys.argv[1:]:\n"
+        "    load_tokenizer(Path(path), kind='encoder-decoder').encode('a')\n"
+        "assert not {'transformers', 'torch', 'mlx_lm'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, tmp_path / "a", tmp_path / "b"], check=True)
+
+
+def test_the_training_text_is_known(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
+    for text in TEXT:
+        assert tokenizer.decode(tokenizer.encode(text)) == text

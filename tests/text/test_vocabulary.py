@@ -1,0 +1,50 @@
+"""Vocabularies are compared by content, and the first difference is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.errors import VocabularyError
+from mlx_specdec.text.tokenizer import load_tokenizer
+from mlx_specdec.text.vocabulary import common_size
+
+from .makers import byte_level, unigram
+
+
+class Listed:
+    """A tokenizer that is only its pieces."""
+
+    def __init__(self, *pieces: str | None) -> None:
+        self._pieces = list(pieces)
+        self.size = len(pieces)
+
+    def pieces(self) -> list[str | None]:
+        return self._pieces
+
+
+def test_equal_vocabularies_share_what_the_target_knows(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
+    assert common_size(tokenizer, tokenizer, tokenizer.size, tokenizer.size) == tokenizer.size
+
+
+def test_padding_at_the_tail_does_no_harm(tmp_path: Path) -> None:
+    small = load_tokenizer(unigram(tmp_path / "a"), kind="encoder-decoder")
+    large = load_tokenizer(unigram(tmp_path / "b", extra=("▁more",)), kind="encoder-decoder")
+    assert common_size(small, large, small.size + 64, large.size + 8) == small.size
+    assert common_size(large, small, large.size, small.size) == large.size
+
+
+def test_a_target_narrower_than_its_tokenizer_is_cut() -> None:
+    tokenizer = Listed("a", "b", "c")
+    assert common_size(tokenizer, tokenizer, 2, 3) == 2
+
+
+def test_the_first_id_with_two_meanings_is_named() -> None:
+    with pytest.raises(VocabularyError, match=r"token 2 is 'c' in the target and 'x' in the draft"):
+        common_size(Listed("a", "b", "c", "d"), Listed("a", "b", "x", "y"), 4, 4)
+
+
+def test_ids_without_a_token_on_one_side_are_no_difference() -> None:
+    assert common_size(Listed("a", None, "c"), Listed("a", "b", "c"), 3, 3) == 3
