@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -166,7 +167,8 @@ def compare_logits(source: Path, written: Path) -> float:
         logits = context.advance(fed).logits.astype(mx.float32)
         rows.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         mx.eval(rows[-1])
-    return float(mx.max(mx.abs(rows[0] - rows[1])).item())
+    difference: Any = mx.max(mx.abs(rows[0] - rows[1])).item()
+    return float(difference)
 
 
 def device_name() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -97,7 +98,7 @@ class Decoding:
         if ahead and self._ending.room > 1:
             following = pending.verdict.next[None]
             self._pending = self._submit(following, following)
-        token = int(pending.verdict.next.item())
+        token = _read(pending.verdict.next)[0]
         proposal = Proposal(mx.zeros((1, 0), dtype=mx.int32))
         emission = self._commit([token], proposal, pending)
         self._recorder.add_plain(len(emission.tokens), self._recorder.clock() - started)
@@ -138,8 +139,8 @@ class Decoding:
         _submit(verdict)
         self._round += 1
         self._recorder.add_pass()
-        accepted = sum(verdict.kept[0].tolist())
-        decided = [*proposal.tokens[0].tolist()[:accepted], int(verdict.next.item())]
+        accepted = sum(_read(verdict.kept)[0])
+        decided = [*_read(proposal.tokens)[0][:accepted], _read(verdict.next)[0]]
         emission = self._commit(decided, proposal, _Pending(scores, verdict))
         times = RoundTimes(clock() - started)
         if timed:
@@ -152,7 +153,7 @@ class Decoding:
         self._committed += tokens
         emission = self._ending.take(tokens, drafted=len(tokens) - 1)
         if done.verdict.margins is not None:
-            margins = done.verdict.margins[0].tolist()[: len(emission.tokens)]
+            margins = _read(done.verdict.margins)[0][: len(emission.tokens)]
             self._recorder.add_margins(margins, position)
         if emission.finish_reason is None:
             self._settle(proposal, done, len(tokens) - 1)
@@ -175,6 +176,11 @@ class Decoding:
 
 def _submit(verdict: Verdict) -> None:
     mx.async_eval(verdict.next, verdict.kept, *_present(verdict.margins))
+
+
+def _read(array: mx.array) -> Any:
+    """To the host, waiting for it."""
+    return array.tolist()
 
 
 def _present(array: mx.array | None) -> tuple[mx.array, ...]:

@@ -1,0 +1,127 @@
+"""T5 as a Model, and the state of one text in it.
+
+Knows T5's arithmetic and caches. Knows nothing of files, proposals or rules. The encoder runs once
+a text; cross-attention keys and values are projected once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..contracts import Progress, Scores
+from ..errors import PromptError, RewindError
+from .kv_cache import STEP, KVCache
+from .t5 import T5
+
+
+class EncoderDecoderModel:
+    """contracts.Model over a T5; prompts are source texts."""
+
+    def __init__(self, network: T5) -> None:
+        self.network = network
+        self._tables: list[mx.array] = []
+        self._reach = 0
+
+    @property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return self.network.config.vocab_size
+
+    @property
+    def max_length(self) -> int | None:
+        """None: relative positions have no end."""
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the weights in bytes."""
+        return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))
+
+    def prefix(self, prompt: Sequence[int]) -> list[int]:
+        """The decoder's start token."""
+        return [self.network.config.decoder_start_token_id]
+
+    def open(
+        self, prompt: Sequence[int], progress: Progress | None = None
+    ) -> EncoderDecoderContext:
+        """Run the encoder and project its memory, before returning.
+
+        Raises PromptError for an empty prompt, or one with ids that the model does not have.
+        """
+        if not prompt:
+            raise PromptError("the prompt is empty: give some text")
+        if not 0 <= min(prompt) <= max(prompt) < self.vocabulary:
+            raise PromptError(
+                f"the prompt has token {max(prompt)}, the model only 0 to {self.vocabulary - 1}"
+            )
+        if progress is not None:
+            progress(0, len(prompt))
+        memory = self.network.encode(mx.array([list(prompt)], dtype=mx.int32))
+        projected = self.network.project_memory(memory)
+        mx.eval(projected)
+        if progress is not None:
+            progress(len(prompt), len(prompt))
+        return EncoderDecoderContext(self, projected)
+
+    def masks(self, start: int, rows: int) -> list[mx.array]:
+        """Per decoder layer what is added to the scores of positions start .. start + rows - 1."""
+        if start + rows > self._reach:
+            self._reach = -(-(start + rows) // STEP) * STEP
+            self._tables = self.network.decoder.bias_tables(self._reach)
+            mx.eval(self._tables)
+        return self.network.decoder.masks(self._tables, self._reach, start, rows)
+
+
+class EncoderDecoderContext:
+    """contracts.Context: one target text in the making."""
+
+    def __init__(self, model: EncoderDecoderModel, memory: list[tuple[mx.array, mx.array]]) -> None:
+        self._model = model
+        self._memory = memory
+        self._caches = [KVCache() for _ in memory]
+        self._final = 0
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of the target text seen."""
+        return (self._caches[0].length,)
+
+    @property
+    def replays(self) -> bool:
+        """False: rewinding is free."""
+        return False
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+        """As contracts.Context says; the one tap is "final", what the head is given."""
+        if tokens.ndim != 2 or tokens.shape[0] != 1:
+            raise ValueError(
+                f"a context holds one sequence, tokens of shape (1, m); these have {tokens.shape}"
+            )
+        rows, start = tokens.shape[1], self.lengths[0]
+        if rows < 1 or not 0 <= proposed <= rows:
+            raise ValueError(f"{proposed} proposed of {rows} tokens: need 0 <= proposed <= m")
+        unknown = set(taps) - {"final"}
+        if unknown:
+            raise ValueError(f"this model has the tap 'final' and not {sorted(unknown)[0]!r}")
+        network = self._model.network
+        masks = self._model.masks(start, rows)
+        states = network.decode(tokens, self._caches, self._memory, masks)
+        if proposed < rows:
+            self._final = start + rows - proposed
+        return Scores(network.head(states), {"final": states} if taps else {})
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        """As contracts.Context says; exact and free."""
+        if len(lengths) != 1:
+            raise RewindError(f"this context holds one sequence and {len(lengths)} lengths came")
+        length, seen = lengths[0], self.lengths[0]
+        if not self._final <= length <= seen:
+            raise RewindError(
+                f"cannot go to {length} tokens: {seen} were seen and {self._final} are final"
+            )
+        for cache in self._caches:
+            cache.rewind(length)
+        self._final = length

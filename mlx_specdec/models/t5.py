@@ -1,0 +1,333 @@
+"""T5 and its kin (v1.0, v1.1, Flan, mT5, UMT5): the arithmetic, with Hugging Face's names.
+
+Knows arrays and a configuration. Knows nothing of files, sequences in the making, or text.
+Sources: Raffel et al., arXiv 1910.10683; Xue et al., arXiv 2010.11934 (mT5); Chung et al., arXiv
+2304.09151 (UMT5). The output head and the scaling before it are two separate facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..checkpoints.keys import scales_output
+from ..errors import CheckpointError
+from .kv_cache import KVCache
+
+KeysValues = tuple[mx.array, mx.array]
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "silu": nn.silu,
+    "gated-relu": nn.relu,
+    # T5's "gated-gelu" has always meant the tanh approximation.
+    "gated-gelu": nn.gelu_approx,
+    "gated-silu": nn.silu,
+}
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """Shapes and facts of one T5. own_head: lm_head is there and not a copy of shared."""
+
+    vocab_size: int
+    d_model: int
+    d_kv: int
+    d_ff: int
+    num_heads: int
+    num_layers: int
+    num_decoder_layers: int
+    num_buckets: int
+    max_distance: int
+    epsilon: float
+    feed_forward: str
+    decoder_start_token_id: int
+    bias_per_layer: bool
+    scales_output: bool
+    own_head: bool
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], *, own_head: bool) -> T5Config:
+        """Read config.json. Raises CheckpointError for what is missing or not supported."""
+        feed_forward = config.get("feed_forward_proj", "relu")
+        if feed_forward not in ACTIVATIONS:
+            raise CheckpointError(f"feed_forward_proj {feed_forward!r} is not supported")
+        layers = _whole(config, "num_layers")
+        start = config.get("decoder_start_token_id")
+        return cls(
+            vocab_size=_whole(config, "vocab_size"),
+            d_model=_whole(config, "d_model"),
+            d_kv=_whole(config, "d_kv"),
+            d_ff=_whole(config, "d_ff"),
+            num_heads=_whole(config, "num_heads"),
+            num_layers=layers,
+            num_decoder_layers=_whole(config, "num_decoder_layers", layers),
+            num_buckets=_whole(config, "relative_attention_num_buckets", 32),
+            max_distance=_whole(config, "relative_attention_max_distance", 128),
+            epsilon=float(config.get("layer_norm_epsilon", 1e-6)),
+            feed_forward=feed_forward,
+            decoder_start_token_id=config.get("pad_token_id") or 0 if start is None else start,
+            bias_per_layer=config.get("model_type") == "umt5",
+            scales_output=scales_output(config),
+            own_head=own_head,
+        )
+
+
+def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json needs {name}, a whole number above 0, not {value!r}")
+    return value
+
+
+def buckets(distances: np.ndarray, count: int, farthest: int, *, both_ways: bool) -> np.ndarray:
+    """The bucket of each distance: exact when near, logarithmic when far (section 2.1).
+
+    distances: key position minus query position. both_ways: the encoder, which also looks ahead.
+    """
+    result = np.zeros_like(distances)
+    if both_ways:
+        count //= 2
+        result += (distances > 0) * count
+        distances = np.abs(distances)
+    else:
+        distances = np.maximum(-distances, 0)
+    exact = count // 2
+    ratio = np.log(np.maximum(distances, 1).astype(np.float32) / exact) / np.log(farthest / exact)
+    far = np.minimum(exact + (ratio * (count - exact)).astype(np.int64), count - 1)
+    return result + np.where(distances < exact, distances, far)
+
+
+class Attention(nn.Module):
+    """Attention without scaling of the scores, as T5 has it."""
+
+    def __init__(self, config: T5Config, *, has_bias: bool) -> None:
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self._shape = (config.num_heads, config.d_kv)
+        self.q = nn.Linear(config.d_model, inner, bias=False)
+        self.k = nn.Linear(config.d_model, inner, bias=False)
+        self.v = nn.Linear(config.d_model, inner, bias=False)
+        self.o = nn.Linear(inner, config.d_model, bias=False)
+        if has_bias:
+            self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
+
+    def keys_values(self, states: mx.array) -> KeysValues:
+        """(batch, n, d_model) -> two of (batch, heads, n, d_kv)."""
+        return self._heads(self.k(states)), self._heads(self.v(states))
+
+    def __call__(self, states: mx.array, given: KeysValues, mask: mx.array | None) -> mx.array:
+        """Attend from (batch, m, d_model) to given keys and values; mask is added to the scores."""
+        keys, values = given
+        mixed = mx.fast.scaled_dot_product_attention(
+            self._heads(self.q(states)), keys, values, scale=1.0, mask=mask
+        )
+        batch, _, rows, _ = mixed.shape
+        return self.o(mixed.transpose(0, 2, 1, 3).reshape(batch, rows, -1))
+
+    def _heads(self, flat: mx.array) -> mx.array:
+        batch, rows, _ = flat.shape
+        return flat.reshape(batch, rows, *self._shape).transpose(0, 2, 1, 3)
+
+
+class SelfAttentionLayer(nn.Module):
+    """Norm, self-attention, residual."""
+
+    def __init__(self, config: T5Config, *, has_bias: bool) -> None:
+        super().__init__()
+        self.SelfAttention = Attention(config, has_bias=has_bias)
+        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
+
+    def __call__(self, states: mx.array, mask: mx.array, cache: KVCache | None) -> mx.array:
+        normed = self.layer_norm(states)
+        given = self.SelfAttention.keys_values(normed)
+        if cache is not None:
+            given = cache.append(*given)
+        return states + self.SelfAttention(normed, given, mask)
+
+
+class CrossAttentionLayer(nn.Module):
+    """Norm, attention to the encoder's memory, residual."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.EncDecAttention = Attention(config, has_bias=False)
+        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
+
+    def __call__(self, states: mx.array, memory: KeysValues, mask: mx.array | None) -> mx.array:
+        return states + self.EncDecAttention(self.layer_norm(states), memory, mask)
+
+
+class Dense(nn.Module):
+    """The feed-forward network, gated or not."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self._act = ACTIVATIONS[config.feed_forward]
+        self._gated = config.feed_forward.startswith("gated-")
+        if self._gated:
+            self.wi_0 = nn.Linear(config.d_model, config.d_ff, bias=False)
+            self.wi_1 = nn.Linear(config.d_model, config.d_ff, bias=False)
+        else:
+            self.wi = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def __call__(self, states: mx.array) -> mx.array:
+        if self._gated:
+            return self.wo(self._act(self.wi_0(states)) * self.wi_1(states))
+        return self.wo(self._act(self.wi(states)))
+
+
+class FeedForwardLayer(nn.Module):
+    """Norm, feed-forward, residual."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.DenseReluDense = Dense(config)
+        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
+
+    def __call__(self, states: mx.array) -> mx.array:
+        return states + self.DenseReluDense(self.layer_norm(states))
+
+
+class Block(nn.Module):
+    """One layer of a stack; `layer` is numbered as in the checkpoints."""
+
+    def __init__(self, config: T5Config, *, has_bias: bool, is_decoder: bool) -> None:
+        super().__init__()
+        self.layer: list[Any] = [SelfAttentionLayer(config, has_bias=has_bias)]
+        if is_decoder:
+            self.layer.append(CrossAttentionLayer(config))
+        self.layer.append(FeedForwardLayer(config))
+
+    @property
+    def attention(self) -> Attention:
+        """The self-attention."""
+        return self.layer[0].SelfAttention
+
+
+class Stack(nn.Module):
+    """Encoder or decoder without embedding and head."""
+
+    def __init__(self, config: T5Config, depth: int, *, is_decoder: bool) -> None:
+        super().__init__()
+        self._config = config
+        self._is_decoder = is_decoder
+        self.block = [
+            Block(config, has_bias=index == 0 or config.bias_per_layer, is_decoder=is_decoder)
+            for index in range(depth)
+        ]
+        self.final_layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
+
+    def bias_tables(self, reach: int) -> list[mx.array]:
+        """Per layer (heads, width): the score bias of each distance up to `reach`, -inf behind.
+
+        Encoder: column reach - 1 + (key - query). Decoder: column reach - 1 - (query - key), and
+        `reach` columns of -inf for keys that lie ahead.
+        """
+        config = self._config
+        ahead = 0 if self._is_decoder else reach - 1
+        distances = np.arange(1 - reach, ahead + 1)
+        index = mx.array(
+            buckets(
+                distances,
+                config.num_buckets,
+                config.max_distance,
+                both_ways=not self._is_decoder,
+            )
+        )
+        tables = []
+        for block in self.block if config.bias_per_layer else self.block[:1]:
+            table = block.attention.relative_attention_bias(index).T
+            if self._is_decoder:
+                hidden = mx.full((config.num_heads, reach), -mx.inf, dtype=table.dtype)
+                table = mx.concatenate([table, hidden], axis=1)
+            tables.append(table)
+        return tables
+
+    def masks(
+        self, tables: Sequence[mx.array], reach: int, start: int, rows: int
+    ) -> list[mx.array]:
+        """Per layer (heads, rows, start + rows): what is added to the scores of new positions."""
+        width = start + rows
+        if rows == 1:
+            first = reach - 1 - start
+            masks = [table[:, None, first : first + width] for table in tables]
+        else:
+            keys, queries = np.arange(width)[None], np.arange(start, width)[:, None]
+            index = mx.array(reach - 1 + keys - queries)
+            masks = [mx.take(table, index, axis=1) for table in tables]
+        return masks * (len(self.block) // len(masks))
+
+
+class T5(nn.Module):
+    """The whole model. Parameters are named as in Hugging Face checkpoints."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.config = config
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = Stack(config, config.num_layers, is_decoder=False)
+        self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
+        if config.own_head:
+            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+        """The encoder's memory.
+
+        tokens: (batch, n) int32. mask: (batch, n) bool, False for padding. Returns
+        (batch, n, d_model).
+        """
+        length = tokens.shape[1]
+        tables = self.encoder.bias_tables(length)
+        biases = self.encoder.masks(tables, length, 0, length)
+        hidden = _hide(mask, biases[0].dtype)
+        states = self.shared(tokens)
+        for block, bias in zip(self.encoder.block, biases, strict=True):
+            attend, feed_forward = block.layer
+            total = bias[None] if hidden is None else bias[None] + hidden
+            states = feed_forward(attend(states, total, None))
+        return self.encoder.final_layer_norm(states)
+
+    def project_memory(self, memory: mx.array) -> list[KeysValues]:
+        """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv)."""
+        return [block.layer[1].EncDecAttention.keys_values(memory) for block in self.decoder.block]
+
+    def decode(
+        self,
+        tokens: mx.array,
+        caches: Sequence[KVCache],
+        memory: Sequence[KeysValues],
+        masks: Sequence[mx.array],
+        memory_mask: mx.array | None = None,
+    ) -> mx.array:
+        """What the head is given: (batch, m, d_model), normed and scaled.
+
+        tokens: (batch, m) int32, the next positions after what the caches hold. masks: from
+        `Stack.masks`. memory_mask: (batch, n) bool, False for the source's padding.
+        """
+        states = self.shared(tokens)
+        hidden = _hide(memory_mask, states.dtype)
+        layers = zip(self.decoder.block, caches, memory, masks, strict=True)
+        for block, cache, given, mask in layers:
+            attend, cross, feed_forward = block.layer
+            states = feed_forward(cross(attend(states, mask[None], cache), given, hidden))
+        states = self.decoder.final_layer_norm(states)
+        return states * self.config.d_model**-0.5 if self.config.scales_output else states
+
+    def head(self, states: mx.array) -> mx.array:
+        """(batch, m, d_model) -> logits (batch, m, vocabulary)."""
+        return self.lm_head(states) if self.config.own_head else self.shared.as_linear(states)
+
+
+def _hide(mask: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
+    """(batch, n) bool -> (batch, 1, 1, n), 0 where True and -inf where False."""
+    if mask is None:
+        return None
+    return mx.where(mask, 0.0, -mx.inf).astype(dtype)[:, None, None]
