@@ -24,11 +24,11 @@ def check_free(destination: Path, *, overwrite: bool, source: Path) -> None:
     if not os.path.lexists(destination):
         return
     if not destination.is_dir() or destination.is_symlink():
-        raise OutputError(f"{destination} is in the way and no directory: choose another --mlx-path")
-    if source.is_dir() and source.resolve().is_relative_to(destination.resolve()):
         raise OutputError(
-            f"{destination} holds the model to convert: choose another --mlx-path"
+            f"{destination} is in the way and no directory: choose another --mlx-path"
         )
+    if source.is_dir() and source.resolve().is_relative_to(destination.resolve()):
+        raise OutputError(f"{destination} holds the model to convert: choose another --mlx-path")
     if not overwrite:
         raise OutputError(
             f"{destination} exists: delete it, choose another --mlx-path, or give --overwrite"

@@ -70,7 +70,7 @@ class Weights:
         file = self._places[name]
         if name not in self._loaded.get(file, {}):
             # A file opened anew is a fresh set of lazy arrays, so reading twice costs no memory.
-            self._loaded = {file: safetensors_file.load(file)}
+            self._loaded[file] = safetensors_file.load(file)
         return self._loaded[file].pop(name)
 
     def tensors(self) -> Iterator[tuple[str, mx.array]]:

@@ -11,26 +11,19 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import mlx.core as mx
 
 from ..errors import CheckpointError
 from .files import INDEX
+from .keys import Quantisation
 from .safetensors_file import DTYPES
 
 SHARD_BYTES = 5 << 30
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "F8_E4M3"}
-
-
-@dataclass(frozen=True)
-class Quantisation:
-    """How one matrix is packed: bits per weight, and weights that share a scale and a bias."""
-
-    bits: int
-    group_size: int
 
 
 @dataclass(frozen=True)
@@ -52,18 +45,16 @@ class Written:
 
 @dataclass
 class _Item:
-    """One source tensor and the lazy arrays that are stored for it."""
+    """One source tensor, still lazy, and the lazy arrays that are stored for it."""
 
     name: str
     source: mx.array
-    stored: dict[str, mx.array]
     cast: mx.array
+    stored: dict[str, mx.array]
 
-
-@dataclass
-class _Shard:
-    items: list[_Item] = field(default_factory=list)
-    nbytes: int = 0
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.stored.values())
 
 
 def write_weights(
@@ -81,21 +72,145 @@ def write_weights(
     CheckpointError for values that are not finite, or not after the change of type; OSError as the
     system raises it.
     """
-    parts: list[dict[str, mx.array] | list[str]] = []
-    shard, names, parameters, total = _Shard(), [], 0, 0
+    shards: list[list[str]] = []
+    waiting: list[_Item] = []
+    size = total = parameters = 0
     for name, array in tensors:
         item = _prepare(name, array, change(name, array))
-        nbytes = sum(each.nbytes for each in item.stored.values())
-        if shard.items and shard.nbytes + nbytes > shard_bytes:
-            parts.append(_write_shard(directory, len(parts), shard, progress))
-            shard = _Shard()
-        shard.items.append(item)
-        shard.nbytes += nbytes
-        total += nbytes
+        if waiting and size + item.nbytes > shard_bytes:
+            shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
+            waiting, size = [], 0
+        waiting.append(item)
+        size += item.nbytes
+        total += item.nbytes
         parameters += array.size
-        names += item.stored
         del item, array
-    if shard.items:
-        parts.append(_write_shard(directory, len(parts), shard, progress))
-    _write_index(directory, parts, total, parameters)
-    return Written(tensors=len(names), parameters=parameters, nbytes=total)
+    if waiting:
+        shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
+    _name_shards(directory, shards, total, parameters)
+    return Written(sum(map(len, shards)), parameters, total)
+
+
+def write_config(
+    directory: Path, config: Mapping[str, Any], quantization: Mapping[str, Any] | None
+) -> None:
+    """config.json as mlx-lm writes it: sorted, quantisation under both names that are in use."""
+    whole = {key: value for key, value in config.items() if key != "_name_or_path"}
+    if quantization is not None:
+        whole["quantization"] = dict(quantization)
+    if "quantization" in whole:
+        whole["quantization_config"] = whole["quantization"]
+    text = json.dumps(_tagged(dict(sorted(whole.items()))), indent=4)
+    (directory / "config.json").write_text(text, encoding="utf-8")
+
+
+def _prepare(name: str, array: mx.array, change: Change) -> _Item:
+    cast = array if change.dtype is None else array.astype(change.dtype)
+    if change.quantisation is None:
+        return _Item(name, array, cast, {name: cast})
+    how = change.quantisation
+    packed = mx.quantize(cast, group_size=how.group_size, bits=how.bits)
+    path = name.removesuffix(".weight")
+    parts = zip(("weight", "scales", "biases"), packed, strict=True)
+    return _Item(name, array, cast, {f"{path}.{part}": each for part, each in parts})
+
+
+def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]) -> list[str]:
+    """Write one file and let go of `items`, one after the other; gives the names in it."""
+    offsets, header = _layout(items)
+    with file.open("xb") as stream:
+        stream.write(header)
+        items.reverse()
+        while items:
+            item = items.pop()
+            _check_values(item)
+            for name, array in item.stored.items():
+                stream.seek(len(header) + offsets[name])
+                stream.write(_bytes(array))
+            progress(item.source.nbytes)
+            del item, array
+            mx.clear_cache()
+        stream.flush()
+        os.fsync(stream.fileno())
+    return list(offsets)
+
+
+def _layout(items: list[_Item]) -> tuple[dict[str, int], bytes]:
+    """Where each array goes, widest types first so that all are aligned, and the file's header."""
+    arrays = [pair for item in items for pair in item.stored.items()]
+    arrays.sort(key=lambda pair: -pair[1].dtype.size)
+    offsets: dict[str, int] = {}
+    entries: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    position = 0
+    for name, array in arrays:
+        if array.dtype not in _NAMES:
+            raise CheckpointError(f"{name} is of type {array.dtype}, which cannot be stored")
+        offsets[name] = position
+        entries[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [position, position + array.nbytes],
+        }
+        position += array.nbytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return offsets, len(text).to_bytes(8, "little") + text
+
+
+def _check_values(item: _Item) -> None:
+    try:
+        if not mx.issubdtype(item.source.dtype, mx.floating):
+            return
+        if not mx.all(mx.isfinite(item.source)).item():
+            raise CheckpointError(
+                f"{item.name} holds values that are no finite numbers: the checkpoint is damaged"
+            )
+        if item.cast is not item.source and not mx.all(mx.isfinite(item.cast)).item():
+            raise CheckpointError(
+                f"{item.name} holds values too large for {_short(item.cast.dtype)}: convert with "
+                "--dtype bfloat16"
+            )
+    except RuntimeError as problem:
+        reason = (str(problem).strip().splitlines() or ["unknown reason"])[0]
+        raise CheckpointError(f"{item.name} cannot be read: {reason}") from problem
+
+
+def _bytes(array: mx.array) -> memoryview:
+    flat = mx.contiguous(array).reshape(-1)
+    return memoryview(flat.view(mx.uint16) if flat.dtype == mx.bfloat16 else flat)
+
+
+def _part(number: int) -> str:
+    return f"part-{number}.safetensors"
+
+
+def _name_shards(directory: Path, shards: list[list[str]], total: int, parameters: int) -> None:
+    """Give the files their final names, which say how many there are, and write the index."""
+    places: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        if len(shards) == 1:
+            file = "model.safetensors"
+        (directory / _part(number)).rename(directory / file)
+        places.update(dict.fromkeys(names, file))
+    index = {
+        "metadata": {"total_size": total, "total_parameters": parameters},
+        "weight_map": dict(sorted(places.items())),
+    }
+    (directory / INDEX).write_text(json.dumps(index, indent=4), encoding="utf-8")
+
+
+def _tagged(value: Any) -> Any:
+    """Numbers that JSON does not have, written as transformers writes them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return {"__float__": name}
+    if isinstance(value, Mapping):
+        return {key: _tagged(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_tagged(each) for each in value]
+    return value
+
+
+def _short(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]

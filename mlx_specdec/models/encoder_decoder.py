@@ -55,7 +55,8 @@ class EncoderDecoderModel:
             raise PromptError("the prompt is empty: give some text")
         if not 0 <= min(prompt) <= max(prompt) < self.vocabulary:
             raise PromptError(
-                f"the prompt has token {max(prompt)}, the model only 0 to {self.vocabulary - 1}"
+                f"the prompt has tokens {min(prompt)} to {max(prompt)}, the model 0 to "
+                f"{self.vocabulary - 1}"
             )
         if progress is not None:
             progress(0, len(prompt))

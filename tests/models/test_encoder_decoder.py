@@ -1,0 +1,103 @@
+"""The contract of contexts, kept by T5: what may be taken back, and what is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.errors import PromptError, RewindError
+from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
+from mlx_specdec.models.kv_cache import STEP, KVCache
+from mlx_specdec.models.loading import load_model
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "t5" / "own-head-scaled"
+
+
+@pytest.fixture(scope="module")
+def model() -> EncoderDecoderModel:
+    return load_model(FIXTURE, dtype="float32").model
+
+
+def tokens(*ids: int) -> mx.array:
+    return mx.array([ids], dtype=mx.int32)
+
+
+def test_a_new_context_has_seen_all_but_the_last_token_of_its_prefix(model) -> None:
+    context = model.open([5, 6, 1])
+    assert model.prefix([5, 6, 1]) == [0]
+    assert context.lengths == (0,)
+    assert model.max_length is None and model.vocabulary == 64
+    assert model.nbytes > 4 * 64 * 24
+
+
+def test_only_proposed_tokens_can_be_taken_back(model) -> None:
+    context = model.open([5, 6, 1])
+    context.advance(tokens(0, 7, 8, 9), proposed=2)
+    for wrong in (5, 1, -1):
+        with pytest.raises(RewindError, match="4 were seen and 2 are final"):
+            context.rewind((wrong,))
+    context.rewind((3,))
+    assert context.lengths == (3,)
+    with pytest.raises(RewindError, match="3 are final"):
+        context.rewind((2,))
+
+
+def test_tokens_drafted_one_by_one_are_taken_back_together(model) -> None:
+    context = model.open([5, 6, 1])
+    context.advance(tokens(0, 7))
+    for id in (8, 9, 10):
+        context.advance(tokens(id), proposed=1)
+    context.rewind((3,))
+    again = context.advance(tokens(11)).logits
+    fresh = model.open([5, 6, 1]).advance(tokens(0, 7, 8, 11)).logits[:, -1:]
+    assert mx.allclose(again, fresh, atol=1e-4)
+
+
+def test_a_pass_without_proposal_makes_everything_final(model) -> None:
+    context = model.open([5, 6, 1])
+    context.advance(tokens(0, 7), proposed=1)
+    context.advance(tokens(8))
+    with pytest.raises(RewindError):
+        context.rewind((2,))
+
+
+def test_lengths_of_another_number_of_sequences_are_refused(model) -> None:
+    context = model.open([5, 6, 1])
+    with pytest.raises(RewindError, match="one sequence"):
+        context.rewind((0, 0))
+    with pytest.raises(ValueError, match="one sequence"):
+        context.advance(mx.zeros((2, 1), dtype=mx.int32))
+
+
+def test_the_tap_is_what_the_head_is_given(model) -> None:
+    scores = model.open([5, 6, 1]).advance(tokens(0, 7, 8), taps=("final",))
+    assert mx.allclose(model.network.head(scores.hidden["final"]), scores.logits, atol=1e-5)
+    with pytest.raises(ValueError, match="'middle'"):
+        model.open([5, 6, 1]).advance(tokens(0), taps=("middle",))
+
+
+@pytest.mark.parametrize(("prompt", "told"), [([], "empty"), ([5, 64], "64"), ([-1], "-1")])
+def test_a_prompt_that_cannot_be_read_is_refused(model, prompt: list[int], told: str) -> None:
+    with pytest.raises(PromptError, match=told):
+        model.open(prompt)
+
+
+def test_opening_reports_its_progress(model) -> None:
+    seen: list[tuple[int, int]] = []
+    model.open([5, 6, 1], lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 3), (3, 3)]
+
+
+def test_a_cache_returns_what_was_appended_across_growth_and_rewinds() -> None:
+    cache = KVCache()
+    rows = mx.random.normal((1, 2, 3 * STEP, 4), key=mx.random.key(0))
+    keys, _ = cache.append(rows[:, :, : STEP - 1], rows[:, :, : STEP - 1])
+    cache.rewind(10)
+    keys, values = cache.append(rows[:, :, 10:], -rows[:, :, 10:])
+    assert mx.array_equal(keys, rows)
+    assert mx.array_equal(values[:, :, 10:], -rows[:, :, 10:])
+    for wrong in (-1, 3 * STEP + 1):
+        with pytest.raises(ValueError, match="cannot keep"):
+            cache.rewind(wrong)

@@ -1,0 +1,151 @@
+"""T5 computes what transformers computes, for every kind, in one pass, token by token, in blocks.
+
+The fixtures are written by scripts/make_t5_fixtures.py; source and target have 150 positions, so
+that the far buckets of the relative positions are used.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.encoder_decoder import EncoderDecoderContext, EncoderDecoderModel
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.t5 import T5Config, buckets
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
+KINDS = sorted(path.name for path in FIXTURES.iterdir())
+TOLERANCE = 1e-4
+
+
+def load(kind: str) -> tuple[EncoderDecoderModel, dict[str, np.ndarray]]:
+    model = load_model(FIXTURES / kind, dtype="float32").model
+    assert isinstance(model, EncoderDecoderModel)
+    with np.load(FIXTURES / kind / "expected.npz") as file:
+        return model, dict(file)
+
+
+def log_p(logits: mx.array) -> np.ndarray:
+    return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))[0]
+
+
+def ends(rows: np.ndarray) -> np.ndarray:
+    return np.concatenate([rows[:40], rows[-40:]])
+
+
+def test_every_kind_has_its_fixture() -> None:
+    assert len(KINDS) == 9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_encoder_agrees_with_transformers(kind: str) -> None:
+    model, expected = load(kind)
+    memory = np.array(model.network.encode(mx.array(expected["source"][None])))[0]
+    kept = np.concatenate([memory[:10], memory[-30:-20]])
+    assert np.abs(kept - expected["memory"]).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_teacher_forced_log_probabilities_agree_with_transformers(kind: str) -> None:
+    model, expected = load(kind)
+    context = model.open(expected["source"].tolist())
+    rows = log_p(context.advance(mx.array(expected["target"][None])).logits)
+    assert np.abs(ends(rows) - expected["log_p"]).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
+    model, expected = load(kind)
+    network = model.network
+    source = mx.array(expected["source"][None])
+    mask = mx.arange(source.shape[1])[None] < source.shape[1] - 20
+    memory = network.encode(source, mask)
+    kept = np.concatenate([np.array(memory)[0, :10], np.array(memory)[0, -30:-20]])
+    assert np.abs(kept - expected["padded_memory"]).max() <= TOLERANCE
+    context = EncoderDecoderContext(model, network.project_memory(memory))
+    states = network.decode(
+        mx.array(expected["target"][None]),
+        context._caches,
+        context._memory,
+        model.masks(0, len(expected["target"])),
+        mask,
+    )
+    rows = log_p(network.head(states))
+    assert np.abs(ends(rows) - expected["padded_log_p"]).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_by_token_equals_one_pass(kind: str) -> None:
+    model, expected = load(kind)
+    context = model.open(expected["source"].tolist())
+    target = mx.array(expected["target"][None])
+    rows = [log_p(context.advance(target[:, i : i + 1]).logits) for i in range(target.shape[1])]
+    assert np.abs(ends(np.concatenate(rows)) - expected["log_p"]).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_with_rewound_guesses_equal_one_pass(kind: str) -> None:
+    model, expected = load(kind)
+    context = model.open(expected["source"].tolist())
+    target = expected["target"]
+    dice, rows, seen = np.random.default_rng(3), [], 0
+    while seen < len(target):
+        kept = min(int(dice.integers(1, 7)), len(target) - seen)
+        wrong = int(dice.integers(0, 5))
+        tokens = [*target[seen : seen + kept].tolist(), *dice.integers(2, 64, wrong).tolist()]
+        scores = context.advance(mx.array([tokens]), proposed=len(tokens) - 1)
+        rows.append(log_p(scores.logits)[:kept])
+        seen += kept
+        context.rewind((seen,))
+    assert np.abs(ends(np.concatenate(rows)) - expected["log_p"]).max() <= TOLERANCE
+
+
+def test_text_longer_than_the_first_buffers_stays_right() -> None:
+    model, _ = load("tied-scaled-relu")
+    tokens = mx.random.randint(2, 64, (1, 600), key=mx.random.key(1))
+    at_once = log_p(model.open([5, 6, 1]).advance(tokens).logits)
+    context, rows = model.open([5, 6, 1]), []
+    for start in range(0, 600, 50):
+        rows.append(log_p(context.advance(tokens[:, start : start + 50]).logits))
+    assert np.abs(np.concatenate(rows) - at_once).max() <= TOLERANCE
+
+
+def test_buckets_are_exact_when_near_and_end_at_the_last() -> None:
+    near = buckets(-np.arange(200), 32, 128, both_ways=False)
+    assert near[:16].tolist() == list(range(16))
+    assert near[127:].tolist() == [31] * 73 and (np.diff(near) >= 0).all()
+    both = buckets(np.arange(-130, 131), 32, 128, both_ways=True)
+    assert both.min() == 0 and both[0] == 15 and both[-1] == 31 and both[130] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"d_model": None}, "d_model"),
+        ({"num_heads": 0}, "num_heads"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"feed_forward_proj": "gated-swish9"}, "gated-swish9"),
+    ],
+)
+def test_a_configuration_that_does_not_describe_a_t5_is_refused(change: dict, told: str) -> None:
+    config = json.loads((FIXTURES / "mt5" / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=told):
+        T5Config.from_dict({**config, **change}, own_head=True)
+
+
+def test_running_a_t5_imports_neither_transformers_nor_mlx_lm() -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nimport mlx.core as mx\n"
+        "from mlx_specdec.models.loading import load_model\n"
+        "model = load_model(Path(sys.argv[1])).model\n"
+        "model.open([5, 6, 1]).advance(mx.array([[0]])).logits.tolist()\n"
+        "assert not {'transformers', 'torch', 'mlx_lm'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, FIXTURES / "mt5"], check=True)
