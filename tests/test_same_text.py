@@ -1,0 +1,202 @@
+"""The promise: for the same seed, speculation never changes the text, in any family of models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx.utils import tree_map
+
+from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.contracts import Model
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.options import Options
+
+from . import tiny
+
+FIXTURES = Path(__file__).parent / "fixtures" / "t5"
+SIZE = 64
+PROMPT = [5, 9, 12, 7, 33, 21, 8]
+LENGTH = 60
+FAST = ("llama", "qwen3", "gemma3_wrapped", "mamba2", "qwen3_next", "mixtral")
+
+
+class Numbers:
+    """Token i is the text "i "; enough of a tokenizer for texts that nobody reads."""
+
+    eos_token_ids = ()
+    special_ids: frozenset[int] = frozenset()
+    size = SIZE
+    has_chat_template = False
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids) -> str:
+        return "".join(f"{id} " for id in ids)
+
+    def apply_chat(self, text: str) -> list[int]:
+        raise AssertionError("no chat template")
+
+    def pieces(self) -> list[str | None]:
+        return [str(id) for id in range(self.size)]
+
+
+def perturbed(network, amount: float):
+    """Weights moved a little: a draft that is often, but not always, right."""
+    keys = iter(mx.random.split(mx.random.key(5), 2000))
+
+    def move(array: mx.array) -> mx.array:
+        if not mx.issubdtype(array.dtype, mx.floating) or array.ndim < 2:
+            return array
+        return array * (1 + amount * mx.random.normal(array.shape, key=next(keys)))
+
+    network.update(tree_map(move, network.parameters()))
+    return network
+
+
+def pair_of(target: Model, draft: Model | None, eos: frozenset[int] = frozenset()) -> Pair:
+    return Pair("target", "draft", target, draft, Numbers(), eos, SIZE, "float32", 0.0)
+
+
+def decoder_only(name: str, amount: float = 0.3) -> Pair:
+    draft = DecoderOnlyModel(perturbed(tiny.build(name), amount))
+    return pair_of(DecoderOnlyModel(tiny.build(name)), draft)
+
+
+def encoder_decoder(kind: str, amount: float = 0.3) -> Pair:
+    target = load_model(FIXTURES / kind, dtype="float32").model
+    draft = load_model(FIXTURES / kind, dtype="float32").model
+    assert isinstance(draft, EncoderDecoderModel)
+    perturbed(draft.network, amount)
+    return pair_of(target, draft)
+
+
+def check(pair: Pair, **changes) -> None:
+    plain = generate(pair, PROMPT, Options(max_tokens=LENGTH, regular=True, **changes))
+    assert len(set(plain.tokens)) > 3, "a text of one token would prove little"
+    for num_draft in (1, 3, 6):
+        result = generate(pair, PROMPT, Options(max_tokens=LENGTH, num_draft=num_draft, **changes))
+        assert result.tokens == plain.tokens
+        assert result.text == plain.text
+        assert result.stats.drafted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(tiny.CONFIGS)
+    ],
+)
+def test_decoder_only_models_write_the_same_text(name: str, temperature: float) -> None:
+    check(decoder_only(name), temperature=temperature, seed=3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", sorted(path.name for path in FIXTURES.iterdir()))
+def test_encoder_decoder_models_write_the_same_text(kind: str, temperature: float) -> None:
+    # Tied random weights repeat one token; the penalty makes the text worth comparing.
+    pair = encoder_decoder(kind, 0.1)
+    check(pair, temperature=temperature, frequency_penalty=2.0, seed=3)
+
+
+def test_a_draft_of_another_architecture_does_not_change_the_text() -> None:
+    draft = DecoderOnlyModel(tiny.build("mamba2", seed=4))
+    check(pair_of(DecoderOnlyModel(tiny.build("gemma3_wrapped")), draft), temperature=0.7)
+
+
+def test_a_draft_that_knows_fewer_tokens_does_not_change_the_text() -> None:
+    draft = DecoderOnlyModel(tiny.build("llama", vocab_size=40))
+    check(pair_of(DecoderOnlyModel(tiny.build("llama")), draft), temperature=1.0)
+
+
+def test_the_identical_draft_is_always_right() -> None:
+    target = DecoderOnlyModel(tiny.build("llama"))
+    for temperature in (0.0, 1.0):
+        options = Options(max_tokens=40, num_draft=4, temperature=temperature)
+        stats = generate(pair_of(target, target), PROMPT, options).stats
+        assert stats.acceptance_rate == 1.0
+        assert stats.tokens_per_round == 5.0
+
+
+pairs: dict[str, Pair] = {}
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    family=st.sampled_from(["llama", "own-head-scaled", "gemma3_wrapped"]),
+    prompt=st.lists(st.integers(2, SIZE - 1), min_size=1, max_size=20),
+    num_draft=st.integers(0, 8),
+    seed=st.integers(0, 1 << 40),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 5]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.3]),
+    logit_bias=st.dictionaries(st.integers(0, SIZE - 1), st.floats(-5, 5), max_size=3),
+    stop=st.sampled_from([(), ("3 ",), ("1 2", "7 ")]),
+    max_tokens=st.integers(0, 30),
+)
+def test_whatever_is_asked_the_text_is_that_of_plain_decoding(
+    family: str, prompt: list[int], num_draft: int, **asked
+) -> None:
+    if family not in pairs:
+        in_t5 = family == "own-head-scaled"
+        pairs[family] = encoder_decoder(family) if in_t5 else decoder_only(family)
+    pair = pairs[family]
+    plain = generate(pair, prompt, Options(regular=True, **asked))
+    result = generate(pair, prompt, Options(num_draft=num_draft, **asked))
+    assert (result.tokens, result.text) == (plain.tokens, plain.text)
+    assert result.finish_reason == plain.finish_reason
+    assert len(result.tokens) <= asked["max_tokens"]
+
+
+@pytest.mark.parametrize("eos_after", [1, 2, 5, 9])
+def test_an_eos_ends_speculative_and_plain_text_alike(eos_after: int) -> None:
+    free = decoder_only("llama")
+    text = generate(free, PROMPT, Options(max_tokens=12, regular=True)).tokens
+    eos = text[eos_after]
+    pair = pair_of(free.target, free.draft, frozenset({eos}))
+    expected = text[: text.index(eos) + 1]
+    for num_draft in (0, 1, 4, 8):
+        result = generate(pair, PROMPT, Options(max_tokens=30, num_draft=num_draft))
+        assert result.tokens == expected
+        assert result.finish_reason == "eos"
+
+
+def test_lenience_accepts_more_and_says_so() -> None:
+    pair = decoder_only("llama", 0.6)
+    rates = []
+    for delta in (0.0, 0.3, 1.0):
+        result = generate(pair, PROMPT, Options(max_tokens=LENGTH, delta=delta))
+        rates.append(result.stats.accepted / result.stats.drafted)
+        assert result.labels.rule == ("coupled" if delta == 0 else "lenient")
+    assert rates == sorted(rates) and rates[-1] == 1.0
+
+
+def test_the_token_rule_depends_on_the_seed_alone() -> None:
+    pair = decoder_only("llama")
+    options = Options(max_tokens=LENGTH, temperature=1.0, rule="token", seed=4)
+    first, again = generate(pair, PROMPT, options), generate(pair, PROMPT, options)
+    other = generate(
+        pair, PROMPT, Options(max_tokens=LENGTH, temperature=1.0, rule="token", seed=5)
+    )
+    assert first.tokens == again.tokens != other.tokens
+    assert first.labels.rule == "token"
+
+
+def test_a_text_ends_where_the_models_positions_end() -> None:
+    target = DecoderOnlyModel(tiny.build("llama"), max_length=len(PROMPT) + 9)
+    for draft in (None, DecoderOnlyModel(tiny.build("llama"), max_length=len(PROMPT) + 4)):
+        result = generate(pair_of(target, draft), PROMPT, Options(max_tokens=50, num_draft=4))
+        assert len(result.tokens) == 9
+        assert result.finish_reason == "length"
