@@ -1,0 +1,170 @@
+"""T5 directories load in every layout, and what is wrong with one is named in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.models import loading
+from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
+from mlx_specdec.models.loading import load_model
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """A T5 whose widths divide into groups of 32, with its own head."""
+    config = json.loads((FIXTURES / "own-head-scaled" / "config.json").read_text())
+    config.update(d_model=64, d_kv=32, d_ff=96)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    network = loading.T5(loading.T5Config.from_dict(config, own_head=True))
+    mx.save_safetensors(
+        str(tmp_path / "model.safetensors"), dict(tree_flatten(network.parameters()))
+    )
+    return tmp_path
+
+
+def logits(model: EncoderDecoderModel) -> np.ndarray:
+    return np.array(model.open([5, 6, 7, 1]).advance(mx.array([[0, 9, 11]])).logits)
+
+
+def rewrite(directory: Path, change) -> None:
+    file = directory / "model.safetensors"
+    weights = dict(mx.load(str(file)))
+    mx.eval(weights)
+    change(weights)
+    mx.save_safetensors(str(file), weights)
+
+
+def test_ids_that_end_a_text_come_from_the_generation_config_first(wide: Path) -> None:
+    assert load_model(wide).eos_token_ids == (1,)
+    (wide / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
+    assert load_model(wide).eos_token_ids == (1, 7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_asked_number_format_is_used(wide: Path, dtype: str) -> None:
+    loaded = load_model(wide, dtype=dtype)
+    assert loaded.dtype == dtype
+    arrays = dict(tree_flatten(loaded.model.network.parameters())).values()
+    assert {str(array.dtype) for array in arrays} == {f"mlx.core.{dtype}"}
+
+
+def test_a_head_that_repeats_the_embedding_is_the_embedding(wide: Path) -> None:
+    rewrite(wide, lambda weights: weights.update({"lm_head.weight": weights["shared.weight"]}))
+    network = load_model(wide).model.network
+    assert not network.config.own_head and network.config.scales_output
+
+
+def test_an_embedding_under_the_stacks_name_is_found(wide: Path) -> None:
+    before = logits(load_model(wide).model)
+
+    def rename(weights) -> None:
+        weights["encoder.embed_tokens.weight"] = weights.pop("shared.weight")
+
+    rewrite(wide, rename)
+    assert np.array_equal(logits(load_model(wide).model), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda w: w.pop("encoder.block.1.layer.0.SelfAttention.q.weight"), r"lack encoder\.block"),
+        (lambda w: w.update(extra=mx.zeros((2,))), "extra, which config.json does not ask for"),
+        (
+            lambda w: w.update({"lm_head.weight": mx.zeros((64, 63))}),
+            r"lm_head.weight has shape \(64, 63\) where config.json asks for \(64, 64\)",
+        ),
+    ],
+)
+def test_a_wrong_tensor_is_named(wide: Path, change, told: str) -> None:
+    rewrite(wide, change)
+    with pytest.raises(CheckpointError, match=told) as error:
+        load_model(wide)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [0, 5, 30, 2000, -1])
+def test_truncated_weights_are_told(wide: Path, size: int) -> None:
+    file = wide / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(CheckpointError, match="truncated"):
+        load_model(wide)
+
+
+def test_a_directory_without_weights_is_told(wide: Path) -> None:
+    (wide / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"no \.safetensors"):
+        load_model(wide)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"), [({"dtype": "float8"}, "float8"), ({"q_bits": 7}, "q-bits")]
+)
+def test_settings_that_do_not_exist_are_refused(wide: Path, settings: dict, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        load_model(wide, **settings)
+
+
+def test_quantising_on_load_leaves_positions_and_norms_alone(wide: Path) -> None:
+    exact = logits(load_model(wide).model)
+    loaded = load_model(wide, q_bits=8, q_group_size=32)
+    network = loaded.model.network
+    attention = network.encoder.block[0].attention
+    assert isinstance(attention.q, nn.QuantizedLinear)
+    assert isinstance(network.shared, nn.QuantizedEmbedding)
+    assert isinstance(attention.relative_attention_bias, nn.Embedding)
+    assert loaded.dtype == "8-bit, float32"
+    assert 0 < np.abs(logits(loaded.model) - exact).max() < 0.1
+
+
+def store_quantised(directory: Path, bits: int = 8) -> np.ndarray:
+    """Replace the weights by quantised ones, as a conversion writes them; returns their logits."""
+    loaded = load_model(directory, q_bits=bits, q_group_size=32)
+    parameters = dict(tree_flatten(loaded.model.network.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), parameters)
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization"] = {"group_size": 32, "bits": bits}
+    (directory / "config.json").write_text(json.dumps(config))
+    return logits(loaded.model)
+
+
+@pytest.mark.parametrize("dequantise", [True, False])
+def test_a_quantised_directory_gives_its_own_logits(
+    wide: Path, dequantise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not dequantise:
+        monkeypatch.setattr(loading, "DEQUANTISED_BELOW", 0)
+    stored = store_quantised(wide)
+    loaded = load_model(wide)
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    assert loaded.dtype == ("float32" if dequantise and on_cpu else "8-bit, float32")
+    assert np.abs(logits(loaded.model) - stored).max() < 1e-4
+
+
+def test_what_is_quantised_already_is_not_quantised_again(wide: Path) -> None:
+    store_quantised(wide)
+    with pytest.raises(OptionError, match="already"):
+        load_model(wide, q_bits=4)
+
+
+def test_a_quantisation_that_mlx_does_not_have_is_refused(wide: Path) -> None:
+    config = json.loads((wide / "config.json").read_text())
+    config["quantization"] = {"group_size": 48, "bits": 8}
+    (wide / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="groups of 48"):
+        load_model(wide)
+
+
+def test_a_copied_fixture_loads_from_anywhere(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "mt5", tmp_path / "a place with spaces")
+    assert load_model(tmp_path / "a place with spaces").kind == "encoder-decoder"
