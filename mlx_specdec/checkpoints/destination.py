@@ -85,6 +85,8 @@ def _missing_parents(destination: Path) -> list[Path]:
 
 def _sentence(destination: Path, problem: OSError) -> str:
     reason = problem.strerror or str(problem) or type(problem).__name__
+    if problem.filename:
+        reason += f" ({problem.filename})"
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{destination} cannot be written, the disk is full: make room and convert again"
     return f"{destination} cannot be written: {reason}: choose another --mlx-path"

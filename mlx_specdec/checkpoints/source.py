@@ -1,7 +1,12 @@
-"""A name or directory -> local files. Knows the Hugging Face Hub and what can go wrong there."""
+"""A name or directory -> local files. Knows the Hugging Face Hub and what can go wrong there.
+
+Knows nothing of what the files hold. The transfer itself, with its cache, its tokens and its
+offline mode (HF_HUB_OFFLINE), is huggingface_hub's, imported only when it is needed.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -10,14 +15,17 @@ from pathlib import Path
 from ..errors import SourceError
 
 WANTED = (
-    "*.safetensors",
+    "model*.safetensors",
     "*.json",
     "spiece.model",
     "tokenizer.model",
+    "*.tiktoken",
+    "vocab.txt",
     "merges.txt",
     "*.jinja",
 )
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+UNWANTED = ("*/*", "flax_model*", "pytorch_model*", "tf_model*")
+_HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
 def resolve(
@@ -28,21 +36,27 @@ def resolve(
 ) -> Path:
     """A local directory as it is, or a repository of the Hub, downloaded unless it is in the cache.
 
-    progress: called with (0, 1) and (1, 1) around a download. Raises SourceError, in one line.
+    name: "t5-small" is that repository of the Hub unless a directory of this name is here; it is
+    not looked for anywhere else. revision: a branch, tag or commit of the Hub's repository; of no
+    meaning for a directory. progress: called with (0, 1) and (1, 1) around a download; without it
+    the download shows no bars. Raises SourceError, in one line.
     """
     path = Path(name).expanduser()
     if path.is_dir():
         return path
-    if path.exists():
-        raise SourceError(f"{name} is a file: give the directory that holds the model")
-    if not _HUB_NAME.fullmatch(name) or name.startswith("weights/"):
-        raise SourceError(f"there is no directory {name}, and it is no name on the Hub")
+    if os.path.lexists(path):
+        kind = "a broken link" if path.is_symlink() and not path.exists() else "a file"
+        raise SourceError(f"{name} is {kind}: give the directory that holds the model")
+    if not _HUB_NAME.fullmatch(name) or name.split("/")[0] in ("weights", "."):
+        shown = repr(name) if not name.strip() or not name.isprintable() else name
+        raise SourceError(
+            f"there is no directory {shown}, and it cannot be a name on the Hub: check the path"
+        )
     return _download(name, revision, progress)
 
 
 def _download(name: str, revision: str | None, progress: Callable[[int, int], None] | None) -> Path:
     import huggingface_hub as hub
-    from huggingface_hub import errors
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if progress is None:
@@ -50,30 +64,50 @@ def _download(name: str, revision: str | None, progress: Callable[[int, int], No
     else:
         progress(0, 1)
     try:
-        path = Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(WANTED)))
-    except errors.GatedRepoError:
-        raise SourceError(
-            f"{name} is gated: accept its terms on huggingface.co and run `hf auth login`"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise SourceError(f"{name} has no revision {revision}: check --revision") from None
-    except errors.RepositoryNotFoundError:
-        raise SourceError(
-            f"{name} is neither a directory here nor a repository on the Hub that you may read"
-        ) from None
-    except errors.LocalEntryNotFoundError:
-        raise SourceError(_unreachable(name)) from None
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        raise SourceError(f"{name} cannot be downloaded: {reason}") from None
+        path = Path(
+            hub.snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=list(WANTED),
+                ignore_patterns=list(UNWANTED),
+            )
+        )
+    except Exception as problem:  # whatever its HTTP library raises has no common base
+        raise SourceError(_sentence(name, revision, problem)) from problem
     if progress is not None:
         progress(1, 1)
     return path
 
 
+def _sentence(name: str, revision: str | None, problem: Exception) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(problem, errors.GatedRepoError):
+        return (
+            f"{name} is gated: accept its terms on huggingface.co/{name}, then run `hf auth login`"
+        )
+    if isinstance(problem, errors.RevisionNotFoundError):
+        return f"{name} has no revision {revision}: check --revision"
+    if isinstance(problem, errors.RepositoryNotFoundError):
+        return (
+            f"{name} is neither a directory here nor a repository on the Hub that you may read: "
+            "check the name, or run `hf auth login` if it is private"
+        )
+    if isinstance(problem, errors.LocalEntryNotFoundError):
+        return _unreachable(name)
+    if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{name} cannot be downloaded, the disk is full: make room and try again"
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    reason = lines[0] if lines else type(problem).__name__
+    return f"{name} cannot be downloaded: {reason}"
+
+
 def _unreachable(name: str) -> str:
-    if os.environ.get("HF_HUB_OFFLINE") in ("1", "ON", "YES", "TRUE"):
-        return f"there is no directory {name}, and HF_HUB_OFFLINE forbids to download it"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return (
+            f"there is no directory {name}, it is not in the Hub's cache, and HF_HUB_OFFLINE "
+            "forbids to download it"
+        )
     return (
         f"there is no directory {name}, it is not in the Hub's cache, and the Hub cannot be "
         "reached: check the name and the network"

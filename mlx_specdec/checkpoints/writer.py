@@ -177,7 +177,8 @@ def _check_values(item: _Item) -> None:
 
 def _bytes(array: mx.array) -> memoryview:
     flat = mx.contiguous(array).reshape(-1)
-    return memoryview(flat.view(mx.uint16) if flat.dtype == mx.bfloat16 else flat)
+    whole = flat.view(mx.uint16) if flat.dtype == mx.bfloat16 else flat
+    return memoryview(whole)  # type: ignore[arg-type]
 
 
 def _part(number: int) -> str:

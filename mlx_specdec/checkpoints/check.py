@@ -1,0 +1,150 @@
+"""A written checkpoint against its source: every tensor read back and compared, one at a time.
+
+Knows how far type and packing may move a value. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from ..errors import OutputError
+from .files import Weights
+from .keys import PACKED, Quantisation
+from .recipes import Recipe
+from .writer import Change
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Largest absolute differences from the source's values, each with the tensor that has it.
+
+    tensors: how many of the source's were compared. plain: over tensors that were not packed here,
+    0.0 unless their type changed. packed: over those that were, None where there are none.
+    """
+
+    tensors: int
+    plain: float
+    plain_name: str
+    packed: float | None
+    packed_name: str
+
+
+def compare(
+    directory: Path,
+    recipe: Recipe,
+    change: Callable[[str, mx.array], Change],
+    progress: Callable[[int], None] = lambda nbytes: None,
+) -> Differences:
+    """Read back what was written under `recipe` and `change` and hold it to the source.
+
+    Unpacked tensors have to be the source's values in their new type, bit for bit; packed ones may
+    differ by their quantisation step. Raises OutputError naming the first tensor that does not
+    hold; progress is called with the source bytes of each tensor done.
+    """
+    written = Weights(directory)
+    largest: dict[bool, tuple[float, str]] = {False: (0.0, ""), True: (-1.0, "")}
+    expected: set[str] = set()
+    count = 0
+    for name, source in recipe.tensors():
+        asked = change(name, source)
+        packed = asked.quantisation is not None
+        path = name.removesuffix(".weight")
+        expected |= {name, *(f"{path}.{part}" for part in PACKED if packed)}
+        if not expected <= written.infos.keys():
+            raise OutputError(_sentence(name, "is missing"))
+        if asked.quantisation is not None:
+            difference = _packed(written, name, source, asked, asked.quantisation)
+        else:
+            difference = _plain(written, name, source, asked)
+        if difference > largest[packed][0] or not largest[packed][1]:
+            largest[packed] = (difference, name)
+        count += 1
+        progress(source.nbytes)
+        del source
+        mx.clear_cache()
+    if extra := written.infos.keys() - expected:
+        raise OutputError(_sentence(min(extra), "should not be there"))
+    packed_value, packed_name = largest[True]
+    return Differences(
+        tensors=count,
+        plain=largest[False][0],
+        plain_name=largest[False][1],
+        packed=packed_value if packed_name else None,
+        packed_name=packed_name,
+    )
+
+
+def _plain(written: Weights, name: str, source: mx.array, asked: Change) -> float:
+    found = written.read(name)
+    wanted = source if asked.dtype is None else source.astype(asked.dtype)
+    same = found.dtype == wanted.dtype and found.shape == wanted.shape
+    if not same or not mx.array_equal(_bits(found), _bits(wanted)).item():
+        raise OutputError(_sentence(name, "differs from its source"))
+    if source.size == 0 or asked.dtype is None or asked.dtype == source.dtype:
+        return 0.0
+    return _largest(_distance(found, source))
+
+
+def _packed(
+    written: Weights,
+    name: str,
+    source: mx.array,
+    asked: Change,
+    how: Quantisation,
+) -> float:
+    path = name.removesuffix(".weight")
+    weight, scales, biases = (written.read(f"{path}.{part}") for part in ("weight", *PACKED))
+    try:
+        values = mx.dequantize(
+            weight,
+            scales.astype(mx.float32),
+            biases.astype(mx.float32),
+            group_size=how.group_size,
+            bits=how.bits,
+        )
+    except ValueError as problem:
+        raise OutputError(_sentence(name, "is not packed as asked")) from problem
+    if values.shape != source.shape:
+        raise OutputError(_sentence(name, "has another shape than its source"))
+    groups = (*source.shape[:-1], -1, how.group_size)
+    distance = mx.max(_distance(values, source).reshape(groups), axis=-1)
+    reach = mx.max(mx.abs(source.astype(mx.float32)).reshape(groups), axis=-1)
+    if not mx.all(distance <= _allowed(scales, reach, asked.dtype or source.dtype, how)).item():
+        raise OutputError(
+            _sentence(name, "differs from its source by more than quantisation explains")
+        )
+    return _largest(distance)
+
+
+def _allowed(scales: mx.array, reach: mx.array, dtype: mx.Dtype, how: Quantisation) -> mx.array:
+    """The largest error per group that packing explains.
+
+    MLX moves the step so that the group's largest magnitude is met exactly, which costs the other
+    end up to one step where rounding alone would cost half of one; then the type of scales and
+    biases rounds `reach` itself, twice over the whole range.
+    """
+    rounding = {mx.bfloat16: 2.0**-7, mx.float16: 2.0**-10}.get(dtype, 2.0**-20)
+    step = mx.abs(scales.astype(mx.float32))
+    return step * 1.01 + 4 * rounding * reach + rounding * step * 2**how.bits
+
+
+def _largest(array: mx.array) -> float:
+    return mx.max(array).item()  # type: ignore[return-value]
+
+
+def _bits(array: mx.array) -> mx.array:
+    """As unsigned integers, where equal means the same bits."""
+    kinds = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+    return array if array.dtype == mx.bool_ else array.view(kinds[array.dtype.size])
+
+
+def _distance(found: mx.array, source: mx.array) -> mx.array:
+    return mx.abs(found.astype(mx.float32) - source.astype(mx.float32))
+
+
+def _sentence(name: str, problem: str) -> str:
+    return f"read back, the tensor {name} {problem}: the disk may be failing, convert again"

@@ -1,0 +1,235 @@
+"""source -> recipe -> writer -> check -> into place, one tensor at a time.
+
+Knows the order of the steps and what is reported. Knows nothing of models' arithmetic: whoever
+wants logits compared passes the function that does it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import CheckpointError, OptionError
+from . import destination, files, keys
+from .check import Differences, compare
+from .keys import Quantisation
+from .recipes import Recipe, recipe_for
+from .source import resolve
+from .writer import SHARD_BYTES, Change, Written, write_config, write_weights
+
+DTYPES = ("float32", "float16", "bfloat16")
+SHARE_OF_MEMORY = 0.5
+"""Both models in float32 may take this much of the machine's memory for their logits."""
+SAME_LOGITS = 1e-3
+"""How far log-probabilities may lie apart where not one weight changed its value."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion wrote and how it was checked.
+
+    parameters: weights, scales of packed ones not counted. nbytes: of the tensors written.
+    differences: see `check.Differences`. logits: largest absolute difference of log-probabilities,
+    None where they were not compared, and then logits_note says why.
+    """
+
+    path: Path
+    tensors: int
+    parameters: int
+    nbytes: int
+    dtype: str
+    differences: Differences
+    logits: float | None
+    logits_note: str
+    notes: tuple[str, ...]
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of the whole model, scales included."""
+        return 8 * self.nbytes / max(1, self.parameters)
+
+    def describe(self) -> str:
+        """All of it in a few lines."""
+        found = self.differences
+        size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
+        lines = [f"wrote {self.path}: {size}, {self.dtype}, {self.bits_per_weight:.2f} bits each"]
+        lines += self.notes
+        checked = f"read back {found.tensors} tensors: largest difference {found.plain:.3g}"
+        if found.plain:
+            checked += f" ({found.plain_name})"
+        if found.packed is not None:
+            checked += f", of packed weights {found.packed:.3g} ({found.packed_name})"
+        lines.append(checked)
+        if self.logits is None:
+            lines.append(f"logits not compared: {self.logits_note}")
+        else:
+            lines.append(
+                f"log-probabilities on a fixed input: largest difference {self.logits:.3g}"
+            )
+        return "\n".join(lines)
+
+
+def convert(
+    model: str,
+    mlx_path: Path | None = None,
+    *,
+    dtype: str | None = None,
+    quantize: bool = False,
+    q_bits: int = 4,
+    q_group_size: int = 64,
+    revision: str | None = None,
+    overwrite: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+    compare_logits: Callable[[Path, Path], float] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Write a T5 or decoder-only checkpoint as mlx-lm would, and check what was written.
+
+    model: a directory or a Hub name. mlx_path: the directory to make, weights/NAME by default.
+    dtype: float32, float16 or bfloat16; as stored where None. quantize: pack matrices to q_bits in
+    groups of q_group_size (affine). overwrite: replace a model that lies at mlx_path.
+    compare_logits: gives the largest difference of log-probabilities of (source, result); asked
+    before the result is moved into place. progress: called with (done, total) bytes, read once to
+    write and once to check.
+
+    Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
+    OptionError, OutputError.
+    """
+    _check_options(dtype, quantize, q_bits, q_group_size, shard_bytes)
+    quantisation = Quantisation(q_bits, q_group_size) if quantize else None
+    local = Path(model).expanduser()
+    path = _destination(model, local, mlx_path)
+    destination.check_free(path, overwrite=overwrite, source=local)
+    source = resolve(model, revision=revision)
+    recipe = recipe_for(source, quantisation)
+    change = _changes(recipe, None if dtype is None else getattr(mx, dtype))
+    steps = _Steps(2 * recipe.nbytes, progress)
+    with destination.directory(path) as work:
+        written = write_weights(
+            work, recipe.tensors(), change, shard_bytes=shard_bytes, progress=steps.add
+        )
+        for file in files.tokenizer_files(source):
+            shutil.copyfile(file, work / file.name)
+        write_config(work, _config(recipe, dtype), _quantization(recipe, quantisation))
+        differences = compare(work, recipe, change, steps.add)
+        logits, logits_note = _logits(source, work, written, differences, compare_logits)
+    steps.finish()
+    return Report(
+        path=path,
+        tensors=written.tensors,
+        parameters=written.parameters,
+        nbytes=written.nbytes,
+        dtype=_words(dtype, quantisation),
+        differences=differences,
+        logits=logits,
+        logits_note=logits_note,
+        notes=_notes(recipe, source),
+    )
+
+
+class _Steps:
+    """Bytes done, out of bytes in all."""
+
+    def __init__(self, total: int, report: Callable[[int, int], None] | None) -> None:
+        self._done, self._total, self._report = 0, total, report
+        self.add(0)
+
+    def add(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._report is not None and self._done < self._total:
+            self._report(self._done, self._total)
+
+    def finish(self) -> None:
+        if self._report is not None:
+            self._report(self._total, self._total)
+
+
+def _check_options(
+    dtype: str | None, quantize: bool, bits: int, group_size: int, shard_bytes: int
+) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if quantize and bits not in keys.Q_BITS:
+        raise OptionError(f"q-bits must be one of {', '.join(map(str, keys.Q_BITS))}, not {bits}")
+    if quantize and group_size not in keys.Q_GROUP_SIZES:
+        sizes = ", ".join(map(str, keys.Q_GROUP_SIZES))
+        raise OptionError(f"q-group-size must be one of {sizes}, not {group_size}")
+    if shard_bytes < 1:
+        raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
+
+
+def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
+    if mlx_path is not None:
+        path = Path(mlx_path).expanduser()
+        return path if path.name not in ("", "..") else path.resolve()
+    name = local.resolve().name if local.is_dir() else model.rstrip("/").rpartition("/")[2]
+    return Path("weights") / name
+
+
+def _changes(recipe: Recipe, dtype: mx.Dtype | None) -> Callable[[str, mx.array], Change]:
+    def change(name: str, array: mx.array) -> Change:
+        casts = mx.issubdtype(array.dtype, mx.floating) and not recipe.keeps_dtype(name)
+        return Change(dtype if casts else None, recipe.quantised.get(name))
+
+    return change
+
+
+def _config(recipe: Recipe, dtype: str | None) -> Mapping[str, Any]:
+    """The result's config.json; it names the type under whichever key the source has."""
+    config = dict(recipe.config)
+    for key in ("dtype", "torch_dtype"):
+        if dtype is not None and key in config:
+            config[key] = dtype
+    return config
+
+
+def _quantization(recipe: Recipe, default: Quantisation | None) -> Mapping[str, Any] | None:
+    if default is None:
+        return None
+    entry: dict[str, Any] = {"group_size": default.group_size, "bits": default.bits}
+    entry["mode"] = "affine"
+    for name, how in recipe.quantised.items():
+        if how != default:
+            path = name.removesuffix(".weight")
+            entry[path] = {"group_size": how.group_size, "bits": how.bits}
+    return entry
+
+
+def _logits(
+    source: Path,
+    result: Path,
+    written: Written,
+    differences: Differences,
+    compare_logits: Callable[[Path, Path], float] | None,
+) -> tuple[float | None, str]:
+    if compare_logits is None:
+        return None, "no comparison was asked for"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 2 * written.parameters * mx.float32.size > SHARE_OF_MEMORY * memory:
+        return None, "both models do not fit in memory"
+    found = compare_logits(source, result)
+    unchanged = differences.plain == 0 and differences.packed is None
+    if math.isnan(found) or (unchanged and found > SAME_LOGITS):
+        raise CheckpointError(
+            f"the converted model does not compute what its source does (log-probabilities differ "
+            f"by {found:.3g}): please report this checkpoint"
+        )
+    return found, ""
+
+
+def _words(dtype: str | None, quantisation: Quantisation | None) -> str:
+    words = dtype or "types as stored"
+    return words if quantisation is None else f"{quantisation.bits}-bit, {words}"
+
+
+def _notes(recipe: Recipe, source: Path) -> tuple[str, ...]:
+    if any(not file.name.startswith("generation") for file in files.tokenizer_files(source)):
+        return recipe.notes
+    return (*recipe.notes, "the source has no tokenizer files: the result cannot read text yet")

@@ -1,0 +1,172 @@
+"""What is to be written for a source: its tensors under final names, and what becomes of each.
+
+One recipe per kind of source. A recipe for another format (torch archives, GGUF, Meta's shards)
+gives the same object; whatever comes after it, writing and checking, stays as it is. Knows names
+and types. Knows nothing of where the result goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import CheckpointError, OptionError
+from . import files, keys
+from .keys import Quantisation
+from .safetensors_file import DTYPES
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A conversion that has been thought through and not begun.
+
+    config: config.json of the result, a quantization entry of the source's own included.
+    tensors: starts over at each call and gives (name, lazy array) as the source holds them; memory
+        holds one tensor at a time if the caller lets go of each.
+    nbytes: of all of them. quantised: name -> how it is packed, for what is packed.
+    keeps_dtype: whether a tensor stays in its type whatever is asked for.
+    notes: sentences for the user.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Callable[[], Iterator[tuple[str, mx.array]]]
+    nbytes: int
+    quantised: Mapping[str, Quantisation] = field(default_factory=dict)
+    keeps_dtype: Callable[[str], bool] = lambda name: False
+    notes: tuple[str, ...] = ()
+
+
+def recipe_for(directory: Path, quantisation: Quantisation | None) -> Recipe:
+    """The recipe of a directory with config.json and safetensors.
+
+    quantisation: of what may be quantised, None to leave all as it is. Raises CheckpointError for
+    sources that are damaged, incomplete or not supported, OptionError where they cannot be
+    quantised so.
+    """
+    config = files.read_config(directory)
+    if quantisation is not None and (config.get("quantization") is not None):
+        raise OptionError(f"{directory} is quantised already: leave --quantize out")
+    if keys.is_encoder_decoder(config):
+        return _t5(directory, config, quantisation)
+    from .decoder_only import decoder_only_recipe
+
+    return decoder_only_recipe(directory, config, quantisation)
+
+
+def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation | None) -> Recipe:
+    weights = files.Weights(directory)
+    places = keys.names(config, weights.infos)
+    own_head = _own_head(weights, places)
+    if not own_head:
+        for part in ("weight", *keys.PACKED):
+            places.pop(f"lm_head.{part}", None)
+    shapes = keys.t5_shapes(config, own_head=own_head)
+    _check_t5(directory, config, weights, places, shapes)
+    quantised = _t5_quantised(config, shapes, quantisation)
+    written = {
+        **config,
+        "tie_word_embeddings": not own_head,
+        "scale_decoder_outputs": keys.scales_output(config),
+    }
+    left = sorted(weights.infos.keys() - places.values())
+
+    def tensors() -> Iterator[tuple[str, mx.array]]:
+        for name, place in places.items():
+            yield name, weights.read(place)
+
+    return Recipe(
+        config=written,
+        tensors=tensors,
+        nbytes=sum(weights.infos[place].nbytes for place in places.values()),
+        quantised=quantised,
+        notes=_t5_notes(left, quantisation, quantised),
+    )
+
+
+def _own_head(weights: files.Weights, places: Mapping[str, str]) -> bool:
+    """Whether the output head is there and differs from `shared`."""
+    if keys.HEAD not in places:
+        return False
+    for part in ("weight", *keys.PACKED):
+        pair = [places.get(f"{path}.{part}") for path in ("lm_head", "shared")]
+        if pair == [None, None]:
+            continue
+        if pair[0] is None or pair[1] is None:
+            return True
+        head, shared = (weights.read(place) for place in pair if place is not None)
+        if head.shape != shared.shape or not mx.array_equal(head, shared).item():
+            return True
+    return False
+
+
+def _check_t5(
+    directory: Path,
+    config: Mapping[str, Any],
+    weights: files.Weights,
+    places: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    packed = keys.quantization(config) is not None
+    paths = {name.removesuffix(".scales") for name in places if name.endswith(".scales")}
+    for name in shapes:
+        if name not in places:
+            hint = " (an encoder alone cannot generate text)" if _encoder_only(places) else ""
+            raise CheckpointError(f"{directory} lacks the tensor {name}{hint}")
+    for name, place in places.items():
+        path, _, _ = name.rpartition(".")
+        if packed and path in paths and f"{path}.weight" in shapes:
+            continue
+        if name not in shapes:
+            raise CheckpointError(f"{directory} holds {place}, which config.json does not ask for")
+        info = weights.infos[place]
+        if info.shape != shapes[name]:
+            raise CheckpointError(
+                f"{directory}: {place} has shape {info.shape} where config.json asks for "
+                f"{shapes[name]}"
+            )
+        if not mx.issubdtype(DTYPES[info.dtype], mx.floating):
+            raise CheckpointError(f"{directory}: {place} holds {info.dtype} instead of weights")
+
+
+def _encoder_only(places: Mapping[str, str]) -> bool:
+    return not any(name.startswith("decoder.") for name in places)
+
+
+def _t5_quantised(
+    config: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    quantisation: Quantisation | None,
+) -> dict[str, Quantisation]:
+    if quantisation is None:
+        return {}
+    found = {
+        name: how
+        for name, shape in shapes.items()
+        if (how := keys.quantisation_of(config, name, shape, quantisation)) is not None
+    }
+    if not found:
+        raise OptionError(
+            f"no matrix's rows divide into groups of {quantisation.group_size}: give a smaller "
+            "--q-group-size"
+        )
+    return found
+
+
+def _t5_notes(
+    left: list[str],
+    quantisation: Quantisation | None,
+    quantised: Mapping[str, Quantisation],
+) -> tuple[str, ...]:
+    notes = []
+    if left:
+        notes.append(f"left out, copies or unused: {', '.join(left)}")
+    if quantisation is not None:
+        wider = [name for name, how in quantised.items() if how.bits > quantisation.bits]
+        if wider:
+            notes.append(f"packed to {keys.WIDER_BITS} bits, they suffer most: {', '.join(wider)}")
+        notes.append("not packed: norms and relative attention biases")
+    return tuple(notes)
