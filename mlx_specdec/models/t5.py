@@ -20,11 +20,18 @@ from ..errors import CheckpointError
 from .kv_cache import KVCache
 
 KeysValues = tuple[mx.array, mx.array]
+
+
+def relu(states: mx.array) -> mx.array:
+    """max(x, 0); MLX's own is compiled, which costs the CPU more than it saves."""
+    return mx.maximum(states, 0)
+
+
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    "relu": nn.relu,
+    "relu": relu,
     "gelu": nn.gelu,
     "silu": nn.silu,
-    "gated-relu": nn.relu,
+    "gated-relu": relu,
     # T5's "gated-gelu" has always meant the tanh approximation.
     "gated-gelu": nn.gelu_approx,
     "gated-silu": nn.silu,
@@ -54,24 +61,30 @@ class T5Config:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, own_head: bool) -> T5Config:
         """Read config.json. Raises CheckpointError for what is missing or not supported."""
-        feed_forward = config.get("feed_forward_proj", "relu")
-        if feed_forward not in ACTIVATIONS:
-            raise CheckpointError(f"feed_forward_proj {feed_forward!r} is not supported")
+        # What transformers takes where config.json is silent.
+        silent = "relu" if config.get("model_type") == "t5" else "gated-gelu"
+        feed_forward = config.get("feed_forward_proj") or silent
+        if not isinstance(feed_forward, str) or feed_forward not in ACTIVATIONS:
+            raise CheckpointError(
+                f"config.json has feed_forward_proj {feed_forward!r}; supported are "
+                f"{', '.join(ACTIVATIONS)}"
+            )
         layers = _whole(config, "num_layers")
-        start = config.get("decoder_start_token_id")
+        vocabulary = _whole(config, "vocab_size")
+        count, farthest = _relative_positions(config)
         return cls(
-            vocab_size=_whole(config, "vocab_size"),
+            vocab_size=vocabulary,
             d_model=_whole(config, "d_model"),
             d_kv=_whole(config, "d_kv"),
             d_ff=_whole(config, "d_ff"),
             num_heads=_whole(config, "num_heads"),
             num_layers=layers,
             num_decoder_layers=_whole(config, "num_decoder_layers", layers),
-            num_buckets=_whole(config, "relative_attention_num_buckets", 32),
-            max_distance=_whole(config, "relative_attention_max_distance", 128),
-            epsilon=float(config.get("layer_norm_epsilon", 1e-6)),
+            num_buckets=count,
+            max_distance=farthest,
+            epsilon=_epsilon(config),
             feed_forward=feed_forward,
-            decoder_start_token_id=config.get("pad_token_id") or 0 if start is None else start,
+            decoder_start_token_id=_start_token(config, vocabulary),
             bias_per_layer=config.get("model_type") == "umt5",
             scales_output=scales_output(config),
             own_head=own_head,
@@ -81,8 +94,39 @@ class T5Config:
 def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value
-    if not isinstance(value, int) or value < 1:
+    if type(value) is not int or not 0 < value < 1 << 31:
         raise CheckpointError(f"config.json needs {name}, a whole number above 0, not {value!r}")
+    return value
+
+
+def _epsilon(config: Mapping[str, Any]) -> float:
+    value = config.get("layer_norm_epsilon", 1e-6)
+    if type(value) not in (int, float) or not 0 <= value < 1:
+        raise CheckpointError(f"config.json has layer_norm_epsilon {value!r}: need 0 <= it < 1")
+    return float(value)
+
+
+def _relative_positions(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Number of buckets, and the distance at which the last one begins."""
+    count = _whole(config, "relative_attention_num_buckets", 32)
+    farthest = _whole(config, "relative_attention_max_distance", 128)
+    if count < 4 or count % 2 or farthest <= count // 2:
+        raise CheckpointError(
+            f"config.json has {count} relative_attention_num_buckets up to distance {farthest}: "
+            "need an even number from 4, and a distance above half of it"
+        )
+    return count, farthest
+
+
+def _start_token(config: Mapping[str, Any], vocabulary: int) -> int:
+    """Where config.json does not say, T5 starts from its padding."""
+    value = config.get("decoder_start_token_id")
+    value = config.get("pad_token_id") if value is None else value
+    value = 0 if value is None else value
+    if type(value) is not int or not 0 <= value < vocabulary:
+        raise CheckpointError(
+            f"config.json has decoder_start_token_id {value!r}: need one of the {vocabulary} tokens"
+        )
     return value
 
 
@@ -129,10 +173,16 @@ class Attention(nn.Module):
             self._heads(self.q(states)), keys, values, scale=1.0, mask=mask
         )
         batch, _, rows, _ = mixed.shape
-        return self.o(mixed.transpose(0, 2, 1, 3).reshape(batch, rows, -1))
+        if rows > 1:
+            mixed = mixed.transpose(0, 2, 1, 3)
+        return self.o(mixed.reshape(batch, rows, -1))
 
     def _heads(self, flat: mx.array) -> mx.array:
         batch, rows, _ = flat.shape
+        if rows == 1:
+            # One row lies the same either way, and plain decoding is nothing but single rows.
+            heads, width = self._shape
+            return flat.reshape(batch, heads, 1, width)
         return flat.reshape(batch, rows, *self._shape).transpose(0, 2, 1, 3)
 
 
@@ -254,15 +304,18 @@ class Stack(nn.Module):
     def masks(
         self, tables: Sequence[mx.array], reach: int, start: int, rows: int
     ) -> list[mx.array]:
-        """Per layer (heads, rows, start + rows): what is added to the scores of new positions."""
+        """Per layer (1, heads, rows, start + rows): what is added to the scores of new positions.
+
+        Layers that share a bias share the array.
+        """
         width = start + rows
         if rows == 1:
             first = reach - 1 - start
-            masks = [table[:, None, first : first + width] for table in tables]
+            masks = [table[None, :, None, first : first + width] for table in tables]
         else:
             keys, queries = np.arange(width)[None], np.arange(start, width)[:, None]
             index = mx.array(reach - 1 + keys - queries)
-            masks = [mx.take(table, index, axis=1) for table in tables]
+            masks = [mx.take(table, index, axis=1)[None] for table in tables]
         return masks * (len(self.block) // len(masks))
 
 
@@ -291,13 +344,17 @@ class T5(nn.Module):
         states = self.shared(tokens)
         for block, bias in zip(self.encoder.block, biases, strict=True):
             attend, feed_forward = block.layer
-            total = bias[None] if hidden is None else bias[None] + hidden
+            total = bias if hidden is None else bias + hidden
             states = feed_forward(attend(states, total, None))
         return self.encoder.final_layer_norm(states)
 
     def project_memory(self, memory: mx.array) -> list[KeysValues]:
-        """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv)."""
-        return [block.layer[1].EncDecAttention.keys_values(memory) for block in self.decoder.block]
+        """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv).
+
+        Laid out once in that order: every later pass would copy a transposed view.
+        """
+        given = (block.layer[1].EncDecAttention.keys_values(memory) for block in self.decoder.block)
+        return [(mx.contiguous(keys), mx.contiguous(values)) for keys, values in given]
 
     def decode(
         self,
@@ -317,7 +374,7 @@ class T5(nn.Module):
         layers = zip(self.decoder.block, caches, memory, masks, strict=True)
         for block, cache, given, mask in layers:
             attend, cross, feed_forward = block.layer
-            states = feed_forward(cross(attend(states, mask[None], cache), given, hidden))
+            states = feed_forward(cross(attend(states, mask, cache), given, hidden))
         states = self.decoder.final_layer_norm(states)
         return states * self.config.d_model**-0.5 if self.config.scales_output else states
 
