@@ -16,10 +16,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
-from mlx_lm.utils import _get_classes, load_model
+from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
 from ..errors import CheckpointError, OptionError
 from .decoder_only import DecoderOnlyModel
+from .number_format import expands, on_cpu
 
 
 def load_decoder_only(
@@ -33,7 +34,7 @@ def load_decoder_only(
     """Loads a directory that mlx-lm can read: config.json and model*.safetensors.
 
     config: the contents of config.json. dtype: float32, float16, bfloat16, or auto: float32 where
-    an unquantised model runs on the CPU, whose half precision is slower, otherwise as stored.
+    a model runs on the CPU, unless it is quantised and large; otherwise as stored.
     q_bits: quantise the weights after loading, in groups of q_group_size, the layers that mlx-lm's
     converter would quantise.
 
@@ -42,8 +43,10 @@ def load_decoder_only(
     incomplete or of an unsupported kind, OptionError for settings that do not suit the model.
     """
     model = _read(directory, config)
-    quantised = any(hasattr(module, "bits") for module in model.modules())
-    if dtype != "auto" or (not quantised and mx.default_device() == mx.Device(mx.cpu)):
+    quantised = _is_quantised(model)
+    if quantised and dtype == "auto" and q_bits is None and expands(_count(model)):
+        model = dequantize_model(model)
+    if dtype != "auto" or (on_cpu() and not _is_quantised(model)):
         _cast(model, mx.float32 if dtype == "auto" else getattr(mx, dtype))
     if q_bits is not None:
         if quantised:
@@ -143,6 +146,17 @@ def _check_weights(expected: Mapping[str, mx.array], given: Mapping[str, mx.arra
                 f"weight {name} has shape {given[name].shape} where config.json asks for "
                 f"{expected[name].shape}"
             )
+
+
+def _is_quantised(model: nn.Module) -> bool:
+    return any(hasattr(module, "bits") for module in model.modules())
+
+
+def _count(model: nn.Module) -> int:
+    """How many weights there are, packed ones included."""
+    packed = {id(m.weight): 32 // m.bits for m in model.modules() if hasattr(m, "bits")}
+    arrays = (array for _, array in tree_flatten(model.parameters()))
+    return sum(array.size * packed.get(id(array), 1) for array in arrays)
 
 
 def _cast(model: nn.Module, dtype: mx.Dtype) -> None:

@@ -68,12 +68,12 @@ def _innermost(module: nn.Module) -> nn.Module:
 class DecoderOnlyModel:
     """A Model over an mlx-lm model.
 
-    model: the loaded module, called as `model(tokens, cache=entries)`.
+    model: the loaded module, called as `model(tokens, cache=entries)`; kept as `network`.
     max_length: longest committed text in tokens, or None.
     """
 
     def __init__(self, model: nn.Module, max_length: int | None = None) -> None:
-        self._model = model
+        self.network = model
         self._max_length = max_length
         self._tap: _Tap | None = None
         # Shapes are known as soon as the graph is built; nothing is computed here.
@@ -93,7 +93,7 @@ class DecoderOnlyModel:
     @property
     def nbytes(self) -> int:
         """Size of the weights in bytes."""
-        return sum(array.nbytes for _, array in tree_flatten(self._model.parameters()))
+        return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """The prompt itself."""
@@ -106,7 +106,7 @@ class DecoderOnlyModel:
         `max_length`, or that holds an id outside of the vocabulary.
         """
         self._check_prompt(prompt)
-        context = DecoderOnlyContext(self, make_prompt_cache(self._model))
+        context = DecoderOnlyContext(self, make_prompt_cache(self.network))
         context.prefill(prompt[:-1], progress)
         return context
 
@@ -129,9 +129,9 @@ class DecoderOnlyModel:
     def run(self, tokens: mx.array, entries: list[Any], tap: _Tap | None = None) -> Scores:
         """One pass over `tokens` (1, m) int32, which `entries`, the caches, remember."""
         if tap is None:
-            return Scores(self._model(tokens, cache=entries))
+            return Scores(self.network(tokens, cache=entries))
         tap.arm()
-        logits = self._model(tokens, cache=entries)
+        logits = self.network(tokens, cache=entries)
         return Scores(logits, {"final": tap.take()})
 
     def tap(self, names: Sequence[str]) -> _Tap | None:
@@ -146,13 +146,13 @@ class DecoderOnlyModel:
 
     def _final(self) -> _Tap:
         if self._tap is None:
-            tap = _Tap(_inner(self._model))
+            tap = _Tap(_inner(self.network))
             tap.arm()
-            self._model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(self._model))
+            self.network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(self.network))
             seen = tap.take()
             # Some models keep the head inside: what comes out of them are logits.
             if not isinstance(seen, mx.array) or seen.shape[-1] == self._vocabulary:
-                kind = type(self._model).__module__.rpartition(".")[2]
+                kind = type(self.network).__module__.rpartition(".")[2]
                 raise ValueError(f"models of type {kind} do not show the input of their head")
             self._tap = tap
         return self._tap

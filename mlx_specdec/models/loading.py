@@ -20,12 +20,10 @@ from ..contracts import Model
 from ..errors import CheckpointError, OptionError
 from ..text.tokenizer import Kind
 from .encoder_decoder import EncoderDecoderModel
+from .number_format import expands, on_cpu
 from .t5 import T5, T5Config
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-DEQUANTISED_BELOW = 1 << 30
-"""Bytes in float32 up to which quantised weights are expanded on the CPU, whose quantised kernels
-cost as much per row as a pass over all weights."""
 
 _HEAD, _SHARED = "lm_head.weight", "shared.weight"
 _TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -46,7 +44,8 @@ def load_model(
 ) -> Loaded:
     """Load a checkpoint in Hugging Face's or mlx-lm's layout.
 
-    dtype: "auto" is float32 on the CPU, where half precision is slower, and as stored elsewhere.
+    dtype: "auto" is float32 on the CPU, where half precision is slower and quantised weights of
+    moderate size are expanded, and as stored elsewhere.
     q_bits: quantise on load. Raises CheckpointError for damaged or unsupported files, OptionError
     for settings that do not suit them.
     """
@@ -76,12 +75,10 @@ def _load_t5(
     stored = keys.quantization(config)
     if stored is not None and q_bits is not None:
         raise OptionError(f"{directory} is quantised already: leave the number of bits out")
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
     weights = read_t5_weights(directory, config)
-    small = stored is not None and _is_small(weights, stored["group_size"])
-    if stored is not None and small and on_cpu and dtype == "auto":
+    if stored is not None and dtype == "auto" and expands(_count(weights, stored["group_size"])):
         weights, stored = _dequantised(weights, stored), None
-    wanted = mx.float32 if dtype == "auto" and on_cpu and stored is None else None
+    wanted = mx.float32 if dtype == "auto" and on_cpu() and stored is None else None
     if dtype != "auto":
         wanted = getattr(mx, dtype)
     if wanted is not None:
@@ -170,13 +167,13 @@ def _quantise_on_load(
     nn.quantize(network, group_size, bits, class_predicate=choose)
 
 
-def _is_small(weights: Mapping[str, mx.array], group_size: int) -> bool:
-    count = sum(
+def _count(weights: Mapping[str, mx.array], group_size: int) -> int:
+    """How many weights there are, packed ones included."""
+    return sum(
         array.size * (group_size if name.endswith(".scales") else 1)
         for name, array in weights.items()
         if array.dtype != mx.uint32
     )
-    return count * mx.float32.size < DEQUANTISED_BELOW
 
 
 def _dequantised(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> dict[str, mx.array]:

@@ -14,6 +14,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
+from mlx_specdec.models import number_format
 from mlx_specdec.models.decoder_loading import load_decoder_only
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 
@@ -61,7 +62,7 @@ def test_loading_leaves_mlx_lms_own_classes(tmp_path: Path) -> None:
     from mlx_lm.models import llama
 
     model, _, _ = load(tiny.write("llama", tmp_path))
-    assert type(model._model) is llama.Model
+    assert type(model.network) is llama.Model
 
 
 def test_mlx_random_state_is_left_alone() -> None:
@@ -105,15 +106,21 @@ def test_quantising_on_load_is_close_and_smaller(tmp_path: Path) -> None:
     assert np.abs(logits_of(model, [5, 9, 3]) - want).max() < 0.1 * np.abs(want).max()
 
 
-def test_a_quantised_directory_loads_as_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("large", [True, False])
+def test_a_quantised_directory_loads_as_stored_or_expanded_on_the_cpu(
+    large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(number_format, "EXPANDED_BELOW", 0)
     directory = tiny.write("llama", tmp_path)
     model, _, _ = load(directory, q_bits=4, q_group_size=32)
-    weights = dict(tree_flatten(model._model.parameters()))
+    weights = dict(tree_flatten(model.network.parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
     edit_config(directory, quantization={"group_size": 32, "bits": 4})
     again, _, dtype = load(directory)
-    assert dtype == "4-bit, float32"
-    np.testing.assert_array_equal(logits_of(again, [5, 9]), logits_of(model, [5, 9]))
+    expanded = number_format.on_cpu() and not large
+    assert dtype == ("float32" if expanded else "4-bit, float32")
+    np.testing.assert_allclose(logits_of(again, [5, 9]), logits_of(model, [5, 9]), atol=1e-4)
     with pytest.raises(OptionError, match="quantised already"):
         load(directory, q_bits=4)
 

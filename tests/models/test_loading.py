@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.models import loading
+from mlx_specdec.models import loading, number_format
 from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 
@@ -143,7 +143,7 @@ def test_a_quantised_directory_gives_its_own_logits(
     wide: Path, dequantise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not dequantise:
-        monkeypatch.setattr(loading, "DEQUANTISED_BELOW", 0)
+        monkeypatch.setattr(number_format, "EXPANDED_BELOW", 0)
     stored = store_quantised(wide)
     loaded = load_model(wide)
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
