@@ -146,7 +146,7 @@ def _choose(model: Any, default: Quantisation) -> dict[str, Quantisation]:
             if answer.get("mode", "affine") != "affine" or how.bits not in Q_BITS:
                 raise OptionError(f"mlx-lm packs {path} in a way that is not supported here")
             if how.group_size not in Q_GROUP_SIZES or module.weight.shape[-1] % how.group_size:
-                raise OptionError(f"{path} does not divide into groups of {how.group_size}")
+                continue
         if answer:
             chosen[f"{path}.weight"] = how
     if not chosen:

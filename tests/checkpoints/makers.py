@@ -1,0 +1,99 @@
+"""Small checkpoints on disk, sound ones and damaged ones."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_specdec.checkpoints import keys
+
+T5: dict[str, Any] = {
+    "model_type": "t5",
+    "vocab_size": 64,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 1,
+    "feed_forward_proj": "relu",
+    "relative_attention_num_buckets": 8,
+    "decoder_start_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
+
+
+def t5_weights(config: Mapping[str, Any], *, own_head: bool = False) -> dict[str, mx.array]:
+    """Random float32 tensors of a T5."""
+    shapes = keys.t5_shapes(config, own_head=own_head)
+    parts = mx.random.split(mx.random.key(7), len(shapes))
+    return {
+        name: mx.random.normal(shape, key=part)
+        for (name, shape), part in zip(sorted(shapes.items()), parts, strict=True)
+    }
+
+
+def write_t5(
+    directory: Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    weights: dict[str, mx.array] | None = None,
+    own_head: bool = False,
+) -> Path:
+    """A T5 directory with one safetensors file and two tokenizer files."""
+    config = {**T5, **(changes or {})}
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (directory / "spiece.model").write_bytes(b"pieces")
+    (directory / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    save(directory / "model.safetensors", weights or t5_weights(config, own_head=own_head))
+    return directory
+
+
+def write_sharded_t5(directory: Path, shards: int = 3) -> Path:
+    """The same T5 in several files with an index."""
+    write_t5(directory)
+    (directory / "model.safetensors").unlink()
+    weights = t5_weights(T5)
+    places: dict[str, str] = {}
+    for number in range(shards):
+        file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
+        part = dict(list(weights.items())[number::shards])
+        save(directory / file, part)
+        places.update(dict.fromkeys(part, file))
+    write_index(directory, places)
+    return directory
+
+
+def write_index(directory: Path, places: Mapping[str, Any]) -> None:
+    """model.safetensors.index.json."""
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
+
+
+def save(file: Path, weights: dict[str, mx.array]) -> None:
+    """A safetensors file as torch's users have it."""
+    mx.save_safetensors(str(file), weights, {"format": "pt"})
+
+
+def raw_file(file: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
+    """A file with any header at all; `length` is what it claims of the header's size."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return file
+
+
+def listing(directory: Path) -> dict[str, bytes | None]:
+    """Everything below a directory: files with their bytes, directories with None."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in sorted(directory.rglob("*"))
+    }
