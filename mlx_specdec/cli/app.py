@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .. import __version__
-from ..errors import OptionError, PromptError, SpecdecError
+from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from ..options import Options
 from . import render
 
@@ -219,20 +219,28 @@ def run_one(command: Callable[..., Any]) -> None:
 def _exit_with(program: typer.Typer, arguments: Sequence[str] | None) -> None:
     try:
         code = program(args=arguments, standalone_mode=False)
-        sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
+    except OutputError as problem:
+        _abandon_output()
+        render.error(str(problem))
+        sys.exit(2)
     except SpecdecError as problem:
         render.error(str(problem))
         sys.exit(2)
-    except BrokenPipeError:
-        # The reader has what it wanted; nothing more can be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except render.ReaderGone:
+        _abandon_output()
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as problem:
         _exit_on_usage(problem)
         raise
+
+
+def _abandon_output() -> None:
+    """What is left in the buffer of standard output cannot be written, at exit neither."""
+    if sys.stdout is sys.__stdout__:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_on_usage(problem: Exception) -> None:
@@ -304,7 +312,7 @@ def _generate(
         run = stream_generate(pair, text, options, progress=report)
     result = _finish(run) if as_json else _stream(run, show_drafts and not quiet, show_drafts)
     if as_json:
-        print(json.dumps(result.as_dict(), ensure_ascii=False))
+        render.write(sys.stdout, json.dumps(result.as_dict(), ensure_ascii=False) + "\n")
     elif not quiet:
         print(render.summary(result), file=sys.stderr)
     if result.finish_reason == "interrupted":

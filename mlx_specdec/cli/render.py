@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from ..errors import OutputError
+
 if TYPE_CHECKING:
     from ..checkpoints.convert import Report
     from ..contracts import Progress
@@ -24,6 +26,21 @@ PLAIN = "\x1b[0m"
 def wants_colour(stream: TextIO) -> bool:
     """Colour only on a terminal, and never where NO_COLOR is set (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+class ReaderGone(Exception):
+    """Whoever read standard output has closed it, and wants no more."""
+
+
+def write(stream: TextIO, text: str) -> None:
+    """Write text at once. Raises ReaderGone, or OutputError where the stream cannot take it."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        raise ReaderGone from None
+    except OSError as problem:
+        raise OutputError(f"standard output cannot be written: {problem.strerror}") from None
 
 
 class TextPrinter:
@@ -44,15 +61,13 @@ class TextPrinter:
         """Write one emission, at once."""
         text = "".join(self._mark(piece) for piece in emission.pieces)
         if text:
-            self._stream.write(text)
-            self._stream.flush()
+            write(self._stream, text)
             self._wrote = text
 
     def finish(self) -> None:
         """End the line."""
         if not self._wrote.endswith("\n"):
-            self._stream.write("\n")
-        self._stream.flush()
+            write(self._stream, "\n")
 
     def _mark(self, piece: Piece) -> str:
         if not piece.drafted:

@@ -1,0 +1,193 @@
+"""The generate command: what it prints where, and that speculation does not change it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec import __version__
+
+from .conftest import Run, make_llama
+
+ROOT = Path(__file__).parents[2]
+PROMPT = "Les pates a midi"
+
+
+def test_text_goes_to_standard_output_and_statistics_to_standard_error(
+    run: Run, t5: Path, t5_draft: Path
+) -> None:
+    plain = run("generate", PROMPT, "--model", t5, "--regular-decode", "-m", 30)
+    assert plain.code == 0 and plain.out.endswith("\n") and len(plain.out) > 10
+    assert "plain decoding" in plain.err and "tokens/s" in plain.err
+    done = run("generate", PROMPT, "--model", t5, "--draft-model", t5_draft, "-m", 30)
+    assert done.out == plain.out
+    assert "drafted tokens accepted" in done.err
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_json_object_has_every_field_and_is_all_that_is_printed(
+    run: Run, t5: Path, t5_draft: Path, temperature: int
+) -> None:
+    asked = ("--model", t5, "-m", 40, "--json", "--temp", temperature, "--seed", 5)
+    done = run("generate", PROMPT, *asked, "--draft-model", t5_draft, "--num-draft", 3)
+    result = json.loads(done.out)
+    assert done.err == ""
+    assert list(result) == [
+        "text",
+        "tokens",
+        "finish_reason",
+        "prompt_tokens",
+        "generated_tokens",
+        "model",
+        "draft_model",
+        "proposer",
+        "rule",
+        "delta",
+        "seed",
+        "num_draft",
+        "stats",
+    ]
+    assert set(result["stats"]) == {
+        "rounds",
+        "drafted",
+        "accepted",
+        "acceptance_rate",
+        "tokens_per_round",
+        "drafted_by_position",
+        "accepted_by_position",
+        "target_passes",
+        "timed_rounds",
+        "smallest_margin",
+        "seconds",
+        "tokens_per_second",
+        "peak_memory_bytes",
+        "device",
+        "blas",
+    }
+    assert set(result["stats"]["seconds"]) == {
+        "load",
+        "prompt",
+        "draft",
+        "verify",
+        "other",
+        "total",
+    }
+    assert set(result["stats"]["smallest_margin"]) == {"value", "position"}
+    assert (result["proposer"], result["rule"], result["num_draft"]) == ("draft", "coupled", 3)
+    assert result["generated_tokens"] == len(result["tokens"]) == 40
+    assert 0 < result["stats"]["accepted"] <= result["stats"]["drafted"]
+    plain = json.loads(run("generate", PROMPT, *asked, "--regular-decode").out)
+    assert plain["tokens"] == result["tokens"] and plain["text"] == result["text"]
+    assert (plain["proposer"], plain["draft_model"], plain["num_draft"]) == ("none", None, 0)
+    assert set(plain) == set(result) and set(plain["stats"]) == set(result["stats"])
+
+
+def test_the_prompt_may_come_from_everywhere(
+    run: Run, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT, encoding="utf-8")
+    wanted = run("generate", PROMPT, "--model-name", t5, "--quiet", "-m", 9)
+    assert wanted.err == ""
+    for source in (("--prompt", PROMPT), ("--prompt-file", file)):
+        assert run("generate", *source, "--model", t5, "--quiet", "-m", 9).out == wanted.out
+    for dash in (("-",), ("--prompt", "-")):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
+        assert run("generate", *dash, "--model", t5, "--quiet", "-m", 9).out == wanted.out
+
+
+def test_drafts_are_marked_by_more_than_colour(run: Run, t5: Path, t5_draft: Path) -> None:
+    asked = ("--model", t5, "--draft-model", t5_draft, "-m", 40)
+    marked = run("generate", PROMPT, *asked, "--show-drafts")
+    plain = run("generate", PROMPT, *asked)
+    assert "\x1b" not in marked.out + marked.err
+    assert "⟨" in marked.out and "⟨accepted draft tokens⟩" in marked.err
+    assert marked.out.replace("⟨", "").replace("⟩", "") == plain.out
+
+
+def test_a_stop_string_ends_the_text_before_it(run: Run, t5: Path, t5_draft: Path) -> None:
+    whole = run("generate", PROMPT, "--model", t5, "-m", 40, "--quiet").out.rstrip("\n")
+    stop = whole[len(whole) // 2 :][:3]
+    for extra in ((), ("--draft-model", t5_draft)):
+        asked = ("--model", t5, "-m", 40, "--stop", stop, "--json", *extra)
+        result = json.loads(run("generate", PROMPT, *asked).out)
+        assert result["text"] == whole[: whole.index(stop)]
+        assert result["finish_reason"] == "stop"
+
+
+def test_no_tokens_at_all_is_a_text_too(run: Run, t5: Path) -> None:
+    result = json.loads(run("generate", PROMPT, "--model", t5, "-m", 0, "--json").out)
+    assert (result["text"], result["tokens"], result["finish_reason"]) == ("", [], "length")
+
+
+def test_quantising_on_load_is_possible_for_both(run: Run, llama: Path) -> None:
+    asked = ("--model", llama, "--draft-model", llama, "--q-bits", 8, "--draft-q-bits", 4, "--json")
+    done = run("generate", "def f(x):", *asked, "-m", 8)
+    # The tiny model's rows are shorter than a group: told by name, nothing half done.
+    assert done.code == 2 and "group" in done.err
+
+
+def test_a_chat_template_is_applied_unless_left_out(run: Run, tmp_path: Path) -> None:
+    template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    chat = make_llama(tmp_path, chat_template=template, tokenizer_class="PreTrainedTokenizerFast")
+    with_template = json.loads(run("generate", "abc", "--model", chat, "--json", "-m", 2).out)
+    without = json.loads(
+        run("generate", "abc", "--model", chat, "--json", "-m", 2, "--no-chat-template").out
+    )
+    assert with_template["prompt_tokens"] != without["prompt_tokens"]
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    assert run("generate", "--version").out == f"mlx-specdec {__version__}\n"
+
+
+def test_a_closed_standard_output_ends_quietly(t5: Path) -> None:
+    command = f"'{sys.executable}' main.py '{PROMPT}' --model '{t5}' -m 200 | head -c 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.stderr == b""
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("flags", ["", "--json"])
+def test_an_output_that_cannot_be_written_is_told(t5: Path, flags: str) -> None:
+    command = f"'{sys.executable}' main.py '{PROMPT}' --model '{t5}' -m 9 {flags} > /dev/full"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "standard output" in done.stderr
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_keeps_the_text_and_exits_with_130(t5: Path, as_json: bool) -> None:
+    flags = ["--json"] if as_json else []
+    process = subprocess.Popen(
+        [sys.executable, "main.py", PROMPT, "--model", t5, "-m", "1000000", *flags],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    first = "" if as_json else process.stdout.read(1)
+    time.sleep(3 if as_json else 0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    if as_json:
+        assert json.loads(out)["finish_reason"] == "interrupted"
+    else:
+        assert first and "ended by interrupted" in err
