@@ -6,7 +6,7 @@ with them, are imported only when one is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,6 @@ from .number_format import expands, on_cpu
 from .t5 import T5, T5Config
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-
-_HEAD, _SHARED = "lm_head.weight", "shared.weight"
-_TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,9 @@ def load_model(
     if q_bits is not None and q_bits not in keys.Q_BITS:
         bits = ", ".join(map(str, keys.Q_BITS))
         raise OptionError(f"q-bits must be one of {bits}, not {q_bits}")
+    if q_bits is not None and q_group_size not in keys.Q_GROUP_SIZES:
+        sizes = ", ".join(map(str, keys.Q_GROUP_SIZES))
+        raise OptionError(f"q-group-size must be one of {sizes}, not {q_group_size}")
     config = files.read_config(directory)
     if keys.is_encoder_decoder(config):
         return _load_t5(directory, config, dtype, q_bits, q_group_size)
@@ -76,25 +76,26 @@ def _load_t5(
     if stored is not None and q_bits is not None:
         raise OptionError(f"{directory} is quantised already: leave the number of bits out")
     weights = read_t5_weights(directory, config)
+    try:
+        shape = T5Config.from_dict(config, own_head=keys.HEAD in weights)
+        network = _network(shape, stored, weights)
+        check_weights(network, weights)
+    except CheckpointError as problem:
+        raise CheckpointError(f"{directory}: {problem}") from None
     if stored is not None and dtype == "auto" and expands(_count(weights, stored["group_size"])):
         weights, stored = _dequantised(weights, stored), None
-    wanted = mx.float32 if dtype == "auto" and on_cpu() and stored is None else None
-    if dtype != "auto":
-        wanted = getattr(mx, dtype)
-    if wanted is not None:
-        weights = {
-            name: array.astype(wanted) if mx.issubdtype(array.dtype, mx.floating) else array
+        network = T5(shape)
+    wanted = _number_format(weights, dtype, packed=stored is not None)
+    network.load_weights(
+        [
+            (name, array.astype(wanted) if _is_float(array) else array)
             for name, array in weights.items()
-        }
-    network = T5(T5Config.from_dict(config, own_head=_HEAD in weights))
-    if stored is not None:
-        _quantise_modules(network, stored, weights)
-    check_weights(network, weights)
-    network.load_weights(list(weights.items()))
+        ]
+    )
     if q_bits is not None:
         _quantise_on_load(network, config, q_bits, q_group_size)
     mx.eval(network.parameters())
-    words = str(network.encoder.final_layer_norm.weight.dtype).rpartition(".")[2]
+    words = _words(network.encoder.final_layer_norm.weight.dtype)
     bits = q_bits if q_bits is not None else (stored or {}).get("bits")
     return Loaded(
         EncoderDecoderModel(network),
@@ -109,27 +110,27 @@ def read_t5_weights(directory: Path, config: Mapping[str, Any]) -> dict[str, mx.
     weights: dict[str, mx.array] = {}
     twin = None
     for key, array in files.tensors(directory):
-        if key in _TWINS:
+        if key in keys.TWINS:
             twin = array
         name = keys.translate(config, key)
         if name is not None:
             weights[name] = array
-    if _SHARED not in weights and twin is not None:
-        weights[_SHARED] = twin
-    head, shared = weights.get(_HEAD), weights.get(_SHARED)
+    if keys.SHARED not in weights and twin is not None:
+        weights[keys.SHARED] = twin
+    head, shared = weights.get(keys.HEAD), weights.get(keys.SHARED)
     if (
         head is not None
         and shared is not None
         and head.shape == shared.shape
         and mx.array_equal(head, shared).item()
     ):
-        for part in ("weight", "scales", "biases"):
+        for part in ("weight", *keys.PACKED):
             weights.pop(f"lm_head.{part}", None)
     return weights
 
 
 def check_weights(network: nn.Module, weights: Mapping[str, mx.array]) -> None:
-    """Raises CheckpointError for the first missing, superfluous or wrongly shaped tensor."""
+    """Raises CheckpointError for the first tensor missing, superfluous, or not as asked for."""
     expected = dict(tree_flatten(network.parameters()))
     missing, extra = expected.keys() - weights.keys(), weights.keys() - expected.keys()
     if missing:
@@ -137,34 +138,86 @@ def check_weights(network: nn.Module, weights: Mapping[str, mx.array]) -> None:
     if extra:
         raise CheckpointError(f"the weights have {min(extra)}, which config.json does not ask for")
     for name in sorted(expected):
-        if expected[name].shape != weights[name].shape:
+        asked, found = expected[name], weights[name]
+        if asked.shape != found.shape:
             raise CheckpointError(
-                f"{name} has shape {weights[name].shape} where config.json asks for "
-                f"{expected[name].shape}"
+                f"{name} has shape {found.shape} where config.json asks for {asked.shape}"
+            )
+        if asked.dtype != found.dtype and not (_is_float(asked) and _is_float(found)):
+            raise CheckpointError(
+                f"{name} is stored as {_words(found.dtype)} where {_words(asked.dtype)} is needed"
             )
 
 
-def _quantise_modules(
-    network: nn.Module, stored: Mapping[str, Any], weights: Mapping[str, mx.array]
-) -> None:
-    def choose(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        if f"{path}.scales" not in weights:
-            return False
-        own = stored.get(path)
-        return dict(own) if isinstance(own, Mapping) else True
-
-    nn.quantize(network, stored["group_size"], stored["bits"], class_predicate=choose)
+def _is_float(array: mx.array) -> bool:
+    return mx.issubdtype(array.dtype, mx.floating)
 
 
-def _quantise_on_load(
-    network: nn.Module, config: Mapping[str, Any], bits: int, group_size: int
-) -> None:
-    def choose(path: str, module: nn.Module) -> bool:
-        return hasattr(module, "to_quantized") and keys.quantizable(
-            config, f"{path}.weight", module.weight.shape, group_size
+def _words(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _number_format(weights: Mapping[str, mx.array], dtype: str, *, packed: bool) -> mx.Dtype:
+    """What all floating weights are cast to; the widest of those stored where several are, since
+    some checkpoints keep in float32 what half precision cannot hold."""
+    if dtype != "auto":
+        return getattr(mx, dtype)
+    if on_cpu() and not packed:
+        return mx.float32
+    return mx.result_type(*(array.dtype for array in weights.values() if _is_float(array)))
+
+
+def _network(
+    shape: T5Config, stored: Mapping[str, Any] | None, weights: Mapping[str, mx.array]
+) -> T5:
+    """A T5 with random weights, packed where the stored ones are."""
+    # Every layer has tensors: a configuration that asks for more would only build for hours.
+    if max(shape.num_layers, shape.num_decoder_layers) > len(weights):
+        raise CheckpointError(
+            f"config.json asks for {shape.num_layers} and {shape.num_decoder_layers} layers, and "
+            f"there are {len(weights)} tensors"
         )
+    network = T5(shape)
+    if stored is not None:
+        _pack(
+            network, lambda path, _: _packing(stored, path) if f"{path}.scales" in weights else None
+        )
+    return network
 
-    nn.quantize(network, group_size, bits, class_predicate=choose)
+
+def _packing(stored: Mapping[str, Any], path: str) -> keys.Quantisation:
+    """How one matrix of a quantised checkpoint is packed."""
+    own = stored.get(path)
+    how = own if isinstance(own, Mapping) else stored
+    return keys.Quantisation(bits=how["bits"], group_size=how["group_size"])
+
+
+def _quantise_on_load(network: T5, config: Mapping[str, Any], bits: int, group_size: int) -> None:
+    """As a conversion would. Raises OptionError where no matrix divides into groups."""
+    default = keys.Quantisation(bits, group_size)
+    if not _pack(
+        network,
+        lambda path, shape: keys.quantisation_of(config, f"{path}.weight", shape, default),
+    ):
+        raise OptionError(f"no layer's width is a multiple of {group_size}: take a smaller group")
+
+
+def _pack(network: T5, choose: Callable[[str, tuple[int, ...]], keys.Quantisation | None]) -> bool:
+    """Quantise every matrix for which `choose` says how; gives whether there was one."""
+    packed = False
+
+    def predicate(path: str, module: nn.Module) -> bool | dict[str, int]:
+        nonlocal packed
+        if not hasattr(module, "to_quantized"):
+            return False
+        how = choose(path, module.weight.shape)
+        if how is None or module.weight.shape[-1] % how.group_size:
+            return False
+        packed = True
+        return {"bits": how.bits, "group_size": how.group_size}
+
+    nn.quantize(network, class_predicate=predicate)
+    return packed
 
 
 def _count(weights: Mapping[str, mx.array], group_size: int) -> int:
@@ -183,13 +236,12 @@ def _dequantised(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> 
         if f"{path}.scales" not in weights:
             result[name] = array
         elif part == "weight":
-            own = stored.get(path)
-            how = own if isinstance(own, Mapping) else stored
+            how = _packing(stored, path)
             result[name] = mx.dequantize(
                 array,
                 weights[f"{path}.scales"],
                 weights.get(f"{path}.biases"),
-                group_size=how["group_size"],
-                bits=how["bits"],
+                group_size=how.group_size,
+                bits=how.bits,
             )
     return result

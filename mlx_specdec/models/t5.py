@@ -20,6 +20,7 @@ from ..errors import CheckpointError
 from .kv_cache import KVCache
 
 KeysValues = tuple[mx.array, mx.array]
+_TOO_LARGE = 1 << 31
 
 
 def relu(states: mx.array) -> mx.array:
@@ -72,6 +73,8 @@ class T5Config:
         layers = _whole(config, "num_layers")
         vocabulary = _whole(config, "vocab_size")
         count, farthest = _relative_positions(config)
+        if _whole(config, "num_heads") * _whole(config, "d_kv") >= _TOO_LARGE:
+            raise CheckpointError("config.json asks for num_heads and d_kv that no model has")
         return cls(
             vocab_size=vocabulary,
             d_model=_whole(config, "d_model"),
@@ -94,7 +97,7 @@ class T5Config:
 def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value
-    if type(value) is not int or not 0 < value < 1 << 31:
+    if type(value) is not int or not 0 < value < _TOO_LARGE:
         raise CheckpointError(f"config.json needs {name}, a whole number above 0, not {value!r}")
     return value
 

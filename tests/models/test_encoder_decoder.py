@@ -9,7 +9,6 @@ import pytest
 
 from mlx_specdec.errors import PromptError, RewindError
 from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
-from mlx_specdec.models.kv_cache import STEP, KVCache
 from mlx_specdec.models.loading import load_model
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "t5" / "own-head-scaled"
@@ -88,16 +87,3 @@ def test_opening_reports_its_progress(model) -> None:
     seen: list[tuple[int, int]] = []
     model.open([5, 6, 1], lambda done, total: seen.append((done, total)))
     assert seen == [(0, 3), (3, 3)]
-
-
-def test_a_cache_returns_what_was_appended_across_growth_and_rewinds() -> None:
-    cache = KVCache()
-    rows = mx.random.normal((1, 2, 3 * STEP, 4), key=mx.random.key(0))
-    keys, _ = cache.append(rows[:, :, : STEP - 1], rows[:, :, : STEP - 1])
-    cache.rewind(10)
-    keys, values = cache.append(rows[:, :, 10:], -rows[:, :, 10:])
-    assert mx.array_equal(keys, rows)
-    assert mx.array_equal(values[:, :, 10:], -rows[:, :, 10:])
-    for wrong in (-1, 3 * STEP + 1):
-        with pytest.raises(ValueError, match="cannot keep"):
-            cache.rewind(wrong)

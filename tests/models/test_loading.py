@@ -108,7 +108,12 @@ def test_a_directory_without_weights_is_told(wide: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"), [({"dtype": "float8"}, "float8"), ({"q_bits": 7}, "q-bits")]
+    ("settings", "told"),
+    [
+        ({"dtype": "float8"}, "float8"),
+        ({"q_bits": 7}, "q-bits"),
+        ({"q_bits": 4, "q_group_size": 48}, "q-group-size"),
+    ],
 )
 def test_settings_that_do_not_exist_are_refused(wide: Path, settings: dict, told: str) -> None:
     with pytest.raises(OptionError, match=told):
@@ -168,3 +173,96 @@ def test_a_quantisation_that_mlx_does_not_have_is_refused(wide: Path) -> None:
 def test_a_copied_fixture_loads_from_anywhere(tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "mt5", tmp_path / "a place with spaces")
     assert load_model(tmp_path / "a place with spaces").kind == "encoder-decoder"
+
+
+def test_widths_that_no_group_divides_cannot_be_quantised() -> None:
+    with pytest.raises(OptionError, match="multiple of 64"):
+        load_model(FIXTURES / "mt5", q_bits=4)
+
+
+def test_layers_packed_differently_load_as_they_were_written(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = load_model(wide).model.network
+    paths = {"shared": 8, "lm_head": 4, "decoder.block.1.layer.1.EncDecAttention.q": 3}
+    nn.quantize(
+        network,
+        class_predicate=lambda path, _: (
+            {"bits": paths[path], "group_size": 32} if path in paths else False
+        ),
+    )
+    parameters = dict(tree_flatten(network.parameters()))
+    mx.save_safetensors(str(wide / "model.safetensors"), parameters)
+    config = json.loads((wide / "config.json").read_text())
+    own = {path: {"group_size": 32, "bits": bits} for path, bits in paths.items()}
+    config["quantization"] = {"group_size": 64, "bits": 4, "encoder.block.0": False, **own}
+    (wide / "config.json").write_text(json.dumps(config))
+    expected = logits(EncoderDecoderModel(network))
+    assert np.abs(logits(load_model(wide).model) - expected).max() < 1e-4
+    monkeypatch.setattr(number_format, "EXPANDED_BELOW", 0)
+    packed = load_model(wide).model
+    assert packed.network.shared.bits == 8 and packed.network.lm_head.bits == 4
+    assert np.abs(logits(packed) - expected).max() < 1e-4
+
+
+def test_quantising_on_load_packs_the_embedding_as_a_conversion_does(wide: Path) -> None:
+    network = load_model(wide, q_bits=4, q_group_size=32).model.network
+    assert network.shared.bits == 8 and network.lm_head.bits == 8
+    assert network.encoder.block[0].attention.q.bits == 4
+
+
+def test_weights_of_several_formats_are_computed_in_the_widest(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "on_cpu", lambda: False)
+    assert load_model(wide).dtype == "float32"
+
+    def half(weights) -> None:
+        weights.update({name: array.astype(mx.float16) for name, array in weights.items()})
+
+    rewrite(wide, half)
+    assert load_model(wide).dtype == "float16"
+    wo = "encoder.block.0.layer.1.DenseReluDense.wo.weight"
+    rewrite(wide, lambda weights: weights.update({wo: weights[wo].astype(mx.float32)}))
+    loaded = load_model(wide)
+    assert loaded.dtype == "float32" and np.isfinite(logits(loaded.model)).all()
+
+
+@pytest.mark.parametrize("kind", ["tied-scaled-relu", "umt5-untied", "mt5"])
+def test_half_precision_stays_near(kind: str) -> None:
+    exact = logits(load_model(FIXTURES / kind, dtype="float32").model)
+    network = load_model(FIXTURES / kind, dtype="bfloat16").model
+    scores = network.open([5, 6, 7, 1]).advance(mx.array([[0, 9, 11]])).logits
+    assert scores.dtype == mx.bfloat16
+    assert np.abs(np.array(scores.astype(mx.float32)) - exact).max() < 0.1 * np.ptp(exact)
+
+
+def test_whole_numbers_for_weights_are_refused(wide: Path) -> None:
+    name = "lm_head.weight"
+    rewrite(wide, lambda weights: weights.update({name: mx.zeros((64, 64), dtype=mx.int32)}))
+    with pytest.raises(CheckpointError, match=f"{name} is stored as int32 where float32"):
+        load_model(wide)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"num_layers": 10**9}, "asks for 1000000000 and 2 layers"),
+        ({"d_kv": 10**9, "num_heads": 10**9}, "d_kv"),
+        ({"vocab_size": 10**12}, "vocab_size"),
+        ({"d_ff": True}, "d_ff"),
+        ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon"),
+        ({"decoder_start_token_id": 64}, "decoder_start_token_id 64"),
+        ({"relative_attention_num_buckets": 1}, "has 1 relative_attention_num_buckets"),
+        ({"relative_attention_max_distance": 16}, "to distance 16"),
+        ({"feed_forward_proj": ["relu"]}, "feed_forward_proj"),
+    ],
+)
+def test_a_configuration_out_of_range_is_told_with_its_place(
+    wide: Path, change: dict, told: str
+) -> None:
+    config = json.loads((wide / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(CheckpointError, match=told) as error:
+        load_model(wide)
+    assert str(error.value).startswith(f"{wide}: ") and "\n" not in str(error.value)
