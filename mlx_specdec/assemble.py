@@ -30,6 +30,7 @@ from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from .text.stream import StopStrings, TextStream
 from .text.tokenizer import Tokenizer, load_tokenizer
 from .text.vocabulary import common_size
+from .verification.block import BlockRule
 from .verification.coupled import Coupled, LenientGreedy
 from .verification.rejection import TokenRule
 
@@ -205,17 +206,17 @@ def _proposer(pair: Pair, options: Options) -> Proposer | None:
 def _rule(options: Options) -> Rule:
     if options.rule_name == "lenient":
         return LenientGreedy(options.delta)
-    if options.rule_name == "token" and options.temperature > 0:
-        return TokenRule(options.delta)
-    return Coupled()
+    if options.rule_name == "coupled" or options.temperature == 0:
+        return Coupled()
+    return BlockRule() if options.rule_name == "block" else TokenRule(options.delta)
 
 
 def _noise(pair: Pair, options: Options) -> NoiseSource:
     if options.temperature == 0:
         return SilentNoise()
-    if options.rule_name == "token":
-        return IndependentNoise(options.seed, pair.vocabulary)
-    return CoupledNoise(options.seed, pair.vocabulary)
+    if options.rule_name == "coupled":
+        return CoupledNoise(options.seed, pair.vocabulary)
+    return IndependentNoise(options.seed, pair.vocabulary)
 
 
 def _ending(pair: Pair, options: Options, prefix: int) -> Ending:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from .errors import OptionError
 from .sampling.settings import Sampling
 
-RULES = ("coupled", "token")
+RULES = ("coupled", "token", "block")
 MOST_DRAFTED = 64
 
 
@@ -20,7 +20,7 @@ class Options:
     """Settings of one generation; the defaults give the target's own greedy text.
 
     max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64.
-    rule: "coupled" or "token"; None takes the exact default, or "token" where delta asks for it.
+    rule: "coupled", "token" or "block"; None takes the exact default, or "token" where delta asks for it.
     delta: lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
     stop: strings that end the text; they are not part of it.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one.
@@ -57,9 +57,10 @@ class Options:
             raise OptionError(f"delta must lie in [0, 1], not {self.delta}")
         if self.rule is not None and self.rule not in RULES:
             raise OptionError(f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
-        if self.delta > 0 and self.rule == "coupled":
+        if self.delta > 0 and self.rule in ("coupled", "block"):
             raise OptionError(
-                "rule coupled is exact and cannot be lenient: leave out --rule, or set delta to 0"
+                f"rule {self.rule} is exact and cannot be lenient: leave out --rule, or set delta "
+                "to 0"
             )
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
@@ -81,7 +82,7 @@ class Options:
 
     @property
     def rule_name(self) -> str:
-        """The rule that decides: coupled, token, or lenient (delta > 0 at temperature 0)."""
+        """The rule that decides: one of RULES, or lenient (delta > 0 at temperature 0)."""
         if self.delta > 0:
             return "token" if self.temperature > 0 else "lenient"
         return self.rule or "coupled"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -183,15 +184,14 @@ def test_lenience_accepts_more_and_says_so() -> None:
     assert rates == sorted(rates) and rates[-1] == 1.0
 
 
-def test_the_token_rule_depends_on_the_seed_alone() -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_texts_of_other_exact_rules_depend_on_the_seed(rule: str) -> None:
     pair = decoder_only("llama")
-    options = Options(max_tokens=LENGTH, temperature=1.0, rule="token", seed=4)
+    options = Options(max_tokens=LENGTH, temperature=1.0, rule=rule, seed=4)
     first, again = generate(pair, PROMPT, options), generate(pair, PROMPT, options)
-    other = generate(
-        pair, PROMPT, Options(max_tokens=LENGTH, temperature=1.0, rule="token", seed=5)
-    )
+    other = generate(pair, PROMPT, replace(options, seed=5))
     assert first.tokens == again.tokens != other.tokens
-    assert first.labels.rule == "token"
+    assert first.labels.rule == rule
 
 
 def test_a_text_ends_where_the_models_positions_end() -> None:

@@ -104,10 +104,13 @@ def convert(
     """
     _check_options(dtype, quantize, q_bits, q_group_size, shard_bytes)
     quantisation = Quantisation(q_bits, q_group_size) if quantize else None
-    local = Path(model).expanduser()
+    local = Path(os.path.expanduser(model))
     path = _destination(model, local, mlx_path)
     destination.check_free(path, overwrite=overwrite, source=local)
-    source = resolve(model, revision=revision)
+    # With a callable the Hub's own bars show the download; `progress` is about converting.
+    source = resolve(
+        model, revision=revision, progress=None if progress is None else lambda done, total: None
+    )
     recipe = recipe_for(source, quantisation)
     change = _changes(recipe, None if dtype is None else getattr(mx, dtype))
     steps = _Steps(2 * recipe.nbytes, progress)
@@ -169,7 +172,9 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     if mlx_path is not None:
         path = Path(mlx_path).expanduser()
         return path if path.name not in ("", "..") else path.resolve()
-    name = local.resolve().name if local.is_dir() else model.rstrip("/").rpartition("/")[2]
+    name = local.resolve().name if os.path.isdir(local) else model.rstrip("/").rpartition("/")[2]
+    if not name.strip():
+        name = resolve(model).name
     return Path("weights") / name
 
 

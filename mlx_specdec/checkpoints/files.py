@@ -84,7 +84,7 @@ class Weights:
         for name, shard in _weight_map(index).items():
             if name not in self._infos or self._places[name].name != shard:
                 raise CheckpointError(
-                    f"{index.with_name(shard)} lacks {name}, which {INDEX} says it has: download "
+                    f"{index.with_name(shard)} lacks {ascii(name)[1:-1]}, which {INDEX} says it has: download "
                     "both again"
                 )
 
@@ -174,7 +174,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         plain = isinstance(name, str) and name.endswith(".safetensors")
         if not plain or re.search(r"[/\\\0]", name):
             raise CheckpointError(
-                f"{index} names {name!r}, which is no safetensors file of its directory"
+                f"{index} names {ascii(name):.80}, which is no safetensors file of its directory"
             )
     return found
 

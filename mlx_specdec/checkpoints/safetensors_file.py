@@ -18,6 +18,7 @@ import mlx.core as mx
 from ..errors import CheckpointError
 
 LONGEST_HEADER = 100_000_000
+LONGEST_NAME = 1000
 LARGEST_EXTENT = 2**31 - 1
 DTYPES: Mapping[str, mx.Dtype] = {
     "BOOL": mx.bool_,
@@ -55,6 +56,8 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     header, room = _header(file)
     spans: list[tuple[int, int, str, TensorInfo]] = []
     for name, entry in header.items():
+        if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+            raise CheckpointError(f"{file} is damaged: a tensor is called {_short(name)}")
         if name != "__metadata__":
             spans.append(_span(file, name, entry))
     spans.sort(key=lambda span: span[:2])
@@ -98,7 +101,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
     try:
         header = json.loads(text, object_pairs_hook=_without_repeats)
     except _Repeated as problem:
-        raise CheckpointError(f"{file} is damaged: its header repeats {problem}") from None
+        raise CheckpointError(f"{file} is damaged: its header repeats {_short(problem.args[0])}") from None
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
@@ -115,17 +118,17 @@ def _span(file: Path, name: str, entry: Any) -> tuple[int, int, str, TensorInfo]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         known = ", ".join(DTYPES)
         raise CheckpointError(
-            f"{file} stores {name} as {dtype!r}, which MLX does not read; it reads {known}"
+            f"{file} stores {name} as {_short(dtype)}, which MLX does not read; it reads {known}"
         )
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise CheckpointError(f"{file} has a damaged header at {name}: download it again")
     if any(extent > LARGEST_EXTENT for extent in shape):
-        raise CheckpointError(f"{file} is damaged: {name} claims the shape {_short(shape)}")
+        raise CheckpointError(f"{file} is damaged: {name} claims the shape {_short(tuple(shape))}")
     nbytes = math.prod(shape) * DTYPES[dtype].size
     if end - begin != nbytes:
         raise CheckpointError(
             f"{file} is damaged: {name} has {end - begin} bytes where {dtype} of shape "
-            f"{_short(shape)} needs {nbytes}"
+            f"{_short(tuple(shape))} needs {nbytes}"
         )
     return begin, end, name, TensorInfo(dtype, tuple(shape), nbytes)
 
@@ -143,6 +146,6 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _short(shape: list[int]) -> str:
-    text = str(tuple(shape))
+def _short(value: Any) -> str:
+    text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -41,11 +41,11 @@ def resolve(
     meaning for a directory. progress: called with (0, 1) and (1, 1) around a download; without it
     the download shows no bars. Raises SourceError, in one line.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
+    path = os.path.expanduser(name)
+    if name.strip() and os.path.isdir(path):
+        return Path(path)
     if os.path.lexists(path):
-        kind = "a broken link" if path.is_symlink() and not path.exists() else "a file"
+        kind = "a file" if os.path.exists(path) else "a broken link"
         raise SourceError(f"{name} is {kind}: give the directory that holds the model")
     if not _HUB_NAME.fullmatch(name) or name.split("/")[0] in ("weights", "."):
         shown = repr(name) if not name.strip() or not name.isprintable() else name

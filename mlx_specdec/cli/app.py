@@ -103,7 +103,7 @@ def generate(
     ] = None,
     rule: Annotated[
         str | None,
-        typer.Option("--rule", help="coupled (default; same text as plain) or token."),
+        typer.Option("--rule", help="coupled (default: same text as plain), token or block."),
     ] = None,
     dtype: Annotated[
         str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")

@@ -65,7 +65,11 @@ def test_an_empty_tensor_is_read(tmp_path: Path) -> None:
         (b"not json", b"", "damaged header"),
         (b"\xff\xfe", b"", "damaged header"),
         (b"[" * 100_000, b"", "damaged header"),
-        (b'{"a":1,"a":2}', b"", "repeats a"),
+        (b'{"a":1,"a":2}', b"", "repeats 'a'"),
+        ({"a\nb": entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
+        ({"\ud800": entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
+        ({"": entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
+        ({"a" * 2000: entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
     ],
 )
 def test_a_damaged_header_is_refused_in_one_line_with_the_files_name(
@@ -102,9 +106,11 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         st.text(max_size=3),
         st.recursive(
             st.none() | st.integers() | st.floats() | st.text(max_size=4) | st.just("F32"),
-            lambda inner: st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(["dtype", "shape", "data_offsets"]), inner, max_size=3
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(["dtype", "shape", "data_offsets"]), inner, max_size=3
+                )
             ),
             max_leaves=8,
         ),
@@ -115,7 +121,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
 def test_any_header_either_fits_the_file_or_is_a_checkpoint_error(
     tmp_path_factory: pytest.TempPathFactory, header: Any, data: bytes
 ) -> None:
-    file = tmp_path_factory.mktemp("fuzz") / "x.safetensors"
+    file = tmp_path_factory.getbasetemp() / "fuzz.safetensors"
     raw_file(file, json.dumps(header).encode(), data)
     try:
         infos = read_header(file)

@@ -35,6 +35,7 @@ def told(outcome, *parts: str) -> None:
         (("--delta", "-0.1"), "delta"),
         (("--delta", "nan"), "delta"),
         (("--delta", "0.5", "--rule", "coupled"), "coupled is exact"),
+        (("--delta", "0.5", "--rule", "block"), "block is exact"),
         (("--top-p", "0"), "top-p"),
         (("--top-p", "1.2"), "top-p"),
         (("--top-k", "-1"), "top-k"),
