@@ -20,7 +20,7 @@ class Options:
     """Settings of one generation; the defaults give the target's own greedy text.
 
     max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64.
-    rule: "coupled", "token" or "block"; None takes the exact default, or "token" where delta asks for it.
+    rule: "coupled", "token" or "block"; None takes coupled, or token where delta asks for it.
     delta: lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
     stop: strings that end the text; they are not part of it.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one.

@@ -101,7 +101,9 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
     try:
         header = json.loads(text, object_pairs_hook=_without_repeats)
     except _Repeated as problem:
-        raise CheckpointError(f"{file} is damaged: its header repeats {_short(problem.args[0])}") from None
+        raise CheckpointError(
+            f"{file} is damaged: its header repeats {_short(problem.args[0])}"
+        ) from None
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
