@@ -1,0 +1,476 @@
+"""Conversion of T5 directories: what arrives, what is said, and what is left behind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.checkpoints import files, keys, writer
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.errors import (
+    CheckpointError,
+    OptionError,
+    OutputError,
+    SourceError,
+    SpecdecError,
+)
+
+from .makers import T5, listing, save, t5_weights, write_sharded_t5, write_t5
+
+INDEX = "model.safetensors.index.json"
+LINEAR = "encoder.block.1.layer.0.SelfAttention.q"
+
+
+def read(directory: Path) -> dict[str, mx.array]:
+    return dict(files.tensors(directory))
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "config.json").read_text())
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "float16", "bfloat16"])
+def test_every_tensor_arrives_in_the_type_asked_for(tmp_path: Path, dtype: str | None) -> None:
+    source = write_t5(tmp_path / "t5")
+    report = convert(str(source), tmp_path / "out", dtype=dtype)
+    wanted = getattr(mx, dtype or "float32")
+    before, after = read(source), read(tmp_path / "out")
+    assert before.keys() == after.keys()
+    for name, array in after.items():
+        assert array.dtype == wanted and mx.array_equal(array, before[name].astype(wanted))
+    assert config_of(tmp_path / "out")["torch_dtype"] == (dtype or "float32")
+    half = dtype in ("float16", "bfloat16")
+    assert (report.differences.plain > 0) is half
+    exact = max(
+        mx.max(mx.abs(after[name].astype(mx.float32) - before[name])).item() for name in after
+    )
+    assert report.differences.plain == exact
+    assert report.differences.tensors == report.tensors == len(before)
+    assert report.parameters == sum(array.size for array in before.values())
+    assert report.nbytes == sum(array.nbytes for array in after.values())
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])
+def test_quantised_weights_lie_within_a_step_of_their_source(
+    tmp_path: Path, bits: int, dtype: str | None
+) -> None:
+    source = write_t5(tmp_path / "t5")
+    out = tmp_path / "out"
+    report = convert(str(source), out, dtype=dtype, quantize=True, q_bits=bits, q_group_size=32)
+    before, after, entry = read(source), read(out), config_of(out)["quantization"]
+    assert entry == config_of(out)["quantization_config"]
+    assert (entry["bits"], entry["group_size"]) == (bits, 32)
+    packed = {name.removesuffix(".scales") for name in after if name.endswith(".scales")}
+    assert packed == {
+        name.removesuffix(".weight")
+        for name, array in before.items()
+        if array.ndim == 2 and "relative_attention_bias" not in name
+    }
+    largest = 0.0
+    for path in packed:
+        how = entry.get(path, entry)
+        values = mx.dequantize(
+            after[f"{path}.weight"],
+            *(after[f"{path}.{part}"].astype(mx.float32) for part in ("scales", "biases")),
+            group_size=how["group_size"],
+            bits=how["bits"],
+        )
+        off = mx.abs(values - before[f"{path}.weight"])
+        step = mx.repeat(mx.abs(after[f"{path}.scales"].astype(mx.float32)), 32, axis=-1)
+        assert mx.all(off <= 1.05 * step + 0.05).item()
+        largest = max(largest, mx.max(off).item())
+    assert report.differences.packed == pytest.approx(largest)
+    assert report.parameters == sum(array.size for array in before.values())
+
+
+def test_embedding_stays_wider_and_the_report_and_the_config_say_so(tmp_path: Path) -> None:
+    report = convert(
+        str(write_t5(tmp_path / "t5")), tmp_path / "out", quantize=True, q_group_size=32
+    )
+    assert config_of(tmp_path / "out")["quantization"] == {
+        "bits": 4,
+        "group_size": 32,
+        "mode": "affine",
+        "shared": {"bits": 8, "group_size": 32},
+    }
+    assert any("8 bits" in note and "shared.weight" in note for note in report.notes)
+
+
+def test_shards_in_and_shards_out_hold_the_same_tensors(tmp_path: Path) -> None:
+    source = write_sharded_t5(tmp_path / "t5")
+    out = tmp_path / "out"
+    limit = 20_000
+    convert(str(source), out, shard_bytes=limit)
+    shards = sorted(file.name for file in out.glob("*.safetensors"))
+    count = len(shards)
+    assert count > 2
+    assert shards == [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    index = json.loads((out / INDEX).read_text())
+    before, after = read(source), read(out)
+    assert index["weight_map"].keys() == before.keys()
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in after.values())
+    assert all(mx.array_equal(before[name], after[name]) for name in before)
+    for name in shards:
+        arrays = mx.load(str(out / name))
+        assert isinstance(arrays, dict)
+        assert len(arrays) == 1 or sum(array.nbytes for array in arrays.values()) <= limit
+
+
+def test_tensors_are_aligned_to_their_type(tmp_path: Path) -> None:
+    weights = t5_weights(T5)
+    weights["encoder.final_layer_norm.weight"] = mx.ones((32,), dtype=mx.float16)
+    source = write_t5(tmp_path / "t5", weights=weights)
+    convert(str(source), tmp_path / "out", quantize=True, q_group_size=32)
+    content = (tmp_path / "out" / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert length % 8 == 0 and header.pop("__metadata__") == {"format": "mlx"}
+    sizes = {"F32": 4, "F16": 2, "U32": 4}
+    assert {entry["dtype"] for entry in header.values()} == set(sizes)
+    for entry in header.values():
+        assert entry["data_offsets"][0] % sizes[entry["dtype"]] == 0
+
+
+def test_a_head_that_repeats_the_embedding_is_left_out(tmp_path: Path) -> None:
+    weights = t5_weights(T5)
+    copies = ("lm_head.weight", *keys.TWINS)
+    weights.update(dict.fromkeys(copies, weights["shared.weight"] + 0))
+    source = write_t5(tmp_path / "t5", {"tie_word_embeddings": False}, weights=weights)
+    report = convert(str(source), tmp_path / "out")
+    assert not set(copies) & read(tmp_path / "out").keys()
+    written = config_of(tmp_path / "out")
+    assert written["tie_word_embeddings"] is True and written["scale_decoder_outputs"] is False
+    assert any("lm_head.weight" in note for note in report.notes)
+
+
+def test_a_head_of_its_own_is_kept(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5", own_head=True)
+    convert(str(source), tmp_path / "out", quantize=True, q_group_size=32)
+    assert "lm_head.scales" in read(tmp_path / "out")
+    written = config_of(tmp_path / "out")
+    assert written["tie_word_embeddings"] is False and written["scale_decoder_outputs"] is True
+    assert written["quantization"]["lm_head"] == {"bits": 8, "group_size": 32}
+
+
+@pytest.mark.parametrize("kind", ["t5", "mt5", "umt5"])
+@pytest.mark.parametrize("tied", [None, True, False])
+def test_scaling_is_the_same_before_and_after(tmp_path: Path, kind: str, tied: bool | None) -> None:
+    changes: dict[str, Any] = {"model_type": kind, "tie_word_embeddings": tied}
+    weights = t5_weights({**T5, **changes}, own_head=tied is False)
+    source = write_t5(tmp_path / "t5", changes, weights=weights)
+    convert(str(source), tmp_path / "out")
+    before, after = config_of(source), config_of(tmp_path / "out")
+    assert after["scale_decoder_outputs"] is keys.scales_output(before)
+    convert(str(tmp_path / "out"), tmp_path / "again")
+    assert config_of(tmp_path / "again") == after
+
+
+def test_an_embedding_stored_under_a_copys_name_is_found(tmp_path: Path) -> None:
+    weights = t5_weights(T5)
+    weights["encoder.embed_tokens.weight"] = weights.pop("shared.weight")
+    source = write_t5(tmp_path / "t5", weights=weights)
+    convert(str(source), tmp_path / "out")
+    assert mx.array_equal(read(tmp_path / "out")["shared.weight"], t5_weights(T5)["shared.weight"])
+
+
+def test_a_quantised_model_is_copied_as_it_is_and_not_quantised_again(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5", own_head=True)
+    convert(str(source), tmp_path / "packed", quantize=True, q_group_size=32)
+    convert(str(tmp_path / "packed"), tmp_path / "copy")
+    first, second = read(tmp_path / "packed"), read(tmp_path / "copy")
+    assert first.keys() == second.keys()
+    assert all(mx.array_equal(first[name], second[name]) for name in first)
+    assert config_of(tmp_path / "packed") == config_of(tmp_path / "copy")
+    with pytest.raises(OptionError, match="quantised already"):
+        convert(str(tmp_path / "packed"), tmp_path / "twice", quantize=True, q_group_size=32)
+
+
+def test_tokenizer_files_come_along(tmp_path: Path) -> None:
+    convert(str(write_t5(tmp_path / "t5")), tmp_path / "out")
+    assert (tmp_path / "out" / "spiece.model").read_bytes() == b"pieces"
+    assert (tmp_path / "out" / "tokenizer_config.json").is_file()
+
+
+def test_a_source_without_tokenizer_is_converted_and_the_report_says_so(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    for file in files.tokenizer_files(source):
+        file.unlink()
+    assert any("tokenizer" in note for note in convert(str(source), tmp_path / "out").notes)
+
+
+def test_the_default_place_is_weights_and_the_last_part_of_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_t5(tmp_path / "models" / "my-t5")
+    monkeypatch.chdir(tmp_path)
+    assert convert(str(source)).path == Path("weights/my-t5")
+    assert (tmp_path / "weights" / "my-t5" / "config.json").is_file()
+
+
+def test_progress_starts_at_nothing_and_ends_at_all(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    source = write_t5(tmp_path / "t5")
+    convert(str(source), tmp_path / "out", progress=lambda done, total: steps.append((done, total)))
+    total = 2 * sum(array.nbytes for array in read(source).values())
+    assert steps[0] == (0, total) and steps[-1] == (total, total)
+    assert steps == sorted(steps) and len(steps) > 50
+
+
+def test_logits_are_compared_before_anything_is_in_place(tmp_path: Path) -> None:
+    source, out = write_t5(tmp_path / "t5"), tmp_path / "out"
+    seen: list[Path] = []
+
+    def compare(first: Path, second: Path) -> float:
+        assert first == source and not out.exists()
+        assert files.read_config(second)["model_type"] == "t5"
+        seen.append(second)
+        return 0.25
+
+    report = convert(str(source), out, dtype="bfloat16", compare_logits=compare)
+    assert len(seen) == 1 and report.logits == 0.25
+    assert "0.25" in report.describe()
+    assert "not compared" in convert(str(source), tmp_path / "other").describe()
+    with pytest.raises(FrozenInstanceError):
+        report.logits = 0.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("value", [0.5, float("nan")])
+def test_other_logits_from_the_same_weights_are_refused(tmp_path: Path, value: float) -> None:
+    source = write_t5(tmp_path / "t5")
+    before = listing(tmp_path)
+    with pytest.raises(CheckpointError, match="log-probabilities differ"):
+        convert(str(source), tmp_path / "out", compare_logits=lambda first, second: value)
+    assert listing(tmp_path) == before
+
+
+def test_models_too_large_for_memory_are_converted_without_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    report = convert(
+        str(write_t5(tmp_path / "t5")), tmp_path / "out", compare_logits=lambda a, b: 1 / 0
+    )
+    assert report.logits is None and "memory" in report.logits_note
+
+
+def refused(kind: type[SpecdecError], root: Path, source: Path | str, **options: Any) -> str:
+    """Convert, expect one line, and nothing left behind anywhere below `root`."""
+    before = listing(root)
+    with pytest.raises(kind) as caught:
+        convert(str(source), root / "deep" / "out", **options)
+    text = str(caught.value)
+    assert "\n" not in text and listing(root) == before
+    return text
+
+
+def break_weights(change: Callable[[dict[str, mx.array]], Any]) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        weights = t5_weights(T5)
+        change(weights)
+        save(directory / "model.safetensors", weights)
+
+    return apply
+
+
+def replace(name: str, array: mx.array) -> Callable[[dict[str, mx.array]], Any]:
+    return lambda weights: weights.update({name: array})
+
+
+def cut(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def retype(kind: str) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        config = {**T5, "model_type": kind}
+        (directory / "config.json").write_text(json.dumps(config))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda directory: (directory / "config.json").unlink(), "config.json"),
+        (lambda directory: (directory / "config.json").write_text("{"), "not JSON"),
+        (lambda directory: (directory / "model.safetensors").unlink(), "no .safetensors files"),
+        (cut, "truncated"),
+        (retype("warp_drive"), "warp_drive"),
+        (break_weights(lambda weights: weights.pop(f"{LINEAR}.weight")), f"{LINEAR}.weight"),
+        (break_weights(lambda weights: weights.pop("shared.weight")), "shared.weight"),
+        (break_weights(replace(f"{LINEAR}.weight", mx.zeros((8, 8)))), "(8, 8)"),
+        (break_weights(replace("extra.weight", mx.zeros((8, 8)))), "extra.weight"),
+        (break_weights(replace(f"{LINEAR}.bias", mx.zeros((32,)))), f"{LINEAR}.bias"),
+        (
+            break_weights(replace(f"{LINEAR}.weight", mx.zeros((32, 32), dtype=mx.int32))),
+            "I32 instead of weights",
+        ),
+        (break_weights(replace(f"{LINEAR}.weight", mx.full((32, 32), mx.nan))), LINEAR),
+        (break_weights(replace(f"{LINEAR}.weight", mx.full((32, 32), mx.inf))), LINEAR),
+        (break_weights(replace(f"{LINEAR}.weight", mx.full((32, 32), -mx.inf))), LINEAR),
+        (
+            break_weights(
+                lambda weights: [
+                    weights.pop(name) for name in list(weights) if name.startswith("decoder")
+                ]
+            ),
+            "encoder alone",
+        ),
+    ],
+)
+def test_a_bad_source_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, harm: Callable[[Path], Any], says: str
+) -> None:
+    source = write_t5(tmp_path / "t5")
+    harm(source)
+    assert says in refused(CheckpointError, tmp_path, source)
+
+
+def test_a_value_too_large_for_float16_names_the_tensor_and_bfloat16(tmp_path: Path) -> None:
+    weights = t5_weights(T5)
+    weights[f"{LINEAR}.weight"] = mx.full((32, 32), 1e5)
+    source = write_t5(tmp_path / "t5", weights=weights)
+    for options in ({}, {"quantize": True, "q_group_size": 32}):
+        text = refused(CheckpointError, tmp_path, source, dtype="float16", **options)
+        assert LINEAR in text and "bfloat16" in text
+    convert(str(source), tmp_path / "out", dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float64"},
+        {"quantize": True, "q_bits": 7},
+        {"quantize": True, "q_group_size": 48},
+        {"quantize": True, "q_group_size": 128},
+        {"shard_bytes": 0},
+    ],
+)
+def test_options_out_of_range_are_one_sentence(tmp_path: Path, options: dict[str, Any]) -> None:
+    refused(OptionError, tmp_path, write_t5(tmp_path / "t5"), **options)
+
+
+@pytest.mark.parametrize("name", ["", "no/such/model/here", "./nothing"])
+def test_an_unknown_source_is_one_sentence(tmp_path: Path, name: str) -> None:
+    refused(SourceError, tmp_path, name)
+
+
+def test_an_existing_place_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    convert(str(source), tmp_path / "deep" / "out")
+    assert "--overwrite" in refused(OutputError, tmp_path, source)
+    report = convert(str(source), tmp_path / "deep" / "out", dtype="bfloat16", overwrite=True)
+    assert read(report.path)["shared.weight"].dtype == mx.bfloat16
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["out"]
+
+
+def test_a_parent_that_cannot_hold_it_is_one_sentence(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    (tmp_path / "deep").write_text("a file")
+    refused(OutputError, tmp_path, source)
+
+
+@pytest.mark.parametrize("after", [1, 3, 30])
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), OutputError),
+        (OSError(errno.EACCES, "Permission denied"), OutputError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (MemoryError(), MemoryError),
+    ],
+)
+def test_whatever_stops_the_writing_leaves_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: BaseException,
+    kind: type[BaseException],
+    after: int,
+) -> None:
+    source = write_t5(tmp_path / "t5")
+    before = listing(tmp_path)
+    real, written = writer._bytes, [0]
+
+    def stop(array: mx.array) -> memoryview:
+        written[0] += 1
+        if written[0] == after:
+            raise problem
+        return real(array)
+
+    monkeypatch.setattr(writer, "_bytes", stop)
+    with pytest.raises(kind) as caught:
+        convert(str(source), tmp_path / "deep" / "out")
+    assert listing(tmp_path) == before
+    if kind is OutputError:
+        assert "cannot be written" in str(caught.value)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_really_full_disk_is_an_output_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_part", lambda number: "/dev/full")
+    real = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda self, mode="r", **rest: real(self, mode.replace("x", "w"), **rest)
+    )
+    assert "disk is full" in refused(OutputError, tmp_path, write_t5(tmp_path / "t5"))
+
+
+def test_ctrl_c_during_the_check_leaves_nothing(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    before = listing(tmp_path)
+
+    def stop(done: int, total: int) -> None:
+        if done > 0.75 * total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(source), tmp_path / "deep" / "out", progress=stop)
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"quantize": True, "q_group_size": 32}])
+@pytest.mark.parametrize("name", [f"{LINEAR}.weight", "encoder.final_layer_norm.weight"])
+def test_a_byte_that_arrives_wrong_is_found_by_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], name: str
+) -> None:
+    source = write_t5(tmp_path / "t5")
+    real = writer._name_shards
+
+    def spoil(directory: Path, *rest: Any) -> None:
+        real(directory, *rest)
+        file = directory / "model.safetensors"
+        content = bytearray(file.read_bytes())
+        length = int.from_bytes(content[:8], "little")
+        begin = json.loads(content[8 : 8 + length])[name]["data_offsets"][0]
+        content[8 + length + begin + 3] ^= 0x70
+        file.write_bytes(bytes(content))
+
+    monkeypatch.setattr(writer, "_name_shards", spoil)
+    assert name in refused(OutputError, tmp_path, source, **options)
+
+
+def test_a_t5_is_converted_without_mlx_lm_transformers_or_torch(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from mlx_specdec.checkpoints.convert import convert\n"
+        f"convert({str(source)!r}, Path({str(tmp_path / 'out')!r}), quantize=True, "
+        "q_group_size=32)\n"
+        "assert not {'mlx_lm', 'transformers', 'torch'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

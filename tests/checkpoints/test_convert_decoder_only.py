@@ -1,0 +1,196 @@
+"""Conversion of decoder-only models: what is written is what mlx-lm itself would write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.utils
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_specdec.checkpoints import files
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.errors import CheckpointError, OptionError
+
+from .. import tiny
+from .makers import listing, save, write_index
+
+TOKENS = mx.array([[3, 14, 15, 9, 26, 5]])
+
+
+def logits(directory: Path) -> mx.array:
+    model, _ = mlx_lm.utils.load_model(directory)
+    return model(TOKENS)
+
+
+def mlx_lm_conversion(source: Path, target: Path, **how: int) -> Path:
+    """What mlx-lm's converter does once it has loaded the model."""
+    model, config = mlx_lm.utils.load_model(source, lazy=True)
+    if how:
+        model, config = mlx_lm.utils.quantize_model(model, config, how["group_size"], how["bits"])
+    mlx_lm.utils.save_model(target, model)
+    mlx_lm.utils.save_config(config, target / "config.json")
+    return target
+
+
+def as_hugging_face(source: Path, target: Path) -> Path:
+    """A tiny llama as Hugging Face writes it: shards, a head that is tied, rotary frequencies."""
+    target.mkdir()
+    weights = dict(files.tensors(source))
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 0
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = mx.ones((4,))
+    names, places = sorted(weights), {}
+    for number in (0, 1):
+        file = f"model-{number + 1:05d}-of-00002.safetensors"
+        part = {name: weights[name] for name in names[number::2]}
+        save(target / file, part)
+        places.update(dict.fromkeys(part, file))
+    write_index(target, places)
+    config = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "_name_or_path": "x/y"}))
+    (target / "tokenizer.json").write_text("{}")
+    return target
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_wrapped", "mixtral", "phi3", "mamba2"])
+@pytest.mark.parametrize("how", [{}, {"group_size": 32, "bits": 4}])
+def test_the_result_is_what_mlx_lm_writes(
+    tmp_path: Path, name: str, how: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tiny.write(name, tmp_path / "source")
+    theirs = mlx_lm_conversion(source, tmp_path / "theirs", **how)
+    capsys.readouterr()
+    options: dict[str, Any] = {}
+    if how:
+        options = {"quantize": True, "q_bits": how["bits"], "q_group_size": how["group_size"]}
+    ours = convert(str(source), tmp_path / "ours", **options).path
+    expected, found = dict(files.tensors(theirs)), dict(files.tensors(ours))
+    assert expected.keys() == found.keys()
+    for key, array in expected.items():
+        assert array.dtype == found[key].dtype and mx.array_equal(array, found[key])
+    assert json.loads((ours / "config.json").read_text()) == json.loads(
+        (theirs / "config.json").read_text()
+    )
+    index, other = (
+        json.loads((directory / files.INDEX).read_text()) for directory in (ours, theirs)
+    )
+    assert index["weight_map"] == other["weight_map"]
+    assert index["metadata"]["total_size"] == other["metadata"]["total_size"]
+    if name != "mamba2":  # mlx-lm does not count what lies outside a leaf module, as A_log does
+        assert index["metadata"] == other["metadata"]
+    assert mx.array_equal(logits(ours), logits(theirs))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_sharded_llama_of_hugging_face_loads_in_mlx_lm(tmp_path: Path, dtype: str) -> None:
+    plain = tiny.write("llama", tmp_path / "plain", tie_word_embeddings=True)
+    source = as_hugging_face(plain, tmp_path / "hf")
+    report = convert(str(source), tmp_path / "out", dtype=dtype)
+    model, config = mlx_lm.utils.load_model(report.path)
+    expected, _ = mlx_lm.utils.load_model(source)
+    expected.set_dtype(getattr(mx, dtype))
+    assert mx.array_equal(model(TOKENS), expected(TOKENS))
+    assert "_name_or_path" not in config and (report.path / "tokenizer.json").is_file()
+    assert any("lm_head.weight" in note for note in report.notes)
+    assert report.differences.tensors == len(tree_flatten(model.parameters()))
+
+
+def test_experts_stored_one_by_one_are_joined(tmp_path: Path) -> None:
+    plain = tiny.write("mixtral", tmp_path / "plain")
+    weights = dict(files.tensors(plain))
+    names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+    for key in [key for key in weights if "switch_mlp" in key]:
+        prefix, _, part = key.removesuffix(".weight").rpartition(".switch_mlp.")
+        for number, expert in enumerate(weights.pop(key)):
+            weights[f"{prefix}.experts.{number}.{names[part]}.weight"] = mx.contiguous(expert)
+    source = tmp_path / "hf"
+    source.mkdir()
+    save(source / "model.safetensors", weights)
+    (source / "config.json").write_bytes((plain / "config.json").read_bytes())
+    report = convert(str(source), tmp_path / "out")
+    assert mx.array_equal(logits(report.path), logits(plain))
+    assert report.differences.plain == 0
+
+
+def test_layers_that_mlx_lm_keeps_wider_are_recorded(tmp_path: Path) -> None:
+    source = tiny.write(
+        "qwen3_moe", tmp_path / "source", hidden_size=64, head_dim=16, moe_intermediate_size=64
+    )
+    report = convert(str(source), tmp_path / "out", quantize=True, q_bits=4, q_group_size=64)
+    entry = json.loads((report.path / "config.json").read_text())["quantization"]
+    assert entry["model.layers.0.mlp.gate"] == {"bits": 8, "group_size": 64}
+    assert any("mlp.gate" in note for note in report.notes)
+    assert mx.all(mx.isfinite(logits(report.path))).item()
+
+
+def test_a_quantised_model_is_copied_as_it_is(tmp_path: Path) -> None:
+    source = tiny.write("llama", tmp_path / "source")
+    packed = convert(str(source), tmp_path / "packed", quantize=True, q_group_size=32).path
+    copy = convert(str(packed), tmp_path / "copy").path
+    assert mx.array_equal(logits(packed), logits(copy))
+    with pytest.raises(OptionError, match="quantised already"):
+        convert(str(packed), tmp_path / "twice", quantize=True, q_group_size=32)
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def drop(directory: Path, name: str) -> None:
+    weights = {key: mx.array(array) for key, array in files.tensors(directory) if key != name}
+    mx.eval(weights)
+    save(directory / "model.safetensors", weights)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda source: change_config(source, model_type="warp_drive"), "warp_drive"),
+        (lambda source: change_config(source, model_type="../evil"), "../evil"),
+        (lambda source: change_config(source, model_file="evil.py"), "evil.py"),
+        (lambda source: change_config(source, hidden_size=48), "shape"),
+        (lambda source: change_config(source, hidden_size="x"), "cannot be read by mlx-lm"),
+        (lambda source: change_config(source, num_hidden_layers=5), "lack model.layers.2"),
+        (lambda source: change_config(source, num_hidden_layers=1), "have model.layers.1"),
+        (lambda source: drop(source, "model.norm.weight"), "model.norm.weight"),
+        (
+            lambda source: (source / "model.safetensors").rename(source / "x.safetensors"),
+            "starts with model",
+        ),
+    ],
+)
+def test_a_bad_source_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, harm: Any, says: str
+) -> None:
+    source = tiny.write("llama", tmp_path / "source")
+    harm(source)
+    before = listing(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        convert(str(source), tmp_path / "out")
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert listing(tmp_path) == before
+
+
+def test_mlx_lm_loads_the_result_with_its_tokenizer(tmp_path: Path) -> None:
+    script = (
+        "from tokenizers import Tokenizer, models\n"
+        "t = Tokenizer(models.WordLevel({f'w{i}': i for i in range(64)}, unk_token='w0'))\n"
+        f"t.save({str(tmp_path / 'tokenizer.json')!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    source = tiny.write("llama", tmp_path / "source")
+    (tmp_path / "tokenizer.json").rename(source / "tokenizer.json")
+    (source / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w1"})
+    )
+    report = convert(str(source), tmp_path / "out", quantize=True, q_group_size=32)
+    model, tokenizer = mlx_lm.load(str(report.path))[:2]
+    assert tokenizer.encode("w5") == [5]
+    assert mx.all(mx.isfinite(model(TOKENS))).item()

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.checkpoints.destination import check_free, directory
+from mlx_specdec.errors import OutputError
+
+from .makers import listing
+
+
+def make(path: Path, content: str = "old") -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(content)
+    return path
+
+
+def test_nothing_is_at_the_place_before_the_block_ends(tmp_path: Path) -> None:
+    place = tmp_path / "a" / "b"
+    with directory(place) as work:
+        (work / "config.json").write_text("new")
+        assert not place.exists() and work.parent == place.parent
+    assert listing(tmp_path) == {"a": None, "a/b": None, "a/b/config.json": b"new"}
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), SystemExit(3), ValueError("x")])
+@pytest.mark.parametrize("taken", [False, True])
+def test_whatever_ends_the_block_leaves_the_place_as_it_was(
+    tmp_path: Path, problem: BaseException, taken: bool
+) -> None:
+    place = tmp_path / "a" / "b"
+    if taken:
+        make(place)
+    before = listing(tmp_path)
+    with pytest.raises(type(problem)), directory(place) as work:
+        (work / "deep").mkdir()
+        (work / "deep" / "x").write_text("x")
+        raise problem
+    assert listing(tmp_path) == before
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="disk is full") as caught, directory(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert "\n" not in str(caught.value) and listing(tmp_path) == {}
+
+
+def test_what_was_there_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    place = make(tmp_path / "model")
+    (place / "stale").write_text("x")
+    with directory(place) as work:
+        (work / "config.json").write_text("new")
+    assert listing(tmp_path) == {"model": None, "model/config.json": b"new"}
+
+
+def test_a_failed_replacement_puts_the_old_model_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make(tmp_path / "model")
+    before = listing(tmp_path)
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OutputError), directory(place) as work:
+        (work / "config.json").write_text("new")
+    assert listing(tmp_path) == before
+
+
+def test_a_parent_that_is_a_file_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError), directory(tmp_path / "file" / "model"):
+        pass
+    assert listing(tmp_path) == {"file": b"x"}
+
+
+def refuse(place: Path, source: Path, *, overwrite: bool = False) -> str:
+    with pytest.raises(OutputError) as caught:
+        check_free(place, overwrite=overwrite, source=source)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_exists_is_overwritten_only_when_asked_and_only_a_model(tmp_path: Path) -> None:
+    source = make(tmp_path / "source")
+    model = make(tmp_path / "model")
+    other = tmp_path / "documents"
+    other.mkdir()
+    (other / "letter").write_text("dear")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(model)
+    assert "exists" in refuse(model, source)
+    check_free(model, overwrite=True, source=source)
+    check_free(tmp_path / "new", overwrite=False, source=source)
+    assert "other than a model" in refuse(other, source, overwrite=True)
+    for name in ("file", "link"):
+        assert "in the way" in refuse(tmp_path / name, source, overwrite=True)
+
+
+def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
+    source = make(tmp_path / "outer" / "source")
+    assert "to convert" in refuse(source, source, overwrite=True)
+    assert "to convert" in refuse(tmp_path / "outer", source, overwrite=True)
