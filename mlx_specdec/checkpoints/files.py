@@ -83,9 +83,10 @@ class Weights:
             return
         for name, shard in _weight_map(index).items():
             if name not in self._infos or self._places[name].name != shard:
+                shown = ascii(name)[1:-1]
                 raise CheckpointError(
-                    f"{index.with_name(shard)} lacks {ascii(name)[1:-1]}, which {INDEX} says it has: download "
-                    "both again"
+                    f"{index.with_name(shard)} lacks {shown:.200}, which {INDEX} says it has: "
+                    "download both again"
                 )
 
 
@@ -173,8 +174,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     for name in found.values():
         plain = isinstance(name, str) and name.endswith(".safetensors")
         if not plain or re.search(r"[/\\\0]", name):
+            shown = ascii(name)
             raise CheckpointError(
-                f"{index} names {ascii(name):.80}, which is no safetensors file of its directory"
+                f"{index} names {shown:.80}, which is no safetensors file of its directory"
             )
     return found
 
