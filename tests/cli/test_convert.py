@@ -1,0 +1,91 @@
+"""The convert command: a result that generates the same text, or one line and nothing on disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+
+PROMPT = "Les pates a midi"
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def listing(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def test_a_converted_t5_writes_the_same_text(run: Run, t5: Path) -> None:
+    done = run("convert", "--model", t5)
+    path = Path("weights") / t5.name
+    assert done.code == 0 and done.out == ""
+    assert "largest difference 0" in done.err and "log-probabilities" in done.err
+    texts = [
+        run("generate", PROMPT, "--model", model, "-m", 30, "--quiet").out for model in (t5, path)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_converted_llama_writes_the_same_text(run: Run, llama: Path) -> None:
+    assert run("convert", "--model", llama, "--mlx-path", "out").code == 0
+    texts = [
+        run("generate", "def f", "--model", model, "-m", 20, "--quiet").out
+        for model in (llama, "out")
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_quantised_results_load(run: Run, t5: Path) -> None:
+    asked = ("--model", t5, "--mlx-path", "q8", "--quantize", "--q-bits", 8, "--q-group-size", 32)
+    done = run("convert", *asked, "--dtype", "bfloat16")
+    assert done.code == 0 and "8-bit" in done.err
+    assert run("generate", PROMPT, "--model", "q8", "-m", 9, "--quiet").code == 0
+
+
+def test_an_existing_result_is_only_replaced_when_asked(run: Run, t5: Path) -> None:
+    assert run("convert", "--model", t5, "--mlx-path", "out").code == 0
+    again = run("convert", "--model", t5, "--mlx-path", "out")
+    assert again.code == 2 and "--overwrite" in again.err
+    asked = ("--model", t5, "--mlx-path", "out", "--overwrite", "--dtype", "bfloat16")
+    assert run("convert", *asked).code == 0
+
+
+@pytest.mark.parametrize(
+    ("prepare", "flags", "part"),
+    [
+        (None, ("--quantize", "--q-bits", "7"), "q-bits"),
+        (None, ("--quantize", "--q-group-size", "48"), "q-group-size"),
+        (None, ("--dtype", "float8"), "--dtype"),
+        (lambda d: (d / "config.json").unlink(), (), "config.json"),
+        (lambda d: (d / "model.safetensors").unlink(), (), "safetensors"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"1234"), (), "truncated"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing_behind(
+    run: Run, t5: Path, tmp_path: Path, prepare, flags, part: str
+) -> None:
+    source = Path(shutil.copytree(t5, tmp_path / "source"))
+    if prepare is not None:
+        prepare(source)
+    before = listing(tmp_path)
+    done = run("convert", "--model", source, "--mlx-path", tmp_path / "out", *flags)
+    assert done.code == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1
+    assert part in done.err
+    assert listing(tmp_path) == before
+
+
+def test_a_file_in_the_way_is_told(run: Run, t5: Path, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("in the way")
+    done = run("convert", "--model", t5)
+    assert done.code == 2 and "weights" in done.err and done.err.count("\n") == 1
+
+
+def test_a_model_is_needed(run: Run) -> None:
+    done = run("convert")
+    assert done.code == 2 and "--model" in done.err
