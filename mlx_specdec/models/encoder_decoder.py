@@ -53,10 +53,12 @@ class EncoderDecoderModel:
         """
         if not prompt:
             raise PromptError("the prompt is empty: give some text")
-        if not 0 <= min(prompt) <= max(prompt) < self.vocabulary:
+        # MLX reads past the embedding table without a word.
+        strange = next((token for token in prompt if not 0 <= token < self.vocabulary), None)
+        if strange is not None:
             raise PromptError(
-                f"the prompt has tokens {min(prompt)} to {max(prompt)}, the model 0 to "
-                f"{self.vocabulary - 1}"
+                f"token id {strange} of the prompt is not among the model's {self.vocabulary}: "
+                "the tokenizer belongs to another model"
             )
         if progress is not None:
             progress(0, len(prompt))

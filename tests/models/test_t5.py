@@ -140,6 +140,42 @@ def test_a_configuration_that_does_not_describe_a_t5_is_refused(change: dict, to
         T5Config.from_dict({**config, **change}, own_head=True)
 
 
+@pytest.mark.parametrize(
+    ("family", "expected"), [("t5", "relu"), ("mt5", "gated-gelu"), ("umt5", "gated-gelu")]
+)
+def test_a_silent_configuration_means_its_family_s_activation(family: str, expected: str) -> None:
+    config = json.loads((FIXTURES / "mt5" / "config.json").read_text())
+    config.update(model_type=family)
+    del config["feed_forward_proj"]
+    assert T5Config.from_dict(config, own_head=True).feed_forward == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "said", "tied", "scales"),
+    [
+        ("t5", None, None, True),
+        ("t5", None, False, False),
+        ("t5", True, False, True),
+        ("t5", False, True, False),
+        ("umt5", None, None, True),
+        ("umt5", None, False, False),
+        ("mt5", None, True, False),
+        ("mt5", None, None, False),
+    ],
+)
+def test_scaling_is_read_from_the_configuration_and_not_from_the_head(
+    family: str, said: bool | None, tied: bool | None, scales: bool
+) -> None:
+    config = json.loads((FIXTURES / "own-head-scaled" / "config.json").read_text())
+    config.update(model_type=family, scale_decoder_outputs=said, tie_word_embeddings=tied)
+    if said is None:
+        del config["scale_decoder_outputs"]
+    if tied is None:
+        del config["tie_word_embeddings"]
+    for own_head in (True, False):
+        assert T5Config.from_dict(config, own_head=own_head).scales_output == scales
+
+
 def test_running_a_t5_imports_neither_transformers_nor_mlx_lm() -> None:
     script = (
         "import sys\nfrom pathlib import Path\nimport mlx.core as mx\n"
