@@ -191,6 +191,41 @@ def shares(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator
             }
 
 
+def bleu(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """BLEU of greedy translations, plain and speculative: sacrebleu, first reference.
+
+    The prompt file has tab-separated references behind the prompts.
+    """
+    import sacrebleu
+
+    references: dict[str, str] = {}
+    for line in prompts:
+        source, reference, *_ = line.split("\t")
+        references.setdefault(source, reference)
+    for name, asked in (
+        ("plain", options(args, regular=True)),
+        ("speculative", options(args)),
+    ):
+        results = [
+            stream_generate(pair, source, asked).result()
+            for source in progress(list(references), f"bleu, {name}")
+        ]
+        score = sacrebleu.corpus_bleu([r.text for r in results], [list(references.values())])
+        drafted = sum(result.stats.drafted for result in results)
+        positions = [result.stats.drafted_by_position for result in results]
+        accepted = [result.stats.accepted_by_position for result in results]
+        yield {
+            "method": name,
+            "sentences": len(references),
+            "bleu": round(score.score, 2),
+            "acceptance_rate": sum(r.stats.accepted for r in results) / drafted
+            if drafted
+            else None,
+            "first_token_acceptance": sum(a[0] for a in accepted if a)
+            / max(1, sum(p[0] for p in positions if p)),
+        }
+
+
 def progress(prompts: list[str], label: str) -> Iterator[str]:
     """The prompts, with a line of progress and time left on standard error."""
     started = time.perf_counter()
@@ -203,7 +238,7 @@ def progress(prompts: list[str], label: str) -> Iterator[str]:
 
 def main() -> None:
     """Read the flags, load the pair, print JSON."""
-    measures = {"same-text": same_text, "speed": speed, "shares": shares}
+    measures = {"same-text": same_text, "speed": speed, "shares": shares, "bleu": bleu}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("measure", choices=measures)
     parser.add_argument("--model", required=True)

@@ -82,6 +82,12 @@ def names(config: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def feed_forward(config: Mapping[str, Any]) -> str:
+    """A T5's kind of feed-forward network; where config.json is silent, what transformers takes."""
+    silent = "relu" if config.get("model_type") == "t5" else "gated-gelu"
+    return str(config.get("feed_forward_proj") or silent)
+
+
 def scales_output(config: Mapping[str, Any]) -> bool:
     """Whether a T5 scales the decoder's output by d_model ** -0.5 before the head.
 
@@ -166,7 +172,7 @@ def _block_shapes(
         yield name, (buckets, heads)
     layer = f"{block}.layer.{len(attentions)}"
     yield f"{layer}.layer_norm.weight", (width,)
-    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated-")
+    gated = feed_forward(config).startswith("gated-")
     for part in ("wi_0", "wi_1") if gated else ("wi",):
         yield f"{layer}.DenseReluDense.{part}.weight", (hidden, width)
     yield f"{layer}.DenseReluDense.wo.weight", (width, hidden)

@@ -239,7 +239,7 @@ def _exit_with(program: typer.Typer, arguments: Sequence[str] | None) -> None:
 
 def _abandon_output() -> None:
     """What is left in the buffer of standard output cannot be written, at exit neither."""
-    if sys.stdout is sys.__stdout__:
+    if sys.stdout is not None and sys.stdout is sys.__stdout__:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -21,7 +21,8 @@ from ..errors import CheckpointError, OptionError
 from ..text.tokenizer import Kind
 from .encoder_decoder import EncoderDecoderModel
 from .number_format import expands, on_cpu
-from .t5 import T5, T5Config
+from .t5 import T5
+from .t5_config import T5Config
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 

@@ -7,20 +7,17 @@ Sources: Raffel et al., arXiv 1910.10683; Xue et al., arXiv 2010.11934 (mT5); Ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..checkpoints.keys import scales_output
-from ..errors import CheckpointError
 from .kv_cache import KVCache
+from .t5_config import T5Config
 
 KeysValues = tuple[mx.array, mx.array]
-_TOO_LARGE = 1 << 31
 
 
 def relu(states: mx.array) -> mx.array:
@@ -37,100 +34,6 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gated-gelu": nn.gelu_approx,
     "gated-silu": nn.silu,
 }
-
-
-@dataclass(frozen=True)
-class T5Config:
-    """Shapes and facts of one T5. own_head: lm_head is there and not a copy of shared."""
-
-    vocab_size: int
-    d_model: int
-    d_kv: int
-    d_ff: int
-    num_heads: int
-    num_layers: int
-    num_decoder_layers: int
-    num_buckets: int
-    max_distance: int
-    epsilon: float
-    feed_forward: str
-    decoder_start_token_id: int
-    bias_per_layer: bool
-    scales_output: bool
-    own_head: bool
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any], *, own_head: bool) -> T5Config:
-        """Read config.json. Raises CheckpointError for what is missing or not supported."""
-        # What transformers takes where config.json is silent.
-        silent = "relu" if config.get("model_type") == "t5" else "gated-gelu"
-        feed_forward = config.get("feed_forward_proj") or silent
-        if not isinstance(feed_forward, str) or feed_forward not in ACTIVATIONS:
-            raise CheckpointError(
-                f"config.json has feed_forward_proj {feed_forward!r}; supported are "
-                f"{', '.join(ACTIVATIONS)}"
-            )
-        layers = _whole(config, "num_layers")
-        vocabulary = _whole(config, "vocab_size")
-        count, farthest = _relative_positions(config)
-        if _whole(config, "num_heads") * _whole(config, "d_kv") >= _TOO_LARGE:
-            raise CheckpointError("config.json asks for num_heads and d_kv that no model has")
-        return cls(
-            vocab_size=vocabulary,
-            d_model=_whole(config, "d_model"),
-            d_kv=_whole(config, "d_kv"),
-            d_ff=_whole(config, "d_ff"),
-            num_heads=_whole(config, "num_heads"),
-            num_layers=layers,
-            num_decoder_layers=_whole(config, "num_decoder_layers", layers),
-            num_buckets=count,
-            max_distance=farthest,
-            epsilon=_epsilon(config),
-            feed_forward=feed_forward,
-            decoder_start_token_id=_start_token(config, vocabulary),
-            bias_per_layer=config.get("model_type") == "umt5",
-            scales_output=scales_output(config),
-            own_head=own_head,
-        )
-
-
-def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    value = default if value is None else value
-    if type(value) is not int or not 0 < value < _TOO_LARGE:
-        raise CheckpointError(f"config.json needs {name}, a whole number above 0, not {value!r}")
-    return value
-
-
-def _epsilon(config: Mapping[str, Any]) -> float:
-    value = config.get("layer_norm_epsilon", 1e-6)
-    if type(value) not in (int, float) or not 0 <= value < 1:
-        raise CheckpointError(f"config.json has layer_norm_epsilon {value!r}: need 0 <= it < 1")
-    return float(value)
-
-
-def _relative_positions(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Number of buckets, and the distance at which the last one begins."""
-    count = _whole(config, "relative_attention_num_buckets", 32)
-    farthest = _whole(config, "relative_attention_max_distance", 128)
-    if count < 4 or count % 2 or farthest <= count // 2:
-        raise CheckpointError(
-            f"config.json has {count} relative_attention_num_buckets up to distance {farthest}: "
-            "need an even number from 4, and a distance above half of it"
-        )
-    return count, farthest
-
-
-def _start_token(config: Mapping[str, Any], vocabulary: int) -> int:
-    """Where config.json does not say, T5 starts from its padding."""
-    value = config.get("decoder_start_token_id")
-    value = config.get("pad_token_id") if value is None else value
-    value = 0 if value is None else value
-    if type(value) is not int or not 0 <= value < vocabulary:
-        raise CheckpointError(
-            f"config.json has decoder_start_token_id {value!r}: need one of the {vocabulary} tokens"
-        )
-    return value
 
 
 def buckets(distances: np.ndarray, count: int, farthest: int, *, both_ways: bool) -> np.ndarray:

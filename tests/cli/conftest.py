@@ -13,7 +13,8 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_specdec.cli.app import convert, generate, run_one
-from mlx_specdec.models.t5 import T5, T5Config
+from mlx_specdec.models.t5 import T5
+from mlx_specdec.models.t5_config import T5Config
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from .. import tiny

@@ -18,7 +18,8 @@ import pytest
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.encoder_decoder import EncoderDecoderContext, EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.t5 import T5Config, buckets
+from mlx_specdec.models.t5 import buckets
+from mlx_specdec.models.t5_config import T5Config
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 KINDS = sorted(path.name for path in FIXTURES.iterdir())
