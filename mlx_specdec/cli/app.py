@@ -32,6 +32,7 @@ SHIPPED_PROMPT = (
     "avocadoes, and bread."
 )
 INTERRUPTED = 130
+STANDARD_OUTPUT = 1
 
 app = typer.Typer(
     help="Speculative decoding on Apple's MLX: the target model's own text, faster.",
@@ -239,8 +240,8 @@ def _exit_with(program: typer.Typer, arguments: Sequence[str] | None) -> None:
 
 def _abandon_output() -> None:
     """What is left in the buffer of standard output cannot be written, at exit neither."""
-    if sys.stdout is not None and sys.stdout is sys.__stdout__:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is sys.__stdout__:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_OUTPUT)
 
 
 def _exit_on_usage(problem: Exception) -> None:
