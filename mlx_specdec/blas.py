@@ -62,7 +62,11 @@ def _replaceable() -> bool:
 
 
 def _load(label: str, path: str) -> None:
-    _loaded.append((label, ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)))
+    library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    _loaded.append((label, library))
+    if label == "mkl" and "MKL_NUM_THREADS" not in os.environ:
+        # Its idle threads spin; on the last core they would take turns with the graph's builder.
+        library.MKL_Set_Num_Threads(ctypes.c_int(max(1, len(os.sched_getaffinity(0)) - 1)))
 
 
 def _candidates() -> list[tuple[str, str]]:

@@ -82,7 +82,11 @@ def run(args: argparse.Namespace) -> None:
         )
     elif args.command == "translation-draft":
         translation.train_draft(
-            data=args.data, teacher_path=args.teacher, generated=args.generated, **common(args)
+            data=args.data,
+            teacher_path=args.teacher,
+            start=args.start,
+            generated=args.generated,
+            **common(args),
         )
     elif args.command == "python-target":
         python_code.train_target(

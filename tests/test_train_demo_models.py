@@ -49,6 +49,8 @@ def test_a_translation_pair_is_trained_resumed_and_evaluated(
     teacher = ("--teacher", target, "--data", sentences, "--generated", "20")
     script("translation-draft", "--output", draft, "--steps", "3", *teacher)
     assert json.loads((draft / "config.json").read_text())["num_decoder_layers"] == 1
+    again = ("--start", draft, "--teacher", tmp_path / "grown", "--data", sentences)
+    script("translation-draft", "--output", draft, "--steps", "1", *again, "--generated", "20")
     assert not list(tmp_path.rglob("training-state.pt"))
     asked = ("--model", target, "--draft", draft, "--data", sentences, "--limit", "8")
     figures = json.loads(script("evaluate-translation", *asked))

@@ -90,6 +90,7 @@ def train_draft(
     *,
     data: Path,
     teacher_path: Path,
+    start: Path | None,
     output: Path,
     rate: float,
     budget: Budget,
@@ -98,12 +99,16 @@ def train_draft(
 ) -> None:
     """Distil a one-layer decoder on the teacher's own encoder, which stays as it is.
 
+    start: an earlier draft whose decoder to go on from, maybe of an earlier teacher.
     generated: for how many sources the teacher's own greedy text is learnt from, besides the
     references. The loss is KL(teacher, draft) per token, as in DistillSpec (arXiv 2310.08461).
     """
     tokenizer = carry_tokenizer(teacher_path, output)
     teacher = T5ForConditionalGeneration.from_pretrained(teacher_path).eval()
     draft = one_layer_draft(teacher)
+    if start is not None:
+        earlier = T5ForConditionalGeneration.from_pretrained(start)
+        draft.decoder.load_state_dict(earlier.decoder.state_dict())
     draft.train()
     pairs = read_pairs(data)
     random.Random(seed).shuffle(pairs)
