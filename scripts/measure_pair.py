@@ -22,6 +22,8 @@ from mlx_specdec import Options, blas
 
 blas.load()
 
+import mlx.core as mx  # noqa: E402
+
 from mlx_specdec.assemble import Pair, load, stream_generate  # noqa: E402
 
 LENGTHS = (1, 3, 5, 8)
@@ -124,14 +126,10 @@ def peers(pair: Pair, args: argparse.Namespace) -> dict[str, Callable[[str], tup
         return count, time.perf_counter() - started
 
     def plain(prompt: str) -> tuple[int, float]:
-        import mlx.core as mx
-
         ids = mx.array(pair.tokenizer.encode(prompt))
         return drain(generate_step(ids, target, max_tokens=args.max_tokens))
 
     def speculative(prompt: str, length: int) -> tuple[int, float]:
-        import mlx.core as mx
-
         ids = mx.array(pair.tokenizer.encode(prompt))
         return drain(
             speculative_generate_step(
@@ -191,6 +189,35 @@ def shares(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator
             }
 
 
+def costs(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """c and V(m): one draft step, and target passes over m tokens, in plain target steps."""
+    ids = pair.tokenizer.encode(prompts[0])
+    models = {"target": pair.target, "draft": pair.draft}
+    contexts = {name: model.open(ids) for name, model in models.items() if model is not None}
+    for name, model in models.items():
+        if model is not None:
+            contexts[name].advance(mx.array([model.prefix(ids)[-1:]], dtype=mx.int32))
+    passes = [("draft", 1), *(("target", rows) for rows in range(1, 10))]
+    seconds: dict[tuple[str, int], list[float]] = {which: [] for which in passes}
+    for _ in range(100):
+        for name, rows in passes:
+            context, tokens = contexts[name], mx.array([[7] * rows], dtype=mx.int32)
+            kept = context.lengths
+            started = time.perf_counter()
+            mx.eval(context.advance(tokens, proposed=rows).logits)
+            seconds[name, rows].append(time.perf_counter() - started)
+            context.rewind(kept)
+    step = statistics.median(seconds["target", 1])
+    for (name, rows), values in seconds.items():
+        ratio = statistics.median(values) / step
+        yield {
+            "model": name,
+            "rows": rows,
+            "cost": round(ratio, 3),
+            "milliseconds": step * ratio * 1e3,
+        }
+
+
 def bleu(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """BLEU of greedy translations, plain and speculative: sacrebleu, first reference.
 
@@ -238,7 +265,13 @@ def progress(prompts: list[str], label: str) -> Iterator[str]:
 
 def main() -> None:
     """Read the flags, load the pair, print JSON."""
-    measures = {"same-text": same_text, "speed": speed, "shares": shares, "bleu": bleu}
+    measures = {
+        "same-text": same_text,
+        "speed": speed,
+        "shares": shares,
+        "costs": costs,
+        "bleu": bleu,
+    }
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("measure", choices=measures)
     parser.add_argument("--model", required=True)
