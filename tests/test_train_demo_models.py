@@ -121,3 +121,43 @@ def test_an_interrupted_training_goes_on_from_its_state(tmp_path: Path) -> None:
     assert train(model, epochs, loss, budget=Budget(steps=220), **arguments) == 220
     assert len(seen) == first + 20
     assert seen[first] < 0.5 * seen[0]
+
+
+def test_a_cut_off_translation_training_goes_on_when_the_command_is_given_again(
+    tmp_path: Path, sentences: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from demo_training import translation
+    from demo_training.optimise import Budget
+
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    output = tmp_path / "target"
+    with monkeypatch.context() as patch:
+        patch.setattr(translation, "finish", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            translation.train_target(
+                data=sentences,
+                start=None,
+                output=output,
+                decoder_layers=2,
+                width=64,
+                layers=1,
+                rate=1.2e-3,
+                budget=Budget(steps=3),
+                seed=0,
+            )
+    state = torch.load(output / "training-state.pt", weights_only=True)
+    assert state["progress"][0] == 3 and not (output / "model.safetensors").exists()
+
+    tokenizer = (output / "tokenizer.json").stat().st_mtime_ns
+    small = ("--width", "64", "--layers", "1", "--decoder-layers", "2", "--data", sentences)
+    script("translation-target", "--output", output, "--steps", "3", *small)
+    assert (output / "tokenizer.json").stat().st_mtime_ns == tokenizer
+    written = load_file(output / "model.safetensors")
+    assert torch.equal(written["shared.weight"], state["weights"][0])
+    assert not (output / "training-state.pt").exists()

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from .optimise import Budget, train
-from .tokenizer_files import END_OF_TEXT, EOS, build_byte_level, carry_tokenizer
+from .tokenizer_files import END_OF_TEXT, EOS, build_byte_level, carry_tokenizer, kept_or_built
 from .translation import divergence, finish
 
 HELD_OUT = 40
@@ -84,7 +84,7 @@ def train_target(
     """Train a Llama from `start` or from scratch."""
     texts = read_texts(split(library_files(library))[0])
     if start is None:
-        tokenizer = build_byte_level(texts, output)
+        tokenizer = kept_or_built(build_byte_level, texts, output)
         model = LlamaForCausalLM(_config(tokenizer, width, layers))
     else:
         tokenizer = carry_tokenizer(start, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -22,6 +22,16 @@ def carry_tokenizer(source: Path, output: Path) -> Tokenizer:
         if file.resolve() != (output / file.name).resolve():
             shutil.copy(file, output / file.name)
     return Tokenizer.from_file(str(source / "tokenizer.json"))
+
+
+def kept_or_built(
+    build: Callable[[Iterable[str], Path], Tokenizer], texts: Iterable[str], output: Path
+) -> Tokenizer:
+    """The tokenizer a cut-off run left in `output`, else a new one: a resumed run's ids must not
+    depend on whether building it twice gives the same."""
+    if (output / "training-state.pt").exists():
+        return Tokenizer.from_file(str(output / "tokenizer.json"))
+    return build(texts, output)
 
 
 def build_unigram(texts: Iterable[str], output: Path) -> Tokenizer:

@@ -18,7 +18,7 @@ from transformers import (
 
 from .batches import Batch, Example, bucketed, padded
 from .optimise import Budget, train
-from .tokenizer_files import EOS, build_unigram, carry_tokenizer, encode_all
+from .tokenizer_files import EOS, build_unigram, carry_tokenizer, encode_all, kept_or_built
 
 PREFIX = "translate English to French: "
 JOINED_SHARE = 0.06
@@ -68,7 +68,8 @@ def train_target(
     """Train a T5; from `start`, its decoder grown to `decoder_layers`, or from scratch."""
     pairs = read_pairs(data)
     if start is None:
-        tokenizer = build_unigram([text for pair in pairs for text in pair], output)
+        texts = [text for pair in pairs for text in pair]
+        tokenizer = kept_or_built(build_unigram, texts, output)
         model = T5ForConditionalGeneration(_config(tokenizer, width, layers, decoder_layers))
     else:
         tokenizer = carry_tokenizer(start, output)
