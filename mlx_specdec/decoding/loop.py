@@ -101,7 +101,10 @@ class Decoding:
         token = _read(pending.verdict.next)[0]
         proposal = Proposal(mx.zeros((1, 0), dtype=mx.int32))
         emission = self._commit([token], proposal, pending)
-        self._recorder.add_plain(len(emission.tokens), self._recorder.clock() - started)
+        seconds = self._recorder.clock() - started
+        self._recorder.add_plain(len(emission.tokens), seconds)
+        if ahead:
+            self._draft_length.observe(0, 0, seconds)
         return emission
 
     def _submit(self, tokens: mx.array, chosen: mx.array | None) -> _Pending:
@@ -146,6 +149,7 @@ class Decoding:
         if timed:
             times = RoundTimes(times.total, drafted_at - started, verified_at - drafted_at)
         self._recorder.add_speculative(proposal.size, accepted, len(emission.tokens), times)
+        self._draft_length.observe(proposal.size, accepted, times.total, times.draft)
         return emission
 
     def _commit(self, tokens: list[int], proposal: Proposal, done: _Pending) -> Emission:

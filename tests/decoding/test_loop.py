@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.contracts import Round
+from mlx_specdec.decoding.draft_length import AutoLength
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.sampling.noise import CoupledNoise
 from mlx_specdec.sampling.settings import Sampling
@@ -139,11 +140,26 @@ def test_a_submitted_step_is_read_before_speculation_starts_again() -> None:
         def choose(self, room: int) -> int:
             return min(next(self.wanted), room - 1)
 
+        def observe(
+            self, drafted: int, accepted: int, seconds: float, draft: float | None = None
+        ) -> None:
+            pass
+
     context = TableContext(4)
     expected = context.greedy([1], ROOM)
     guesser = partly_right(expected, 4)
     loop = decoding(context, guesser, room=ROOM, draft_length=Switching())
     assert run(loop)[0] == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_draft_length_that_learns_does_not_change_the_text(seed: int) -> None:
+    context = TableContext(seed)
+    expected = context.greedy([1], 80)
+    guesser = partly_right(expected, seed, abstain=0.1)
+    lengths = AutoLength()
+    assert run(decoding(context, guesser, room=80, draft_length=lengths))[0] == expected
+    assert guesser.limits
 
 
 def test_observe_sees_every_round_but_the_last_with_its_scores() -> None:
