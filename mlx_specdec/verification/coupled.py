@@ -24,6 +24,10 @@ class Coupled:
         gumbel = noise.target(proposal.size + 1)
         scored = law if gumbel is None else law + gumbel
         choice = choose(scored, None)
+        if proposal.size == 0:
+            # A plain step: each operation less is time that plain decoding does not lose.
+            nothing = mx.zeros(proposal.tokens.shape, dtype=mx.bool_)
+            return Verdict(nothing, choice[:, 0], lead(scored, choice))
         kept = leading(choice[:, : proposal.size] == proposal.tokens)
         return Verdict(kept, row_after(choice, kept), lead(scored, choice))
 
