@@ -16,7 +16,7 @@ import mlx.core as mx
 from . import blas
 from .checkpoints.source import resolve
 from .contracts import Model, NoiseSource, Progress, Proposer, Rule
-from .decoding.draft_length import FixedLength
+from .decoding.draft_length import AutoLength, DraftLength, FixedLength
 from .decoding.ending import Ending
 from .decoding.loop import Decoding
 from .decoding.run import Labels, Result, Run, Surroundings
@@ -123,7 +123,7 @@ def stream_generate(
         rule=_rule(options),
         law=Law(options.sampling, pair.vocabulary),
         noise=_noise(pair, options),
-        draft_length=FixedLength(options.num_draft),
+        draft_length=_draft_length(options),
         ending=_ending(pair, options, len(prefix)),
         recorder=recorder,
         committed=prefix,
@@ -201,6 +201,10 @@ def _proposer(pair: Pair, options: Options) -> Proposer | None:
     if pair.draft is None or options.regular or options.num_draft == 0:
         return None
     return DraftModel(pair.draft, options.sampling, pair.vocabulary)
+
+
+def _draft_length(options: Options) -> DraftLength:
+    return AutoLength() if options.num_draft == "auto" else FixedLength(options.num_draft)
 
 
 def _rule(options: Options) -> Rule:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from .errors import OptionError
 from .sampling.settings import Sampling
@@ -19,7 +20,8 @@ MOST_DRAFTED = 64
 class Options:
     """Settings of one generation; the defaults give the target's own greedy text.
 
-    max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64.
+    max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64,
+    or "auto", learned from what rounds cost and bring on this machine.
     rule: "coupled", "token" or "block"; None takes coupled, or token where delta asks for it.
     delta: lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
     stop: strings that end the text; they are not part of it.
@@ -30,7 +32,7 @@ class Options:
     """
 
     max_tokens: int = 100
-    num_draft: int = 5
+    num_draft: int | Literal["auto"] = 5
     rule: str | None = None
     delta: float = 0.0
     seed: int = 0
@@ -49,9 +51,10 @@ class Options:
     def __post_init__(self) -> None:
         if self.max_tokens < 0:
             raise OptionError(f"max-tokens must be 0 or more, not {self.max_tokens}")
-        if not 0 <= self.num_draft <= MOST_DRAFTED:
+        count = self.num_draft
+        if count != "auto" and not (isinstance(count, int) and 0 <= count <= MOST_DRAFTED):
             raise OptionError(
-                f"num-draft must lie between 0 and {MOST_DRAFTED}, not {self.num_draft}"
+                f"num-draft must be auto or lie between 0 and {MOST_DRAFTED}, not {count!r}"
             )
         if not 0 <= self.delta <= 1:
             raise OptionError(f"delta must lie in [0, 1], not {self.delta}")

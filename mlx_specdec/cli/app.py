@@ -77,7 +77,9 @@ def generate(
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="Read the prompt from a file.")
     ] = None,
-    num_draft: Annotated[int, typer.Option("--num-draft", help="Drafted tokens a round.")] = 5,
+    num_draft: Annotated[
+        str, typer.Option("--num-draft", help="Drafted tokens a round, or auto.")
+    ] = "5",
     delta: Annotated[
         float, typer.Option("--delta", help="Lenience, 0 to 1; above 0 the text is lossy.")
     ] = 0.0,
@@ -128,7 +130,7 @@ def generate(
     """Generate text. Without arguments: the shipped translator on a sample sentence."""
     options = Options(
         max_tokens=max_tokens,
-        num_draft=num_draft,
+        num_draft=_draft_count(num_draft),
         rule=rule,
         delta=delta,
         seed=seed,
@@ -256,6 +258,15 @@ def _exit_on_usage(problem: Exception) -> None:
         sys.exit(code)
     render.error(f"{describe()} (see --help)")
     sys.exit(2)
+
+
+def _draft_count(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"--num-draft must be a number or auto, not {text!r}") from None
 
 
 def _read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:

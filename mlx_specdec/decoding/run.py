@@ -24,7 +24,7 @@ class Labels:
     rule: str
     delta: float
     seed: int
-    num_draft: int
+    num_draft: int | str
     prompt_tokens: int
 
 

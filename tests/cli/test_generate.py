@@ -90,6 +90,16 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
     assert set(plain) == set(result) and set(plain["stats"]) == set(result["stats"])
 
 
+def test_auto_draft_length_gives_the_same_text_and_says_so(
+    run: Run, t5: Path, t5_draft: Path
+) -> None:
+    asked = ("--model", t5, "--draft-model", t5_draft, "--json", "-m", 60)
+    auto = json.loads(run("generate", PROMPT, *asked, "--num-draft", "auto").out)
+    plain = json.loads(run("generate", PROMPT, *asked, "--regular-decode").out)
+    assert auto["tokens"] == plain["tokens"]
+    assert auto["num_draft"] == "auto" and auto["stats"]["drafted"] > 0
+
+
 def test_the_prompt_may_come_from_everywhere(
     run: Run, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
