@@ -119,8 +119,12 @@ def test_a_hub_name_is_downloaded_with_its_revision(
     ],
 )
 def test_what_the_hub_refuses_is_one_sentence(
-    problem: Callable[[], Exception], says: str, hub: Callable[[Any], list[dict[str, Any]]]
+    problem: Callable[[], Exception],
+    says: str,
+    hub: Callable[[Any], list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     hub(problem())
     text = sentence("some/model", revision="v9")
     assert says in text and "some/model" in text
