@@ -161,3 +161,16 @@ def test_a_cut_off_translation_training_goes_on_when_the_command_is_given_again(
     written = load_file(output / "model.safetensors")
     assert torch.equal(written["shared.weight"], state["weights"][0])
     assert not (output / "training-state.pt").exists()
+
+
+def test_a_limited_evaluation_is_not_of_the_first_lines_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from demo_training.evaluate import sampled
+
+    by_length = ["x" * length for length in range(1, 101)]
+    some = sampled(by_length, 40)
+    assert len(set(some)) == 40 and some == sampled(by_length, 40)
+    assert abs(sum(map(len, some)) / 40 - 50.5) < 10
+    assert sampled(by_length, 100) == by_length

@@ -6,6 +6,7 @@ text before, would have proposed the same token.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ from .python_code import library_files, read_texts, split, stream_of
 from .tokenizer_files import encode_all
 from .translation import PREFIX, greedy, read_pairs
 
+MAX_TOKENS = 100
 SAMPLE = "Let's go to the store and buy some groceries including eggs, avocadoes, and bread."
+
+
+def sampled(items: list[str], limit: int) -> list[str]:
+    """At most `limit` of the items, always the same ones from all over the list: such files are
+    often sorted by length, and their first lines are the easy ones."""
+    if limit >= len(items):
+        return items
+    return random.Random(0).sample(items, limit)
 
 
 @torch.no_grad()
@@ -31,15 +41,15 @@ def translation(model_path: Path, draft_path: Path | None, dev: Path, limit: int
     references: dict[str, str] = {}
     for source, target in read_pairs(dev):
         references.setdefault(source, target)
-    sources = list(references)[:limit]
+    sources = sampled(list(references), limit)
     ids = encode_all(tokenizer, [PREFIX + source for source in sources])
     texts: list[list[int]] = []
     for first in range(0, len(ids), 128):
-        texts += greedy(model, ids[first : first + 128])
+        texts += greedy(model, ids[first : first + 128], MAX_TOKENS)
     bleu = sacrebleu.corpus_bleu(
         tokenizer.decode_batch(texts), [[references[source] for source in sources]]
     )
-    sample = greedy(model, encode_all(tokenizer, [PREFIX + SAMPLE]))[0]
+    sample = greedy(model, encode_all(tokenizer, [PREFIX + SAMPLE]), MAX_TOKENS)[0]
     figures: dict[str, Any] = {
         "sentences": len(sources),
         "bleu": round(bleu.score, 2),
