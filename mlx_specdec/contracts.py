@@ -55,13 +55,13 @@ class Verdict:
 
     kept: (batch, n) bool, the proposal's rows that stay; in a chain always a prefix.
     next: (batch,) int32, the token that follows the kept ones: correction or bonus.
-    margins: (batch, n + 1) float32, best minus second best of log p + g in each of the target's
-        rows, or None where the rule's choice is not an argmax.
+    scored: (batch, n + 1, vocabulary), log p + g of the target's rows where its choice is their
+        argmax (statistics want to know by how much), or None.
     """
 
     kept: mx.array
     next: mx.array
-    margins: mx.array | None = None
+    scored: mx.array | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ..contracts import Context, NoiseSource, Proposal, Proposer, Round, Rule, S
 from ..sampling.law import Law
 from .draft_length import DraftLength
 from .ending import Emission, Ending
+from .margins import Margins
 from .statistics import Recorder, RoundTimes
 
 
@@ -56,8 +57,10 @@ class Decoding:
         self._draft_length = draft_length
         self._ending = ending
         self._recorder = recorder
+        self._margins = Margins(recorder.add_margins)
         self._committed = list(committed)
         self._prompt_length = len(committed)
+        self._nothing = Proposal(mx.zeros((1, 0), dtype=mx.int32))
         self._round = 0
         self._pending: _Pending | None = None
         self._taps = proposer.taps if proposer is not None else ()
@@ -84,6 +87,10 @@ class Decoding:
         """End here; what was emitted stays."""
         return self._ending.finish("interrupted")
 
+    def finish(self) -> None:
+        """Wait for figures that no token had to wait for; once, after the last emission."""
+        self._margins.flush()
+
     def _begin(self, proposer: Proposer, prompt: Sequence[int]) -> None:
         if not self._taps:
             proposer.begin(prompt, None)
@@ -99,8 +106,7 @@ class Decoding:
             following = pending.verdict.next[None]
             self._pending = self._submit(following, following)
         token = _read(pending.verdict.next)[0]
-        proposal = Proposal(mx.zeros((1, 0), dtype=mx.int32))
-        emission = self._commit([token], proposal, pending)
+        emission = self._commit([token], self._nothing, pending)
         seconds = self._recorder.clock() - started
         self._recorder.add_plain(len(emission.tokens), seconds)
         if ahead:
@@ -109,12 +115,11 @@ class Decoding:
 
     def _submit(self, tokens: mx.array, chosen: mx.array | None) -> _Pending:
         """Start a pass over `tokens`, all final; `chosen` is what of it is not committed yet."""
-        proposal = Proposal(mx.zeros((1, 0), dtype=mx.int32))
         scores = self._target.advance(tokens, taps=self._taps)
         rows = self._law.rows(scores.logits[:, -1:], self._committed, chosen)
         position = self._position() + (0 if chosen is None else chosen.shape[1])
-        verdict = self._rule.judge(rows, proposal, self._noise.at(self._round, position))
-        _submit(verdict)
+        verdict = self._rule.judge(rows, self._nothing, self._noise.at(self._round, position))
+        mx.async_eval(verdict.next)
         self._round += 1
         self._recorder.add_pass()
         return _Pending(scores, verdict)
@@ -139,7 +144,7 @@ class Decoding:
             scores.logits[:, -(proposal.size + 1) :], self._committed, proposal.tokens
         )
         verdict = self._rule.judge(rows, proposal, noise)
-        _submit(verdict)
+        mx.async_eval(verdict.next, verdict.kept)
         self._round += 1
         self._recorder.add_pass()
         accepted = sum(_read(verdict.kept)[0])
@@ -156,9 +161,8 @@ class Decoding:
         position = self._position()
         self._committed += tokens
         emission = self._ending.take(tokens, drafted=len(tokens) - 1)
-        if done.verdict.margins is not None:
-            margins = _read(done.verdict.margins)[0][: len(emission.tokens)]
-            self._recorder.add_margins(margins, position)
+        if done.verdict.scored is not None:
+            self._margins.add(done.verdict.scored, len(emission.tokens), position)
         if emission.finish_reason is None:
             self._settle(proposal, done, len(tokens) - 1)
         return emission
@@ -176,10 +180,6 @@ class Decoding:
 
     def _unseen(self) -> mx.array:
         return mx.array([self._committed[self._target.lengths[0] :]], dtype=mx.int32)
-
-
-def _submit(verdict: Verdict) -> None:
-    mx.async_eval(verdict.next, verdict.kept, *_present(verdict.margins))
 
 
 def _read(array: mx.array) -> Any:

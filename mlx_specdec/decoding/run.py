@@ -99,6 +99,7 @@ class Run:
         for _ in self:
             pass
         assert self._reason is not None
+        self._decoding.finish()
         around = self._around
         stats = self._recorder.summary(
             load=around.load_seconds,

@@ -157,3 +157,14 @@ def choose(law: mx.array, gumbel: mx.array | None) -> mx.array:
     """
     scored = law if gumbel is None else law + gumbel
     return mx.argmax(scored, axis=-1).astype(mx.int32)
+
+
+def lead(scored: mx.array) -> mx.array:
+    """By how much the best entry of each row leads the second best; 0 where two are equal.
+
+    scored: (..., vocabulary), at least two entries. Returns (...) float32.
+    """
+    best = mx.argmax(scored, axis=-1, keepdims=True)
+    top = mx.take_along_axis(scored, best, axis=-1)
+    others = mx.where(mx.arange(scored.shape[-1]) == best, -mx.inf, scored)
+    return (top[..., 0] - mx.max(others, axis=-1)).astype(mx.float32)

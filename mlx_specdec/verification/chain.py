@@ -19,15 +19,3 @@ def row_after(rows: mx.array, kept: mx.array) -> mx.array:
     count = mx.sum(kept.astype(mx.int32), axis=-1, keepdims=True)
     index = count.reshape(count.shape + (1,) * (rows.ndim - 2))
     return mx.take_along_axis(rows, index, axis=1)[:, 0]
-
-
-def lead(scored: mx.array, best: mx.array) -> mx.array:
-    """By how much the best entry of each row leads the second best.
-
-    scored: (batch, rows, vocabulary); best: (batch, rows), its argmax.
-    Returns (batch, rows) float32.
-    """
-    index = best[..., None]
-    top = mx.take_along_axis(scored, index, axis=-1)
-    others = mx.where(mx.arange(scored.shape[-1]) == index, -mx.inf, scored)
-    return (top[..., 0] - mx.max(others, axis=-1)).astype(mx.float32)

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
 from ..sampling.law import choose
-from .chain import lead, leading, row_after
+from .chain import leading, row_after
 
 
 class Coupled:
@@ -27,9 +27,9 @@ class Coupled:
         if proposal.size == 0:
             # A plain step: each operation less is time that plain decoding does not lose.
             nothing = mx.zeros(proposal.tokens.shape, dtype=mx.bool_)
-            return Verdict(nothing, choice[:, 0], lead(scored, choice))
+            return Verdict(nothing, choice[:, 0], scored)
         kept = leading(choice[:, : proposal.size] == proposal.tokens)
-        return Verdict(kept, row_after(choice, kept), lead(scored, choice))
+        return Verdict(kept, row_after(choice, kept), scored)
 
 
 class LenientGreedy:
@@ -50,4 +50,4 @@ class LenientGreedy:
         best = mx.max(law[:, : proposal.size], axis=-1)
         accepted = drafted[..., 0].astype(mx.float32) >= best.astype(mx.float32) + self._slack
         kept = leading(accepted | (choice[:, : proposal.size] == proposal.tokens))
-        return Verdict(kept, row_after(choice, kept), lead(law, choice))
+        return Verdict(kept, row_after(choice, kept), law)

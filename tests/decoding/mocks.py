@@ -141,4 +141,5 @@ def run(loop: Decoding) -> tuple[list[int], str, str | None]:
         emission = loop.step()
         tokens += emission.tokens
         text += emission.text
+    loop.finish()
     return tokens, text, emission.finish_reason

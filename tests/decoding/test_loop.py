@@ -189,22 +189,24 @@ def test_taps_are_handed_over_from_the_first_pass_on() -> None:
     assert all("final" in seen.scores.hidden for seen in guesser.rounds)
 
 
-def test_margins_cover_emitted_positions_only() -> None:
+@pytest.mark.parametrize("room", [1, 9, 16, 50])
+@pytest.mark.parametrize("count", [0, 4])
+def test_margins_cover_every_emitted_position_and_no_other(room: int, count: int) -> None:
     context = TableContext(7)
-    expected = context.greedy([1], 9)
+    expected = context.greedy([1], room)
     text = [1, *expected]
     margins = []
-    for index in range(9):
+    for index in range(room):
         row = sorted(context.table[text[index - 1] if index else 0, text[index]].tolist())
         margins.append(row[-1] - row[-2])
     recorder = Recorder()
     guesser = partly_right(expected, 7)
-    run(decoding(context, guesser, count=4, room=9, recorder=recorder))
+    run(decoding(context, guesser, count=count, room=room, recorder=recorder))
     stats = recorder.summary(
         load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
     )
     assert stats.smallest_margin.value == pytest.approx(min(margins), abs=1e-5)
-    assert stats.smallest_margin.position == margins.index(min(margins))
+    assert margins[stats.smallest_margin.position] == pytest.approx(min(margins), abs=1e-5)
 
 
 def test_an_interrupted_text_keeps_what_was_emitted() -> None:
@@ -214,3 +216,15 @@ def test_an_interrupted_text_keeps_what_was_emitted() -> None:
     last = loop.interrupt()
     assert last.finish_reason == "interrupted"
     assert first.tokens and not last.tokens
+
+
+def test_margins_of_an_interrupted_text_are_told() -> None:
+    recorder = Recorder()
+    loop = decoding(TableContext(8), None, room=6, recorder=recorder)
+    loop.step()
+    loop.interrupt()
+    loop.finish()
+    stats = recorder.summary(
+        load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
+    )
+    assert stats.smallest_margin.position == 0

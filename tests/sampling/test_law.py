@@ -16,6 +16,7 @@ from mlx_specdec.sampling.law import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    lead,
     log_law,
 )
 from mlx_specdec.sampling.settings import Sampling
@@ -170,3 +171,13 @@ def test_settings_out_of_range_are_refused_by_name(wrong: dict) -> None:
     name = next(iter(wrong)).replace("_", "-")
     with pytest.raises(OptionError, match=name):
         Sampling(**wrong)
+
+
+def test_the_lead_is_best_minus_second_best() -> None:
+    scored = mx.array([[[1.0, 5.0, 4.5], [2.0, 2.0, 0.0]]])
+    assert lead(scored).tolist() == [[0.5, 0.0]]
+
+
+def test_a_lone_possible_token_leads_by_infinity() -> None:
+    scored = mx.array([[[-mx.inf, 3.0, -mx.inf]]])
+    assert lead(scored).tolist() == [[float("inf")]]

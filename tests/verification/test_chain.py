@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlx_specdec.verification.chain import lead, leading, row_after
+from mlx_specdec.verification.chain import leading, row_after
 
 
 def test_only_the_prefix_before_the_first_rejection_is_kept() -> None:
@@ -22,14 +22,3 @@ def test_the_row_after_the_kept_ones_is_taken_per_sequence() -> None:
     assert row_after(rows, kept).tolist() == [[3, 4, 5], [21, 22, 23]]
     flat = mx.arange(8).reshape(2, 4)
     assert row_after(flat, kept).tolist() == [1, 7]
-
-
-def test_the_lead_is_best_minus_second_best() -> None:
-    scored = mx.array([[[1.0, 5.0, 4.5], [2.0, 2.0, 0.0]]])
-    best = mx.argmax(scored, axis=-1)
-    assert lead(scored, best).tolist() == [[0.5, 0.0]]
-
-
-def test_a_lone_possible_token_leads_by_infinity() -> None:
-    scored = mx.array([[[-mx.inf, 3.0, -mx.inf]]])
-    assert lead(scored, mx.argmax(scored, axis=-1)).tolist() == [[float("inf")]]

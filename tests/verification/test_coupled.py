@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.contracts import Proposal
+from mlx_specdec.sampling.law import lead
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.verification.coupled import Coupled, LenientGreedy
 
@@ -64,10 +65,10 @@ def test_acceptance_and_law_are_those_of_the_paper() -> None:
     assert np.abs(frequencies - p).max() < 4 * np.sqrt(0.25 / samples)
 
 
-def test_margins_say_by_how_much_each_row_was_decided() -> None:
+def test_the_scored_rows_say_by_how_much_each_choice_was_made() -> None:
     law = mx.array([[[0.0, 3.0, 1.0, 0.0], [4.0, 0.0, 3.5, 0.0]]])
     verdict = Coupled().judge(law, Proposal(mx.array([[1]])), SilentNoise())
-    assert verdict.margins.tolist() == [[2.0, 0.5]]
+    assert lead(verdict.scored).tolist() == [[2.0, 0.5]]
 
 
 @pytest.mark.parametrize("seed", range(20))
