@@ -27,7 +27,7 @@ class Coupled:
         if proposal.size == 0:
             # A plain step: each operation less is time that plain decoding does not lose.
             nothing = mx.zeros(proposal.tokens.shape, dtype=mx.bool_)
-            return Verdict(nothing, choice[:, 0], scored)
+            return Verdict(nothing, choice.squeeze(1), scored)
         kept = leading(choice[:, : proposal.size] == proposal.tokens)
         return Verdict(kept, row_after(choice, kept), scored)
 
