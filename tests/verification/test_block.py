@@ -121,33 +121,6 @@ def test_the_block_rule_keeps_at_least_as_many(seed: int) -> None:
     assert by_block >= by_token - 1e-12
 
 
-def first_failure(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mutation: block's probabilities, but stop at the first failure."""
-    _, after = block_lengths(p, q, x)
-    accept = in_float64(block.accept_probabilities, p[None], q[None], x[None])[0]
-    going = np.concatenate([[1.0], np.cumprod(accept)])
-    return going * np.append(1 - accept, 1.0), after
-
-
-def plain_residual(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mutation: block's lengths with the token rule's residual."""
-    return block_lengths(p, q, x)[0], token_lengths(p, q, x)[1]
-
-
-def target_after_rejection(
-    p: np.ndarray, q: np.ndarray, x: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mutation: the token rule, corrected from the target itself."""
-    return token_lengths(p, q, x)[0], p
-
-
-@pytest.mark.parametrize("mutation", [first_failure, plain_residual, target_after_rejection])
-def test_the_enumeration_notices_mistakes_seen_in_the_wild(mutation: Kept) -> None:
-    target, draft = toy(1), toy(101)
-    law, _ = joint(target, draft, mutation, 2, 3)
-    assert distance(target, law, 3) > 1e-3
-
-
 class Given:
     """Uniforms and Gumbel noise from outside."""
 

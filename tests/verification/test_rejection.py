@@ -128,3 +128,50 @@ def test_the_rule_refuses_to_work_without_random_numbers() -> None:
     law = mx.zeros((1, 2, 3))
     with pytest.raises(ValueError, match="temperature 0"):
         TokenRule().judge(law, Proposal(mx.array([[1]], dtype=mx.int32)), SilentNoise())
+
+
+class Given:
+    """Uniforms from outside; the correction is the likeliest token."""
+
+    def __init__(self, uniforms: list[float]) -> None:
+        self._uniforms = mx.array([uniforms])
+
+    def accept(self, count: int) -> mx.array:
+        return self._uniforms[:, :count]
+
+    def correction(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.2])
+def test_judge_accepts_just_below_each_threshold_and_not_just_above(delta: float) -> None:
+    generator = np.random.default_rng(5)
+    p = generator.dirichlet(np.ones(4), 3).astype(np.float32)
+    q = generator.dirichlet(np.ones(4), 2).astype(np.float32)
+    rows, draft_rows = mx.array(p[None]), mx.array(q[None])
+    after = np.array(correction(rows[:, :2], draft_rows))[0]
+    for x in itertools.product(range(4), repeat=2):
+        tokens = mx.array([x], dtype=mx.int32)
+        limits = accept_probabilities(rows[:, :2], draft_rows, tokens, delta)[0].tolist()
+        for below in itertools.product([True, False], repeat=2):
+            uniforms = [
+                limit - 1e-4 if yes else limit + 1e-4
+                for limit, yes in zip(limits, below, strict=True)
+            ]
+            proposal = Proposal(tokens, mx.log(draft_rows))
+            verdict = TokenRule(delta).judge(mx.log(rows), proposal, Given(uniforms))
+            count = 0 if not below[0] else 1 if not below[1] else 2
+            assert int(mx.sum(verdict.kept).item()) == count
+            assert verdict.next.item() == np.argmax([*after, p[2]][count])
+
+
+def test_more_lenience_never_accepts_less_and_all_of_it_accepts_everything() -> None:
+    generator = np.random.default_rng(6)
+    p, q = (mx.array(generator.dirichlet(np.ones(4), (50, 3)).astype(np.float32)) for _ in "pq")
+    tokens = mx.array(generator.integers(0, 4, (50, 3)), dtype=mx.int32)
+    before = mx.zeros((50, 3))
+    for delta in (0.0, 0.1, 0.4, 0.8, 1.0):
+        accept = accept_probabilities(p, q, tokens, delta)
+        assert mx.all(accept >= before)
+        before = accept
+    assert mx.all(before == 1)
