@@ -33,6 +33,7 @@ from .text.vocabulary import common_size
 from .verification.block import BlockRule
 from .verification.coupled import Coupled, LenientGreedy
 from .verification.rejection import TokenRule
+from .verification.typical import TypicalRule
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ def stream_generate(
         draft_model=pair.draft_name if proposer is not None else None,
         proposer="none" if proposer is None else "draft",
         rule=options.rule_name,
+        lossy=options.lossy,
         delta=options.delta,
         seed=options.seed,
         num_draft=options.num_draft if proposer is not None else 0,
@@ -210,6 +212,8 @@ def _draft_length(options: Options) -> DraftLength:
 def _rule(options: Options) -> Rule:
     if options.rule_name == "lenient":
         return LenientGreedy(options.delta)
+    if options.rule_name == "typical":
+        return TypicalRule(options.posterior_threshold, options.posterior_alpha)
     if options.rule_name == "coupled" or options.temperature == 0:
         return Coupled()
     return BlockRule() if options.rule_name == "block" else TokenRule(options.delta)

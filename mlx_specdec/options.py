@@ -12,7 +12,7 @@ from typing import Literal
 from .errors import OptionError
 from .sampling.settings import Sampling
 
-RULES = ("coupled", "token", "block")
+RULES = ("coupled", "token", "block", "typical")
 MOST_DRAFTED = 64
 
 
@@ -22,8 +22,11 @@ class Options:
 
     max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64,
     or "auto", learned from what rounds cost and bring on this machine.
-    rule: "coupled", "token" or "block"; None takes coupled, or token where delta asks for it.
+    rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token
+        where delta asks for it.
     delta: lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
+    posterior_threshold, posterior_alpha: of the typical rule, (0, 1) each: a drafted token stays
+        where p > min(threshold, alpha exp(-entropy)).
     stop: strings that end the text; they are not part of it.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one.
     The others: see `sampling.settings.Sampling`.
@@ -35,6 +38,8 @@ class Options:
     num_draft: int | Literal["auto"] = 5
     rule: str | None = None
     delta: float = 0.0
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
     seed: int = 0
     stop: tuple[str, ...] = ()
     regular: bool = False
@@ -60,11 +65,16 @@ class Options:
             raise OptionError(f"delta must lie in [0, 1], not {self.delta}")
         if self.rule is not None and self.rule not in RULES:
             raise OptionError(f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
-        if self.delta > 0 and self.rule in ("coupled", "block"):
+        if self.delta > 0 and self.rule not in (None, "token"):
             raise OptionError(
-                f"rule {self.rule} is exact and cannot be lenient: leave out --rule, or set delta "
-                "to 0"
+                f"rule {self.rule} has no lenience: leave out --rule, or set delta to 0"
             )
+        for name, value in (
+            ("posterior-threshold", self.posterior_threshold),
+            ("posterior-alpha", self.posterior_alpha),
+        ):
+            if not 0 < value < 1:
+                raise OptionError(f"{name} must lie between 0 and 1, not {value}")
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
         self.sampling  # noqa: B018  its own checks run here
@@ -82,6 +92,11 @@ class Options:
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
         )
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the text may differ from the target's own in law."""
+        return self.delta > 0 or self.rule == "typical"
 
     @property
     def rule_name(self) -> str:

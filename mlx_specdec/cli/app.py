@@ -101,13 +101,31 @@ def generate(
     repetition_penalty: Annotated[
         float, typer.Option("--repetition-penalty", help="Above 1 discourages repeats.")
     ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="Subtracted once per token seen.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="Subtracted per occurrence.")
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option("--logit-bias", metavar="ID=VALUE", help="Added to one logit; repeatable."),
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")
     ] = None,
     rule: Annotated[
         str | None,
-        typer.Option("--rule", help="coupled (default: same text as plain), token or block."),
+        typer.Option(
+            "--rule", help="coupled (default: same text as plain), token, block; typical is lossy."
+        ),
     ] = None,
+    posterior_threshold: Annotated[
+        float, typer.Option("--posterior-threshold", help="Of rule typical.")
+    ] = 0.09,
+    posterior_alpha: Annotated[
+        float, typer.Option("--posterior-alpha", help="Of rule typical.")
+    ] = 0.3,
     dtype: Annotated[
         str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")
     ] = "auto",
@@ -133,6 +151,8 @@ def generate(
         num_draft=_draft_count(num_draft),
         rule=rule,
         delta=delta,
+        posterior_threshold=posterior_threshold,
+        posterior_alpha=posterior_alpha,
         seed=seed,
         stop=tuple(stop or ()),
         regular=regular_decode,
@@ -142,6 +162,9 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=_biases(logit_bias or ()),
     )
     text = _read_prompt(prompt_words, prompt, prompt_file)
     if model is None:
@@ -267,6 +290,19 @@ def _draft_count(text: str) -> int | Literal["auto"]:
         return int(text)
     except ValueError:
         raise OptionError(f"--num-draft must be a number or auto, not {text!r}") from None
+
+
+def _biases(items: Sequence[str]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for item in items:
+        token, _, value = item.partition("=")
+        try:
+            biases[int(token)] = float(value)
+        except ValueError:
+            raise OptionError(
+                f"--logit-bias must look like ID=VALUE, for example 42=-5, not {item!r}"
+            ) from None
+    return biases
 
 
 def _read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:

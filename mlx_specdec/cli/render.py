@@ -98,7 +98,8 @@ def summary(result: Result) -> str:
         rate = f" ({stats.acceptance_rate:.0%})" if stats.acceptance_rate is not None else ""
         second = f"{stats.accepted} of {stats.drafted} drafted tokens accepted{rate} in "
         second += f"{stats.rounds} rounds, rule {labels.rule}"
-        second += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else ""
+        if labels.lossy:
+            second += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
     return f"{first}; {prompt}; {loaded}\n{second}; {stats.device}, BLAS {stats.blas}"
 
 

@@ -22,6 +22,7 @@ class Labels:
     draft_model: str | None
     proposer: str
     rule: str
+    lossy: bool
     delta: float
     seed: int
     num_draft: int | str
@@ -51,6 +52,7 @@ class Result:
             "draft_model": labels.draft_model,
             "proposer": labels.proposer,
             "rule": labels.rule,
+            "lossy": labels.lossy,
             "delta": labels.delta,
             "seed": labels.seed,
             "num_draft": labels.num_draft,

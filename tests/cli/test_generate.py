@@ -50,6 +50,7 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
         "draft_model",
         "proposer",
         "rule",
+        "lossy",
         "delta",
         "seed",
         "num_draft",
@@ -201,3 +202,22 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(t5: Path, as_json: bool) -> No
         assert json.loads(out)["finish_reason"] == "interrupted"
     else:
         assert first and "ended by interrupted" in err
+
+
+def test_the_typical_rule_is_named_lossy(run: Run, t5: Path, t5_draft: Path) -> None:
+    asked = ("generate", PROMPT, "--model", t5, "--draft-model", t5_draft, "-m", 8, "--temp", 1)
+    done = run(*asked, "--rule", "typical", "--posterior-threshold", 0.001, "--num-draft", 3)
+    assert done.code == 0 and "rule typical (lossy)" in done.err
+    told = json.loads(run(*asked, "--rule", "typical", "--json").out)
+    assert (told["rule"], told["lossy"]) == ("typical", True)
+    assert json.loads(run(*asked, "--json").out)["lossy"] is False
+
+
+def test_penalties_and_bias_reach_the_text(run: Run, t5: Path) -> None:
+    asked = ("generate", PROMPT, "--model", t5, "-m", 12, "--json")
+    plain = json.loads(run(*asked).out)["tokens"]
+    first = plain[0]
+    assert first not in json.loads(run(*asked, "--logit-bias", f"{first}=-1e9").out)["tokens"]
+    repeated = json.loads(run(*asked, "--presence-penalty", 1000).out)["tokens"]
+    assert len(set(repeated)) == len(repeated)
+    assert json.loads(run(*asked, "--frequency-penalty", 1000).out)["tokens"] == repeated
