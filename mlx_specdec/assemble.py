@@ -5,9 +5,10 @@ Knows every package below. Knows nothing of terminals.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from .checkpoints.source import resolve
 from .contracts import Model, NoiseSource, Progress, Proposer, Rule
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength
 from .decoding.ending import Ending
-from .decoding.loop import Decoding
+from .decoding.loop import Check, Decoding
 from .decoding.run import Labels, Result, Run, Surroundings
 from .decoding.statistics import Recorder
 from .drafting.draft_model import DraftModel
 from .errors import OptionError, PromptError
+from .models.checked import CheckedModel
 from .models.loading import Loaded, load_model
 from .options import Options
 from .sampling.law import Law
@@ -34,6 +36,9 @@ from .verification.block import BlockRule
 from .verification.coupled import Coupled, LenientGreedy
 from .verification.rejection import TokenRule
 from .verification.typical import TypicalRule
+
+DEBUG = "MLX_SPECDEC_DEBUG"
+"""Environment variable: compare every context with the committed tokens after every round."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,10 @@ def stream_generate(
     Raises PromptError, OptionError.
     """
     options = options or Options()
+    if os.environ.get(DEBUG):
+        pair, check = _checked(pair)
+    else:
+        check = None
     ids = _encode(pair, prompt, options)
     recorder = Recorder(time_all=time_all)
     started = recorder.clock()
@@ -129,6 +138,7 @@ def stream_generate(
         recorder=recorder,
         committed=prefix,
         prompt=ids,
+        check=check,
     )
     labels = Labels(
         model=pair.name,
@@ -187,6 +197,19 @@ def _load_one(
     directory = resolve(name, revision=revision, progress=progress)
     loaded = load_model(directory, dtype=dtype, q_bits=q_bits)
     return loaded, load_tokenizer(directory, kind=loaded.kind)
+
+
+def _checked(pair: Pair) -> tuple[Pair, Check]:
+    """The same models, whose contexts compare themselves with the committed tokens."""
+    target = CheckedModel(pair.target)
+    draft = None if pair.draft is None else CheckedModel(pair.draft)
+
+    def check(committed: Sequence[int]) -> None:
+        target.compare(committed)
+        if draft is not None:
+            draft.compare(committed)
+
+    return replace(pair, target=target, draft=draft), check
 
 
 def _encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[int]:

@@ -6,7 +6,7 @@ no rule by name. One blocking synchronisation a round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from .draft_length import DraftLength
 from .ending import Emission, Ending
 from .margins import Margins
 from .statistics import Recorder, RoundTimes
+
+Check = Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Decoding:
 
     committed: `Model.prefix` of the prompt. target: the context opened on the same prompt.
     prompt: what `Proposer.begin` is told; the source text of an encoder-decoder model.
+    check: called with the committed tokens after every round, to find mistakes.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Decoding:
         recorder: Recorder,
         committed: Sequence[int],
         prompt: Sequence[int],
+        check: Check | None = None,
     ) -> None:
         self._target = target
         self._proposer = proposer
@@ -57,6 +61,7 @@ class Decoding:
         self._draft_length = draft_length
         self._ending = ending
         self._recorder = recorder
+        self._check = check
         self._margins = Margins(recorder.add_margins)
         self._committed = list(committed)
         self._prompt_length = len(committed)
@@ -165,6 +170,8 @@ class Decoding:
             self._margins.add(done.verdict.scored, len(emission.tokens), position)
         if emission.finish_reason is None:
             self._settle(proposal, done, len(tokens) - 1)
+            if self._check is not None and self._pending is None:
+                self._check(self._committed)
         return emission
 
     def _settle(self, proposal: Proposal, done: _Pending, accepted: int) -> None:

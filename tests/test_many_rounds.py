@@ -1,0 +1,189 @@
+"""Hundreds of rounds in one text, with what is accepted forced from outside, in every family.
+
+The debug switch is on: after every round every context is compared with the committed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec import assemble
+from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.contracts import Noise, Progress, Proposal, Round, Scores
+from mlx_specdec.errors import RewindError
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.kv_cache import KVCache
+from mlx_specdec.models.rewinding import RewindableCache
+from mlx_specdec.options import Options
+
+from . import tiny
+from .test_same_text import PROMPT, SIZE, encoder_decoder, pair_of
+
+ROUNDS = 300
+DRAFTED = 4
+FAMILIES = (
+    "llama",
+    "qwen3",
+    "gemma3_wrapped",
+    "mamba2",
+    "qwen3_next",
+    "mixtral",
+    "own-head-scaled",
+)
+PATTERNS: dict[str, Callable[[int], int]] = {
+    "none": lambda index: 0,
+    "all": lambda index: DRAFTED,
+    "alternating": lambda index: DRAFTED * (index % 2),
+    "random": lambda index: (index * 2654435761 >> 7) % (DRAFTED + 1),
+}
+
+
+class Forced:
+    """Knows the text to come: as many drafted tokens as the pattern says are right.
+
+    The draft model sees and forgets the same tokens, so that its context is exercised too.
+    """
+
+    taps: tuple[str, ...] = ()
+
+    def __init__(self, draft, text: Sequence[int], pattern: Callable[[int], int]) -> None:
+        self._draft = draft
+        self._text = list(text)
+        self._pattern = pattern
+        self.rounds = 0
+
+    def begin(self, prompt: Sequence[int], scores: Scores | None) -> None:
+        self._context = self._draft.open(prompt)
+        self._prefix = len(self._draft.prefix(prompt))
+
+    def propose(self, committed: Sequence[int], limit: int, noise: Noise) -> Proposal:
+        place = len(committed) - self._prefix
+        right = self._text[place : place + limit]
+        right += [0] * (limit - len(right))
+        good = self._pattern(self.rounds)
+        guess = [t if k < good else (t + 1) % SIZE for k, t in enumerate(right)]
+        unseen = list(committed[self._context.lengths[0] :])
+        self._context.advance(mx.array([unseen], dtype=mx.int32))
+        for token in guess[:-1]:
+            self._context.advance(mx.array([[token]], dtype=mx.int32), proposed=1)
+        self.rounds += 1
+        return Proposal(mx.array([guess], dtype=mx.int32))
+
+    def observe(self, round: Round) -> None:
+        self._context.rewind((min(self._context.lengths[0], round.committed - 1),))
+
+
+def pair_for(family: str) -> Pair:
+    if family == "own-head-scaled":
+        return encoder_decoder(family, 0.1)
+    return pair_of(DecoderOnlyModel(tiny.build(family)), DecoderOnlyModel(tiny.build(family)))
+
+
+def forced(
+    monkeypatch: pytest.MonkeyPatch, pair: Pair, text: Sequence[int], pattern: str
+) -> list[Forced]:
+    made: list[Forced] = []
+
+    def proposer(checked: Pair, options: Options, progress: Progress | None = None) -> Forced:
+        made.append(Forced(checked.draft, text, PATTERNS[pattern]))
+        return made[-1]
+
+    monkeypatch.setattr(assemble, "_proposer", proposer)
+    return made
+
+
+def needed(pattern: str, rounds: int) -> int:
+    return sum(PATTERNS[pattern](index) + 1 for index in range(rounds))
+
+
+def compare(monkeypatch: pytest.MonkeyPatch, family: str, pattern: str, rounds: int) -> None:
+    pair = pair_for(family)
+    length = needed(pattern, rounds)
+    asked = {"temperature": 0.9, "seed": 4}
+    plain = generate(pair, PROMPT, Options(max_tokens=length, regular=True, **asked))
+    made = forced(monkeypatch, pair, plain.tokens, pattern)
+    result = generate(pair, PROMPT, Options(max_tokens=length, num_draft=DRAFTED, **asked))
+    assert result.tokens == plain.tokens
+    assert made[0].rounds >= rounds - 2
+    expected = length - rounds
+    assert abs(result.stats.accepted - expected) <= DRAFTED + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hundreds_of_rounds_keep_every_context_right(
+    monkeypatch: pytest.MonkeyPatch, family: str, pattern: str
+) -> None:
+    compare(monkeypatch, family, pattern, ROUNDS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dozens_of_rounds_keep_every_context_right(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    compare(monkeypatch, family, "random", 25)
+
+
+@pytest.mark.parametrize("inside", range(DRAFTED + 1))
+@pytest.mark.parametrize("family", ["llama", "mamba2"])
+def test_a_text_that_ends_inside_a_block_ends_there(
+    monkeypatch: pytest.MonkeyPatch, family: str, inside: int
+) -> None:
+    pair = pair_for(family)
+    text = generate(pair, PROMPT, Options(max_tokens=60, regular=True, temperature=0.9)).tokens
+    end = 20 + inside
+    forced(monkeypatch, pair, text, "all")
+    asked = {"num_draft": DRAFTED, "temperature": 0.9}
+    result = generate(pair, PROMPT, Options(max_tokens=end, **asked))
+    assert result.tokens == text[:end] and result.finish_reason == "length"
+    # Rounds emit five tokens each: some token that comes for the first time in this place of one.
+    eos = next(t for k, t in enumerate(text) if k % (DRAFTED + 1) == inside and t not in text[:k])
+    ended = pair_of(pair.target, pair.draft, frozenset({eos}))
+    result = generate(ended, PROMPT, Options(max_tokens=60, **asked))
+    assert result.tokens == text[: text.index(eos) + 1]
+    assert result.finish_reason == "eos"
+
+
+def test_a_rewind_that_keeps_wrong_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: lengths stay right, but the newest kept row is the one of a rejected token."""
+    shipped = RewindableCache.rewind
+
+    def careless(self: RewindableCache, length: int) -> int:
+        reached = shipped(self, length)
+        for entry in self.entries:
+            entry.keys[..., length - 1, :] = entry.keys[..., length, :]
+        return reached
+
+    monkeypatch.setattr(RewindableCache, "rewind", careless)
+    with pytest.raises(RewindError, match="never rewound"):
+        compare(monkeypatch, "llama", "random", 25)
+
+
+def test_a_t5_rewind_that_forgets_a_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = KVCache.rewind
+
+    def careless(self: KVCache, length: int) -> None:
+        shipped(self, length)
+        self._keys[:, :, length - 1] = 0
+
+    monkeypatch.setattr(KVCache, "rewind", careless)
+    with pytest.raises(RewindError, match="never rewound"):
+        compare(monkeypatch, "own-head-scaled", "random", 25)
+
+
+def test_a_loop_that_feeds_the_wrong_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = pair_for("llama")
+    shipped = Forced.propose
+
+    def careless(self: Forced, committed, limit: int, noise: Noise) -> Proposal:
+        wrong = [*committed[:-1], (committed[-1] + 1) % SIZE]
+        return shipped(self, wrong, limit, noise)
+
+    monkeypatch.setattr(Forced, "propose", careless)
+    forced(monkeypatch, pair, [1] * 100, "none")
+    with pytest.raises(RewindError, match="is committed"):
+        generate(pair, PROMPT, Options(max_tokens=40, num_draft=DRAFTED))
