@@ -22,9 +22,11 @@ from .check import Differences, compare
 from .keys import Quantisation
 from .recipes import Recipe, recipe_for
 from .source import resolve
+from .tensors import Tensor
 from .writer import SHARD_BYTES, Change, Written, write_config, write_weights
 
 DTYPES = ("float32", "float16", "bfloat16")
+SCRATCH = "scratch"
 SHARE_OF_MEMORY = 0.5
 """Both models in float32 may take this much of the machine's memory for their logits."""
 SAME_LOGITS = 1e-3
@@ -115,13 +117,15 @@ def convert(
     change = _changes(recipe, None if dtype is None else getattr(mx, dtype))
     steps = _Steps(2 * recipe.nbytes, progress)
     with destination.directory(path) as work:
+        scratch = work / SCRATCH
         written = write_weights(
-            work, recipe.tensors(), change, shard_bytes=shard_bytes, progress=steps.add
+            work, recipe.tensors(scratch), change, shard_bytes=shard_bytes, progress=steps.add
         )
         for file in files.tokenizer_files(source):
             shutil.copyfile(file, work / file.name)
         write_config(work, _config(recipe, dtype), _quantization(recipe, quantisation))
-        differences = compare(work, recipe, change, steps.add)
+        differences = compare(work, recipe.tensors(scratch), change, steps.add)
+        shutil.rmtree(scratch, ignore_errors=True)
         logits, logits_note = _logits(source, work, written, differences, compare_logits)
     steps.finish()
     return Report(
@@ -178,9 +182,9 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     return Path("weights") / name
 
 
-def _changes(recipe: Recipe, dtype: mx.Dtype | None) -> Callable[[str, mx.array], Change]:
-    def change(name: str, array: mx.array) -> Change:
-        casts = mx.issubdtype(array.dtype, mx.floating) and not recipe.keeps_dtype(name)
+def _changes(recipe: Recipe, dtype: mx.Dtype | None) -> Callable[[str, Tensor], Change]:
+    def change(name: str, tensor: Tensor) -> Change:
+        casts = mx.issubdtype(tensor.dtype, mx.floating) and not recipe.keeps_dtype(name)
         return Change(dtype if casts else None, recipe.quantised.get(name))
 
     return change
