@@ -35,6 +35,7 @@ def to_mlx(values: np.ndarray, stored: str) -> mx.array:
     if stored == "BOOL":
         return mx.array(native.astype(np.bool_))
     if stored == "F32":
-        return mx.array(native.astype(np.float32, copy=False))
+        with np.errstate(over="ignore"):  # too large for float32: whoever wants weights refuses it
+            return mx.array(native.astype(np.float32, copy=False))
     array = mx.array(native)
     return array.view(mx.bfloat16) if stored == "BF16" else array

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints import files, keys, shards, writer
+from mlx_specdec.checkpoints import files, keys, writer
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.errors import (
     CheckpointError,
