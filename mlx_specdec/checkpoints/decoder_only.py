@@ -38,7 +38,7 @@ def decoder_only_recipe(
     source = files.Weights(directory)
     _check_names(directory)
     opened = _open(directory, _leaves_of(source))
-    whole, found = opened.config, opened.outlines
+    whole, found, origins = opened.config, opened.outlines, opened.origins
     quantised: dict[str, Quantisation] = {}
     if quantisation is not None:
         if "quantization" in whole:
@@ -51,14 +51,15 @@ def decoder_only_recipe(
     dropped = []
     if found.keys() <= source.infos.keys():
         dropped = sorted(source.infos.keys() - found.keys())
-    computed = found.keys() - opened.origins.keys()
+    computed = found.keys() - origins.keys()
+    del opened  # its arrays keep what they were made from
     work = _Computed(directory, source)
 
     def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
         fresh = work.arrays(scratch) if computed else {}
         for name in found:
-            if name in opened.origins:
-                yield name, source.tensor(opened.origins[name])
+            if name in origins:
+                yield name, source.tensor(origins[name])
             else:
                 yield name, Tensor.of(fresh.pop(name))
 
@@ -69,7 +70,7 @@ def decoder_only_recipe(
     return Recipe(
         config=whole,
         tensors=tensors,
-        nbytes=sum(outline.nbytes for outline in found.values()),
+        outlines=found,
         scratch_nbytes=work.scratch_nbytes if computed else 0,
         quantised=quantised,
         keeps_dtype=lambda name: not casts(name),

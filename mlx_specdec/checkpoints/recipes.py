@@ -29,18 +29,24 @@ class Recipe:
     tensors: starts over at each call and gives (name, tensor) as the source holds them, not read
         yet. Its argument is a directory that need not be there: what a recipe has to lay down on
         the way goes into it, at most scratch_nbytes, and whoever made the call removes it.
-    nbytes: of all tensors. quantised: name -> how it is packed, for what is packed.
+    outlines: name -> a lazy array of the type and shape, which holds nothing.
+    quantised: name -> how it is packed, for what is packed.
     keeps_dtype: whether a tensor stays in its type whatever is asked for.
     notes: sentences for the user.
     """
 
     config: Mapping[str, Any]
     tensors: Callable[[Path], Iterator[tuple[str, Tensor]]]
-    nbytes: int
+    outlines: Mapping[str, mx.array]
     scratch_nbytes: int = 0
     quantised: Mapping[str, Quantisation] = field(default_factory=dict)
     keeps_dtype: Callable[[str], bool] = lambda name: False
     notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors, as the source holds them."""
+        return sum(outline.nbytes for outline in self.outlines.values())
 
 
 def recipe_for(directory: Path, quantisation: Quantisation | None) -> Recipe:
@@ -84,7 +90,7 @@ def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation |
     return Recipe(
         config=written,
         tensors=tensors,
-        nbytes=sum(weights.infos[place].nbytes for place in places.values()),
+        outlines={name: weights.tensor(place).outline for name, place in places.items()},
         quantised=quantised,
         notes=_t5_notes(left, quantisation, quantised),
     )

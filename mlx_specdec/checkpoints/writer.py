@@ -24,7 +24,6 @@ from .safetensors_file import DTYPES
 from .shards import INDEX
 from .tensors import Tensor
 
-SHARD_BYTES = 4_000_000_000
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "F8_E4M3"}
 
 
@@ -64,7 +63,7 @@ def write_weights(
     tensors: Iterable[tuple[str, Tensor]],
     change: Callable[[str, Tensor], Change],
     *,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int,
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Written:
     """Write model.safetensors, or model-0000i-of-0000n.safetensors, and the index.
@@ -106,10 +105,12 @@ def write_config(
     (directory / "config.json").write_text(text, encoding="utf-8")
 
 
-def stored_nbytes(
-    tensors: Iterable[tuple[str, Tensor]], change: Callable[[str, Tensor], Change]
-) -> int:
-    """How many bytes of tensors `write_weights` would write; nothing is read."""
+def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], Change]) -> int:
+    """How many bytes of tensors `write_weights` would write; nothing is read.
+
+    outlines: lazy arrays of the tensors' types and shapes.
+    """
+    tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
     return sum(_plan(name, tensor, change(name, tensor)).nbytes for name, tensor in tensors)
 
 
