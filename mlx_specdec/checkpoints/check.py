@@ -99,7 +99,7 @@ def _difference(
         largest = max(largest, difference)
         progress(piece.nbytes)
         del piece
-        mx.clear_cache()
+    mx.clear_cache()
     return largest
 
 

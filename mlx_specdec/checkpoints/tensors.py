@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 1 << 22
 """What is worked on at once; a piece and its copies are all that a conversion holds in memory."""
 
 

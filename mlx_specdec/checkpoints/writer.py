@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import CheckpointError
 from .keys import Quantisation
@@ -25,6 +26,11 @@ from .shards import INDEX
 from .tensors import Tensor
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "F8_E4M3"}
+_EXPONENTS = {
+    mx.float32: (mx.uint32, np.uint32(0x7F800000)),
+    mx.float16: (mx.uint16, np.uint16(0x7C00)),
+    mx.bfloat16: (mx.uint16, np.uint16(0x7F80)),
+}
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,8 @@ def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]
                     del array
                 progress(piece.nbytes)
                 del piece, cast
-                mx.clear_cache()
             del item
+            mx.clear_cache()
         stream.flush()
         os.fsync(stream.fileno())
     return list(offsets)
@@ -184,11 +190,11 @@ def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
     try:
         if not mx.issubdtype(piece.dtype, mx.floating):
             return
-        if not mx.all(mx.isfinite(piece)).item():
+        if not _finite(piece):
             raise CheckpointError(
                 f"{name} holds values that are no finite numbers: the checkpoint is damaged"
             )
-        if cast is not piece and not mx.all(mx.isfinite(cast)).item():
+        if cast is not piece and not _finite(cast):
             raise CheckpointError(
                 f"{name} holds values too large for {_short(cast.dtype)}: convert with "
                 "--dtype bfloat16"
@@ -196,6 +202,13 @@ def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
     except RuntimeError as problem:
         reason = (str(problem).strip().splitlines() or ["unknown reason"])[0]
         raise CheckpointError(f"{name} cannot be read: {reason}") from problem
+
+
+def _finite(array: mx.array) -> bool:
+    """Whether no exponent is all ones; far faster on a CPU than mx.isfinite."""
+    integer, exponent = _EXPONENTS[array.dtype]
+    bits = np.asarray(memoryview(array.view(integer)))  # type: ignore[arg-type]
+    return not bits.size or bool((bits & exponent).max() < exponent)
 
 
 def _bytes(array: mx.array) -> memoryview:
