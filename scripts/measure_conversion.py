@@ -217,17 +217,19 @@ def measure(root: Path, kind: str, config: Mapping[str, Any], options: list[str]
     }
 
 
-def kill(root: Path, kind: str, config: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+def kill(
+    root: Path, kind: str, config: Mapping[str, Any], options: list[str], count: int
+) -> Iterator[dict[str, Any]]:
     """Kill `count` conversions at random moments; then let one end."""
     source, target = make(root, kind, config), root / "results" / "out"
     target.parent.mkdir()
     with open(os.devnull, "wb") as nowhere:
-        whole, _ = convert(source, target, [], nowhere)
+        whole, _ = convert(source, target, options, nowhere)
         shutil.rmtree(target)
         draw = random.Random(0)
         for _ in range(count):
             moment = draw.uniform(0, whole)
-            process = subprocess.Popen(command(source, target, []), stderr=nowhere)
+            process = subprocess.Popen(command(source, target, options), stderr=nowhere)
             time.sleep(moment)
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -235,7 +237,7 @@ def kill(root: Path, kind: str, config: Mapping[str, Any], count: int) -> Iterat
             finished = target.is_dir()
             shutil.rmtree(target, ignore_errors=True)
             yield {"killed_after": round(moment, 2), "left": left, "finished": finished}
-        convert(source, target, [], nowhere)
+        convert(source, target, options, nowhere)
     yield {"killed_after": None, "left": [path.name for path in target.parent.iterdir()]}
 
 
@@ -258,7 +260,7 @@ def main() -> None:
     for kind in asked.formats.split(","):
         with tempfile.TemporaryDirectory(dir=asked.directory) as name:
             found = (
-                kill(Path(name), kind, config, asked.kills)
+                kill(Path(name), kind, config, options, asked.kills)
                 if asked.kills
                 else [measure(Path(name), kind, config, options)]
             )

@@ -18,9 +18,10 @@ import numpy as np
 from ..errors import CheckpointError
 from . import torch_legacy, torch_zip
 from .mapped import open_map, to_mlx
+from .pickle_machine import Refused
 from .safetensors_file import DTYPES, TensorInfo
 from .torch_objects import ADMITTED, Tensor, named_tensors, storage
-from .torch_pickle import Refused, load
+from .torch_pickle import load
 from .torch_zip import Span
 
 _POINTER = b"version https://git-lfs"

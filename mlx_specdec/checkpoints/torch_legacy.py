@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .pickle_machine import Buffer, Refused
 from .torch_objects import ADMITTED, Storage
-from .torch_pickle import Buffer, Refused, load
+from .torch_pickle import load
 from .torch_zip import Span
 
 MAGIC = 0x1950A86A20F9469CFC6C

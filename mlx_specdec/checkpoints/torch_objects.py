@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .pickle_machine import Constructor, Refused
 from .safetensors_file import LARGEST_EXTENT, LONGEST_NAME
-from .torch_pickle import Constructor, Refused
 
 MOST_AXES = 16
 INNER = ("state_dict", "model")
@@ -140,18 +140,25 @@ def named_tensors(value: Any) -> dict[str, Tensor]:
 
 
 def _rebuild_tensor(arguments: tuple[Any, ...]) -> Tensor:
-    """Of (storage, offset, shape, strides) and more that does not change the values."""
+    """Of (storage, offset, shape, strides, requires_grad, hooks, marks)."""
     if len(arguments) < 4:
         raise Refused("is damaged: its pickle describes a tensor wrongly")
+    _check_marks(arguments[6:])
     kind = arguments[0].kind if isinstance(arguments[0], Storage) else None
     return _tensor(kind, *arguments[:4])
 
 
 def _rebuild_tensor_of_type(arguments: tuple[Any, ...]) -> Tensor:
-    """Of (storage, offset, shape, strides, requires_grad, hooks, type, ...)."""
+    """Of (storage, offset, shape, strides, requires_grad, hooks, type, marks)."""
     if len(arguments) < 7:
         raise Refused("is damaged: its pickle describes a tensor wrongly")
+    _check_marks(arguments[7:])
     return _tensor(arguments[6], *arguments[:4])
+
+
+def _check_marks(rest: tuple[Any, ...]) -> None:
+    if any(rest):
+        raise Refused("holds a tensor that is marked as negated or conjugated: not read here")
 
 
 def _tensor(kind: Any, place: Any, offset: Any, shape: Any, strides: Any) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .torch_pickle import LONGEST_PICKLE, Buffer, Refused
+from .pickle_machine import LONGEST_PICKLE, Buffer, Refused
 
 MAGIC = b"PK\x03\x04"
 MOST_RECORDS = 200_000

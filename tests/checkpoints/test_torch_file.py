@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ from mlx_specdec.checkpoints.torch_file import TorchFile
 from mlx_specdec.errors import CheckpointError
 
 from .makers import T5, t5_weights, write_t5
-from .torch_makers import save_torch, tensor, write_old, write_zip
+from .torch_makers import Name, encode, save_torch, tensor, write_old, write_zip
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "torch"
 EVERY = ["every.zip.bin", "every.old.bin", "every.zip3.bin", "every.zip4.bin", "every.zip5.bin"]
@@ -136,3 +137,40 @@ def test_archives_made_by_hand_read_as_those_of_torch(tmp_path: Path) -> None:
     file = TorchFile(save_torch(tmp_path / "x.bin", weights))
     assert file.infos.keys() == weights.keys()
     assert all(mx.array_equal(whole(file, name), weights[name]).item() for name in weights)
+
+
+def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
+    """Its texts are bytes, and an OrderedDict is a call with a list of pairs."""
+    pairs = b"](](U\x01w" + encode(tensor()) + b"ee"
+    text = encode(Name("collections", "OrderedDict")) + pairs + b"\x85R"
+    file = TorchFile(write_zip(tmp_path / "x.bin", b"\x80\x02" + text + b".", {"0": bytes(24)}))
+    assert file.infos["w"].shape == (2, 3)
+
+
+def test_an_archive_with_64_bit_places_is_read(tmp_path: Path) -> None:
+    """As archives beyond 4 GB have them; every place and size moved into the 64-bit fields."""
+    values = np.arange(6, dtype=np.float32)
+    content = write_zip(tmp_path / "x.bin", {"w": tensor()}, {"0": values.tobytes()}).read_bytes()
+    end = content.rfind(b"PK\x05\x06")
+    count, size, begin = struct.unpack("<H2L", content[end + 10 : end + 20])
+    wide, at = b"", begin
+    for _ in range(count):
+        entry = bytearray(content[at : at + 46])
+        packed, nbytes, name = struct.unpack("<2LH", entry[20:30])
+        place = struct.unpack("<L", entry[42:46])[0]
+        entry[20:28] = b"\xff" * 8
+        entry[42:46] = b"\xff" * 4
+        other = struct.pack("<2H4s", 7, 4, b"    ")
+        extra = other + struct.pack("<2H3Q", 1, 24, nbytes, packed, place)
+        entry[30:32] = struct.pack("<H", len(extra))
+        wide += bytes(entry) + content[at + 46 : at + 46 + name] + extra
+        at += 46 + name
+    assert at == end and size == end - begin
+    tail = struct.pack(
+        "<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, len(wide), begin
+    )
+    tail += struct.pack("<4sLQL", b"PK\x06\x07", 0, begin + len(wide), 1)
+    tail += struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 65535, 65535, 2**32 - 1, 2**32 - 1, 0)
+    file = tmp_path / "y.bin"
+    file.write_bytes(content[:begin] + wide + tail)
+    assert whole(TorchFile(file), "w").tolist() == values.reshape(2, 3).tolist()

@@ -214,6 +214,17 @@ def test_a_tensor_that_lies_about_its_storage_is_refused(
     assert says in refused(write_zip(tmp_path / "x.bin", {"w": tensor(**wrong)}, DATA))
 
 
+def test_a_tensor_whose_values_are_not_its_bytes_is_refused(tmp_path: Path) -> None:
+    plain = tensor()
+    for marks, sound in (({}, True), (None, True), ({"neg": True}, False)):
+        marked = Call(plain.name, (*plain.arguments, marks))
+        file = write_zip(tmp_path / "x.bin", {"w": marked}, DATA)
+        if sound:
+            assert TorchFile(file).infos["w"].shape == (2, 3)
+        else:
+            assert "negated" in refused(file)
+
+
 def test_archives_that_are_no_state_dicts_are_told_apart(tmp_path: Path) -> None:
     good = {"w": tensor()}
     file = tmp_path / "x.bin"
