@@ -180,6 +180,8 @@ def compare_logits(source: Path, written: Path) -> float:
         logits = context.advance(fed).logits.astype(mx.float32)
         rows.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         mx.eval(rows[-1])
+        del loaded, context  # one model at a time in memory
+        mx.clear_cache()
     difference: Any = mx.max(mx.abs(rows[0] - rows[1])).item()
     return float(difference)
 

@@ -1,11 +1,11 @@
-"""A written checkpoint against its source: every tensor read back and compared, one at a time.
+"""A written checkpoint against its source: every tensor read back and compared, piece by piece.
 
 Knows how far type and packing may move a value. Knows nothing of models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import mlx.core as mx
 from ..errors import OutputError
 from .files import Weights
 from .keys import PACKED, Quantisation
-from .recipes import Recipe
+from .tensors import Tensor
 from .writer import Change
 
 
@@ -35,37 +35,31 @@ class Differences:
 
 def compare(
     directory: Path,
-    recipe: Recipe,
-    change: Callable[[str, mx.array], Change],
+    tensors: Iterable[tuple[str, Tensor]],
+    change: Callable[[str, Tensor], Change],
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Differences:
-    """Read back what was written under `recipe` and `change` and hold it to the source.
+    """Read back what was written of `tensors` under `change` and hold it to them, in pieces.
 
     Unpacked tensors have to be the source's values in their new type, bit for bit; packed ones may
     differ by their quantisation step. Raises OutputError naming the first tensor that does not
-    hold; progress is called with the source bytes of each tensor done.
+    hold; progress is called with the source bytes of each piece done.
     """
     written = Weights(directory)
     largest: dict[bool, tuple[float, str]] = {False: (0.0, ""), True: (-1.0, "")}
     expected: set[str] = set()
     count = 0
-    for name, source in recipe.tensors():
+    for name, source in tensors:
         asked = change(name, source)
         packed = asked.quantisation is not None
         path = name.removesuffix(".weight")
         expected |= {name, *(f"{path}.{part}" for part in PACKED if packed)}
         if not expected <= written.infos.keys():
             raise OutputError(_sentence(name, "is missing"))
-        if asked.quantisation is not None:
-            difference = _packed(written, name, source, asked, asked.quantisation)
-        else:
-            difference = _plain(written, name, source, asked)
+        difference = _difference(written, name, source, asked, progress)
         if difference > largest[packed][0] or not largest[packed][1]:
             largest[packed] = (difference, name)
         count += 1
-        progress(source.nbytes)
-        del source
-        mx.clear_cache()
     if extra := written.infos.keys() - expected:
         raise OutputError(_sentence(min(extra), "should not be there"))
     packed_value, packed_name = largest[True]
@@ -78,11 +72,40 @@ def compare(
     )
 
 
-def _plain(written: Weights, name: str, source: mx.array, asked: Change) -> float:
-    found = written.read(name)
+def _difference(
+    written: Weights,
+    name: str,
+    source: Tensor,
+    asked: Change,
+    progress: Callable[[int], None],
+) -> float:
+    """The largest of one tensor."""
+    found = written.tensor(name)
+    if asked.quantisation is None:
+        if (found.dtype, found.shape) != (asked.dtype or source.dtype, source.shape):
+            raise OutputError(_sentence(name, "differs from its source"))
+    elif found.shape[:-1] != source.shape[:-1]:
+        raise OutputError(_sentence(name, "has another shape than its source"))
+    largest = 0.0
+    for begin, piece in source.pieces():
+        end = begin + (piece.shape[0] if piece.ndim else 1)
+        if asked.quantisation is None:
+            difference = _plain(found.rows(begin, end), name, piece, asked)
+        else:
+            path = name.removesuffix(".weight")
+            parts = [written.rows(f"{path}.{part}", begin, end) for part in ("weight", *PACKED)]
+            difference = _packed(parts, name, piece, asked, asked.quantisation)
+            del parts
+        largest = max(largest, difference)
+        progress(piece.nbytes)
+        del piece
+    mx.clear_cache()
+    return largest
+
+
+def _plain(found: mx.array, name: str, source: mx.array, asked: Change) -> float:
     wanted = source if asked.dtype is None else source.astype(asked.dtype)
-    same = found.dtype == wanted.dtype and found.shape == wanted.shape
-    if not same or not mx.array_equal(_bits(found), _bits(wanted)).item():
+    if not mx.array_equal(_bits(found), _bits(wanted)).item():
         raise OutputError(_sentence(name, "differs from its source"))
     if source.size == 0 or asked.dtype is None or asked.dtype == source.dtype:
         return 0.0
@@ -90,14 +113,13 @@ def _plain(written: Weights, name: str, source: mx.array, asked: Change) -> floa
 
 
 def _packed(
-    written: Weights,
+    parts: list[mx.array],
     name: str,
     source: mx.array,
     asked: Change,
     how: Quantisation,
 ) -> float:
-    path = name.removesuffix(".weight")
-    weight, scales, biases = (written.read(f"{path}.{part}") for part in ("weight", *PACKED))
+    weight, scales, biases = parts
     try:
         values = mx.dequantize(
             weight,

@@ -17,16 +17,24 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError, OptionError
-from . import destination, files, keys
+from . import destination, files, keys, leftovers, sizes
 from .check import Differences, compare
 from .keys import Quantisation
 from .recipes import Recipe, recipe_for
 from .source import resolve
-from .writer import SHARD_BYTES, Change, Written, write_config, write_weights
+from .tensors import Tensor
+from .writer import Change, Written, stored_nbytes, write_config, write_weights
 
 DTYPES = ("float32", "float16", "bfloat16")
+SCRATCH = "scratch"
 SHARE_OF_MEMORY = 0.5
-"""Both models in float32 may take this much of the machine's memory for their logits."""
+"""A model may take this much of the machine's memory when its logits are computed."""
+SHARE_OF_SHARD = 1.2
+"""And this much of a shard."""
+LOADED_BYTES = 6
+"""Of one weight while its model is loaded in float32: the result and what it was read as."""
+OTHER_FILES_BYTES = 10_000_000
+"""For the files beside the weights."""
 SAME_LOGITS = 1e-3
 """How far log-probabilities may lie apart where not one weight changed its value."""
 
@@ -86,7 +94,7 @@ def convert(
     q_group_size: int = 64,
     revision: str | None = None,
     overwrite: bool = False,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int | None = None,
     compare_logits: Callable[[Path, Path], float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -95,6 +103,8 @@ def convert(
     model: a directory or a Hub name. mlx_path: the directory to make, weights/NAME by default.
     dtype: float32, float16 or bfloat16; as stored where None. quantize: pack matrices to q_bits in
     groups of q_group_size (affine). overwrite: replace a model that lies at mlx_path.
+    shard_bytes: the most bytes in one file of the result; 4 GB where None, a quarter of the memory
+    on a small machine. What a conversion takes of memory stays below 1.2 times that and 300 MB.
     compare_logits: gives the largest difference of log-probabilities of (source, result); asked
     before the result is moved into place. progress: called with (done, total) bytes, read once to
     write and once to check.
@@ -102,10 +112,12 @@ def convert(
     Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
     OptionError, OutputError.
     """
+    shard_bytes = sizes.default_shard_bytes() if shard_bytes is None else shard_bytes
     _check_options(dtype, quantize, q_bits, q_group_size, shard_bytes)
     quantisation = Quantisation(q_bits, q_group_size) if quantize else None
     local = Path(os.path.expanduser(model))
     path = _destination(model, local, mlx_path)
+    leftovers.sweep(path)
     destination.check_free(path, overwrite=overwrite, source=local)
     # With a callable the Hub's own bars show the download; `progress` is about converting.
     source = resolve(
@@ -113,16 +125,23 @@ def convert(
     )
     recipe = recipe_for(source, quantisation)
     change = _changes(recipe, None if dtype is None else getattr(mx, dtype))
+    destination.check_room(
+        path, stored_nbytes(recipe.outlines, change) + recipe.scratch_nbytes + OTHER_FILES_BYTES
+    )
     steps = _Steps(2 * recipe.nbytes, progress)
     with destination.directory(path) as work:
+        scratch = work / SCRATCH
         written = write_weights(
-            work, recipe.tensors(), change, shard_bytes=shard_bytes, progress=steps.add
+            work, recipe.tensors(scratch), change, shard_bytes=shard_bytes, progress=steps.add
         )
         for file in files.tokenizer_files(source):
             shutil.copyfile(file, work / file.name)
         write_config(work, _config(recipe, dtype), _quantization(recipe, quantisation))
-        differences = compare(work, recipe, change, steps.add)
-        logits, logits_note = _logits(source, work, written, differences, compare_logits)
+        differences = compare(work, recipe.tensors(scratch), change, steps.add)
+        shutil.rmtree(scratch, ignore_errors=True)
+        logits, logits_note = _logits(
+            source, work, written, differences, compare_logits, shard_bytes
+        )
     steps.finish()
     return Report(
         path=path,
@@ -178,9 +197,9 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     return Path("weights") / name
 
 
-def _changes(recipe: Recipe, dtype: mx.Dtype | None) -> Callable[[str, mx.array], Change]:
-    def change(name: str, array: mx.array) -> Change:
-        casts = mx.issubdtype(array.dtype, mx.floating) and not recipe.keeps_dtype(name)
+def _changes(recipe: Recipe, dtype: mx.Dtype | None) -> Callable[[str, Tensor], Change]:
+    def change(name: str, tensor: Tensor) -> Change:
+        casts = mx.issubdtype(tensor.dtype, mx.floating) and not recipe.keeps_dtype(name)
         return Change(dtype if casts else None, recipe.quantised.get(name))
 
     return change
@@ -213,12 +232,15 @@ def _logits(
     written: Written,
     differences: Differences,
     compare_logits: Callable[[Path, Path], float] | None,
+    shard_bytes: int,
 ) -> tuple[float | None, str]:
     if compare_logits is None:
         return None, "no comparison was asked for"
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 2 * written.parameters * mx.float32.size > SHARE_OF_MEMORY * memory:
-        return None, "both models do not fit in memory"
+    needed = written.parameters * LOADED_BYTES
+    if needed > SHARE_OF_MEMORY * sizes.memory():
+        return None, "a whole model does not fit in memory"
+    if needed > SHARE_OF_SHARD * shard_bytes:
+        return None, "a whole model takes more memory than --max-shard-size allows"
     found = compare_logits(source, result)
     unchanged = differences.plain == 0 and differences.packed is None
     if math.isnan(found) or (unchanged and found > SAME_LOGITS):

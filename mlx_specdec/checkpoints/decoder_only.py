@@ -2,7 +2,9 @@
 
 mlx-lm's own classes rename, join and drop the source's tensors, and say what may be quantised and
 what keeps its type, so that mlx-lm loads what is written here. Nothing is computed for that: the
-arrays stay lazy. Importing mlx-lm takes about a second (it brings transformers), hence inside.
+arrays stay lazy. What it only renames is read from the source piece by piece; what it computes
+(joined experts, for one) as a whole, from torch's archives by way of a temporary safetensors file.
+Importing mlx-lm takes about a second (it brings transformers), hence inside.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import CheckpointError, OptionError
-from . import files
+from . import files, shards
 from .keys import Q_BITS, Q_GROUP_SIZES, Quantisation
 from .recipes import Recipe
+from .tensors import Tensor
+from .writer import Change, write_weights
 
 
 def decoder_only_recipe(
@@ -30,30 +35,33 @@ def decoder_only_recipe(
             f"{directory} needs its own Python file ({config['model_file']}) to run, and code from "
             "checkpoints is never run"
         )
-    before = files.Weights(directory).infos
-    for file in files.weight_files(directory):
-        if not file.name.startswith("model"):
-            raise CheckpointError(
-                f"{file} is not read by mlx-lm: give it a name that starts with model"
-            )
-    model, whole, weights = _open(directory)
+    source = files.Weights(directory)
+    _check_names(directory)
+    opened = _open(directory, _leaves_of(source))
+    whole, found, origins = opened.config, opened.outlines, opened.origins
     quantised: dict[str, Quantisation] = {}
     if quantisation is not None:
         if "quantization" in whole:
             raise OptionError(f"{directory} is quantised already: leave --quantize out")
-        quantised = _choose(model, quantisation)
-    if "vision_tower" not in getattr(model, "model", {}):
+        quantised = _choose(opened.model, quantisation)
+    if "vision_tower" not in getattr(opened.model, "model", {}):
         whole.pop("vision_config", None)
-    casts = getattr(model, "cast_predicate", lambda name: True)
+    casts = getattr(opened.model, "cast_predicate", lambda name: True)
     # Where mlx-lm renames or joins tensors, what it left out cannot be told by name.
-    dropped = sorted(before.keys() - weights.keys()) if weights.keys() <= before.keys() else []
-    nbytes = sum(array.nbytes for array in weights.values())
-    del weights
+    dropped = []
+    if found.keys() <= source.infos.keys():
+        dropped = sorted(source.infos.keys() - found.keys())
+    computed = found.keys() - origins.keys()
+    del opened  # its arrays keep what they were made from
+    work = _Computed(directory, source)
 
-    def tensors() -> Iterator[tuple[str, mx.array]]:
-        fresh = _open(directory)[2]
-        for name in list(fresh):
-            yield name, fresh.pop(name)
+    def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
+        fresh = work.arrays(scratch) if computed else {}
+        for name in found:
+            if name in origins:
+                yield name, source.tensor(origins[name])
+            else:
+                yield name, Tensor.of(fresh.pop(name))
 
     notes = [f"left out, as mlx-lm does: {_list(dropped)}"] if dropped else []
     wider = sorted(name for name, how in quantised.items() if how != quantisation)
@@ -62,15 +70,75 @@ def decoder_only_recipe(
     return Recipe(
         config=whole,
         tensors=tensors,
-        nbytes=nbytes,
+        outlines=found,
+        scratch_nbytes=work.scratch_nbytes if computed else 0,
         quantised=quantised,
         keeps_dtype=lambda name: not casts(name),
         notes=tuple(notes),
     )
 
 
-def _open(directory: Path) -> tuple[Any, dict[str, Any], dict[str, mx.array]]:
-    """mlx-lm's model without its weights, its config, and the weights that it would load, lazily.
+@dataclass(frozen=True)
+class _Opened:
+    """mlx-lm's model without its weights, its config, and what it makes of the source's tensors.
+
+    weights: lazy, under mlx-lm's names. origins: our name -> the source's, of those that are handed
+    through as they are.
+    """
+
+    model: Any
+    config: dict[str, Any]
+    weights: dict[str, mx.array]
+    origins: dict[str, str]
+
+    @property
+    def outlines(self) -> dict[str, mx.array]:
+        """Arrays of the same types and shapes, which hold nothing."""
+        return {
+            name: mx.zeros(array.shape, dtype=array.dtype) for name, array in self.weights.items()
+        }
+
+
+class _Computed:
+    """What mlx-lm computes from a source, lazily. Arrays of torch's archives cannot be lazy, so the
+    source is laid down as safetensors first."""
+
+    def __init__(self, directory: Path, source: files.Weights) -> None:
+        self._directory, self._source = directory, source
+
+    @property
+    def scratch_nbytes(self) -> int:
+        return 0 if self._source.lazy else sum(i.nbytes for i in self._source.infos.values())
+
+    def arrays(self, scratch: Path) -> dict[str, mx.array]:
+        """All that mlx-lm makes, lazily; `scratch` has to stay until they are computed."""
+        if self._source.lazy:
+            return _open(self._directory, _leaves_of(self._source)).weights
+        if not scratch.is_dir():
+            scratch.mkdir()
+            pairs = ((name, self._source.tensor(name)) for name in self._source.infos)
+            write_weights(scratch, pairs, lambda name, tensor: Change(), shard_bytes=2**62)
+        return _open(self._directory, dict(files.tensors(scratch))).weights
+
+
+def _leaves_of(source: files.Weights) -> dict[str, mx.array]:
+    """Lazy arrays for mlx-lm to work on; of torch's archives arrays that hold nothing."""
+    if source.lazy:
+        return {name: source.read(name) for name in source.infos}
+    return {name: source.tensor(name).outline for name in source.infos}
+
+
+def _check_names(directory: Path) -> None:
+    found = shards.find(directory)
+    for file in found.files:
+        if found.format == "safetensors" and not file.name.startswith("model"):
+            raise CheckpointError(
+                f"{file} is not read by mlx-lm: give it a name that starts with model"
+            )
+
+
+def _open(directory: Path, leaves: Mapping[str, mx.array]) -> _Opened:
+    """Have mlx-lm rename, join and drop `leaves`, without computing anything.
 
     Raises CheckpointError for what mlx-lm does not have or cannot make sense of.
     """
@@ -83,7 +151,8 @@ def _open(directory: Path) -> tuple[Any, dict[str, Any], dict[str, mx.array]]:
             model, config = load_model(
                 directory,
                 lazy=True,
-                get_model_classes=lambda config: _catching(config, caught),
+                strict=False,
+                get_model_classes=lambda config: _catching(config, leaves, caught),
             )
     except CheckpointError:
         raise
@@ -92,11 +161,16 @@ def _open(directory: Path) -> tuple[Any, dict[str, Any], dict[str, mx.array]]:
     except (ValueError, TypeError, AttributeError, IndexError, RuntimeError) as problem:
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         raise CheckpointError(f"{directory} cannot be read by mlx-lm: {reason}") from problem
-    return model, config, caught
+    names = {id(array): name for name, array in leaves.items()}
+    origins = {name: names[id(array)] for name, array in caught.items() if id(array) in names}
+    return _Opened(model, config, caught, origins)
 
 
-def _catching(config: dict[str, Any], caught: dict[str, mx.array]) -> tuple[type, Any]:
-    """mlx-lm's classes for a config; the model hands its weights to `caught` and keeps none."""
+def _catching(
+    config: dict[str, Any], leaves: Mapping[str, mx.array], caught: dict[str, mx.array]
+) -> tuple[type, Any]:
+    """mlx-lm's classes for a config; the model is given `leaves`, hands its weights to `caught` and
+    keeps none."""
     from mlx.utils import tree_flatten
     from mlx_lm.utils import _get_classes
 
@@ -108,6 +182,10 @@ def _catching(config: dict[str, Any], caught: dict[str, mx.array]) -> tuple[type
             "nor is it a T5"
         ) from problem
 
+    def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
+        own = getattr(plain, "sanitize", None)
+        return dict(leaves) if own is None else own(self, dict(leaves))
+
     def load_weights(self: Any, weights: list[tuple[str, mx.array]], strict: bool = True) -> Any:
         given = dict(weights)
         expected = {name: array.shape for name, array in tree_flatten(self.parameters())}
@@ -115,7 +193,8 @@ def _catching(config: dict[str, Any], caught: dict[str, mx.array]) -> tuple[type
         caught.update(given)
         return self
 
-    return type(plain.__name__, (plain,), {"load_weights": load_weights}), arguments
+    body = {"load_weights": load_weights, "sanitize": sanitize}
+    return type(plain.__name__, (plain,), body), arguments
 
 
 def _check(expected: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> None:

@@ -1,7 +1,8 @@
 """Where a result goes: written beside its place under a temporary name, moved there when complete.
 
 Knows directories and what a disk can refuse. Knows nothing of models. Whatever ends the work early,
-an error or Ctrl-C, leaves the file system as it was found.
+an error or Ctrl-C, leaves the file system as it was found; what a killed process leaves is hidden,
+and swept away by the next conversion to the same place.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import OutputError
+from . import leftovers, sizes
 
 
 def check_free(destination: Path, *, overwrite: bool, source: Path) -> None:
@@ -48,34 +49,56 @@ def directory(destination: Path) -> Iterator[Path]:
     in the block or around it.
     """
     made = _missing_parents(destination)
-    work = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.partial")
+    work, held = None, None
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        work.mkdir()
+        work, held = leftovers.make(destination)
         yield work
         _replace(destination, work)
     except BaseException as problem:
-        shutil.rmtree(work, ignore_errors=True)
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
         for parent in made:
             with contextlib.suppress(OSError):
                 parent.rmdir()
         if isinstance(problem, OSError):
             raise OutputError(_sentence(destination, problem)) from problem
         raise
+    finally:
+        leftovers.unlock(held)
 
 
 def _replace(destination: Path, work: Path) -> None:
+    """Killed at any moment this leaves the old model, the new one, or the old one under a hidden
+    name, from where `leftovers.sweep` brings it back."""
     if not os.path.lexists(destination):
         work.rename(destination)
         return
-    old = work.with_suffix(".old")
-    destination.rename(old)
+    old, held = work.with_suffix(".old"), leftovers.lock(destination)
     try:
-        work.rename(destination)
-    except BaseException:
-        old.rename(destination)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        destination.rename(old)
+        try:
+            work.rename(destination)
+        except BaseException:
+            old.rename(destination)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        leftovers.unlock(held)
+
+
+def check_room(destination: Path, nbytes: int) -> None:
+    """Raises OutputError where the disk of `destination` has less than `nbytes` free."""
+    there = next(parent for parent in destination.absolute().parents if parent.exists())
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError:
+        return  # whatever is wrong with it is told when it is written to
+    if nbytes > free:
+        raise OutputError(
+            f"{destination} needs {sizes.show(nbytes)}, and its disk has {sizes.show(free)} free: "
+            "make room, or choose another --mlx-path"
+        )
 
 
 def _missing_parents(destination: Path) -> list[Path]:

@@ -1,25 +1,26 @@
 """A checkpoint directory -> its configuration and its tensors, one at a time.
 
-Knows which files make up a model and how an index ties them together. Knows nothing of what the
-tensors mean. Headers are checked before anything is read, so that damage is told with the file's
-name; names that lead out of the directory are refused, and code from a checkpoint is never run.
+Knows configurations, the files beside the weights, and that every file of weights is a set of named
+tensors. Knows nothing of formats or of what the tensors mean. Headers are checked before anything
+is read, so that damage is told with the file's name; code from a checkpoint is never run.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import CheckpointError
-from . import safetensors_file
-from .safetensors_file import TensorInfo
+from . import safetensors_file, shards
+from .json_file import read_json
+from .safetensors_file import DTYPES, SafetensorsFile, TensorInfo
+from .tensors import Tensor
+from .torch_file import TorchFile
 
-INDEX = "model.safetensors.index.json"
 CARRIED = (
     "tokenizer*.json",
     "tokenizer.model",
@@ -33,32 +34,30 @@ CARRIED = (
     "chat_template*",
     "generation_config.json",
 )
-_PART_OF = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.safetensors")
-_FOREIGN = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.msgpack", "*.h5", "*.npz")
 
 
 class Weights:
-    """The tensors of one directory: what the headers say at once, the bytes when asked for.
-
-    This is what a reader of another format has to offer as well. `infos` maps every name to its
-    type and shape; `read` gives a lazy array of exactly that type and shape.
-    """
+    """The tensors of one directory: what the headers say at once, the bytes when asked for."""
 
     def __init__(self, directory: Path) -> None:
         """Check the directory. Raises CheckpointError for damage: a truncated file, a header that
         lies, a missing shard, a name in two files, an index that names what is not there."""
+        found = shards.find(directory)
         self._infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
-        for file in weight_files(directory):
-            for name, info in safetensors_file.read_header(file).items():
+        self._files: dict[Path, SafetensorsFile | TorchFile] = {}
+        self.lazy = found.format == "safetensors"
+        for file in found.files:
+            self._files[file] = SafetensorsFile(file) if self.lazy else TorchFile(file)
+            for name, info in self._files[file].infos.items():
                 if name in self._infos:
                     raise CheckpointError(
                         f"{file} repeats the tensor {name} of {self._places[name].name}"
                     )
                 self._infos[name] = info
                 self._places[name] = file
-        self._check_index(directory / INDEX)
+        self._check_index(directory, found)
 
     @property
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -66,26 +65,38 @@ class Weights:
         return self._infos
 
     def read(self, name: str) -> mx.array:
-        """One tensor, lazily. Evaluating it reads it; nothing here keeps it."""
+        """One tensor, lazily: evaluating it reads it, nothing here keeps it.
+
+        Where `lazy` is false it is read at once.
+        """
+        if not self.lazy:
+            return self.rows(name, 0, self._infos[name].extent)
         file = self._places[name]
         if name not in self._loaded.get(file, {}):
             # A file opened anew is a fresh set of lazy arrays, so reading twice costs no memory.
             self._loaded[file] = safetensors_file.load(file)
         return self._loaded[file].pop(name)
 
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, to be read in pieces."""
+        info, file = self._infos[name], self._files[self._places[name]]
+        return Tensor(DTYPES[info.dtype], info.shape, partial(file.rows, name))
+
+    def rows(self, name: str, begin: int, end: int) -> mx.array:
+        """Entries begin .. end - 1 of a tensor along its first axis, a scalar whole; read now."""
+        return self._files[self._places[name]].rows(name, begin, end)
+
     def tensors(self) -> Iterator[tuple[str, mx.array]]:
         """Every tensor by name; memory holds one at a time if the caller lets go of each."""
         for name in self._infos:
             yield name, self.read(name)
 
-    def _check_index(self, index: Path) -> None:
-        if not index.is_file():
-            return
-        for name, shard in _weight_map(index).items():
+    def _check_index(self, directory: Path, found: shards.Shards) -> None:
+        for name, shard in found.places.items():
             if name not in self._infos or self._places[name].name != shard:
                 shown = ascii(name)[1:-1]
                 raise CheckpointError(
-                    f"{index.with_name(shard)} lacks {shown:.200}, which {INDEX} says it has: "
+                    f"{directory / shard} lacks {shown:.200}, which {found.index} says it has: "
                     "download both again"
                 )
 
@@ -105,7 +116,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     file = directory / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{directory} has no config.json: it is not a model's directory")
-    config = _json(file)
+    config = read_json(file)
     if not isinstance(config.get("model_type"), str):
         raise CheckpointError(f"{file} has no model_type: it does not describe a model")
     return config
@@ -114,7 +125,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 def generation_config(directory: Path) -> dict[str, Any]:
     """generation_config.json, {} where there is none."""
     file = directory / "generation_config.json"
-    return _json(file) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
 def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -138,68 +149,3 @@ def tokenizer_files(directory: Path) -> list[Path]:
     generation settings."""
     found = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
     return sorted(found)
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model: those of the index, else model.safetensors, else all.
-
-    Raises CheckpointError for none, a missing shard, or an index that names no plain file.
-    """
-    index = directory / INDEX
-    if index.is_file():
-        return [_shard(directory, name) for name in sorted(set(_weight_map(index).values()))]
-    single = directory / "model.safetensors"
-    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(_no_weights(directory))
-    for file in files:
-        part = _PART_OF.fullmatch(file.name)
-        for number in range(1, int(part[3]) + 1 if part else 0):
-            name = f"{part[1]}{number:05d}-of-{part[3]}.safetensors" if part else ""
-            if not (directory / name).is_file():
-                raise CheckpointError(_lacks(directory, name))
-    return files
-
-
-def _shard(directory: Path, name: str) -> Path:
-    if not (directory / name).is_file():
-        raise CheckpointError(_lacks(directory, name))
-    return directory / name
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    found = _json(index).get("weight_map")
-    if not isinstance(found, dict) or not found:
-        raise CheckpointError(f"{index} has no weight_map: download it again")
-    for name in found.values():
-        plain = isinstance(name, str) and name.endswith(".safetensors")
-        if not plain or re.search(r"[/\\\0]", name):
-            shown = ascii(name)
-            raise CheckpointError(
-                f"{index} names {shown:.80}, which is no safetensors file of its directory"
-            )
-    return found
-
-
-def _lacks(directory: Path, name: str) -> str:
-    return f"{directory} lacks the shard {name}: download the model again"
-
-
-def _no_weights(directory: Path) -> str:
-    sentence = f"{directory} has no .safetensors files: no weights to read"
-    others = sorted(file.name for pattern in _FOREIGN for file in directory.glob(pattern))
-    if others:
-        sentence += f" ({others[0]} is of a format that is not read here)"
-    return sentence
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise CheckpointError(f"{file} cannot be read: {problem.strerror}") from problem
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{file} is not JSON: download it again") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} is not a JSON object: download it again")
-    return value

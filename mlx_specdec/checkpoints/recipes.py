@@ -1,8 +1,8 @@
 """What is to be written for a source: its tensors under final names, and what becomes of each.
 
-One recipe per kind of source. A recipe for another format (torch archives, GGUF, Meta's shards)
-gives the same object; whatever comes after it, writing and checking, stays as it is. Knows names
-and types. Knows nothing of where the result goes.
+One recipe per kind of source. A recipe for another kind (GGUF, Meta's shards) gives the same
+object; whatever comes after it, writing and checking, stays as it is. Knows names and types. Knows
+nothing of where the result goes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..errors import CheckpointError, OptionError
 from . import files, keys
 from .keys import Quantisation
 from .safetensors_file import DTYPES
+from .tensors import Tensor, same
 
 
 @dataclass(frozen=True)
@@ -25,23 +26,31 @@ class Recipe:
     """A conversion that has been thought through and not begun.
 
     config: config.json of the result, a quantization entry of the source's own included.
-    tensors: starts over at each call and gives (name, lazy array) as the source holds them; memory
-        holds one tensor at a time if the caller lets go of each.
-    nbytes: of all of them. quantised: name -> how it is packed, for what is packed.
+    tensors: starts over at each call and gives (name, tensor) as the source holds them, not read
+        yet. Its argument is a directory that need not be there: what a recipe has to lay down on
+        the way goes into it, at most scratch_nbytes, and whoever made the call removes it.
+    outlines: name -> a lazy array of the type and shape, which holds nothing.
+    quantised: name -> how it is packed, for what is packed.
     keeps_dtype: whether a tensor stays in its type whatever is asked for.
     notes: sentences for the user.
     """
 
     config: Mapping[str, Any]
-    tensors: Callable[[], Iterator[tuple[str, mx.array]]]
-    nbytes: int
+    tensors: Callable[[Path], Iterator[tuple[str, Tensor]]]
+    outlines: Mapping[str, mx.array]
+    scratch_nbytes: int = 0
     quantised: Mapping[str, Quantisation] = field(default_factory=dict)
     keeps_dtype: Callable[[str], bool] = lambda name: False
     notes: tuple[str, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors, as the source holds them."""
+        return sum(outline.nbytes for outline in self.outlines.values())
+
 
 def recipe_for(directory: Path, quantisation: Quantisation | None) -> Recipe:
-    """The recipe of a directory with config.json and safetensors.
+    """The recipe of a directory with config.json and weights in any format that is read here.
 
     quantisation: of what may be quantised, None to leave all as it is. Raises CheckpointError for
     sources that are damaged, incomplete or not supported, OptionError where they cannot be
@@ -74,14 +83,14 @@ def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation |
     }
     left = sorted(weights.infos.keys() - places.values())
 
-    def tensors() -> Iterator[tuple[str, mx.array]]:
+    def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
         for name, place in places.items():
-            yield name, weights.read(place)
+            yield name, weights.tensor(place)
 
     return Recipe(
         config=written,
         tensors=tensors,
-        nbytes=sum(weights.infos[place].nbytes for place in places.values()),
+        outlines={name: weights.tensor(place).outline for name, place in places.items()},
         quantised=quantised,
         notes=_t5_notes(left, quantisation, quantised),
     )
@@ -97,8 +106,8 @@ def _own_head(weights: files.Weights, places: Mapping[str, str]) -> bool:
             continue
         if pair[0] is None or pair[1] is None:
             return True
-        head, shared = (weights.read(place) for place in pair if place is not None)
-        if head.shape != shared.shape or not mx.array_equal(head, shared).item():
+        head, shared = (weights.tensor(place) for place in pair if place is not None)
+        if not same(head, shared):
             return True
     return False
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import CheckpointError
+from .mapped import open_map, to_mlx
 
 LONGEST_HEADER = 100_000_000
 LONGEST_NAME = 1000
@@ -36,6 +39,22 @@ DTYPES: Mapping[str, mx.Dtype] = {
     "U64": mx.uint64,
     "I64": mx.int64,
 }
+NUMPY: Mapping[str, str] = {
+    "BOOL": "<u1",
+    "U8": "<u1",
+    "I8": "<i1",
+    "F8_E4M3": "<u1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+}
+"""How `to_mlx` wants the bytes of each type."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +64,38 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+
+    @property
+    def extent(self) -> int:
+        """Entries along the first axis, 1 for a scalar."""
+        return self.shape[0] if self.shape else 1
+
+
+class SafetensorsFile:
+    """The tensors of one file, read in pieces through a map of it. infos: as `read_header` says."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises CheckpointError as `read_header` does."""
+        self._file = file
+        self._map: mmap.mmap | None = None
+        self.infos: Mapping[str, TensorInfo] = read_header(file)
+        position = file.stat().st_size - sum(info.nbytes for info in self.infos.values())
+        self._places: dict[str, int] = {}
+        for name, info in self.infos.items():
+            self._places[name] = position
+            position += info.nbytes
+
+    def rows(self, name: str, begin: int, end: int) -> mx.array:
+        """Entries begin .. end - 1 along the first axis; a scalar whole. Read now, copied once."""
+        info = self.infos[name]
+        shape = (end - begin, *info.shape[1:]) if info.shape else ()
+        if not math.prod(shape):
+            return to_mlx(np.empty(shape, NUMPY[info.dtype]), info.dtype)
+        if self._map is None:
+            self._map = open_map(self._file)
+        row = info.nbytes // info.extent
+        place = self._places[name] + begin * row
+        return to_mlx(np.ndarray(shape, NUMPY[info.dtype], self._map, place), info.dtype)
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:

@@ -10,6 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..errors import SourceError
@@ -24,6 +25,8 @@ WANTED = (
     "merges.txt",
     "*.jinja",
 )
+TORCH = ("pytorch_model*.bin", "pytorch_model*.json")
+"""Wanted where a repository has no safetensors."""
 UNWANTED = ("*/*", "flax_model*", "pytorch_model*", "tf_model*")
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
@@ -63,15 +66,11 @@ def _download(name: str, revision: str | None, progress: Callable[[int, int], No
         disable_progress_bars()
     else:
         progress(0, 1)
+    fetch = partial(hub.snapshot_download, name, revision=revision)
     try:
-        path = Path(
-            hub.snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=list(WANTED),
-                ignore_patterns=list(UNWANTED),
-            )
-        )
+        path = Path(fetch(allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)))
+        if not any(path.glob("*.safetensors")):
+            fetch(allow_patterns=list(TORCH), ignore_patterns=["*/*"])
     except Exception as problem:  # whatever its HTTP library raises has no common base
         raise SourceError(_sentence(name, revision, problem)) from problem
     if progress is not None:

@@ -1,8 +1,9 @@
 """Tensors -> safetensors shards with an index, as mlx-lm writes them; and config.json.
 
 Knows types, quantisation and file layout. Knows nothing of models or of where the result will lie.
-Memory holds one tensor at a time: a shard's header follows from lazy arrays, whose types and shapes
-are known before they are computed; then each is computed, written at its offset and dropped.
+Memory holds one piece of a tensor at a time: a shard's header follows from lazy arrays, whose types
+and shapes are known without computing them; then each piece is read, changed and written in its
+place. Casting and packing work on rows, so that pieces give the same bytes as the whole.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import CheckpointError
-from .files import INDEX
 from .keys import Quantisation
 from .safetensors_file import DTYPES
+from .shards import INDEX
+from .tensors import Tensor
 
-SHARD_BYTES = 5 << 30
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "F8_E4M3"}
+_EXPONENTS = {
+    mx.float32: (mx.uint32, np.uint32(0x7F800000)),
+    mx.float16: (mx.uint16, np.uint16(0x7C00)),
+    mx.bfloat16: (mx.uint16, np.uint16(0x7F80)),
+}
 
 
 @dataclass(frozen=True)
@@ -43,14 +50,14 @@ class Written:
     nbytes: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Item:
-    """One source tensor, still lazy, and the lazy arrays that are stored for it."""
+    """One source tensor and what is stored for it: lazy arrays that are never computed."""
 
     name: str
-    source: mx.array
-    cast: mx.array
-    stored: dict[str, mx.array]
+    source: Tensor
+    change: Change
+    stored: Mapping[str, mx.array]
 
     @property
     def nbytes(self) -> int:
@@ -59,32 +66,32 @@ class _Item:
 
 def write_weights(
     directory: Path,
-    tensors: Iterable[tuple[str, mx.array]],
-    change: Callable[[str, mx.array], Change],
+    tensors: Iterable[tuple[str, Tensor]],
+    change: Callable[[str, Tensor], Change],
     *,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int,
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Written:
     """Write model.safetensors, or model-0000i-of-0000n.safetensors, and the index.
 
-    tensors: lazy, by name. shard_bytes: the most bytes of tensors in one file, unless a single
-    tensor has more. progress: called with the source bytes of each tensor done. Raises
+    tensors: by name. shard_bytes: the most bytes of tensors in one file, unless a single tensor
+    has more. progress: called with the source bytes of each piece done. Raises
     CheckpointError for values that are not finite, or not after the change of type; OSError as the
     system raises it.
     """
     shards: list[list[str]] = []
     waiting: list[_Item] = []
     size = total = parameters = 0
-    for name, array in tensors:
-        item = _prepare(name, array, change(name, array))
+    for name, tensor in tensors:
+        item = _plan(name, tensor, change(name, tensor))
         if waiting and size + item.nbytes > shard_bytes:
             shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
             waiting, size = [], 0
         waiting.append(item)
         size += item.nbytes
         total += item.nbytes
-        parameters += array.size
-        del item, array
+        parameters += tensor.size
+        del item, tensor
     if waiting:
         shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
     _name_shards(directory, shards, total, parameters)
@@ -104,15 +111,32 @@ def write_config(
     (directory / "config.json").write_text(text, encoding="utf-8")
 
 
-def _prepare(name: str, array: mx.array, change: Change) -> _Item:
-    cast = array if change.dtype is None else array.astype(change.dtype)
+def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], Change]) -> int:
+    """How many bytes of tensors `write_weights` would write; nothing is read.
+
+    outlines: lazy arrays of the tensors' types and shapes.
+    """
+    tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
+    return sum(_plan(name, tensor, change(name, tensor)).nbytes for name, tensor in tensors)
+
+
+def _plan(name: str, tensor: Tensor, change: Change) -> _Item:
+    return _Item(name, tensor, change, _stored(name, _cast(tensor.outline, change), change))
+
+
+def _cast(array: mx.array, change: Change) -> mx.array:
+    return array if change.dtype is None else array.astype(change.dtype)
+
+
+def _stored(name: str, cast: mx.array, change: Change) -> dict[str, mx.array]:
+    """What is stored for some rows of a tensor, by name."""
     if change.quantisation is None:
-        return _Item(name, array, cast, {name: cast})
+        return {name: cast}
     how = change.quantisation
     packed = mx.quantize(cast, group_size=how.group_size, bits=how.bits)
     path = name.removesuffix(".weight")
     parts = zip(("weight", "scales", "biases"), packed, strict=True)
-    return _Item(name, array, cast, {f"{path}.{part}": each for part, each in parts})
+    return {f"{path}.{part}": each for part, each in parts}
 
 
 def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]) -> list[str]:
@@ -123,12 +147,17 @@ def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]
         items.reverse()
         while items:
             item = items.pop()
-            _check_values(item)
-            for name, array in item.stored.items():
-                stream.seek(len(header) + offsets[name])
-                stream.write(_bytes(array))
-            progress(item.source.nbytes)
-            del item, array
+            for begin, piece in item.source.pieces():
+                cast = _cast(piece, item.change)
+                _check_values(item.name, piece, cast)
+                for name, array in _stored(item.name, cast, item.change).items():
+                    row = array.nbytes // max(1, array.shape[0] if array.ndim else 1)
+                    stream.seek(len(header) + offsets[name] + begin * row)
+                    stream.write(_bytes(array))
+                    del array
+                progress(piece.nbytes)
+                del piece, cast
+            del item
             mx.clear_cache()
         stream.flush()
         os.fsync(stream.fileno())
@@ -157,22 +186,29 @@ def _layout(items: list[_Item]) -> tuple[dict[str, int], bytes]:
     return offsets, len(text).to_bytes(8, "little") + text
 
 
-def _check_values(item: _Item) -> None:
+def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
     try:
-        if not mx.issubdtype(item.source.dtype, mx.floating):
+        if not mx.issubdtype(piece.dtype, mx.floating):
             return
-        if not mx.all(mx.isfinite(item.source)).item():
+        if not _finite(piece):
             raise CheckpointError(
-                f"{item.name} holds values that are no finite numbers: the checkpoint is damaged"
+                f"{name} holds values that are no finite numbers: the checkpoint is damaged"
             )
-        if item.cast is not item.source and not mx.all(mx.isfinite(item.cast)).item():
+        if cast is not piece and not _finite(cast):
             raise CheckpointError(
-                f"{item.name} holds values too large for {_short(item.cast.dtype)}: convert with "
+                f"{name} holds values too large for {_short(cast.dtype)}: convert with "
                 "--dtype bfloat16"
             )
     except RuntimeError as problem:
         reason = (str(problem).strip().splitlines() or ["unknown reason"])[0]
-        raise CheckpointError(f"{item.name} cannot be read: {reason}") from problem
+        raise CheckpointError(f"{name} cannot be read: {reason}") from problem
+
+
+def _finite(array: mx.array) -> bool:
+    """Whether no exponent is all ones; far faster on a CPU than mx.isfinite."""
+    integer, exponent = _EXPONENTS[array.dtype]
+    bits = np.asarray(memoryview(array.view(integer)))  # type: ignore[arg-type]
+    return not bits.size or bool((bits & exponent).max() < exponent)
 
 
 def _bytes(array: mx.array) -> memoryview:

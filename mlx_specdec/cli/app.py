@@ -201,6 +201,12 @@ def convert(
     q_group_size: Annotated[
         int, typer.Option("--q-group-size", help="Weights that share one scale.")
     ] = 64,
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-shard-size", help="Of one file written, for example 500MB; 4GB by default."
+        ),
+    ] = None,
     revision: Annotated[str | None, typer.Option("--revision", help="Of a Hub name.")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what lies at the destination.")
@@ -212,9 +218,11 @@ def convert(
 
     blas.load()
     from ..assemble import compare_logits
+    from ..checkpoints import sizes
     from ..checkpoints.convert import convert as run
 
-    with render.progress("converting") as report:
+    shard_bytes = None if max_shard_size is None else sizes.parse(max_shard_size)
+    with render.progress("converting", in_bytes=True) as report:
         done = run(
             model,
             mlx_path,
@@ -224,6 +232,7 @@ def convert(
             q_group_size=q_group_size,
             revision=revision,
             overwrite=overwrite,
+            shard_bytes=shard_bytes,
             compare_logits=compare_logits,
             progress=report,
         )

@@ -109,18 +109,20 @@ def converted(report: Report) -> str:
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Progress]:
+def progress(label: str, *, in_bytes: bool = False) -> Iterator[Progress]:
     """A progress bar with time left on standard error, if that is a terminal; else nothing.
 
-    The bar appears with the first call and goes when the block ends.
+    in_bytes: what is counted are bytes, and the bar says how many. The bar appears with the first
+    call and goes when the block ends.
     """
     if not sys.stderr.isatty():
         yield _ignore
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    counts = (DownloadColumn(),) if in_bytes else ()
+    columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(label, total=None, visible=False)
 

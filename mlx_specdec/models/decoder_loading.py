@@ -1,7 +1,7 @@
 """A directory that mlx-lm can read -> a decoder-only model.
 
-Knows mlx-lm's loader, and turns what it raises into sentences that name the first wrong file or
-weight. Imports mlx-lm and with it transformers (about a second).
+Knows mlx-lm's loader, hands it the weights, and turns what it raises into sentences that name the
+first wrong one. Imports mlx-lm and with it transformers (about a second).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
+from ..checkpoints import files, safetensors_file
 from ..errors import CheckpointError, OptionError
 from .decoder_only import DecoderOnlyModel
 from .number_format import expands, on_cpu
@@ -31,7 +32,8 @@ def load_decoder_only(
     q_bits: int | None = None,
     q_group_size: int = 64,
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
-    """Loads a directory that mlx-lm can read: config.json and model*.safetensors.
+    """Loads a directory that mlx-lm can read, or one that has torch's archives in the place of
+    model*.safetensors.
 
     config: the contents of config.json. dtype: float32, float16, bfloat16, or auto: float32 where
     a model runs on the CPU, unless it is quantised and large; otherwise as stored.
@@ -63,11 +65,18 @@ def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
             f"{directory} needs its own Python file ({config['model_file']}) to run, and code from "
             "checkpoints is never run"
         )
-    _check_files(directory)
+    given = dict(files.tensors(directory))
+    for file in directory.glob("model*.safetensors"):  # mlx-lm opens all, asked to or not
+        safetensors_file.read_header(file)
     try:
         # Some of mlx-lm's models print remarks; standard output is for text alone.
         with contextlib.redirect_stdout(sys.stderr):
-            model, _ = load_model(directory, lazy=True, get_model_classes=_checked_classes)
+            model, _ = load_model(
+                directory,
+                lazy=True,
+                strict=False,
+                get_model_classes=lambda config: _checked_classes(config, given),
+            )
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError) as error:
@@ -76,29 +85,12 @@ def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
     return model
 
 
-def _check_files(directory: Path) -> None:
-    """Every file that mlx-lm will read, by name, while the name is still known."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} is not a weight index: download it again") from error
-        missing = [name for name in names if not (directory / name).exists()]
-        if missing:
-            raise CheckpointError(f"{directory} lacks {missing[0]}: download the model again")
-    files = sorted(directory.glob("model*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{directory} has no model*.safetensors: convert the model first")
-    for file in files:
-        try:
-            mx.load(str(file))
-        except RuntimeError as error:
-            raise CheckpointError(f"{file} is damaged: {_first_line(error)}") from error
-
-
-def _checked_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
+def _checked_classes(
+    config: dict[str, Any], given: dict[str, mx.array]
+) -> tuple[type[nn.Module], Any]:
     """mlx-lm's classes for a config, the model's with checks that name the first wrong key.
+
+    given: what it loads, in the place of the files that mlx-lm itself would look for.
 
     Raises CheckpointError for a model_type that mlx-lm does not have.
     """
@@ -117,15 +109,15 @@ def _checked_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
         return plain.load_weights(self, weights, strict)
 
     body: dict[str, Any] = {"load_weights": load_weights}
-    if hasattr(plain, "sanitize"):
+    own = getattr(plain, "sanitize", lambda self, weights: weights)
 
-        def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
-            try:
-                return plain.sanitize(self, weights)
-            except KeyError as error:
-                raise CheckpointError(f"weight {error.args[0]} is missing") from error
+    def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
+        try:
+            return own(self, given)
+        except KeyError as error:
+            raise CheckpointError(f"weight {error.args[0]} is missing") from error
 
-        body["sanitize"] = sanitize
+    body["sanitize"] = sanitize
     return type(plain.__name__, (plain,), body), arguments
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +19,7 @@ import pytest
 
 from mlx_specdec.checkpoints import files, keys, writer
 from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.tensors import PIECE_BYTES
 from mlx_specdec.errors import (
     CheckpointError,
     OptionError,
@@ -262,6 +265,51 @@ def test_models_too_large_for_memory_are_converted_without_logits(
         str(write_t5(tmp_path / "t5")), tmp_path / "out", compare_logits=lambda a, b: 1 / 0
     )
     assert report.logits is None and "memory" in report.logits_note
+
+
+def test_logits_are_left_out_where_they_would_take_more_memory_than_was_allowed(
+    tmp_path: Path,
+) -> None:
+    source = write_t5(tmp_path / "t5")
+    needed = 6 * sum(array.size for array in t5_weights(T5).values())
+    limit = int(needed / 1.2) - 1
+    report = convert(
+        str(source), tmp_path / "a", shard_bytes=limit, compare_logits=lambda a, b: 1 / 0
+    )
+    assert report.logits is None and "--max-shard-size" in report.logits_note
+    report = convert(
+        str(source), tmp_path / "b", shard_bytes=limit + 2, compare_logits=lambda a, b: 0.0
+    )
+    assert report.logits == 0.0
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_t5(tmp_path / "t5")
+    total = sum(array.nbytes for array in t5_weights(T5).values())
+    for dtype, factor in ((None, 1.0), ("bfloat16", 0.5)):
+        needed = int(factor * total) + 10_000_000
+        usage = SimpleNamespace(free=needed - 1)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+        assert "make room" in refused(OutputError, tmp_path, source, dtype=dtype)
+        usage.free = needed
+        convert(str(source), tmp_path / f"out-{dtype}", dtype=dtype)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_size_of_a_tensor(tmp_path: Path) -> None:
+    vocabulary = 2_000_000
+    config = {**T5, "vocab_size": vocabulary}
+    weights = {**t5_weights(T5), "shared.weight": mx.ones((vocabulary, 32), dtype=mx.float32)}
+    source = write_t5(tmp_path / "t5", config, weights=weights)
+    del weights
+    for how in ({}, {"dtype": "bfloat16"}, {"quantize": True, "q_group_size": 32}):
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        convert(str(source), tmp_path / "out", overwrite=True, **how)
+        assert mx.get_peak_memory() - before < 6 * PIECE_BYTES < 4 * 32 * vocabulary
 
 
 def refused(kind: type[SpecdecError], root: Path, source: Path | str, **options: Any) -> str:

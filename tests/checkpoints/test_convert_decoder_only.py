@@ -13,7 +13,7 @@ import mlx_lm.utils
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec.checkpoints import files
+from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.errors import CheckpointError, OptionError
 
@@ -77,7 +77,7 @@ def test_the_result_is_what_mlx_lm_writes(
         (theirs / "config.json").read_text()
     )
     index, other = (
-        json.loads((directory / files.INDEX).read_text()) for directory in (ours, theirs)
+        json.loads((directory / shards.INDEX).read_text()) for directory in (ours, theirs)
     )
     assert index["weight_map"] == other["weight_map"]
     assert index["metadata"]["total_size"] == other["metadata"]["total_size"]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mlx_specdec.checkpoints.destination import check_free, directory
+from mlx_specdec.checkpoints.destination import check_free, check_room, directory
 from mlx_specdec.errors import OutputError
 
 from .makers import listing
@@ -107,3 +109,23 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
     source = make(tmp_path / "outer" / "source")
     assert "to convert" in refuse(source, source, overwrite=True)
     assert "to convert" in refuse(tmp_path / "outer", source, overwrite=True)
+
+
+def test_too_little_room_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path] = []
+
+    def usage(path: Path) -> SimpleNamespace:
+        seen.append(path)
+        return SimpleNamespace(free=3_000_000_000)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    place = tmp_path / "not" / "there" / "yet"
+    check_room(place, 3_000_000_000)
+    with pytest.raises(
+        OutputError, match=r"needs 3\.5 GB, and its disk has 3\.0 GB free"
+    ) as caught:
+        check_room(place, 3_500_000_000)
+    assert "\n" not in str(caught.value) and seen == [tmp_path, tmp_path]
+    assert listing(tmp_path) == {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.checkpoints.source import WANTED, resolve
+from mlx_specdec.checkpoints.source import TORCH, WANTED, resolve
 from mlx_specdec.errors import SourceError
 
 
@@ -103,6 +103,19 @@ def test_a_hub_name_is_downloaded_with_its_revision(
     assert found == tmp_path and steps == [(0, 1), (1, 1)]
     assert calls[0]["name"] == "google/flan-t5-small" and calls[0]["revision"] == "main"
     assert calls[0]["allow_patterns"] == list(WANTED)
+
+
+@pytest.mark.parametrize("has_safetensors", [True, False])
+def test_torchs_files_are_fetched_only_where_there_are_no_safetensors(
+    tmp_path: Path, hub: Callable[[Any], list[dict[str, Any]]], has_safetensors: bool
+) -> None:
+    if has_safetensors:
+        (tmp_path / "model.safetensors").touch()
+    calls = hub(tmp_path)
+    assert resolve("google/t5-11b") == tmp_path
+    assert len(calls) == (1 if has_safetensors else 2)
+    assert not any("bin" in pattern for pattern in calls[0]["allow_patterns"])
+    assert calls[-1]["allow_patterns"] == list(WANTED if has_safetensors else TORCH)
 
 
 @pytest.mark.parametrize(

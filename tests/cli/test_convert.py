@@ -48,6 +48,13 @@ def test_quantised_results_load(run: Run, t5: Path) -> None:
     assert run("generate", PROMPT, "--model", "q8", "-m", 9, "--quiet").code == 0
 
 
+def test_shards_are_as_small_as_asked_for(run: Run, t5: Path) -> None:
+    done = run("convert", "--model", t5, "--mlx-path", "out", "--max-shard-size", "0.05MB")
+    assert done.code == 0 and (Path("out") / "model.safetensors.index.json").is_file()
+    shards = list(Path("out").glob("*.safetensors"))
+    assert len(shards) > 1 and all(file.stat().st_size < 60_000 for file in shards)
+
+
 def test_an_existing_result_is_only_replaced_when_asked(run: Run, t5: Path) -> None:
     assert run("convert", "--model", t5, "--mlx-path", "out").code == 0
     again = run("convert", "--model", t5, "--mlx-path", "out")
@@ -62,6 +69,7 @@ def test_an_existing_result_is_only_replaced_when_asked(run: Run, t5: Path) -> N
         (None, ("--quantize", "--q-bits", "7"), "q-bits"),
         (None, ("--quantize", "--q-group-size", "48"), "q-group-size"),
         (None, ("--dtype", "float8"), "--dtype"),
+        (None, ("--max-shard-size", "much"), "no size"),
         (lambda d: (d / "config.json").unlink(), (), "config.json"),
         (lambda d: (d / "model.safetensors").unlink(), (), "safetensors"),
         (lambda d: (d / "model.safetensors").write_bytes(b"1234"), (), "truncated"),

@@ -158,16 +158,16 @@ def _index(directory: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "truncated": (_truncate, r"model\.safetensors is damaged: .*exceeding the size"),
+    "truncated": (_truncate, r"model\.safetensors is truncated in "),
     "headless": (
         lambda d: (d / "model.safetensors").write_bytes(b"abc"),
-        r"model\.safetensors is damaged",
+        r"model\.safetensors is truncated or no safetensors file",
     ),
-    "no weights": (lambda d: (d / "model.safetensors").unlink(), r"has no model\*\.safetensors"),
-    "lost shard": (_index, r"lacks model-00002-of-00002\.safetensors"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), r"has no \.safetensors files"),
+    "lost shard": (_index, r"lacks the shard model-00002-of-00002\.safetensors"),
     "broken index": (
         lambda d: (d / "model.safetensors.index.json").write_text("[]"),
-        r"index\.json is not a weight index",
+        r"index\.json is not a JSON object",
     ),
     "missing key": (
         lambda d: edit_weights(d, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),

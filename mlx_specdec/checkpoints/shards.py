@@ -1,0 +1,110 @@
+"""Which files of a directory hold its weights, and which tensor an index expects in which.
+
+Knows names of files and of indexes, of safetensors and of torch's archives; where both are there
+safetensors are taken. Opens only the index, and refuses names that lead out of the directory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import CheckpointError
+from .json_file import read_json
+
+_FOREIGN = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.msgpack", "*.h5", "*.npz")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How files of one format are called."""
+
+    format: str
+    stem: str
+    suffix: str
+
+    @property
+    def index(self) -> str:
+        return f"{self.stem}{self.suffix}.index.json"
+
+    @property
+    def single(self) -> str:
+        return f"{self.stem}{self.suffix}"
+
+
+_SAFETENSORS = _Layout("safetensors", "model", ".safetensors")
+_TORCH = _Layout("torch", "pytorch_model", ".bin")
+INDEX = _SAFETENSORS.index
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The files of one model. places: tensor -> file, as the index has it; {} where there is none.
+
+    format: "safetensors" or "torch".
+    """
+
+    format: str
+    files: list[Path]
+    index: str = ""
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
+def find(directory: Path) -> Shards:
+    """The files of a model: those of the index, else the single file, else all of its pattern.
+
+    Raises CheckpointError for none, a missing shard, or an index that names no plain file.
+    """
+    for layout in (_SAFETENSORS, _TORCH):
+        index = directory / layout.index
+        if index.is_file():
+            places = _places(index, layout)
+            files = [_shard(directory, name) for name in sorted(set(places.values()))]
+            return Shards(layout.format, files, index.name, places)
+        if (directory / layout.single).is_file():
+            return Shards(layout.format, [directory / layout.single])
+        files = sorted(directory.glob(f"{layout.stem}-*-of-*{layout.suffix}"))
+        if files:
+            return Shards(layout.format, _complete(files))
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(_no_weights(directory))
+    return Shards(_SAFETENSORS.format, _complete(files))
+
+
+def _complete(files: list[Path]) -> list[Path]:
+    """The same files. Raises CheckpointError where one says that there are more of them."""
+    for file in files:
+        part = re.fullmatch(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)", file.name)
+        for number in range(1, int(part[3]) + 1 if part else 0):
+            _shard(file.parent, f"{part[1]}{number:05d}-of-{part[3]}{part[4]}" if part else "")
+    return files
+
+
+def _shard(directory: Path, name: str) -> Path:
+    if not (directory / name).is_file():
+        raise CheckpointError(f"{directory} lacks the shard {name}: download the model again")
+    return directory / name
+
+
+def _places(index: Path, layout: _Layout) -> dict[str, str]:
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"{index} has no weight_map: download it again")
+    for name in found.values():
+        plain = isinstance(name, str) and name.endswith(layout.suffix)
+        if not plain or re.search(r"[/\\\0]", name):
+            raise CheckpointError(
+                f"{index} names {name!a:.80}, which is no {layout.format} file of its directory"
+            )
+    return found
+
+
+def _no_weights(directory: Path) -> str:
+    sentence = f"{directory} has no .safetensors files nor pytorch_model.bin: no weights to read"
+    others = sorted(file.name for pattern in _FOREIGN for file in directory.glob(pattern))
+    if others:
+        sentence += f" ({others[0]} is of a format that is not read here)"
+    return sentence

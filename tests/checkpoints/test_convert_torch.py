@@ -1,0 +1,157 @@
+"""Checkpoints that have only torch's files: the same result as from their safetensors twins."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.assemble import compare_logits
+from mlx_specdec.checkpoints import files
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.loading import load_model
+
+from .. import tiny
+from .makers import T5, listing, t5_weights, write_t5
+from .torch_makers import Name, save_torch, write_zip
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+TWINS = {
+    "old-t5": FIXTURES / "t5" / "tied-scaled-relu",
+    "sharded-t5": FIXTURES / "t5" / "own-head-gated-gelu",
+    "llama": FIXTURES / "torch" / "llama",
+}
+
+
+def pair(name: str, root: Path) -> tuple[Path, Path]:
+    """The same model as safetensors alone and as torch's files alone."""
+    plain, torch = root / "plain", root / "torch"
+    shutil.copytree(TWINS[name], plain, ignore=shutil.ignore_patterns("*.bin", "*.npz"))
+    kept = shutil.ignore_patterns("*.safetensors", "*.npz")
+    shutil.copytree(FIXTURES / "torch" / name, torch, ignore=kept)
+    shutil.copy(plain / "config.json", torch)
+    return plain, torch
+
+
+def check_twins(plain: Path, torch: Path, root: Path, **how: Any) -> None:
+    """Convert both and compare all that is written and reported."""
+    first = convert(str(plain), root / "first", **how)
+    second = convert(str(torch), root / "second", **how)
+    wanted, found = listing(root / "first"), listing(root / "second")
+    assert wanted.keys() == found.keys()
+    assert all(wanted[key] == found[key] for key in wanted if "safetensors" not in key)
+    before, after = (dict(files.tensors(report.path)) for report in (first, second))
+    assert before.keys() == after.keys()
+    for key, array in before.items():
+        assert array.dtype == after[key].dtype and mx.array_equal(array, after[key]).item()
+    assert second.differences.tensors == first.differences.tensors
+    assert second.parameters == first.parameters and second.nbytes == first.nbytes
+
+
+@pytest.mark.parametrize("name", sorted(TWINS))
+@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}, {"shard_bytes": 20_000}])
+def test_a_torch_checkpoint_converts_to_the_files_of_its_twin(
+    tmp_path: Path, name: str, how: dict[str, Any]
+) -> None:
+    check_twins(*pair(name, tmp_path), tmp_path, **how)
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_packed_results_are_those_of_the_twin(tmp_path: Path, dtype: str | None) -> None:
+    how: dict[str, Any] = {"dtype": dtype, "quantize": True, "q_group_size": 32}
+    plain, torch = write_t5(tmp_path / "t5" / "plain"), write_t5(tmp_path / "t5" / "torch")
+    (torch / "model.safetensors").unlink()
+    save_torch(torch / "pytorch_model.bin", t5_weights(T5))
+    check_twins(plain, torch, tmp_path / "t5", **how)
+    check_twins(*pair("llama", tmp_path), tmp_path, **how)
+
+
+@pytest.mark.parametrize("name", sorted(TWINS))
+def test_a_torch_checkpoint_loads_directly_and_computes_what_its_twin_does(
+    tmp_path: Path, name: str
+) -> None:
+    plain, torch = pair(name, tmp_path)
+    assert compare_logits(plain, torch) == 0.0
+    assert convert(str(torch), tmp_path / "out", compare_logits=compare_logits).logits == 0.0
+
+
+def test_a_converted_llama_computes_what_transformers_does(tmp_path: Path) -> None:
+    _, torch = pair("llama", tmp_path)
+    expected = np.load(FIXTURES / "torch" / "llama" / "expected.npz")
+    convert(str(torch), tmp_path / "out")
+    for directory in (torch, tmp_path / "out"):
+        context = load_model(directory, dtype="float32").model.open([0])
+        rows = context.advance(mx.array(expected["tokens"])[None]).logits[0]
+        log_p = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
+        assert mx.max(mx.abs(log_p - mx.array(expected["log_p"]))).item() < 1e-4
+
+
+def test_what_was_left_out_of_an_old_t5_is_said(tmp_path: Path) -> None:
+    _, torch = pair("old-t5", tmp_path)
+    notes = " ".join(convert(str(torch), tmp_path / "out").notes)
+    for name in ("lm_head.weight", "encoder.embed_tokens.weight", "relative_attention_bias.weight"):
+        assert name in notes
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_experts_that_mlx_lm_joins_come_out_as_from_safetensors(tmp_path: Path, half: bool) -> None:
+    plain = tiny.write("mixtral", tmp_path / "plain")
+    weights = dict(files.tensors(plain))
+    names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+    for key in [key for key in weights if "switch_mlp" in key]:
+        prefix, _, part = key.removesuffix(".weight").rpartition(".switch_mlp.")
+        for number, expert in enumerate(weights.pop(key)):
+            weights[f"{prefix}.experts.{number}.{names[part]}.weight"] = mx.contiguous(expert)
+    source = tmp_path / "torch"
+    source.mkdir()
+    save_torch(source / "pytorch_model.bin", weights)
+    shutil.copy(plain / "config.json", source)
+    dtype = "bfloat16" if half else None
+    first = convert(str(plain), tmp_path / "first", dtype=dtype).path
+    report = convert(str(source), tmp_path / "second", dtype=dtype, compare_logits=compare_logits)
+    before, after = dict(files.tensors(first)), dict(files.tensors(report.path))
+    assert before.keys() == after.keys()
+    assert all(mx.array_equal(before[key], after[key]).item() for key in before)
+    assert (report.logits == 0.0) is not half
+    assert listing(first).keys() == listing(report.path).keys()
+
+
+def test_a_hostile_archive_leaves_nothing_behind(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    (source / "model.safetensors").unlink()
+    write_zip(source / "pytorch_model.bin", {"w": Name("os", "system")})
+    before = listing(tmp_path)
+    for act in (lambda: convert(str(source), tmp_path / "out"), lambda: load_model(source)):
+        with pytest.raises(CheckpointError, match=r"asks for os\.system"):
+            act()
+    assert listing(tmp_path) == before
+
+
+def test_an_index_of_torchs_files_that_points_elsewhere_is_refused(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    (source / "model.safetensors").unlink()
+    save_torch(tmp_path / "x.bin", t5_weights(T5))
+    index = {"weight_map": {"shared.weight": "../x.bin"}}
+    (source / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="no torch file of its directory"):
+        convert(str(source), tmp_path / "out")
+
+
+def test_torchs_weights_are_converted_without_torch_mlx_lm_or_transformers(tmp_path: Path) -> None:
+    _, torch = pair("old-t5", tmp_path)
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from mlx_specdec.checkpoints.convert import convert\n"
+        f"convert({str(torch)!r}, Path({str(tmp_path / 'out')!r}))\n"
+        "assert not {'mlx_lm', 'transformers', 'torch'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from mlx_specdec.checkpoints import sizes
+from mlx_specdec.errors import OptionError
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("1000", 1000),
+        ("4GB", 4 * 10**9),
+        ("4gb", 4 * 10**9),
+        ("4g", 4 * 10**9),
+        ("2 GiB", 2 * 2**30),
+        ("1.5MB", 1_500_000),
+        (" 7 k ", 7000),
+        ("1B", 1),
+        ("1TB", 10**12),
+    ],
+)
+def test_a_size_in_words_is_understood(text: str, nbytes: int) -> None:
+    assert sizes.parse(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1GB", "4XB", "4 G B", "1e9", "4iB", "9" * 40, "4\nGB\n4"]
+)
+def test_what_is_no_size_is_one_sentence(text: str) -> None:
+    with pytest.raises(OptionError, match="is no size") as caught:
+        sizes.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_are_shown_in_readable_units() -> None:
+    shown = [sizes.show(n) for n in (0, 999, 1000, 45_300_000_000, 3 * 10**12)]
+    assert shown == ["0 bytes", "999 bytes", "1.0 kB", "45.3 GB", "3.0 TB"]
+
+
+def test_a_small_machine_gets_smaller_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 65536)
+    assert sizes.default_shard_bytes() == 2**30
+    monkeypatch.setattr(os, "sysconf", lambda name: 2**20)
+    assert sizes.default_shard_bytes() == 4_000_000_000

@@ -1,0 +1,38 @@
+"""The progress bar on a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from mlx_specdec.cli import render
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("in_bytes", [True, False])
+def test_a_bar_in_bytes_says_how_many_and_how_long(
+    monkeypatch: pytest.MonkeyPatch, in_bytes: bool
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with render.progress("converting", in_bytes=in_bytes) as report:
+        report(1_500_000_000, 6_000_000_000)
+    shown = terminal.getvalue()
+    assert "converting" in shown and ":--" in shown
+    assert ("1.5/6.0 GB" in shown) is in_bytes
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with render.progress("converting", in_bytes=True) as report:
+        report(1, 2)
+    assert stream.getvalue() == ""
