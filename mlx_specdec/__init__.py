@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .assemble import generate as generate
     from .assemble import load as load
     from .assemble import stream_generate as stream_generate
+    from .cache_settings import CacheSettings as CacheSettings
     from .checkpoints.convert import convert as convert
     from .decoding.ending import Emission as Emission
     from .decoding.run import Result as Result
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .options import Options as Options
 
 _HOMES = {
+    "CacheSettings": "cache_settings",
     "Emission": "decoding.ending",
     "Options": "options",
     "Pair": "assemble",
@@ -39,6 +41,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CacheSettings",
     "Emission",
     "Options",
     "Pair",
@@ -56,7 +59,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]
-    if home not in ("errors", "options"):
+    if home not in ("cache_settings", "errors", "options"):
         import_module(".blas", __name__).load()
     return getattr(import_module(f".{home}", __name__), name)
 

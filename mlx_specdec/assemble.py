@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import blas
+from .cache_settings import CacheSettings
 from .checkpoints.source import resolve
 from .contracts import Model, NoiseSource, Progress, Proposer, Rule
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength
@@ -67,20 +68,24 @@ def load(
     dtype: str = "auto",
     q_bits: int | None = None,
     draft_q_bits: int | None = None,
+    caches: CacheSettings | None = None,
     progress: Progress | None = None,
 ) -> Pair:
     """Load a target and, if named, a draft model with the same vocabulary.
 
     model, draft_model: a directory or a name on the Hugging Face Hub. dtype: "auto" computes in
     float32 on the CPU and as stored elsewhere; or float32, float16, bfloat16. q_bits: quantise on
-    load. Raises SourceError, CheckpointError, VocabularyError, OptionError.
+    load. caches: quantised or cut KV caches; a draft that cannot have them keeps its own.
+    Raises SourceError, CheckpointError, VocabularyError, OptionError.
     """
     started = time.perf_counter()
-    target, tokenizer = _load_one(str(model), revision, dtype, q_bits, progress)
+    target, tokenizer = _load_one(str(model), revision, dtype, q_bits, caches, progress)
     width = min(target.model.vocabulary, tokenizer.size)
     draft: Loaded | None = None
     if draft_model is not None:
-        draft, draft_tokenizer = _load_one(str(draft_model), None, dtype, draft_q_bits, progress)
+        draft, draft_tokenizer = _load_draft(
+            str(draft_model), dtype, draft_q_bits, caches, progress
+        )
         if draft.kind != target.kind:
             raise OptionError(
                 f"the draft model is {draft.kind} and the target {target.kind}: give a draft of "
@@ -193,11 +198,30 @@ def device_name() -> str:
     return str(mx.device_info().get("device_name", "gpu"))
 
 
+def _load_draft(
+    name: str,
+    dtype: str,
+    q_bits: int | None,
+    caches: CacheSettings | None,
+    progress: Progress | None,
+) -> tuple[Loaded, Tokenizer]:
+    try:
+        return _load_one(name, None, dtype, q_bits, caches, progress)
+    except OptionError:
+        # The text is the target's whatever the draft remembers; what is wrong comes again.
+        return _load_one(name, None, dtype, q_bits, None, progress)
+
+
 def _load_one(
-    name: str, revision: str | None, dtype: str, q_bits: int | None, progress: Progress | None
+    name: str,
+    revision: str | None,
+    dtype: str,
+    q_bits: int | None,
+    caches: CacheSettings | None,
+    progress: Progress | None,
 ) -> tuple[Loaded, Tokenizer]:
     directory = resolve(name, revision=revision, progress=progress)
-    loaded = load_model(directory, dtype=dtype, q_bits=q_bits)
+    loaded = load_model(directory, dtype=dtype, q_bits=q_bits, caches=caches)
     return loaded, load_tokenizer(directory, kind=loaded.kind)
 
 

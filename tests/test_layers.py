@@ -16,14 +16,16 @@ MAY_IMPORT = {
     "contracts": set(),
     "sampling": {"errors"},
     "options": {"errors", "sampling"},
+    "cache_settings": {"errors"},
     "text": {"errors"},
     "checkpoints": {"errors"},
-    "models": {"contracts", "checkpoints", "text", "errors"},
+    "models": {"cache_settings", "contracts", "checkpoints", "text", "errors"},
     "drafting": {"contracts", "sampling"},
     "verification": {"contracts", "sampling"},
     "decoding": {"contracts", "sampling", "text", "errors"},
     "assemble": {
         "blas",
+        "cache_settings",
         "checkpoints",
         "contracts",
         "decoding",
@@ -35,7 +37,16 @@ MAY_IMPORT = {
         "text",
         "verification",
     },
-    "cli": {"assemble", "blas", "checkpoints", "contracts", "decoding", "errors", "options"},
+    "cli": {
+        "assemble",
+        "blas",
+        "checkpoints",
+        "contracts",
+        "decoding",
+        "errors",
+        "options",
+        "cache_settings",
+    },
 }
 
 

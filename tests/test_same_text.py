@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_map
 
 from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.cache_settings import CacheSettings
 from mlx_specdec.contracts import Model
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
@@ -159,6 +160,29 @@ def test_whatever_is_asked_the_text_is_that_of_plain_decoding(
     assert (result.tokens, result.text) == (plain.tokens, plain.text)
     assert result.finish_reason == plain.finish_reason
     assert len(result.tokens) <= asked["max_tokens"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("family", "caches"),
+    [
+        ("llama", CacheSettings(8, 32)),
+        ("qwen3_moe", CacheSettings(4, 32)),
+        ("llama", CacheSettings(max_size=16)),
+        ("qwen3", CacheSettings(max_size=9)),
+    ],
+)
+def test_smaller_caches_change_the_text_but_not_between_plain_and_speculative(
+    family: str, caches: CacheSettings, temperature: float
+) -> None:
+    shape = {"head_dim": 32}
+    target = DecoderOnlyModel(tiny.build(family, **shape), caches=caches)
+    draft = DecoderOnlyModel(perturbed(tiny.build(family, **shape), 0.3), caches=caches)
+    check(pair_of(target, draft), temperature=temperature, seed=3)
+    options = Options(max_tokens=LENGTH, regular=True, temperature=temperature, seed=3)
+    small = generate(pair_of(target, None), PROMPT, options)
+    whole = generate(pair_of(DecoderOnlyModel(tiny.build(family, **shape)), None), PROMPT, options)
+    assert small.tokens != whole.tokens
 
 
 @pytest.mark.parametrize("eos_after", [1, 2, 5, 9])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .. import __version__
+from ..cache_settings import CacheSettings
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from ..options import Options
 from . import render
@@ -135,6 +136,15 @@ def generate(
     draft_q_bits: Annotated[
         int | None, typer.Option("--draft-q-bits", help="Quantise the draft on load.")
     ] = None,
+    kv_bits: Annotated[
+        int | None, typer.Option("--kv-bits", help="Quantise the KV cache: 2, 3, 4, 6 or 8.")
+    ] = None,
+    kv_group_size: Annotated[
+        int, typer.Option("--kv-group-size", help="Values of the cache that share one scale.")
+    ] = 64,
+    max_kv_size: Annotated[
+        int | None, typer.Option("--max-kv-size", help="Keep the newest tokens only.")
+    ] = None,
     no_chat_template: Annotated[
         bool, typer.Option("--no-chat-template", help="Take the prompt as it is.")
     ] = False,
@@ -166,6 +176,7 @@ def generate(
         frequency_penalty=frequency_penalty,
         logit_bias=_biases(logit_bias or ()),
     )
+    caches = CacheSettings(kv_bits, kv_group_size, max_kv_size)
     text = _read_prompt(prompt_words, prompt, prompt_file)
     if model is None:
         text = text if text is not None else SHIPPED_PROMPT
@@ -180,6 +191,7 @@ def generate(
         dtype=dtype,
         q_bits=q_bits,
         draft_q_bits=draft_q_bits,
+        caches=caches,
     )
     _generate(pair, text, options, show_drafts=show_drafts, quiet=quiet, as_json=as_json)
 
@@ -343,6 +355,7 @@ def _load(
     dtype: str,
     q_bits: int | None,
     draft_q_bits: int | None,
+    caches: CacheSettings,
 ) -> Pair:
     from .. import blas
 
@@ -356,6 +369,7 @@ def _load(
             dtype=dtype,
             q_bits=q_bits,
             draft_q_bits=draft_q_bits,
+            caches=caches,
             progress=report,
         )
 

@@ -18,6 +18,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
+from ..cache_settings import CacheSettings
 from ..checkpoints import files, safetensors_file
 from ..errors import CheckpointError, OptionError
 from .decoder_only import DecoderOnlyModel
@@ -31,6 +32,7 @@ def load_decoder_only(
     dtype: str = "auto",
     q_bits: int | None = None,
     q_group_size: int = 64,
+    caches: CacheSettings | None = None,
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
     """Loads a directory that mlx-lm can read, or one that has torch's archives in the place of
     model*.safetensors.
@@ -38,7 +40,7 @@ def load_decoder_only(
     config: the contents of config.json. dtype: float32, float16, bfloat16, or auto: float32 where
     a model runs on the CPU, unless it is quantised and large; otherwise as stored.
     q_bits: quantise the weights after loading, in groups of q_group_size, the layers that mlx-lm's
-    converter would quantise.
+    converter would quantise. caches: kinds of KV caches to use in place of the model's own.
 
     Returns the model, the ids that end a text (maybe none) and the kind of weights in words, such
     as "bfloat16" or "4-bit, bfloat16". Raises CheckpointError for files that are damaged,
@@ -55,7 +57,11 @@ def load_decoder_only(
             raise OptionError(f"{directory} is quantised already: leave the number of bits out")
         _quantise(model, q_bits, q_group_size)
     mx.eval(model.parameters())
-    return DecoderOnlyModel(model, _max_length(config)), _eos(directory, config), _kind(model)
+    return (
+        DecoderOnlyModel(model, _max_length(config), caches),
+        _eos(directory, config),
+        _kind(model),
+    )
 
 
 def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:

@@ -14,8 +14,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from ..cache_settings import CacheSettings
 from ..contracts import Progress, Scores
 from ..errors import PromptError, RewindError
+from .cache_kinds import cache_maker
 from .rewinding import RewindableCache, evaluate
 
 PREFILL_STEP = 512
@@ -69,12 +71,19 @@ class DecoderOnlyModel:
     """A Model over an mlx-lm model.
 
     model: the loaded module, called as `model(tokens, cache=entries)`; kept as `network`.
-    max_length: longest committed text in tokens, or None.
+    max_length: longest committed text in tokens, or None. caches: raises OptionError for kinds that
+    the model cannot use.
     """
 
-    def __init__(self, model: nn.Module, max_length: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        max_length: int | None = None,
+        caches: CacheSettings | None = None,
+    ) -> None:
         self.network = model
         self._max_length = max_length
+        self._make_caches = cache_maker(model, caches or CacheSettings())
         self._tap: _Tap | None = None
         # Shapes are known as soon as the graph is built; nothing is computed here.
         probe = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
@@ -106,7 +115,7 @@ class DecoderOnlyModel:
         `max_length`, or that holds an id outside of the vocabulary.
         """
         self._check_prompt(prompt)
-        context = DecoderOnlyContext(self, make_prompt_cache(self.network))
+        context = DecoderOnlyContext(self, self._make_caches())
         context.prefill(prompt[:-1], progress)
         return context
 

@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ..cache_settings import CacheSettings
 from ..checkpoints import files, keys
 from ..contracts import Model
 from ..errors import CheckpointError, OptionError
@@ -38,14 +39,19 @@ class Loaded:
 
 
 def load_model(
-    directory: Path, *, dtype: str = "auto", q_bits: int | None = None, q_group_size: int = 64
+    directory: Path,
+    *,
+    dtype: str = "auto",
+    q_bits: int | None = None,
+    q_group_size: int = 64,
+    caches: CacheSettings | None = None,
 ) -> Loaded:
     """Load a checkpoint in Hugging Face's or mlx-lm's layout.
 
     dtype: "auto" is float32 on the CPU, where half precision is slower and quantised weights of
     moderate size are expanded, and as stored elsewhere.
-    q_bits: quantise on load. Raises CheckpointError for damaged or unsupported files, OptionError
-    for settings that do not suit them.
+    q_bits: quantise on load. caches: for decoder-only models. Raises CheckpointError for damaged or
+    unsupported files, OptionError for settings that do not suit them.
     """
     if dtype not in DTYPES:
         raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -57,11 +63,16 @@ def load_model(
         raise OptionError(f"q-group-size must be one of {sizes}, not {q_group_size}")
     config = files.read_config(directory)
     if keys.is_encoder_decoder(config):
+        if caches is not None and caches != CacheSettings():
+            raise OptionError(
+                f"{directory} is a T5 model, whose caches are neither quantised nor cut: leave "
+                "kv-bits and max-kv-size out"
+            )
         return _load_t5(directory, config, dtype, q_bits, q_group_size)
     from .decoder_loading import load_decoder_only
 
     model, eos, words = load_decoder_only(
-        directory, config, dtype=dtype, q_bits=q_bits, q_group_size=q_group_size
+        directory, config, dtype=dtype, q_bits=q_bits, q_group_size=q_group_size, caches=caches
     )
     return Loaded(model, eos, "decoder-only", words)
 

@@ -146,6 +146,13 @@ def test_a_draft_of_another_kind_is_refused(run: Run, t5: Path, llama: Path) -> 
     told(run("generate", PROMPT, "--model", t5, "--draft-model", llama), "decoder-only")
 
 
+def test_caches_that_a_model_cannot_have_are_refused(run: Run, t5: Path, llama: Path) -> None:
+    told(run("generate", PROMPT, "--model", t5, "--kv-bits", 8), "T5")
+    told(run("generate", PROMPT, "--model", llama, "--kv-bits", 5), "kv-bits")
+    told(run("generate", PROMPT, "--model", llama, "--kv-bits", 8), "groups of 64")
+    told(run("generate", PROMPT, "--model", llama, "--max-kv-size", 0), "max-kv-size")
+
+
 def test_a_prompt_longer_than_the_model_can_take_is_refused(run: Run, tmp_path: Path) -> None:
     short = make_llama(tmp_path)
     config = json.loads((short / "config.json").read_text())

@@ -204,6 +204,12 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(t5: Path, as_json: bool) -> No
         assert first and "ended by interrupted" in err
 
 
+def test_a_window_of_the_newest_tokens_can_be_asked_for(run: Run, llama: Path) -> None:
+    asked = ("generate", "def read(path):", "--model", llama, "--draft-model", llama, "-m", 40)
+    plain = run(*asked, "--max-kv-size", 12, "--regular-decode")
+    assert plain.code == 0 and run(*asked, "--max-kv-size", 12).out == plain.out
+
+
 def test_the_typical_rule_is_named_lossy(run: Run, t5: Path, t5_draft: Path) -> None:
     asked = ("generate", PROMPT, "--model", t5, "--draft-model", t5_draft, "-m", 8, "--temp", 1)
     done = run(*asked, "--rule", "typical", "--posterior-threshold", 0.001, "--num-draft", 3)

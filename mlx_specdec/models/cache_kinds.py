@@ -1,0 +1,63 @@
+"""Which caches a decoder-only model is given: its own, quantised ones, or windows of a given size.
+
+Knows mlx-lm's cache classes. What a model cannot use is refused here, before anything is decoded.
+A quantised cache is one from the first token on, so that no pass sees it change, and a window
+keeps no first tokens: mlx-lm masks those away in passes of several rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
+
+from ..cache_settings import CacheSettings
+from ..errors import OptionError
+
+MakeCaches = Callable[[], list[Any]]
+
+
+def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
+    """A function that makes a sequence's empty caches, one entry a layer.
+
+    Raises OptionError where the model cannot work with such caches.
+    """
+    if settings.bits is None and settings.max_size is None:
+        return lambda: make_prompt_cache(network)
+    own = make_prompt_cache(network)
+    others = sorted({type(cache).__name__ for cache in own if type(cache) is not KVCache})
+    if others:
+        flag = "max-kv-size" if settings.bits is None else "kv-bits"
+        raise OptionError(
+            f"{_name(network)} models bring caches of their own ({', '.join(others)}): leave "
+            f"{flag} out"
+        )
+    if settings.max_size is not None:
+        size = settings.max_size
+        return lambda: [RotatingKVCache(max_size=size, keep=0) for _ in own]
+
+    def quantised() -> list[Any]:
+        bits = settings.bits or 8
+        return [QuantizedKVCache(group_size=settings.group_size, bits=bits) for _ in own]
+
+    _try(network, quantised(), settings)
+    return quantised
+
+
+def _try(network: nn.Module, caches: list[Any], settings: CacheSettings) -> None:
+    # Shapes are checked as soon as the graph is built; nothing is computed.
+    try:
+        network(mx.zeros((1, 2), dtype=mx.int32), cache=caches)
+    except Exception as problem:
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise OptionError(
+            f"{_name(network)} cannot use a quantised cache with groups of "
+            f"{settings.group_size}: {reason}"
+        ) from None
+
+
+def _name(network: nn.Module) -> str:
+    return type(network).__module__.rpartition(".")[2]
