@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_map
 
+from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.cache_settings import CacheSettings
 from mlx_specdec.contracts import Model
@@ -18,6 +20,7 @@ from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.options import Options
+from mlx_specdec.sampling.noise import IndependentNoise
 
 from . import tiny
 
@@ -129,11 +132,9 @@ def test_the_identical_draft_is_always_right() -> None:
 
 
 pairs: dict[str, Pair] = {}
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    family=st.sampled_from(["llama", "own-head-scaled", "gemma3_wrapped"]),
+families = ("llama", "own-head-scaled", "gemma3_wrapped", "mamba2", "gated-silu")
+anything = given(
+    family=st.sampled_from(families),
     prompt=st.lists(st.integers(2, SIZE - 1), min_size=1, max_size=20),
     num_draft=st.integers(0, 8),
     seed=st.integers(0, 1 << 40),
@@ -148,11 +149,11 @@ pairs: dict[str, Pair] = {}
     stop=st.sampled_from([(), ("3 ",), ("1 2", "7 ")]),
     max_tokens=st.integers(0, 30),
 )
-def test_whatever_is_asked_the_text_is_that_of_plain_decoding(
-    family: str, prompt: list[int], num_draft: int, **asked
-) -> None:
+
+
+def compare(family: str, prompt: list[int], num_draft: int, **asked) -> None:
     if family not in pairs:
-        in_t5 = family == "own-head-scaled"
+        in_t5 = family in ("own-head-scaled", "gated-silu")
         pairs[family] = encoder_decoder(family) if in_t5 else decoder_only(family)
     pair = pairs[family]
     plain = generate(pair, prompt, Options(regular=True, **asked))
@@ -160,6 +161,31 @@ def test_whatever_is_asked_the_text_is_that_of_plain_decoding(
     assert (result.tokens, result.text) == (plain.tokens, plain.text)
     assert result.finish_reason == plain.finish_reason
     assert len(result.tokens) <= asked["max_tokens"]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@anything
+def test_whatever_is_asked_the_text_is_that_of_plain_decoding(**asked) -> None:
+    compare(**asked)
+
+
+@pytest.mark.slow
+@settings(max_examples=600, deadline=None, derandomize=True)
+@anything
+def test_in_hundreds_of_cases_the_text_is_that_of_plain_decoding(**asked) -> None:
+    compare(**asked)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_no_key_is_used_twice_in_a_whole_text(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    used: list[tuple[int | str, ...]] = []
+    monkeypatch.setattr(
+        assemble, "IndependentNoise", functools.partial(IndependentNoise, listener=used.append)
+    )
+    asked = Options(max_tokens=LENGTH, num_draft=4, temperature=1.0, rule=rule, seed=2)
+    stats = generate(decoder_only("llama"), PROMPT, asked).stats
+    assert stats.accepted < stats.drafted
+    assert len(used) == len(set(used)) > 2 * stats.drafted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
