@@ -24,6 +24,7 @@ from .decoding.loop import Check, Decoding
 from .decoding.run import Labels, Result, Run, Surroundings
 from .decoding.statistics import Recorder
 from .drafting.draft_model import DraftModel
+from .drafting.translation import Translation
 from .errors import OptionError, PromptError
 from .models.checked import CheckedModel
 from .models.loading import Loaded, load_model
@@ -32,12 +33,13 @@ from .sampling.law import Law
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from .text.stream import StopStrings, TextStream
 from .text.tokenizer import Tokenizer, load_tokenizer
-from .text.vocabulary import common_size
+from .text.vocabulary import common_size, shared_tokens
 from .verification.block import BlockRule
 from .verification.coupled import Coupled, LenientGreedy
 from .verification.rejection import TokenRule
 from .verification.typical import TypicalRule
 
+DRAFT_VOCABS = ("same", "intersect")
 DEBUG = "MLX_SPECDEC_DEBUG"
 """Environment variable: compare every context with the committed tokens after every round."""
 
@@ -47,6 +49,7 @@ class Pair:
     """A target, its tokenizer, and a draft model where there is one; shared by many generations.
 
     vocabulary: number of token ids that target and tokenizer both know; every law has this width.
+    translation: for a draft whose vocabulary is another.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Pair:
     vocabulary: int
     dtype: str
     load_seconds: float
+    translation: Translation | None = None
 
 
 def load(
@@ -69,6 +73,7 @@ def load(
     q_bits: int | None = None,
     draft_q_bits: int | None = None,
     caches: CacheSettings | None = None,
+    draft_vocab: str = "same",
     progress: Progress | None = None,
 ) -> Pair:
     """Load a target and, if named, a draft model with the same vocabulary.
@@ -76,11 +81,15 @@ def load(
     model, draft_model: a directory or a name on the Hugging Face Hub. dtype: "auto" computes in
     float32 on the CPU and as stored elsewhere; or float32, float16, bfloat16. q_bits: quantise on
     load. caches: quantised or cut KV caches; a draft that cannot have them keeps its own.
-    Raises SourceError, CheckpointError, VocabularyError, OptionError.
+    draft_vocab: "same" refuses a draft with other tokens, "intersect" drafts the tokens that both
+    have. Raises SourceError, CheckpointError, VocabularyError, OptionError.
     """
     started = time.perf_counter()
     target, tokenizer = _load_one(str(model), revision, dtype, q_bits, caches, progress)
+    if draft_vocab not in DRAFT_VOCABS:
+        raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
     width = min(target.model.vocabulary, tokenizer.size)
+    translation: Translation | None = None
     draft: Loaded | None = None
     if draft_model is not None:
         draft, draft_tokenizer = _load_draft(
@@ -91,9 +100,11 @@ def load(
                 f"the draft model is {draft.kind} and the target {target.kind}: give a draft of "
                 "the target's own kind"
             )
-        width = common_size(
-            tokenizer, draft_tokenizer, target.model.vocabulary, draft.model.vocabulary
-        )
+        widths = target.model.vocabulary, draft.model.vocabulary
+        if draft_vocab == "intersect":
+            translation = Translation(*shared_tokens(tokenizer, draft_tokenizer, *widths))
+        else:
+            width = common_size(tokenizer, draft_tokenizer, *widths)
     return Pair(
         name=str(model),
         draft_name=None if draft_model is None else str(draft_model),
@@ -104,6 +115,7 @@ def load(
         vocabulary=width,
         dtype=target.dtype,
         load_seconds=time.perf_counter() - started,
+        translation=translation,
     )
 
 
@@ -233,7 +245,8 @@ def _checked(pair: Pair) -> tuple[Pair, Check]:
     def check(committed: Sequence[int]) -> None:
         target.compare(committed)
         if draft is not None:
-            draft.compare(committed)
+            seen = committed if pair.translation is None else pair.translation.feed(committed)
+            draft.compare(seen)
 
     return replace(pair, target=target, draft=draft), check
 
@@ -251,7 +264,7 @@ def _encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[i
 def _proposer(pair: Pair, options: Options) -> Proposer | None:
     if pair.draft is None or options.regular or options.num_draft == 0:
         return None
-    return DraftModel(pair.draft, options.sampling, pair.vocabulary)
+    return DraftModel(pair.draft, options.sampling, pair.vocabulary, pair.translation)
 
 
 def _draft_length(options: Options) -> DraftLength:

@@ -74,6 +74,10 @@ def generate(
         str | None,
         typer.Option("--draft-model", "--draft-model-name", help="Draft of the same vocabulary."),
     ] = None,
+    draft_vocab: Annotated[
+        str,
+        typer.Option("--draft-vocab", help="same; intersect drafts what both models can write."),
+    ] = "same",
     prompt: Annotated[str | None, typer.Option("--prompt", help="The prompt.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="Read the prompt from a file.")
@@ -192,6 +196,7 @@ def generate(
         q_bits=q_bits,
         draft_q_bits=draft_q_bits,
         caches=caches,
+        draft_vocab=draft_vocab,
     )
     _generate(pair, text, options, show_drafts=show_drafts, quiet=quiet, as_json=as_json)
 
@@ -356,6 +361,7 @@ def _load(
     q_bits: int | None,
     draft_q_bits: int | None,
     caches: CacheSettings,
+    draft_vocab: str,
 ) -> Pair:
     from .. import blas
 
@@ -370,6 +376,7 @@ def _load(
             q_bits=q_bits,
             draft_q_bits=draft_q_bits,
             caches=caches,
+            draft_vocab=draft_vocab,
             progress=report,
         )
 

@@ -13,6 +13,7 @@ import mlx.core as mx
 from ..contracts import Context, Model, Noise, Progress, Proposal, Round, Scores
 from ..sampling.law import Law, choose
 from ..sampling.settings import Sampling
+from .translation import Translation
 
 
 class DraftModel:
@@ -20,6 +21,7 @@ class DraftModel:
 
     model: the draft. settings: the target's own, since p and q must be filtered alike.
     vocabulary: the target's size; ids that the draft does not have get probability zero.
+    translation: for a draft whose ids mean other tokens than the target's.
     """
 
     taps: tuple[str, ...] = ()
@@ -29,11 +31,13 @@ class DraftModel:
         model: Model,
         settings: Sampling,
         vocabulary: int,
+        translation: Translation | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._model = model
         self._settings = settings
         self._vocabulary = vocabulary
+        self._translation = translation
         self._progress = progress
         self._law = Law(settings, vocabulary)
         self._context: Context | None = None
@@ -41,8 +45,7 @@ class DraftModel:
     def begin(self, prompt: Sequence[int], scores: Scores | None) -> None:
         """Opens the draft's own context on the prompt."""
         self._law = Law(self._settings, self._vocabulary)
-        known = [self._known(token) for token in prompt]
-        self._context = self._model.open(known, self._progress)
+        self._context = self._model.open(self._known(prompt), self._progress)
 
     def propose(self, committed: Sequence[int], limit: int, noise: Noise) -> Proposal:
         """Greedy at temperature 0, else drawn with the round's draft noise. Abstains where the text
@@ -52,15 +55,16 @@ class DraftModel:
         if limit < 1:
             return Proposal(mx.zeros((1, 0), dtype=mx.int32))
         unseen = committed[context.lengths[0] :]
-        tokens = mx.array([[self._known(token) for token in unseen]], dtype=mx.int32)
+        fed = mx.array([self._known(unseen)], dtype=mx.int32)
         drafted: list[mx.array] = []
         rows: list[mx.array] = []
         for index in range(limit):
-            scores = context.advance(tokens, proposed=min(index, 1))
+            scores = context.advance(fed, proposed=min(index, 1))
             before = mx.concatenate(drafted, axis=1) if drafted else None
-            row = self._law.rows(scores.logits[:, -1:], committed, before)
+            row = self._law.rows(self._own(scores.logits[:, -1:]), committed, before)
             tokens = choose(row, noise.draft(index))
             mx.async_eval(tokens)
+            fed = tokens if self._translation is None else self._translation.feed_array(tokens)
             drafted.append(tokens)
             rows.append(row)
         sampled = self._settings.temperature > 0
@@ -82,6 +86,11 @@ class DraftModel:
         longest = self._model.max_length
         return committed if longest is None else longest - committed
 
-    def _known(self, token: int) -> int:
+    def _own(self, logits: mx.array) -> mx.array:
+        return logits if self._translation is None else self._translation.rows(logits)
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        if self._translation is not None:
+            return self._translation.feed(tokens)
         # A token beyond the draft's embedding costs acceptance, never exactness.
-        return token if token < self._model.vocabulary else 0
+        return [token if token < self._model.vocabulary else 0 for token in tokens]

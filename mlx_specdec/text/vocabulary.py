@@ -1,6 +1,8 @@
-"""Whether two tokenizers mean the same by the same ids. Compares content, not names or sizes."""
+"""What two tokenizers mean by their ids. Compares content, not names or sizes."""
 
 from __future__ import annotations
+
+import re
 
 from ..errors import VocabularyError
 from .tokenizer import Tokenizer
@@ -24,3 +26,77 @@ def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_wi
                     f"the target and {other!r} in the draft; take a draft of the target's family"
                 )
     return min(target_width, target.size)
+
+
+def shared_tokens(
+    target: Tokenizer, draft: Tokenizer, target_width: int, draft_width: int
+) -> tuple[list[int], list[int]]:
+    """For a draft with another vocabulary: (shared, fed), one entry for each of the target's ids.
+
+    shared: the draft's id for the same text, -1 where it has none. End-of-text ids are each
+    other's. fed: the draft's id to read in its place: the shared one, else the first of what the
+    draft makes of the token's text.
+    Raises VocabularyError where the two have hardly a token in common.
+    """
+    size = min(target_width, target.size)
+    by_text: dict[bytes, int] = {}
+    names = draft.pieces()
+    for id, text in reversed(list(enumerate(_texts(draft)[:draft_width]))):
+        # A byte piece is written only where no other piece has its text.
+        spare = _BYTE.fullmatch(names[id] or "") and text in by_text
+        if text is not None and id not in draft.special_ids and not spare:
+            by_text[text] = id
+    shared = [-1] * size
+    for id, text in enumerate(_texts(target)[:size]):
+        if text is not None and id not in target.special_ids:
+            shared[id] = by_text.get(text, -1)
+    common = sum(id >= 0 for id in shared)
+    if common < LEAST_SHARED * size:
+        raise VocabularyError(
+            f"target and draft model share {common} of {size} tokens, too few to draft with"
+        )
+    for id in target.eos_token_ids:
+        if id < size and draft.eos_token_ids:
+            shared[id] = draft.eos_token_ids[0]
+    texts = target.pieces()
+    fed = [id if id >= 0 else _first(draft, texts[place]) for place, id in enumerate(shared)]
+    return shared, fed
+
+
+LEAST_SHARED = 0.05
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _first(draft: Tokenizer, piece: str | None) -> int:
+    text = (piece or "").replace("\u2581", " ").replace("\u0120", " ")
+    ids = [id for id in draft.encode(text) if id not in draft.special_ids] if text.strip() else []
+    return ids[0] if ids else 0
+
+
+def _texts(tokenizer: Tokenizer) -> list[bytes | None]:
+    """The bytes that each id stands for, in whichever alphabet its tokenizer writes them."""
+    pieces = tokenizer.pieces()
+    spaced = any(piece is not None and piece.startswith("\u2581") for piece in pieces)
+    return [None if p is None else _spaced(p) if spaced else _byte_level(p) for p in pieces]
+
+
+def _spaced(piece: str) -> bytes:
+    byte = _BYTE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
+
+
+def _byte_level(piece: str) -> bytes:
+    if all(letter in _BYTES for letter in piece):
+        return bytes(_BYTES[letter] for letter in piece)
+    return piece.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    # Byte-level BPE writes printable bytes as themselves and the others as U+0100 and on, in order.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()

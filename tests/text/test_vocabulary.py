@@ -8,7 +8,7 @@ import pytest
 
 from mlx_specdec.errors import VocabularyError
 from mlx_specdec.text.tokenizer import load_tokenizer
-from mlx_specdec.text.vocabulary import common_size
+from mlx_specdec.text.vocabulary import common_size, shared_tokens
 
 from .makers import byte_level, unigram
 
@@ -48,3 +48,36 @@ def test_the_first_id_with_two_meanings_is_named() -> None:
 
 def test_ids_without_a_token_on_one_side_are_no_difference() -> None:
     assert common_size(Listed("a", None, "c"), Listed("a", "b", "c"), 3, 3) == 3
+
+
+def test_tokens_are_shared_by_their_text_whatever_alphabet_they_are_written_in(
+    tmp_path: Path,
+) -> None:
+    ours = load_tokenizer(byte_level(tmp_path / "a"), kind="decoder-only")
+    theirs = load_tokenizer(unigram(tmp_path / "b"), kind="decoder-only")
+    shared, fed = shared_tokens(ours, theirs, ours.size, theirs.size)
+    pieces, others = ours.pieces(), theirs.pieces()
+    assert len(shared) == len(fed) == ours.size
+    assert others[shared[pieces.index("\u0120")]] == "\u2581"
+    assert others[shared[pieces.index("r")]] == "r"
+    assert others[shared[pieces.index("\u0100")]] == "<0x00>"
+    assert shared[ours.eos_token_ids[0]] == theirs.eos_token_ids[0]
+    assert shared[0] == -1
+    assert all(0 <= id < theirs.size for id in fed)
+
+
+def test_what_only_the_target_has_is_read_as_the_beginning_of_its_text(tmp_path: Path) -> None:
+    plain = load_tokenizer(unigram(tmp_path / "a"), kind="encoder-decoder")
+    more = load_tokenizer(unigram(tmp_path / "b", extra=("▁lines",)), kind="encoder-decoder")
+    shared, fed = shared_tokens(more, plain, more.size, plain.size)
+    assert shared[-1] == -1
+    assert fed[-1] == plain.encode("lines")[0]
+
+
+def test_vocabularies_with_hardly_a_token_in_common_are_refused() -> None:
+    class Named(Listed):
+        eos_token_ids = ()
+        special_ids: frozenset[int] = frozenset()
+
+    with pytest.raises(VocabularyError, match="share 0 of 2 tokens"):
+        shared_tokens(Named("a", "b"), Named("x", "y"), 2, 2)

@@ -1,0 +1,92 @@
+"""A draft with another vocabulary: what it proposes, and that the text stays the target's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.assemble import generate, load
+from mlx_specdec.drafting.draft_model import DraftModel
+from mlx_specdec.drafting.translation import Translation
+from mlx_specdec.errors import OptionError, VocabularyError
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.options import Options
+from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
+from mlx_specdec.sampling.settings import Sampling
+
+from . import tiny
+from .cli.conftest import make_t5
+
+SHARED = [3, -1, 7, 0, -1, 9]
+FED = [3, 5, 7, 0, 5, 9]
+
+
+def test_rows_are_the_drafts_own_law_over_what_both_have() -> None:
+    logits = mx.random.normal((1, 2, 12), key=mx.random.key(0))
+    rows = np.array(Translation(SHARED, FED).rows(logits))
+    expected = np.array(logits)[..., np.maximum(SHARED, 0)]
+    expected[..., [1, 4]] = -np.inf
+    np.testing.assert_array_equal(rows, expected)
+
+
+def test_texts_are_fed_one_id_for_one() -> None:
+    translation = Translation(SHARED, FED)
+    assert translation.feed([5, 1, 0]) == [9, 5, 3]
+    assert translation.feed_array(mx.array([[5, 1, 0]])).tolist() == [[9, 5, 3]]
+
+
+@pytest.mark.parametrize("settings", [Sampling(), Sampling(temperature=1.3, top_k=3)])
+def test_only_shared_tokens_are_proposed_and_their_rows_are_what_drew_them(
+    settings: Sampling,
+) -> None:
+    model = DecoderOnlyModel(tiny.build("llama"))
+    source = IndependentNoise(3, len(SHARED)) if settings.temperature else SilentNoise()
+    for first in (0, 2, 3, 5):
+        draft = DraftModel(model, settings, len(SHARED), Translation(SHARED, FED))
+        draft.begin([0, 2, first], None)
+        noise = source.at(first, first)
+        proposal = draft.propose([0, 2, first], 3, noise)
+        tokens = proposal.tokens.tolist()[0]
+        assert all(SHARED[token] >= 0 for token in tokens)
+        if settings.temperature:
+            drawn = [int(mx.argmax(proposal.rows[0, k] + noise.draft(k)).item()) for k in range(3)]
+            assert drawn == tokens
+
+
+@pytest.fixture
+def pair_on_disk(tmp_path: Path) -> tuple[Path, Path]:
+    """The draft's tokenizer swaps two ids and lacks some of the target's words."""
+    target = make_t5(tmp_path / "target", extra=("▁more", "▁words"))
+    draft = make_t5(tmp_path / "draft", seed=1)
+    file = draft / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    pieces = content["model"]["vocab"]
+    pieces[300], pieces[301] = pieces[301], pieces[300]
+    file.write_text(json.dumps(content), encoding="utf-8")
+    return target, draft
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_that_of_plain_decoding(
+    pair_on_disk: tuple[Path, Path], temperature: float
+) -> None:
+    target, draft = pair_on_disk
+    with pytest.raises(VocabularyError, match="token 300"):
+        load(target, draft)
+    pair = load(target, draft, draft_vocab="intersect")
+    asked = {"max_tokens": 40, "temperature": temperature, "seed": 5}
+    prompt = "Les pates a midi"
+    plain = generate(pair, prompt, Options(regular=True, **asked))
+    for count in (1, 4):
+        result = generate(pair, prompt, Options(num_draft=count, **asked))
+        assert result.tokens == plain.tokens
+        assert result.stats.drafted > 0
+
+
+def test_another_word_for_it_is_refused(pair_on_disk: tuple[Path, Path]) -> None:
+    with pytest.raises(OptionError, match="same or intersect"):
+        load(*pair_on_disk, draft_vocab="union")
