@@ -6,9 +6,11 @@ Knows every package below. Knows nothing of terminals.
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from . import blas
 from .cache_settings import CacheSettings
 from .checkpoints.source import resolve
 from .contracts import Model, NoiseSource, Progress, Proposer, Rule
-from .decoding.draft_length import AutoLength, DraftLength, FixedLength
+from .decoding import cost_cache
+from .decoding.cost_cache import CostKey
+from .decoding.draft_length import AutoLength, DraftLength, FixedLength, Survey
 from .decoding.ending import Ending
 from .decoding.loop import Check, Decoding
 from .decoding.run import Labels, Result, Run, Surroundings
@@ -142,21 +146,8 @@ def stream_generate(
     recorder = Recorder(time_all=time_all)
     started = recorder.clock()
     proposer = _proposer(pair, options)
-    context = pair.target.open(ids, progress)
-    prefix = pair.target.prefix(ids)
-    decoding = Decoding(
-        target=context,
-        proposer=proposer,
-        rule=_rule(options),
-        law=Law(options.sampling, pair.vocabulary),
-        noise=_noise(pair, options),
-        draft_length=_draft_length(options),
-        ending=_ending(pair, options, len(prefix)),
-        recorder=recorder,
-        committed=prefix,
-        prompt=ids,
-        check=check,
-    )
+    lengths = _draft_length(pair, options)
+    decoding = _decoding(pair, ids, options, proposer, lengths, recorder, check, progress)
     labels = Labels(
         model=pair.name,
         draft_model=pair.draft_name if proposer is not None else None,
@@ -175,7 +166,33 @@ def stream_generate(
         blas=blas.name(),
         peak_memory=mx.get_peak_memory,
     )
-    return Run(decoding, recorder, labels, around)
+    auto = lengths if isinstance(lengths, AutoLength) else None
+    return Run(decoding, recorder, labels, around, _keeper(pair, options, auto), auto)
+
+
+def calibrate(
+    pair: Pair, *, temperature: float = 0.0, turns: int = 8, progress: Progress | None = None
+) -> dict[int, float]:
+    """Measure what a round of 1 .. 16 drafted tokens costs, in plain steps, and keep it for auto.
+
+    turns: how often each length is measured; medians count. Raises OptionError without a draft.
+    """
+    options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
+    endless = replace(pair, eos_token_ids=frozenset())
+    survey, report = Survey(AutoLength.MOST), progress or _ignore
+    report(0, turns)
+    while survey.turns < turns:
+        proposer = _proposer(endless, options)
+        if proposer is None:
+            raise OptionError("there is nothing to calibrate without a draft model: name one")
+        ids = [pair.vocabulary // 2] * 8
+        decoding = _decoding(endless, ids, options, proposer, survey, Recorder(), None, None)
+        while survey.turns < turns and decoding.step().finish_reason is None:
+            report(survey.turns, turns)
+    report(turns, turns)
+    costs = survey.measured()
+    cost_cache.write(_cost_key(pair, options), costs)
+    return costs
 
 
 def generate(pair: Pair, prompt: str | Sequence[int], options: Options | None = None) -> Result:
@@ -267,8 +284,63 @@ def _proposer(pair: Pair, options: Options) -> Proposer | None:
     return DraftModel(pair.draft, options.sampling, pair.vocabulary, pair.translation)
 
 
-def _draft_length(options: Options) -> DraftLength:
-    return AutoLength() if options.num_draft == "auto" else FixedLength(options.num_draft)
+def _decoding(
+    pair: Pair,
+    ids: Sequence[int],
+    options: Options,
+    proposer: Proposer | None,
+    lengths: DraftLength,
+    recorder: Recorder,
+    check: Check | None,
+    progress: Progress | None,
+) -> Decoding:
+    context = pair.target.open(ids, progress)
+    prefix = pair.target.prefix(ids)
+    return Decoding(
+        target=context,
+        proposer=proposer,
+        rule=_rule(options),
+        law=Law(options.sampling, pair.vocabulary),
+        noise=_noise(pair, options),
+        draft_length=lengths,
+        ending=_ending(pair, options, len(prefix)),
+        recorder=recorder,
+        committed=prefix,
+        prompt=ids,
+        check=check,
+    )
+
+
+def _draft_length(pair: Pair, options: Options) -> DraftLength:
+    if options.num_draft != "auto":
+        return FixedLength(options.num_draft)
+    keeps = options.cost_cache and pair.draft is not None and not options.regular
+    return AutoLength(cost_cache.read(_cost_key(pair, options)) if keeps else None)
+
+
+def _keeper(pair: Pair, options: Options, auto: AutoLength | None) -> Callable[[], None] | None:
+    """What writes down the costs that a text has measured."""
+    if auto is None or not options.cost_cache:
+        return None
+    return lambda: cost_cache.merge(_cost_key(pair, options), auto.measured())
+
+
+def _cost_key(pair: Pair, options: Options) -> CostKey:
+    return CostKey(
+        device=device_name(),
+        mlx=version("mlx"),
+        blas=blas.name(),
+        target=pair.name,
+        target_bytes=pair.target.nbytes,
+        draft=pair.draft_name or "",
+        draft_bytes=pair.draft.nbytes if pair.draft is not None else 0,
+        dtype=pair.dtype,
+        sampled=options.temperature > 0,
+    )
+
+
+def _ignore(done: int, total: int) -> None:
+    return None
 
 
 def _rule(options: Options) -> Rule:

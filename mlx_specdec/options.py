@@ -28,6 +28,7 @@ class Options:
     posterior_threshold, posterior_alpha: of the typical rule, (0, 1) each: a drafted token stays
         where p > min(threshold, alpha exp(-entropy)).
     stop: strings that end the text; they are not part of it.
+    cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one.
     The others: see `sampling.settings.Sampling`.
 
@@ -43,6 +44,7 @@ class Options:
     seed: int = 0
     stop: tuple[str, ...] = ()
     regular: bool = False
+    cost_cache: bool = True
     chat_template: bool = True
     temperature: float = 0.0
     top_k: int = 0

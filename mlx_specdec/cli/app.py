@@ -152,8 +152,14 @@ def generate(
     no_chat_template: Annotated[
         bool, typer.Option("--no-chat-template", help="Take the prompt as it is.")
     ] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither use nor keep what rounds cost here.")
+    ] = False,
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Mark accepted draft tokens.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say which draft lengths were chosen, and why.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Text only, no statistics.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -170,6 +176,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
         regular=regular_decode,
+        cost_cache=not no_cache,
         chat_template=not no_chat_template,
         temperature=temperature,
         top_k=top_k,
@@ -198,7 +205,11 @@ def generate(
         caches=caches,
         draft_vocab=draft_vocab,
     )
-    _generate(pair, text, options, show_drafts=show_drafts, quiet=quiet, as_json=as_json)
+    run = _generate(pair, text, options, show_drafts=show_drafts, quiet=quiet, as_json=as_json)
+    if verbose:
+        print(render.lengths(run.changes, run.result()), file=sys.stderr)
+    if run.result().finish_reason == "interrupted":
+        raise KeyboardInterrupt
 
 
 @app.command()
@@ -254,6 +265,44 @@ def convert(
             progress=report,
         )
     print(render.converted(done), file=sys.stderr)
+
+
+@app.command()
+def calibrate(
+    draft_model: Annotated[
+        str | None, typer.Option("--draft-model", "--draft-model-name", help="The draft.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "--model-name", help="The target.")
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "--temp", help="Drawing costs time of its own.")
+    ] = 0.0,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")
+    ] = "auto",
+    turns: Annotated[int, typer.Option("--turns", help="Rounds of every length.")] = 8,
+    version: Version = False,
+) -> None:
+    """Measure what rounds of a pair cost on this machine, for --num-draft auto."""
+    if turns < 1:
+        raise OptionError(f"turns must be 1 or more, not {turns}")
+    if model is None:
+        draft_model = draft_model or SHIPPED_DRAFT
+    pair = _load(
+        model or SHIPPED_TARGET,
+        draft_model,
+        dtype=dtype,
+        q_bits=None,
+        draft_q_bits=None,
+        caches=CacheSettings(),
+        draft_vocab="same",
+    )
+    from ..assemble import calibrate as measure
+
+    with render.progress("measuring") as report:
+        costs = measure(pair, temperature=temperature, turns=turns, progress=report)
+    print(render.costs(costs))
 
 
 def main() -> None:
@@ -383,7 +432,7 @@ def _load(
 
 def _generate(
     pair: Pair, text: str, options: Options, *, show_drafts: bool, quiet: bool, as_json: bool
-) -> None:
+) -> Run:
     from ..assemble import stream_generate
 
     with render.progress("reading the prompt") as report:
@@ -393,8 +442,7 @@ def _generate(
         render.write(sys.stdout, json.dumps(result.as_dict(), ensure_ascii=False) + "\n")
     elif not quiet:
         print(render.summary(result), file=sys.stderr)
-    if result.finish_reason == "interrupted":
-        raise KeyboardInterrupt
+    return run
 
 
 def _finish(run: Run) -> Result:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -16,6 +16,7 @@ from ..errors import OutputError
 if TYPE_CHECKING:
     from ..checkpoints.convert import Report
     from ..contracts import Progress
+    from ..decoding.draft_length import Change
     from ..decoding.ending import Emission, Piece
     from ..decoding.run import Result
 
@@ -101,6 +102,26 @@ def summary(result: Result) -> str:
         if labels.lossy:
             second += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
     return f"{first}; {prompt}; {loaded}\n{second}; {stats.device}, BLAS {stats.blas}"
+
+
+def lengths(changes: Sequence[Change], result: Result) -> str:
+    """Which numbers of drafted tokens were chosen when, and what they promised."""
+    lines = [
+        f"from round {change.round} on: {change.length} drafted tokens, "
+        + (f"expected {change.speed:.2f} x plain" if change.length else "plain decoding")
+        for change in changes
+    ]
+    drafted = result.stats.drafted_by_position
+    if drafted:
+        rates = zip(result.stats.accepted_by_position, drafted, strict=True)
+        accepted = " ".join(f"{kept / count:.2f}" for kept, count in rates)
+        lines.append(f"accepted by position: {accepted}")
+    return "\n".join(lines or ["the number of drafted tokens was fixed"])
+
+
+def costs(measured: Mapping[int, float]) -> str:
+    """What rounds cost, in plain steps."""
+    return "\n".join(f"{n:2d} drafted: {cost:.2f} plain steps" for n, cost in measured.items())
 
 
 def converted(report: Report) -> str:

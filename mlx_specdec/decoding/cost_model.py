@@ -6,18 +6,27 @@ nothing. Plain Python numbers only: it runs once a round.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 
-KEPT = 9
-OUTWARD = 0.3
+KEPT = 15
+TRUST = 20.0
+"""How many rounds of this text a cost that was measured earlier counts for."""
+LINE = 1.0
+HOPE = 0.3
+ENOUGH = 4
+TYPICAL_SPREAD = 0.15
+NORMAL = 0.6745
+"""Median distance of a normal sample from the median, in standard deviations."""
 PRIOR_ACCEPTANCE = 0.7
-PRIOR_WEIGHT = 2.0
+PRIOR_WEIGHT = 3.0
 POOLED_WEIGHT = 4.0
 
 
 class _Median:
-    """The lower median of the last few samples: one stalled round does not move it."""
+    """The median of the last few samples: one stalled round does not move it."""
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=KEPT)
@@ -25,65 +34,108 @@ class _Median:
 
     def add(self, sample: float) -> None:
         self._samples.append(sample)
-        self.value = sorted(self._samples)[(len(self._samples) - 1) // 2]
+        self.value = median(self._samples)
 
     def __len__(self) -> int:
         return len(self._samples)
+
+    def spread(self) -> float:
+        """Standard deviation of a sample relative to the median, roughly."""
+        if len(self) < ENOUGH or not self.value:
+            return TYPICAL_SPREAD
+        return median(abs(sample - self.value) for sample in self._samples) / self.value / NORMAL
 
 
 class RoundCosts:
     """Seconds of a round by drafted length, 0 being a plain step; most: the longest length.
 
-    A length that was never tried is estimated from its neighbours, on the cheap side: halfway
-    between a target pass whose price does not rise and the straight line, and OUTWARD of the way
-    beyond the longest length tried. What looks good is then tried, and known.
+    known: costs measured earlier, in plain steps, by length. A length that was neither measured
+    nor tried lies on the straight line through those that were.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, known: Mapping[int, float] | None = None) -> None:
         self._rounds = [_Median() for _ in range(most + 1)]
         self._draft = _Median()
+        self._unit = _Median()
+        self._known = {0: 1.0, **known} if known else {}
         self._totals: list[float] | None = None
 
     @property
     def tried(self) -> tuple[int, ...]:
-        """Lengths with at least one sample."""
-        return tuple(count for count, samples in enumerate(self._rounds) if len(samples))
+        """Lengths that were measured earlier, or that this text has at least one round of."""
+        return tuple(n for n, seen in enumerate(self._rounds) if n in self._known or len(seen))
 
     def add(self, count: int, seconds: float, draft: float | None) -> None:
         """A round with `count` drafted tokens; draft: seconds of drafting, where timed."""
         self._rounds[count].add(seconds)
+        if count in self._known:
+            self._unit.add(seconds / self._known[count])
         if draft is not None and count:
             self._draft.add(draft / count)
         self._totals = None
 
     def totals(self) -> Sequence[float]:
-        """Expected seconds for every length; plain steps must have been seen."""
+        """Expected seconds for every length; plain steps if nothing was seen yet. Plain steps must
+        have been seen or measured earlier."""
         if self._totals is None:
             self._totals = self._estimate()
         return self._totals
 
-    def _estimate(self) -> list[float]:
-        step = self._draft.value
-        tried = self.tried
-        totals: list[float] = []
-        for count, samples in enumerate(self._rounds):
-            if count == 0:
-                totals.append(samples.value)
+    def measured(self) -> dict[int, float]:
+        """Costs in plain steps of the lengths that this text has enough rounds of."""
+        if len(self._rounds[0]) < ENOUGH:
+            return {}
+        plain = self._rounds[0].value
+        longer = enumerate(self._rounds[1:], start=1)
+        return {n: seen.value / plain for n, seen in longer if len(seen) >= ENOUGH}
+
+    def doubt(self) -> Sequence[float]:
+        """Relative standard error of each total, roughly; 0 for plain steps."""
+        spread = self._rounds[0].spread()
+        errors = [0.0]
+        for count, seen in enumerate(self._rounds[1:], start=1):
+            weight = len(seen) + (TRUST if count in self._known else 0.0)
+            errors.append(spread / math.sqrt(max(1.0, weight)))
+        return errors
+
+    def hopeful(self) -> Sequence[float]:
+        """The totals, with lengths that were never tried on the cheap side: as if more rows in the
+        target's pass were nearly free."""
+        totals, step, tried = self.totals(), self._draft.value, self.tried
+        hopeful = [totals[0]]
+        for count in range(1, len(totals)):
+            if count in tried:
+                hopeful.append(totals[count])
                 continue
             below = max(known for known in tried if known < count)
-            cheap = self._rounds[below].value + (count - below) * step
-            above = next((known for known in tried if known > count), None)
-            if above is not None:
-                share = (count - below) / (above - below)
-                low, high = self._rounds[below].value, self._rounds[above].value
-                cheap = (cheap + low + share * (high - low)) / 2
-            elif below:
-                slope = (self._rounds[below].value - totals[0]) / below
-                cheap += OUTWARD * (count - below) * max(0.0, slope - step)
-            seen = len(samples)
+            flat = totals[below] + (count - below) * step
+            hopeful.append(flat + HOPE * (totals[count] - flat))
+        return hopeful
+
+    def _estimate(self) -> list[float]:
+        totals: list[float] = []
+        tried = self.tried
+        for count, seen in enumerate(self._rounds):
+            if count in self._known:
+                line, weight = self._known[count] * (self._unit.value or 1.0), TRUST
+            elif count == 0:
+                line, weight = seen.value, LINE
+            else:
+                line, weight = self._line(totals, tried, count), LINE
             # One unlucky sample must not rule a length out for good.
-            totals.append((seen * samples.value + cheap) / (seen + 1) if seen else cheap)
+            totals.append((len(seen) * seen.value + weight * line) / (len(seen) + weight))
         return totals
+
+    def _line(self, totals: Sequence[float], tried: Sequence[int], count: int) -> float:
+        below = max(known for known in tried if known < count)
+        above = next((known for known in tried if known > count), None)
+        start = totals[below]
+        if above is None:
+            slope = (start - totals[0]) / below if below else 0.0
+            return start + (count - below) * max(slope, self._draft.value)
+        known = self._known.get(above)
+        end = self._rounds[above].value if known is None else known * (self._unit.value or 1.0)
+        return start + (count - below) / (above - below) * (end - start)
 
 
 class Acceptance:
@@ -99,7 +151,7 @@ class Acceptance:
 
     def add(self, drafted: int, accepted: int) -> None:
         """A round's verdict. Positions behind the first rejection say nothing."""
-        looked_at = min(drafted, accepted + 1)
+        looked_at = min(drafted, accepted + 1, len(self._reached))
         for index in range(len(self._reached)):
             self._reached[index] *= self._decay
             self._passed[index] *= self._decay

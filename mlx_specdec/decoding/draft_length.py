@@ -5,8 +5,7 @@ Knows counts, seconds and room. Knows nothing of who drafts, and reads no clock.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,54 +56,108 @@ class FixedLength:
         """Nothing is learned."""
 
 
+class Survey:
+    """Every length in turn, to measure what each costs: PLAIN plain steps, then 1 to MOST tokens.
+
+    The first plain step of a stretch fills the pipeline, and the first round after it pays for what
+    the draft has not read: neither counts.
+    """
+
+    PLAIN = 6
+
+    def __init__(self, most: int) -> None:
+        self._turn = [*[0] * self.PLAIN, 1, *range(1, most + 1)]
+        self._ignored = (0, self.PLAIN)
+        self._place = 0
+        self._costs = RoundCosts(most)
+        self.turns = 0
+
+    def choose(self, room: int) -> int:
+        """The next length, whatever the room."""
+        return self._turn[self._place]
+
+    def observe(
+        self, drafted: int, accepted: int, seconds: float, draft: float | None = None
+    ) -> None:
+        """One round of the length that was chosen; a shorter one is left out."""
+        if self._place not in self._ignored and drafted == self._turn[self._place]:
+            self._costs.add(drafted, seconds, draft)
+        self._place = (self._place + 1) % len(self._turn)
+        self.turns += self._place == 0
+
+    def measured(self) -> dict[int, float]:
+        """Costs in plain steps of every length that was seen often enough."""
+        return self._costs.measured()
+
+
+@dataclass(frozen=True)
+class Change:
+    """From round `round` on, counted from 0, `length` tokens were drafted, because they promised
+    `speed` times plain decoding."""
+
+    round: int
+    length: int
+    speed: float
+
+
 class AutoLength:
     """The number that promises most tokens per second, from costs and acceptance seen so far.
 
-    Starts with a few plain steps and two rounds of FIRST tokens. While plain decoding is best it
-    drafts nothing, but for a probe after a stretch long enough that the probe's expected loss stays
-    within PROBE_BUDGET of the time; the draft's catch-up over that stretch is part of the loss.
+    known: costs of rounds by drafted length in plain steps, measured earlier. Without them the text
+    begins with a few plain steps and one round of FIRST tokens.
+
+    What is expected to be worse than the best known length is tried only out of a budget: START
+    plain steps, and SHARE of the time since. While plain decoding is best that pays for probes, so
+    that a draft that turns good is noticed; their price includes the draft's catching up.
     """
 
     MOST = 16
     FIRST = 3
     PLAIN_FIRST = 4
-    SPECULATIVE_FIRST = 2
-    BETTER = 1.03
-    PROBE_BUDGET = 0.01
-    PROBE_AFTER = 32
+    BETTER = 1.04
+    START = 1.5
+    SHARE = 0.01
 
-    def __init__(self) -> None:
-        self._costs = RoundCosts(self.MOST)
+    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+        self._costs = RoundCosts(self.MOST, known)
         self._acceptance = Acceptance(self.MOST)
+        self._begun = bool(known)
         self._plain = 0
         self._speculative = 0
-        self._current = self.FIRST
+        self._current = 0
         self._parked_for = 0
         self._catch_up = 0.0
-        self._probe = 1
-        self._probe_after = self.PROBE_AFTER
+        self._spent = 0.0
+        self._elapsed = 0.0
+        self._changes: list[Change] = []
+        self._next = self._plan() if self._begun else 0
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """What was chosen when, single trials left out."""
+        return tuple(self._changes)
+
+    def measured(self) -> dict[int, float]:
+        """Costs of rounds by drafted length in plain steps, where this text had enough of them."""
+        return self._costs.measured()
 
     def choose(self, room: int) -> int:
         """The current choice, cut where the text is about to end."""
-        return max(0, min(self._wanted(), room - 1))
+        return max(0, min(self._next, room - 1))
 
     def observe(
         self, drafted: int, accepted: int, seconds: float, draft: float | None = None
     ) -> None:
         """Learn from a round, and choose again."""
-        if drafted == 0:
+        self._elapsed += seconds
+        if drafted:
+            self._observe_round(drafted, accepted, seconds, draft)
+        else:
             self._observe_plain(seconds)
-            return
-        self._acceptance.add(drafted, accepted)
-        self._speculative += 1
-        expected = self._costs.totals()[min(drafted, self.MOST)] if self._plain > 1 else seconds
-        if self._parked_for and self._speculative > 1:
-            # This round also paid for what the draft had not read yet.
-            self._catch_up = max(0.0, seconds - expected)
-        elif drafted <= self.MOST:
-            self._costs.add(drafted, seconds, draft)
-        self._parked_for = 0
-        self._decide()
+        if self._begun:
+            self._next = self._plan()
+        elif self._plain >= self.PLAIN_FIRST:
+            self._next, self._begun = self.FIRST, True
 
     def _observe_plain(self, seconds: float) -> None:
         self._parked_for += 1
@@ -113,32 +166,53 @@ class AutoLength:
         if self._parked_for > 1 or self._plain == 1:
             self._costs.add(0, seconds, None)
 
-    def _wanted(self) -> int:
-        if self._plain < self.PLAIN_FIRST:
-            return 0
-        if self._speculative < self.SPECULATIVE_FIRST:
-            return self.FIRST
-        if self._current == 0 and self._parked_for >= self._probe_after:
-            return self._probe
+    def _observe_round(
+        self, drafted: int, accepted: int, seconds: float, draft: float | None
+    ) -> None:
+        self._acceptance.add(drafted, accepted)
+        self._speculative += 1
+        if drafted <= self.MOST:
+            if self._parked_for and self._speculative > 1:
+                # This round also paid for what the draft had not read yet.
+                self._catch_up = max(0.0, seconds - self._costs.totals()[drafted])
+            else:
+                self._costs.add(drafted, seconds, draft)
+        self._parked_for = 0
+
+    def _plan(self) -> int:
+        tokens, costs = self._acceptance.emitted(), self._costs.totals()
+        doubts = self._costs.doubt()
+        # What is known badly must promise more; among many lengths some always look lucky.
+        safe = [cost * (1 + doubt) for cost, doubt in zip(costs, doubts, strict=True)]
+        best = self._best(tokens, safe)
+        trial = self._trial(best, tokens, safe)
+        if trial is None:
+            return best
+        loss = safe[trial] - tokens[trial] * safe[best] / tokens[best]
+        loss = max(0.0, loss + (self._catch_up if self._parked_for else 0.0))
+        if self._spent + loss > self.START * costs[0] + self.SHARE * self._elapsed:
+            return best
+        self._spent += loss
+        return trial
+
+    def _best(self, tokens: Sequence[float], costs: Sequence[float]) -> int:
+        rates = [token / max(cost, 1e-12) for token, cost in zip(tokens, costs, strict=True)]
+        best = max(range(len(rates)), key=rates.__getitem__)
+        if best == 0 or rates[best] > self.BETTER * rates[self._current]:
+            if best != self._current or not self._changes:
+                speed = rates[best] / rates[0]
+                self._changes.append(Change(self._plain + self._speculative, best, speed))
+            self._current = best
         return self._current
 
-    def _decide(self) -> None:
-        if self._speculative < self.SPECULATIVE_FIRST:
-            return
-        emitted, totals = self._acceptance.emitted(), self._costs.totals()
-        rates = [tokens / max(cost, 1e-9) for tokens, cost in zip(emitted, totals, strict=True)]
-        best = max(range(len(rates)), key=rates.__getitem__)
-        if rates[best] > self.BETTER * rates[self._current] or (
-            best == 0 and rates[0] > rates[self._current]
-        ):
-            self._current = best
-        if self._current == 0:
-            self._park(emitted, totals)
-
-    def _park(self, emitted: Sequence[float], costs: Sequence[float]) -> None:
-        plain = costs[0]
-        losses = [costs[n] - emitted[n] * plain for n in range(1, self.MOST + 1)]
-        self._probe = 1 + min(range(len(losses)), key=losses.__getitem__)
-        loss = max(0.0, losses[self._probe - 1]) + self._catch_up
-        steps = math.ceil(loss / (self.PROBE_BUDGET * plain)) if plain > 0 else 0
-        self._probe_after = max(self.PROBE_AFTER, steps)
+    def _trial(self, best: int, tokens: Sequence[float], costs: Sequence[float]) -> int | None:
+        """What is worth knowing next: the cheapest verdicts beside plain decoding, else a length
+        that was never tried and would be better if costs are kind."""
+        if best == 0:
+            # tokens[n - 1] verdicts are expected of n drafted tokens.
+            losses = [max(1e-9, c - t * costs[0]) for c, t in zip(costs, tokens, strict=True)]
+            return min(range(1, self.MOST + 1), key=lambda n: losses[n] / tokens[n - 1])
+        hopeful = self._costs.hopeful()
+        chosen = max(range(1, self.MOST + 1), key=lambda n: tokens[n] / max(hopeful[n], 1e-12))
+        better = tokens[chosen] / hopeful[chosen] > self.BETTER * tokens[best] / costs[best]
+        return chosen if better and chosen not in self._costs.tried else None

@@ -5,10 +5,11 @@ Knows time and what was emitted. The decoding that it drives is handed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .draft_length import AutoLength, Change
 from .ending import Emission, FinishReason
 from .loop import Decoding
 from .statistics import Recorder, Statistics
@@ -72,15 +73,26 @@ class Surroundings:
 
 
 class Run:
-    """Iterate to decode; `result` finishes what is left and returns everything."""
+    """Iterate to decode; `result` finishes what is left and returns everything.
+
+    learned: called once, after the last emission. lengths: what chose the draft lengths, if it did.
+    """
 
     def __init__(
-        self, decoding: Decoding, recorder: Recorder, labels: Labels, around: Surroundings
+        self,
+        decoding: Decoding,
+        recorder: Recorder,
+        labels: Labels,
+        around: Surroundings,
+        learned: Callable[[], None] | None = None,
+        lengths: AutoLength | None = None,
     ) -> None:
         self._decoding = decoding
         self._recorder = recorder
         self._labels = labels
         self._around = around
+        self._learned = learned
+        self._lengths = lengths
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._reason: FinishReason | None = None
@@ -92,6 +104,11 @@ class Run:
         while self._reason is None:
             yield self._keep(self._decoding.step())
 
+    @property
+    def changes(self) -> Sequence[Change]:
+        """When which number of drafted tokens was chosen; empty where it was fixed."""
+        return () if self._lengths is None else self._lengths.changes
+
     def interrupt(self) -> Emission:
         """End the text here; what was emitted stays and counts."""
         return self._keep(self._decoding.interrupt())
@@ -102,6 +119,9 @@ class Run:
             pass
         assert self._reason is not None
         self._decoding.finish()
+        if self._learned is not None:
+            self._learned()
+            self._learned = None
         around = self._around
         stats = self._recorder.summary(
             load=around.load_seconds,

@@ -1,17 +1,18 @@
 """A decoding in which only time and verdicts exist: the shipped controller, published cost curves.
 
-Costs are in plain steps, log-normal noise on every round. Verdicts are drawn; throughput is tokens
-over the true clock.
+Costs are in plain steps. Whether a drafted token is right depends on its position in the text
+alone, so every controller meets the same text under the same seed. The controller sees times with
+log-normal noise; what is compared is the clock without it.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mlx_specdec.decoding.draft_length import AutoLength, DraftLength
+from mlx_specdec.decoding.draft_length import AutoLength, DraftLength, FixedLength
 
 # Cost of a target pass over m rows, in passes over one: m -> cost, straight lines between.
 # Published in threads of ml-explore/mlx: 4265 (M3 Ultra), 3852 (M4 Pro), 3791 (M5 Max).
@@ -24,6 +25,24 @@ CURVES: dict[str, dict[int, float]] = {
     "linear": {1: 1.0, 16: 16.0},
 }
 NOISE = 0.3
+MOST = AutoLength.MOST
+Acceptance = Callable[[int], float]
+Make = Callable[[], DraftLength]
+
+
+def constant(alpha: float) -> Acceptance:
+    """The same acceptance everywhere."""
+    return lambda position: alpha
+
+
+def drifting(position: int) -> float:
+    """From 0.9 down to 0.2 and back, once in a thousand tokens."""
+    return 0.55 + 0.35 * math.cos(2 * math.pi * position / 1000)
+
+
+def bimodal(position: int) -> float:
+    """Stretches of forty easy tokens and of forty hard ones."""
+    return 0.95 if position // 40 % 2 else 0.2
 
 
 def verify_cost(curve: dict[int, float], rows: int) -> float:
@@ -41,64 +60,73 @@ def verify_cost(curve: dict[int, float], rows: int) -> float:
 
 @dataclass(frozen=True)
 class Machine:
-    """A pair on a machine. draft: c. alpha: acceptance at an output position."""
+    """A pair on a machine. draft: c. acceptance: chance that the draft is right at a position."""
 
     curve: dict[int, float]
     draft: float
-    alpha: Callable[[int], float]
+    acceptance: Acceptance
     noise: float = NOISE
 
-    def throughput(self, lengths: DraftLength, tokens: int, seed: int) -> float:
-        """Tokens per plain step over a text of so many tokens."""
+    def costs(self) -> list[float]:
+        """What a round of 0, 1, ... drafted tokens costs, in plain steps."""
+        rounds = range(1, MOST + 1)
+        return [1.0, *(n * self.draft + verify_cost(self.curve, n + 1) for n in rounds)]
+
+    def time(
+        self,
+        lengths: DraftLength,
+        tokens: int,
+        seed: int,
+        after: int = 0,
+        costs: Sequence[float] = (),
+    ) -> tuple[float, int]:
+        """Plain steps' worth of time, and tokens, of a text from round `after` on."""
+        costs = costs or self.costs()
         dice = random.Random(seed)
-        emitted, clock, rounds, waiting = 0, 0.0, 0, False
-        unread = 0
+        right = [dice.random() < self.acceptance(t) for t in range(tokens + MOST + 1)]
+        noise = random.Random(seed + 1).gauss
+        emitted, clock, rounds, waiting, unread = 0, 0.0, 0, False, 0
+        speculative = 0
+        before = (0.0, 0)
         while emitted < tokens:
+            if rounds == after:
+                before = (clock, emitted)
+            rounds += 1
             count = lengths.choose(tokens - emitted)
-            if count and waiting:
-                # The step already in flight is read first; the loop does not report it.
+            if count == 0 or waiting:
+                # The step in flight when drafting begins again is read first, and not reported.
                 clock += 1.0
                 emitted += 1
                 unread += 1
-                waiting = False
+                waiting = count == 0
+                if waiting:
+                    lengths.observe(0, 0, math.exp(self.noise * noise(0, 1)))
                 continue
-            if count == 0:
-                seconds = self._noisy(1.0, dice)
-                clock += seconds
-                emitted += 1
-                unread += 1
-                waiting = True
-                lengths.observe(0, 0, seconds)
-                continue
-            draft = self._noisy(count * self.draft + unread * self.draft / 20, dice)
-            total = draft + self._noisy(verify_cost(self.curve, count + 1), dice)
             accepted = 0
-            while accepted < count and dice.random() < self.alpha(emitted + accepted):
+            while accepted < count and right[emitted + accepted]:
                 accepted += 1
-            timed = rounds < 4 or rounds % 32 == 0
-            rounds += 1
+            catch_up = unread * self.draft / 20
+            clock += costs[count] + catch_up
+            draft = (count * self.draft + catch_up) * math.exp(self.noise * noise(0, 1))
+            verify = costs[count] - count * self.draft
+            total = draft + verify * math.exp(self.noise * noise(0, 1))
+            timed = speculative < 4 or speculative % 32 == 0
+            speculative += 1
             unread = 0
-            clock += total
             emitted += accepted + 1
             lengths.observe(count, accepted, total, draft if timed else None)
-        return tokens / clock
+        return clock - before[0], emitted - before[1]
 
-    def mean(self, make: Callable[[], DraftLength], tokens: int, seeds: int) -> float:
-        """Mean throughput over so many seeds, a fresh controller each."""
-        return math.fsum(self.throughput(make(), tokens, s) for s in range(seeds)) / seeds
+    def speed(self, make: Make, tokens: int, seeds: int, after: int = 0) -> float:
+        """Tokens per plain step over so many texts, a fresh controller each."""
+        costs = self.costs()
+        runs = [self.time(make(), tokens, seed, after, costs) for seed in range(seeds)]
+        return sum(count for _, count in runs) / math.fsum(clock for clock, _ in runs)
 
-    def best_fixed(self, most: int = AutoLength.MOST) -> tuple[int, float]:
-        """The best fixed length for constant acceptance, and its expected throughput."""
-        alpha = self.alpha(0)
-
-        def rate(count: int) -> float:
-            tokens = math.fsum(alpha**i for i in range(count + 1))
-            cost = count * self.draft + verify_cost(self.curve, count + 1) if count else 1.0
-            # The mean of a log-normal factor is above 1 for plain steps and rounds alike.
-            return tokens / (cost * math.exp(self.noise**2 / 2))
-
-        best = max(range(most + 1), key=rate)
-        return best, rate(best)
-
-    def _noisy(self, seconds: float, dice: random.Random) -> float:
-        return seconds * math.exp(self.noise * dice.gauss(0, 1))
+    def best_fixed(self, tokens: int, seeds: int, after: int = 0) -> tuple[int, float]:
+        """The best fixed length on the same texts, plain decoding included, and its speed."""
+        speeds = [
+            self.speed(lambda n=n: FixedLength(n), tokens, seeds, after) for n in range(MOST + 1)
+        ]
+        best = max(range(len(speeds)), key=speeds.__getitem__)
+        return best, speeds[best]

@@ -1,0 +1,63 @@
+"""--num-draft auto from the command line: what it keeps, what it says, how it is calibrated."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.decoding import cost_model
+
+from .conftest import Run
+
+PROMPT = "Les pates a midi"
+
+
+@pytest.fixture
+def kept() -> Path:
+    return Path(os.environ["MLX_SPECDEC_CACHE"])
+
+
+def test_a_text_keeps_what_its_rounds_cost_unless_told_not_to(
+    run: Run, t5: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever this machine's times make of it, one round of three tokens comes first.
+    monkeypatch.setattr(cost_model, "ENOUGH", 1)
+    model = ("generate", PROMPT, "--model", t5)
+    asked = (*model, "--draft-model", t5, "--num-draft", "auto")
+    endless = ("-m", 60, "--logit-bias", "1=-1e9")
+    plain = run(*model, *endless, "--regular-decode")
+    assert run(*asked, *endless, "--no-cache").out == plain.out
+    assert not kept.exists()
+    assert run(*asked, *endless).out == plain.out
+    costs = json.loads(next(kept.iterdir()).read_text())["costs"]
+    assert costs["3"] > 0
+    assert run(*asked, *endless).out == plain.out
+
+
+def test_verbose_says_what_was_chosen_and_changes_nothing_else(run: Run, t5: Path) -> None:
+    asked = ("generate", PROMPT, "--model", t5, "--draft-model", t5, "-m", 40)
+    auto = run(*asked, "--num-draft", "auto", "--verbose")
+    assert auto.out == run(*asked).out
+    assert "from round" in auto.err
+    assert "was fixed" in run(*asked[:4], "--regular-decode", "-m", 4, "--verbose").err
+
+
+def test_calibration_measures_every_length_and_keeps_it(
+    run: Run, t5: Path, t5_draft: Path, kept: Path
+) -> None:
+    done = run("calibrate", "--model", t5, "--draft-model", t5_draft, "--turns", 4)
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()] == [str(n) for n in range(1, 17)]
+    told = json.loads(next(kept.iterdir()).read_text())
+    assert set(told["costs"]) == {str(n) for n in range(1, 17)}
+    assert told["key"]["sampled"] is False
+
+
+def test_what_cannot_be_calibrated_is_told(run: Run, t5: Path) -> None:
+    alone = run("calibrate", "--model", t5)
+    assert alone.code == 2 and "without a draft" in alone.err
+    wrong = run("calibrate", "--model", t5, "--turns", 0)
+    assert wrong.code == 2 and "turns" in wrong.err
