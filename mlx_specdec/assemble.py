@@ -28,6 +28,7 @@ from .decoding.loop import Check, Decoding
 from .decoding.run import Labels, Result, Run, Surroundings
 from .decoding.statistics import Recorder
 from .drafting.draft_model import DraftModel
+from .drafting.lookup import PromptLookup
 from .drafting.translation import Translation
 from .errors import OptionError, PromptError
 from .models.checked import CheckedModel
@@ -148,10 +149,11 @@ def stream_generate(
     proposer = _proposer(pair, options)
     lengths = _draft_length(pair, options)
     decoding = _decoding(pair, ids, options, proposer, lengths, recorder, check, progress)
+    kind = proposer_kind(pair, options)
     labels = Labels(
         model=pair.name,
-        draft_model=pair.draft_name if proposer is not None else None,
-        proposer="none" if proposer is None else "draft",
+        draft_model=pair.draft_name if kind == "draft" else None,
+        proposer=kind,
         rule=options.rule_name,
         lossy=options.lossy,
         delta=options.delta,
@@ -278,8 +280,20 @@ def _encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[i
     return pair.tokenizer.encode(prompt)
 
 
+def proposer_kind(pair: Pair, options: Options) -> str:
+    """Who proposes: "draft", "ngram" or "none". Raises OptionError where there is no draft."""
+    if options.regular or options.num_draft == 0:
+        return "none"
+    if options.proposer == "draft" and pair.draft is None:
+        raise OptionError("there is no draft model to propose: name one with draft-model")
+    return options.proposer or ("none" if pair.draft is None else "draft")
+
+
 def _proposer(pair: Pair, options: Options) -> Proposer | None:
-    if pair.draft is None or options.regular or options.num_draft == 0:
+    kind = proposer_kind(pair, options)
+    if kind == "ngram":
+        return PromptLookup(options.ngram_min, options.ngram_choice == "frequent")
+    if kind == "none" or pair.draft is None:
         return None
     return DraftModel(pair.draft, options.sampling, pair.vocabulary, pair.translation)
 
@@ -314,7 +328,7 @@ def _decoding(
 def _draft_length(pair: Pair, options: Options) -> DraftLength:
     if options.num_draft != "auto":
         return FixedLength(options.num_draft)
-    keeps = options.cost_cache and pair.draft is not None and not options.regular
+    keeps = options.cost_cache and proposer_kind(pair, options) != "none"
     return AutoLength(cost_cache.read(_cost_key(pair, options)) if keeps else None)
 
 
@@ -326,14 +340,16 @@ def _keeper(pair: Pair, options: Options, auto: AutoLength | None) -> Callable[[
 
 
 def _cost_key(pair: Pair, options: Options) -> CostKey:
+    kind = proposer_kind(pair, options)
+    drafts = kind == "draft"
     return CostKey(
         device=device_name(),
         mlx=version("mlx"),
         blas=blas.name(),
         target=pair.name,
         target_bytes=pair.target.nbytes,
-        draft=pair.draft_name or "",
-        draft_bytes=pair.draft.nbytes if pair.draft is not None else 0,
+        draft=pair.draft_name or "" if drafts else kind,
+        draft_bytes=pair.draft.nbytes if drafts and pair.draft is not None else 0,
         dtype=pair.dtype,
         sampled=options.temperature > 0,
     )

@@ -13,6 +13,7 @@ from .errors import OptionError
 from .sampling.settings import Sampling
 
 RULES = ("coupled", "token", "block", "typical")
+PROPOSERS = ("draft", "ngram", "none")
 MOST_DRAFTED = 64
 
 
@@ -22,6 +23,8 @@ class Options:
 
     max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64,
     or "auto", learned from what rounds cost and bring on this machine.
+    proposer: "draft", "ngram" (prompt lookup) or "none"; None takes the draft where there is one.
+    ngram_min: shortest match of lookup. ngram_choice: "recent" or "frequent" continuation.
     rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token
         where delta asks for it.
     delta: lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
@@ -37,6 +40,9 @@ class Options:
 
     max_tokens: int = 100
     num_draft: int | Literal["auto"] = 5
+    proposer: str | None = None
+    ngram_min: int = 2
+    ngram_choice: str = "recent"
     rule: str | None = None
     delta: float = 0.0
     posterior_threshold: float = 0.09
@@ -63,6 +69,14 @@ class Options:
             raise OptionError(
                 f"num-draft must be auto or lie between 0 and {MOST_DRAFTED}, not {count!r}"
             )
+        if self.proposer not in (None, *PROPOSERS):
+            raise OptionError(
+                f"proposer must be one of {', '.join(PROPOSERS)}, not {self.proposer!r}"
+            )
+        if self.ngram_min < 1:
+            raise OptionError(f"ngram-min must be 1 or more, not {self.ngram_min}")
+        if self.ngram_choice not in ("recent", "frequent"):
+            raise OptionError(f"ngram-choice must be recent or frequent, not {self.ngram_choice!r}")
         if not 0 <= self.delta <= 1:
             raise OptionError(f"delta must lie in [0, 1], not {self.delta}")
         if self.rule is not None and self.rule not in RULES:

@@ -16,6 +16,7 @@ from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.cache_settings import CacheSettings
 from mlx_specdec.contracts import Model
+from mlx_specdec.errors import OptionError
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
@@ -250,3 +251,49 @@ def test_a_text_ends_where_the_models_positions_end() -> None:
         result = generate(pair_of(target, draft), PROMPT, Options(max_tokens=50, num_draft=4))
         assert len(result.tokens) == 9
         assert result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("choice", ["recent", "frequent"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_wrapped", "mamba2", "own-head-scaled"])
+def test_prompt_lookup_does_not_change_the_text(
+    family: str, choice: str, temperature: float
+) -> None:
+    pair = encoder_decoder(family) if family == "own-head-scaled" else decoder_only(family)
+    prompt = [5, 9, 12, 7, 33, 5, 9, 12, 7, 21, 5, 9]
+    asked = {"max_tokens": LENGTH, "temperature": temperature, "seed": 2}
+    plain = generate(pair, prompt, Options(regular=True, **asked))
+    for count in (2, 8):
+        options = Options(
+            proposer="ngram", ngram_min=1, ngram_choice=choice, num_draft=count, **asked
+        )
+        result = generate(pair, prompt, options)
+        assert result.tokens == plain.tokens
+        assert result.stats.drafted > 0
+        assert (result.labels.proposer, result.labels.draft_model) == ("ngram", None)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "typical"])
+def test_lookup_works_under_every_rule(rule: str) -> None:
+    asked = Options(
+        max_tokens=LENGTH, proposer="ngram", ngram_min=1, temperature=0.5, rule=rule, seed=1
+    )
+    stats = generate(decoder_only("llama"), PROMPT, asked).stats
+    assert stats.drafted > 0
+
+
+def test_a_text_that_repeats_itself_is_looked_up() -> None:
+    target = DecoderOnlyModel(tiny.build("llama"))
+    bias = dict.fromkeys((3, 4), 50.0)
+    asked = {"max_tokens": 80, "logit_bias": bias}
+    plain = generate(pair_of(target, None), PROMPT, Options(regular=True, **asked))
+    result = generate(pair_of(target, None), PROMPT, Options(proposer="ngram", **asked))
+    assert result.tokens == plain.tokens
+    assert result.stats.tokens_per_round > 1.5
+
+
+def test_a_draft_that_is_asked_for_must_be_there() -> None:
+    with pytest.raises(OptionError, match="no draft model"):
+        generate(
+            pair_of(DecoderOnlyModel(tiny.build("llama")), None), PROMPT, Options(proposer="draft")
+        )

@@ -82,6 +82,20 @@ def generate(
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="Read the prompt from a file.")
     ] = None,
+    proposer: Annotated[
+        str | None,
+        typer.Option("--proposer", help="draft, ngram (looks back in prompt and text) or none."),
+    ] = None,
+    speculate: Annotated[
+        int | None,
+        typer.Option("--speculate", help="Propose so many; without a draft model by ngram."),
+    ] = None,
+    ngram_min: Annotated[
+        int, typer.Option("--ngram-min", help="Shortest match that ngram trusts, in tokens.")
+    ] = 2,
+    ngram_choice: Annotated[
+        str, typer.Option("--ngram-choice", help="Which continuation: recent or frequent.")
+    ] = "recent",
     num_draft: Annotated[
         str, typer.Option("--num-draft", help="Drafted tokens a round, or auto.")
     ] = "5",
@@ -166,9 +180,14 @@ def generate(
     version: Version = False,
 ) -> None:
     """Generate text. Without arguments: the shipped translator on a sample sentence."""
+    if speculate is not None and proposer is None and draft_model is None:
+        proposer = "ngram"
     options = Options(
         max_tokens=max_tokens,
-        num_draft=_draft_count(num_draft),
+        num_draft=_draft_count(num_draft) if speculate is None else speculate,
+        proposer=proposer,
+        ngram_min=ngram_min,
+        ngram_choice=ngram_choice,
         rule=rule,
         delta=delta,
         posterior_threshold=posterior_threshold,
@@ -191,14 +210,14 @@ def generate(
     text = _read_prompt(prompt_words, prompt, prompt_file)
     if model is None:
         text = text if text is not None else SHIPPED_PROMPT
-        draft_model = draft_model or SHIPPED_DRAFT
+        draft_model = draft_model or SHIPPED_DRAFT if proposer in (None, "draft") else None
     if text is None:
         raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
     pair = _load(
         model or SHIPPED_TARGET,
-        None if regular_decode else draft_model,
+        None if regular_decode or proposer in ("ngram", "none") else draft_model,
         dtype=dtype,
         q_bits=q_bits,
         draft_q_bits=draft_q_bits,

@@ -125,6 +125,8 @@ class AutoLength:
         self._plain = 0
         self._speculative = 0
         self._current = 0
+        self._asked = 0
+        self._plain_for = 0
         self._parked_for = 0
         self._catch_up = 0.0
         self._spent = 0.0
@@ -143,7 +145,8 @@ class AutoLength:
 
     def choose(self, room: int) -> int:
         """The current choice, cut where the text is about to end."""
-        return max(0, min(self._next, room - 1))
+        self._asked = max(0, min(self._next, room - 1))
+        return self._asked
 
     def observe(
         self, drafted: int, accepted: int, seconds: float, draft: float | None = None
@@ -160,10 +163,12 @@ class AutoLength:
             self._next, self._begun = self.FIRST, True
 
     def _observe_plain(self, seconds: float) -> None:
-        self._parked_for += 1
         self._plain += 1
+        self._plain_for += 1
+        # A proposer that abstained has read the text all the same.
+        self._parked_for += self._asked == 0
         # The first step of a stretch fills the pipeline and costs more than a step.
-        if self._parked_for > 1 or self._plain == 1:
+        if self._plain_for > 1 or self._plain == 1:
             self._costs.add(0, seconds, None)
 
     def _observe_round(
@@ -177,7 +182,7 @@ class AutoLength:
                 self._catch_up = max(0.0, seconds - self._costs.totals()[drafted])
             else:
                 self._costs.add(drafted, seconds, draft)
-        self._parked_for = 0
+        self._plain_for = self._parked_for = 0
 
     def _plan(self) -> int:
         tokens, costs = self._acceptance.emitted(), self._costs.totals()

@@ -68,6 +68,7 @@ class Decoding:
         self._nothing = Proposal(mx.zeros((1, 0), dtype=mx.int32))
         self._round = 0
         self._pending: _Pending | None = None
+        self._abstained = False
         self._taps = proposer.taps if proposer is not None else ()
         if proposer is not None:
             self._begin(proposer, prompt)
@@ -85,7 +86,7 @@ class Decoding:
         if self._proposer is None or count == 0:
             return self._plain(ahead=True)
         if self._pending is not None:
-            return self._plain(ahead=False)
+            return self._drain(self._proposer, count)
         return self._speculate(self._proposer, count)
 
     def interrupt(self) -> Emission:
@@ -118,6 +119,14 @@ class Decoding:
             self._draft_length.observe(0, 0, seconds)
         return emission
 
+    def _drain(self, proposer: Proposer, count: int) -> Emission:
+        """Read the step in flight. One that abstained last time is asked first, and stays in plain
+        decoding's pipeline while it abstains; what it finds is asked for again one token later."""
+        if self._abstained:
+            noise = self._noise.at(self._round, self._position())
+            self._abstained = proposer.propose(self._committed, count, noise).size == 0
+        return self._plain(ahead=self._abstained)
+
     def _submit(self, tokens: mx.array, chosen: mx.array | None) -> _Pending:
         """Start a pass over `tokens`, all final; `chosen` is what of it is not committed yet."""
         scores = self._target.advance(tokens, taps=self._taps)
@@ -135,8 +144,9 @@ class Decoding:
         started = clock()
         noise = self._noise.at(self._round, self._position())
         proposal = proposer.propose(self._committed, count, noise)
-        if proposal.size == 0:
-            return self._plain(ahead=False)
+        self._abstained = proposal.size == 0
+        if self._abstained:
+            return self._plain(ahead=True)
         if timed:
             mx.eval(proposal.tokens, *_present(proposal.rows))
         drafted_at = clock()

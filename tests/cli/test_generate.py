@@ -227,3 +227,16 @@ def test_penalties_and_bias_reach_the_text(run: Run, t5: Path) -> None:
     repeated = json.loads(run(*asked, "--presence-penalty", 1000).out)["tokens"]
     assert len(set(repeated)) == len(repeated)
     assert json.loads(run(*asked, "--frequency-penalty", 1000).out)["tokens"] == repeated
+
+
+def test_lookup_needs_no_draft_model(run: Run, llama: Path) -> None:
+    asked = ("generate", "def read(path):\ndef read(path):\n", "--model", llama, "-m", 40)
+    plain = run(*asked)
+    for flags in (
+        ("--proposer", "ngram"),
+        ("--speculate", 3),
+        ("--speculate", 3, "--ngram-min", 1),
+    ):
+        assert run(*asked, *flags).out == plain.out
+    told = json.loads(run(*asked, "--speculate", 3, "--json").out)
+    assert (told["proposer"], told["draft_model"], told["num_draft"]) == ("ngram", None, 3)

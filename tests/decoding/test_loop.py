@@ -228,3 +228,39 @@ def test_margins_of_an_interrupted_text_are_told() -> None:
         load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
     )
     assert stats.smallest_margin.position == 0
+
+
+def test_a_proposer_that_abstains_stays_in_the_pipeline_of_plain_decoding() -> None:
+    """The pass for the next token is submitted before the last one is read, and none is wasted."""
+    passes = {}
+    for name, guesser in (("plain", None), ("abstains", Guesser(lambda position, limit: []))):
+        context = TableContext(3)
+        recorder = Recorder()
+        loop = decoding(context, guesser, count=4, room=ROOM, recorder=recorder)
+        loop.step()
+        assert context.lengths[0] == len(loop.committed)
+        run(loop)
+        stats = recorder.summary(
+            load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
+        )
+        passes[name] = stats.target_passes
+    assert passes["abstains"] == passes["plain"] == ROOM
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_found_while_a_step_is_in_flight_is_verified_one_token_later(seed: int) -> None:
+    context = TableContext(seed)
+    expected = context.greedy([1], ROOM)
+
+    def guess(position: int, limit: int) -> list[int]:
+        return expected[position : position + limit] if position >= 10 else []
+
+    recorder = Recorder()
+    loop = decoding(context, Guesser(guess), count=4, room=ROOM, recorder=recorder)
+    assert run(loop)[0] == expected
+    stats = recorder.summary(
+        load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
+    )
+    # Eleven plain steps, then rounds of five tokens: 30 = 11 + 3 * 5 + 4.
+    assert stats.rounds == 11 + 4
+    assert stats.accepted == 3 * 4 + 3

@@ -1,0 +1,71 @@
+"""Prompt lookup: what followed the last few tokens earlier in the text is proposed again.
+
+Knows token ids only. Costs microseconds, needs no model, and abstains where nothing repeats.
+Source of the idea: prompt lookup decoding (Saxena, 2023); matches here are the longest there are,
+not of one fixed size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from ..contracts import Noise, Proposal, Round, Scores
+from .suffix_index import SuffixIndex
+
+BETWEEN = -1
+"""Stands between a source text and the target text; never proposed, never matched across."""
+GROWTH = 2
+"""Tokens proposed for each token of the match: a long match is likely to go on."""
+
+
+class PromptLookup:
+    """Proposer that searches prompt and text. Its proposals are one-hot: they have no rows.
+
+    least: shortest match to trust, in tokens. frequent: of several continuations take the most
+    frequent one instead of the latest.
+    """
+
+    taps: tuple[str, ...] = ()
+
+    def __init__(self, least: int = 2, frequent: bool = False) -> None:
+        self._least = least
+        self._frequent = frequent
+        self._prompt: list[int] = []
+        self._index = SuffixIndex()
+        self._read = 0
+
+    def begin(self, prompt: Sequence[int], scores: Scores | None) -> None:
+        """Forgets the last text."""
+        self._prompt = list(prompt)
+        self._index = SuffixIndex()
+        self._read = 0
+
+    def propose(self, committed: Sequence[int], limit: int, noise: Noise) -> Proposal:
+        """What followed the longest match, at most GROWTH times as long as the match."""
+        self._catch_up(committed)
+        match = self._index.longest_match()
+        if match < self._least:
+            return _proposal([])
+        count = min(limit, GROWTH * match)
+        find = self._index.most_frequent if self._frequent else self._index.most_recent
+        return _proposal(_before_end(find(count)))
+
+    def observe(self, round: Round) -> None:
+        """Nothing to learn: the text says it all."""
+
+    def _catch_up(self, committed: Sequence[int]) -> None:
+        if self._read == 0 and list(committed[: len(self._prompt)]) != self._prompt:
+            # An encoder-decoder model's source text is no part of what it writes.
+            self._index.extend([*self._prompt, BETWEEN])
+        self._index.extend(committed[self._read :])
+        self._read = len(committed)
+
+
+def _before_end(tokens: list[int]) -> list[int]:
+    return tokens[: tokens.index(BETWEEN)] if BETWEEN in tokens else tokens
+
+
+def _proposal(tokens: list[int]) -> Proposal:
+    return Proposal(mx.array([tokens], dtype=mx.int32).reshape(1, len(tokens)))

@@ -1,0 +1,107 @@
+"""Where the end of a text has been before, and what came after it.
+
+A suffix automaton that grows with the text (Blumer et al., 1985): constant time a token, amortised.
+Knows integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LONGEST_CHAIN = 32
+"""How many of the text's suffixes are told of each new token; more exist in monotonous texts only,
+and the shortest ones are then a little behind."""
+
+
+class SuffixIndex:
+    """A text of integers. State 0 is the empty string; each state stands for the strings that end
+    at the same places, and links to the longest of their suffixes that ends elsewhere too."""
+
+    def __init__(self) -> None:
+        self._text: list[int] = []
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [-1]
+        self._length = [0]
+        self._latest = [0]
+        self._follow: list[dict[int, int]] = [{}]
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        for token in tokens:
+            self._append(token)
+
+    def longest_match(self) -> int:
+        """Length of the longest end of the text that also ends somewhere before; 0 if none does."""
+        return self._length[self._link[self._last]] if self._text else 0
+
+    def most_recent(self, count: int) -> list[int]:
+        """At most `count` tokens that followed the longest match where it came last."""
+        if not self.longest_match():
+            return []
+        place = self._latest[self._link[self._last]]
+        return self._text[place : place + count]
+
+    def most_frequent(self, count: int) -> list[int]:
+        """At most `count` tokens, each the most frequent one after the longest match and those
+        before it; of equally frequent ones the latest."""
+        state = self._link[self._last] if self._text else 0
+        found: list[int] = []
+        while state > 0 and len(found) < count and self._follow[state]:
+            follow = self._follow[state]
+            token = max(reversed(follow), key=follow.__getitem__)
+            found.append(token)
+            state = self._next[state].get(token, 0)
+        return found
+
+    def _append(self, token: int) -> None:
+        self._tell_suffixes(token)
+        self._text.append(token)
+        state = self._new(self._length[self._last] + 1, {})
+        place = self._last
+        while place >= 0 and token not in self._next[place]:
+            self._next[place][token] = state
+            place = self._link[place]
+        if place < 0:
+            self._link[state] = 0
+        else:
+            self._link[state] = self._ending(place, token)
+        self._last = state
+
+    def _tell_suffixes(self, token: int) -> None:
+        # All of them end where the new token begins, and it follows them.
+        state = self._last
+        for _ in range(LONGEST_CHAIN):
+            if state <= 0:
+                return
+            self._latest[state] = len(self._text)
+            follow = self._follow[state]
+            follow[token] = follow.pop(token, 0) + 1
+            state = self._link[state]
+
+    def _ending(self, place: int, token: int) -> int:
+        """The state of exactly the longest string of `place` followed by `token`, split off from
+        the one it shares if need be."""
+        found = self._next[place][token]
+        if self._length[found] == self._length[place] + 1:
+            return found
+        copy = self._new(self._length[place] + 1, dict(self._next[found]))
+        self._link[copy] = self._link[found]
+        self._latest[copy] = self._latest[found]
+        self._follow[copy] = dict(self._follow[found])
+        while place >= 0 and self._next[place].get(token) == found:
+            self._next[place][token] = copy
+            place = self._link[place]
+        self._link[found] = copy
+        return copy
+
+    def _new(self, length: int, following: dict[int, int]) -> int:
+        self._next.append(following)
+        self._link.append(0)
+        self._length.append(length)
+        self._latest.append(0)
+        self._follow.append({})
+        return len(self._next) - 1

@@ -1,0 +1,55 @@
+"""Prompt lookup: what it proposes, when it abstains, and that it reads a source text."""
+
+from __future__ import annotations
+
+from mlx_specdec.drafting.lookup import PromptLookup
+from mlx_specdec.sampling.noise import SilentNoise
+
+NOISE = SilentNoise()
+
+
+def proposed(committed: list[int], prompt: list[int], limit: int = 8, **settings) -> list[int]:
+    lookup = PromptLookup(**settings)
+    lookup.begin(prompt, None)
+    proposal = lookup.propose(committed, limit, NOISE)
+    assert proposal.rows is None
+    assert proposal.tokens.shape == (1, proposal.size)
+    return proposal.tokens.tolist()[0]
+
+
+def test_what_followed_the_match_is_proposed_and_more_after_a_longer_match() -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert proposed([*prompt, 1, 2], prompt) == [3, 4, 5, 6]
+    assert proposed([*prompt, 1, 2, 3], prompt) == [4, 5, 6, 7, 8, 9]
+    assert proposed([*prompt, 1, 2, 3], prompt, limit=2) == [4, 5]
+
+
+def test_matches_that_are_too_short_are_not_trusted() -> None:
+    prompt = [1, 2, 3, 4]
+    assert proposed([*prompt, 9, 2], prompt) == []
+    assert proposed([*prompt, 9, 2], prompt, least=1) == [3, 4]
+    assert proposed([*prompt, 1, 2], prompt, least=3) == []
+
+
+def test_the_latest_continuation_is_taken_or_the_most_frequent() -> None:
+    text = [1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 7, 0]
+    assert proposed([*text, 5, 1, 2], text, limit=1) == [7]
+    assert proposed([*text, 5, 1, 2], text, limit=1, frequent=True) == [3]
+
+
+def test_a_source_text_is_searched_and_never_left_by_its_end() -> None:
+    source = [10, 11, 12, 13, 1]
+    assert proposed([0, 10, 11], source) == [12, 13, 1]
+    assert proposed([0, 12, 13], source) == [1]
+
+
+def test_a_text_is_read_once_and_a_new_one_begins_from_nothing() -> None:
+    lookup = PromptLookup()
+    lookup.begin([1, 2, 3], None)
+    committed = [1, 2, 3]
+    for token in (1, 2):
+        committed.append(token)
+        found = lookup.propose(committed, 4, NOISE)
+    assert found.tokens.tolist() == [[3, 1, 2]]
+    lookup.begin([5, 6], None)
+    assert lookup.propose([5, 6, 1, 2], 4, NOISE).size == 0
