@@ -174,3 +174,23 @@ def test_a_limited_evaluation_is_not_of_the_first_lines_alone(
     assert len(set(some)) == 40 and some == sampled(by_length, 40)
     assert abs(sum(map(len, some)) / 40 - 50.5) < 10
     assert sampled(by_length, 100) == by_length
+
+
+def test_a_draft_that_goes_on_keeps_the_new_teachers_embeddings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from demo_training.translation import one_layer_draft, take_decoder
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    shape = T5Config(d_model=8, d_kv=4, d_ff=8, num_heads=2, num_layers=1, vocab_size=20)
+    shape.num_decoder_layers = 2
+    teacher, older = (T5ForConditionalGeneration(shape) for _ in range(2))
+    draft, earlier = one_layer_draft(teacher), one_layer_draft(older)
+    take_decoder(draft, earlier)
+    assert torch.equal(draft.shared.weight, teacher.shared.weight)
+    assert torch.equal(draft.decoder.embed_tokens.weight, teacher.shared.weight)
+    query = "block.0.layer.0.SelfAttention.q.weight"
+    assert torch.equal(draft.decoder.state_dict()[query], earlier.decoder.state_dict()[query])

@@ -108,8 +108,7 @@ def train_draft(
     teacher = T5ForConditionalGeneration.from_pretrained(teacher_path).eval()
     draft = one_layer_draft(teacher)
     if start is not None:
-        earlier = T5ForConditionalGeneration.from_pretrained(start)
-        draft.decoder.load_state_dict(earlier.decoder.state_dict())
+        take_decoder(draft, T5ForConditionalGeneration.from_pretrained(start))
     draft.train()
     pairs = read_pairs(data)
     random.Random(seed).shuffle(pairs)
@@ -131,6 +130,14 @@ def train_draft(
     train(draft, epochs, loss, rate=rate, budget=budget, state=output / "training-state.pt")
     (output / "teacher-texts.pt").unlink(missing_ok=True)
     finish(draft, output)
+
+
+def take_decoder(draft: T5ForConditionalGeneration, earlier: T5ForConditionalGeneration) -> None:
+    """The decoder's layer of an earlier draft. Embeddings stay the teacher's, as the encoder that
+    reads through them does."""
+    weights = earlier.decoder.state_dict()
+    weights["embed_tokens.weight"] = draft.shared.weight.detach()
+    draft.decoder.load_state_dict(weights)
 
 
 def divergence(wanted: torch.Tensor, got: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
