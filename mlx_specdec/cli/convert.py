@@ -1,0 +1,66 @@
+"""The convert command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from . import render
+from .process import Version
+
+
+def convert(
+    model: Annotated[
+        str, typer.Option("--model", "--model-name", help="A directory or a Hub name.")
+    ],
+    mlx_path: Annotated[
+        Path | None, typer.Option("--mlx-path", help="Where to write; weights/NAME by default.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16"] | None,
+        typer.Option("--dtype", help="As stored where not given."),
+    ] = None,
+    quantize: Annotated[bool, typer.Option("--quantize", "-q", help="Quantise.")] = False,
+    q_bits: Annotated[int, typer.Option("--q-bits", help="Bits of a quantised weight.")] = 4,
+    q_group_size: Annotated[
+        int, typer.Option("--q-group-size", help="Weights that share one scale.")
+    ] = 64,
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-shard-size", help="Of one file written, for example 500MB; 4GB by default."
+        ),
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Of a Hub name.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what lies at the destination.")
+    ] = False,
+    version: Version = False,
+) -> None:
+    """Turn a T5 or Llama-family checkpoint into MLX weights, and check them."""
+    from .. import blas
+
+    blas.load()
+    from ..assemble import compare_logits
+    from ..checkpoints import sizes
+    from ..checkpoints.convert import convert as run
+
+    shard_bytes = None if max_shard_size is None else sizes.parse(max_shard_size)
+    with render.progress("converting", in_bytes=True) as report:
+        done = run(
+            model,
+            mlx_path,
+            dtype=dtype,
+            quantize=quantize,
+            q_bits=q_bits,
+            q_group_size=q_group_size,
+            revision=revision,
+            overwrite=overwrite,
+            shard_bytes=shard_bytes,
+            compare_logits=compare_logits,
+            progress=report,
+        )
+    print(render.converted(done), file=sys.stderr)

@@ -1,0 +1,81 @@
+"""How a command runs as a program, and how it ends: exit codes and one-line errors.
+
+Knows typer, streams and the package's own errors. Knows no command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from .. import __version__
+from ..errors import OutputError, SpecdecError
+from . import render
+
+INTERRUPTED = 130
+STANDARD_OUTPUT = 1
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mlx-specdec {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+]
+
+
+def run_one(command: Callable[..., Any]) -> None:
+    """Run one command as a program of its own, with the process's arguments."""
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command()(command)
+    exit_with(single, None)
+
+
+def exit_with(program: typer.Typer, arguments: Sequence[str] | None) -> None:
+    """Run, and exit with 0, 2 after one line that says what was wrong, or 130 when interrupted."""
+    try:
+        code = program(args=arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except OutputError as problem:
+        _abandon_output()
+        render.error(str(problem))
+        sys.exit(2)
+    except SpecdecError as problem:
+        render.error(str(problem))
+        sys.exit(2)
+    except render.ReaderGone:
+        _abandon_output()
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as problem:
+        _exit_on_usage(problem)
+        raise
+
+
+def _abandon_output() -> None:
+    """What is left in the buffer of standard output cannot be written, at exit neither."""
+    if sys.stdout is sys.__stdout__:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_OUTPUT)
+
+
+def _exit_on_usage(problem: Exception) -> None:
+    """Wrong flags: typer raises its own classes, told apart by what they carry."""
+    code = getattr(problem, "exit_code", None)
+    describe = getattr(problem, "format_message", None)
+    if code is None:
+        return
+    if type(problem).__name__ == "Abort":
+        sys.exit(INTERRUPTED)
+    if describe is None:
+        sys.exit(code)
+    render.error(f"{describe()} (see --help)")
+    sys.exit(2)
