@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ import mlx.core as mx  # noqa: E402
 from mlx_specdec.assemble import Pair, load, stream_generate  # noqa: E402
 
 LENGTHS = (1, 3, 5, 8)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One text: tokens, seconds after the prompt pass, verdicts (plain steps included)."""
+
+    tokens: int
+    seconds: float
+    rounds: int
 
 
 def read_prompts(file: Path, limit: int, prefix: str) -> list[str]:
@@ -88,7 +98,7 @@ def first_difference(index: int, plain: Any, other: Any) -> dict[str, Any]:
 def speed(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Tokens per second of plain and speculative decoding, and the ratio's quartiles."""
     for temperature in (0.0, 1.0):
-        methods: dict[str, Callable[[str], tuple[int, float]]] = {
+        methods: dict[str, Callable[[str], Timing]] = {
             "plain": lambda prompt, t=temperature: timed(
                 pair, prompt, options(args, regular=True, temperature=t)
             )
@@ -97,47 +107,62 @@ def speed(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[
             methods[f"num_draft {length}"] = lambda prompt, n=length, t=temperature: timed(
                 pair, prompt, options(args, num_draft=n, temperature=t)
             )
-        if args.peers and temperature == 0:
-            methods.update(peers(pair, args))
+        methods["num_draft auto"] = lambda prompt, t=temperature: timed(
+            pair, prompt, options(args, num_draft="auto", temperature=t)
+        )
+        if args.peers:
+            methods.update(peers(pair, args, temperature))
         yield from compare(methods, prompts, temperature)
 
 
-def timed(pair: Pair, prompt: str, asked: Options) -> tuple[int, float]:
-    """Tokens and seconds after the prompt pass."""
+def timed(pair: Pair, prompt: str, asked: Options) -> Timing:
+    """One text of ours."""
     result = stream_generate(pair, prompt, asked).result()
     seconds = result.stats.seconds
-    return len(result.tokens), seconds.total - seconds.load - seconds.prompt
+    decoding = seconds.total - seconds.load - seconds.prompt
+    return Timing(len(result.tokens), decoding, result.stats.rounds)
 
 
-def peers(pair: Pair, args: argparse.Namespace) -> dict[str, Callable[[str], tuple[int, float]]]:
+def peers(
+    pair: Pair, args: argparse.Namespace, temperature: float
+) -> dict[str, Callable[[str], Timing]]:
     """mlx-lm's own plain and speculative decoding of the same weights in the same process."""
     from mlx_lm.generate import generate_step, speculative_generate_step
+    from mlx_lm.sample_utils import make_sampler
+
+    sampler = make_sampler(temp=temperature)
 
     target, draft = pair.target.network, pair.draft.network if pair.draft else None
 
-    def drain(steps: Iterator[Any]) -> tuple[int, float]:
+    def drain(steps: Iterator[Any]) -> Timing:
         # Both generators run the prompt pass before they yield the first token.
         next(steps)
-        started, count = time.perf_counter(), 0
-        for token, *_ in steps:
+        started, count, rounds = time.perf_counter(), 0, 0
+        for token, _, *drafted in steps:
             count += 1
+            rounds += not any(drafted)
             if int(token) in pair.eos_token_ids:
                 break
-        return count, time.perf_counter() - started
+        return Timing(count, time.perf_counter() - started, rounds)
 
-    def plain(prompt: str) -> tuple[int, float]:
+    def plain(prompt: str) -> Timing:
         ids = mx.array(pair.tokenizer.encode(prompt))
-        return drain(generate_step(ids, target, max_tokens=args.max_tokens))
+        return drain(generate_step(ids, target, max_tokens=args.max_tokens, sampler=sampler))
 
-    def speculative(prompt: str, length: int) -> tuple[int, float]:
+    def speculative(prompt: str, length: int) -> Timing:
         ids = mx.array(pair.tokenizer.encode(prompt))
         return drain(
             speculative_generate_step(
-                ids, target, draft, num_draft_tokens=length, max_tokens=args.max_tokens
+                ids,
+                target,
+                draft,
+                num_draft_tokens=length,
+                max_tokens=args.max_tokens,
+                sampler=sampler,
             )
         )
 
-    methods: dict[str, Callable[[str], tuple[int, float]]] = {"mlx-lm plain": plain}
+    methods: dict[str, Callable[[str], Timing]] = {"mlx-lm plain": plain}
     if draft is not None:
         for length in LENGTHS:
             methods[f"mlx-lm num_draft {length}"] = lambda prompt, n=length: speculative(prompt, n)
@@ -145,18 +170,20 @@ def peers(pair: Pair, args: argparse.Namespace) -> dict[str, Callable[[str], tup
 
 
 def compare(
-    methods: dict[str, Callable[[str], tuple[int, float]]], prompts: list[str], temperature: float
+    methods: dict[str, Callable[[str], Timing]], prompts: list[str], temperature: float
 ) -> Iterator[dict[str, Any]]:
     """Run all methods round robin over the prompts; ratios are to the first one, per prompt."""
     rates: dict[str, list[float]] = {name: [] for name in methods}
+    totals = dict.fromkeys(methods, (0, 0))
     for method in methods.values():
         method(prompts[0])
     for index, prompt in enumerate(progress(prompts, f"speed, T={temperature}")):
         names = list(methods)
         names = names[index % len(names) :] + names[: index % len(names)]
         for name in names:
-            tokens, seconds = methods[name](prompt)
-            rates[name].append(tokens / seconds if tokens else 0.0)
+            timing = methods[name](prompt)
+            rates[name].append(timing.tokens / timing.seconds if timing.tokens else 0.0)
+            totals[name] = totals[name][0] + timing.tokens, totals[name][1] + timing.rounds
     base = rates[next(iter(methods))]
     for name, values in rates.items():
         ratios = sorted(value / plain for value, plain in zip(values, base, strict=True) if plain)
@@ -165,6 +192,7 @@ def compare(
             "method": name,
             "median_tokens_per_second": round(statistics.median(values), 1),
             "median_ratio_to_plain": round(statistics.median(ratios), 3),
+            "tokens_per_pass": round(totals[name][0] / max(1, totals[name][1]), 3),
             "quartiles": [round(q, 3) for q in statistics.quantiles(ratios, n=4)],
         }
 
