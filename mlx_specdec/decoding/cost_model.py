@@ -99,18 +99,12 @@ class RoundCosts:
         return errors
 
     def hopeful(self) -> Sequence[float]:
-        """The totals, with lengths that were never tried on the cheap side: as if more rows in the
-        target's pass were nearly free."""
-        totals, step, tried = self.totals(), self._draft.value, self.tried
-        hopeful = [totals[0]]
-        for count in range(1, len(totals)):
-            if count in tried:
-                hopeful.append(totals[count])
-                continue
-            below = max(known for known in tried if known < count)
-            flat = totals[below] + (count - below) * step
-            hopeful.append(flat + HOPE * (totals[count] - flat))
-        return hopeful
+        """The totals, with lengths beyond all that were tried on the cheap side: as if more rows in
+        the target's pass were nearly free."""
+        totals, longest = self.totals(), self.tried[-1]
+        flat = [totals[longest] + more * self._draft.value for more in range(len(totals) - longest)]
+        beyond = [f + HOPE * (t - f) for f, t in zip(flat, totals[longest:], strict=True)]
+        return [*totals[:longest], *beyond]
 
     def _estimate(self) -> list[float]:
         totals: list[float] = []

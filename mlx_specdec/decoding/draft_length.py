@@ -106,9 +106,10 @@ class AutoLength:
     known: costs of rounds by drafted length in plain steps, measured earlier. Without them the text
     begins with a few plain steps and one round of FIRST tokens.
 
-    What is expected to be worse than the best known length is tried only out of a budget: START
-    plain steps, and SHARE of the time since. While plain decoding is best that pays for probes, so
-    that a draft that turns good is noticed; their price includes the draft's catching up.
+    What may be worse than the best known length is tried only out of a budget: START plain steps,
+    and SHARE of the time since. While plain decoding is best that pays for probes, so that a draft
+    that turns good is noticed; their price includes the draft's catching up. It also pays for leaps
+    to lengths beyond all that were tried, since costs need not rise in a line.
     """
 
     MOST = 16
@@ -130,6 +131,8 @@ class AutoLength:
         self._parked_for = 0
         self._catch_up = 0.0
         self._spent = 0.0
+        self._price = 0.0
+        self._leaping = False
         self._elapsed = 0.0
         self._changes: list[Change] = []
         self._next = self._plan() if self._begun else 0
@@ -176,6 +179,9 @@ class AutoLength:
     ) -> None:
         self._acceptance.add(drafted, accepted)
         self._speculative += 1
+        if self._leaping:
+            self._spent += max(0.0, seconds - (accepted + 1) * self._price)
+            self._leaping = False
         if drafted <= self.MOST:
             if self._parked_for and self._speculative > 1:
                 # This round also paid for what the draft had not read yet.
@@ -190,15 +196,23 @@ class AutoLength:
         # What is known badly must promise more; among many lengths some always look lucky.
         safe = [cost * (1 + doubt) for cost, doubt in zip(costs, doubts, strict=True)]
         best = self._best(tokens, safe)
-        trial = self._trial(best, tokens, safe)
-        if trial is None:
+        self._price = safe[best] / tokens[best]
+        budget = self.START * costs[0] + self.SHARE * self._elapsed - self._spent
+        if budget <= 0:
             return best
-        loss = safe[trial] - tokens[trial] * safe[best] / tokens[best]
+        leap = self._leap(tokens)
+        if leap is not None:
+            self._leaping = True
+            return leap
+        probe = self._probe(tokens, safe) if best == 0 else None
+        if probe is None:
+            return best
+        loss = safe[probe] - tokens[probe] * self._price
         loss = max(0.0, loss + (self._catch_up if self._parked_for else 0.0))
-        if self._spent + loss > self.START * costs[0] + self.SHARE * self._elapsed:
+        if loss > budget:
             return best
         self._spent += loss
-        return trial
+        return probe
 
     def _best(self, tokens: Sequence[float], costs: Sequence[float]) -> int:
         rates = [token / max(cost, 1e-12) for token, cost in zip(tokens, costs, strict=True)]
@@ -210,14 +224,15 @@ class AutoLength:
             self._current = best
         return self._current
 
-    def _trial(self, best: int, tokens: Sequence[float], costs: Sequence[float]) -> int | None:
-        """What is worth knowing next: the cheapest verdicts beside plain decoding, else a length
-        that was never tried and would be better if costs are kind."""
-        if best == 0:
-            # tokens[n - 1] verdicts are expected of n drafted tokens.
-            losses = [max(1e-9, c - t * costs[0]) for c, t in zip(costs, tokens, strict=True)]
-            return min(range(1, self.MOST + 1), key=lambda n: losses[n] / tokens[n - 1])
+    def _probe(self, tokens: Sequence[float], costs: Sequence[float]) -> int:
+        """The length that buys most verdicts beside plain decoding: of n drafted tokens
+        tokens[n - 1] are expected to get one."""
+        losses = [max(1e-9, c - t * costs[0]) for c, t in zip(costs, tokens, strict=True)]
+        return min(range(1, self.MOST + 1), key=lambda n: losses[n] / tokens[n - 1])
+
+    def _leap(self, tokens: Sequence[float]) -> int | None:
+        """A length beyond all that were tried that would be better if costs are kind."""
         hopeful = self._costs.hopeful()
         chosen = max(range(1, self.MOST + 1), key=lambda n: tokens[n] / max(hopeful[n], 1e-12))
-        better = tokens[chosen] / hopeful[chosen] > self.BETTER * tokens[best] / costs[best]
-        return chosen if better and chosen not in self._costs.tried else None
+        better = tokens[chosen] / max(hopeful[chosen], 1e-12) * self._price > self.BETTER
+        return chosen if better and chosen > self._costs.tried[-1] else None
