@@ -17,6 +17,8 @@ TRUST = 20.0
 LINE = 1.0
 HOPE = 0.3
 ENOUGH = 4
+FEW_PLAIN = 3
+FEW = 2
 TYPICAL_SPREAD = 0.15
 NORMAL = 0.6745
 """Median distance of a normal sample from the median, in standard deviations."""
@@ -82,12 +84,13 @@ class RoundCosts:
         return self._totals
 
     def measured(self) -> dict[int, float]:
-        """Costs in plain steps of the lengths that this text has enough rounds of."""
-        if len(self._rounds[0]) < ENOUGH:
+        """Costs in plain steps of the lengths that this text has a few rounds of: short texts teach
+        one or two lengths, and many of them all."""
+        if len(self._rounds[0]) < FEW_PLAIN:
             return {}
         plain = self._rounds[0].value
         longer = enumerate(self._rounds[1:], start=1)
-        return {n: seen.value / plain for n, seen in longer if len(seen) >= ENOUGH}
+        return {n: seen.value / plain for n, seen in longer if len(seen) >= FEW}
 
     def doubt(self) -> Sequence[float]:
         """Relative standard error of each total, roughly; 0 for plain steps."""
