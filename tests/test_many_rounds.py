@@ -12,8 +12,10 @@ import pytest
 
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.cache_settings import CacheSettings
 from mlx_specdec.contracts import Noise, Progress, Proposal, Round, Scores
 from mlx_specdec.errors import RewindError
+from mlx_specdec.models import rewinding
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.kv_cache import KVCache
 from mlx_specdec.models.rewinding import RewindableCache
@@ -32,7 +34,13 @@ FAMILIES = (
     "qwen3_next",
     "mixtral",
     "own-head-scaled",
+    "llama, newest 16 tokens",
+    "qwen3, cache of 8 bits",
 )
+SMALLER = {
+    "llama, newest 16 tokens": CacheSettings(max_size=16),
+    "qwen3, cache of 8 bits": CacheSettings(8, 32),
+}
 PATTERNS: dict[str, Callable[[int], int]] = {
     "none": lambda index: 0,
     "all": lambda index: DRAFTED,
@@ -79,7 +87,12 @@ class Forced:
 def pair_for(family: str) -> Pair:
     if family == "own-head-scaled":
         return encoder_decoder(family, 0.1)
-    return pair_of(DecoderOnlyModel(tiny.build(family)), DecoderOnlyModel(tiny.build(family)))
+    shape = {"head_dim": 32} if family in SMALLER else {}
+    target, draft = (
+        DecoderOnlyModel(tiny.build(family.split(",")[0], **shape), caches=SMALLER.get(family))
+        for _ in range(2)
+    )
+    return pair_of(target, draft)
 
 
 def forced(
@@ -128,39 +141,93 @@ def test_dozens_of_rounds_keep_every_context_right(
     compare(monkeypatch, family, "random", 25)
 
 
+def ends_inside(
+    monkeypatch: pytest.MonkeyPatch, pair: Pair, inside: int, seed: int, least: int
+) -> int:
+    """Two texts that end at row `inside` of a block, after at least `least` tokens: by length and
+    by an end-of-sequence token. Returns the rounds they took, 0 where no token suits."""
+    asked = {"temperature": 0.9, "seed": seed}
+    text = generate(pair, PROMPT, Options(max_tokens=80, regular=True, **asked)).tokens
+    # Rounds emit five tokens each: some token that comes for the first time in this place of one.
+    places = (k for k, t in enumerate(text) if k % (DRAFTED + 1) == inside and t not in text[:k])
+    place = max((k for k in places if k >= least), default=None)
+    if place is None:
+        return 0
+    with monkeypatch.context() as patched:
+        made = forced(patched, pair, text, "all")
+        result = generate(pair, PROMPT, Options(max_tokens=place + 1, num_draft=DRAFTED, **asked))
+        assert result.tokens == text[: place + 1] and result.finish_reason == "length"
+        ended = pair_of(pair.target, pair.draft, frozenset({text[place]}))
+        result = generate(ended, PROMPT, Options(max_tokens=80, num_draft=DRAFTED, **asked))
+        assert result.tokens == text[: place + 1] and result.finish_reason == "eos"
+    return sum(forcing.rounds for forcing in made)
+
+
 @pytest.mark.parametrize("inside", range(DRAFTED + 1))
 @pytest.mark.parametrize("family", ["llama", "mamba2"])
 def test_a_text_that_ends_inside_a_block_ends_there(
     monkeypatch: pytest.MonkeyPatch, family: str, inside: int
 ) -> None:
-    pair = pair_for(family)
-    text = generate(pair, PROMPT, Options(max_tokens=60, regular=True, temperature=0.9)).tokens
-    end = 20 + inside
-    forced(monkeypatch, pair, text, "all")
-    asked = {"num_draft": DRAFTED, "temperature": 0.9}
-    result = generate(pair, PROMPT, Options(max_tokens=end, **asked))
-    assert result.tokens == text[:end] and result.finish_reason == "length"
-    # Rounds emit five tokens each: some token that comes for the first time in this place of one.
-    eos = next(t for k, t in enumerate(text) if k % (DRAFTED + 1) == inside and t not in text[:k])
-    ended = pair_of(pair.target, pair.draft, frozenset({eos}))
-    result = generate(ended, PROMPT, Options(max_tokens=60, **asked))
-    assert result.tokens == text[: text.index(eos) + 1]
-    assert result.finish_reason == "eos"
+    assert ends_inside(monkeypatch, pair_for(family), inside, seed=0, least=5) > 2
 
 
-def test_a_rewind_that_keeps_wrong_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: lengths stay right, but the newest kept row is the one of a rejected token."""
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_that_end_inside_blocks_end_there_over_hundreds_of_rounds(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    pair, rounds = pair_for(family), 0
+    for seed in range(ROUNDS):
+        rounds += ends_inside(monkeypatch, pair, seed % (DRAFTED + 1), seed, least=0)
+        if rounds >= ROUNDS:
+            break
+    assert rounds >= ROUNDS
+
+
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+def test_recurrent_state_that_was_not_taken_back_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    shipped = RewindableCache._return
+
+    def careless(self: RewindableCache, number: int, target: int) -> None:
+        if number not in self._opaque:
+            shipped(self, number, target)
+
+    monkeypatch.setattr(RewindableCache, "_return", careless)
+    with pytest.raises(RewindError, match="never rewound"):
+        compare(monkeypatch, family, "random", 25)
+
+
+@pytest.mark.parametrize("family", ["gemma3_wrapped", "llama, newest 16 tokens"])
+def test_a_window_that_was_only_counted_back_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Planted: what mlx-lm's own trim does to a window that has wrapped."""
+    monkeypatch.setattr(rewinding, "_cut", lambda window, count: window.trim(count))
+    with pytest.raises(RewindError, match="never rewound"):
+        compare(monkeypatch, family, "random", 25)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3, cache of 8 bits"])
+def test_a_rewind_that_drops_one_row_too_few_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Planted: the rejected row stays, and the newest kept one goes; lengths look right."""
     shipped = RewindableCache.rewind
 
     def careless(self: RewindableCache, length: int) -> int:
+        dropped = self.length - length
         reached = shipped(self, length)
-        for entry in self.entries:
-            entry.keys[..., length - 1, :] = entry.keys[..., length, :]
+        for entry in self.entries if dropped else ():
+            for arrays in (entry.keys, entry.values):
+                for array in arrays if isinstance(arrays, (list, tuple)) else (arrays,):
+                    array[..., length - 1, :] = array[..., length, :]
         return reached
 
     monkeypatch.setattr(RewindableCache, "rewind", careless)
     with pytest.raises(RewindError, match="never rewound"):
-        compare(monkeypatch, "llama", "random", 25)
+        compare(monkeypatch, family, "random", 25)
 
 
 def test_a_t5_rewind_that_forgets_a_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

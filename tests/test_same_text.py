@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_map
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import RotatingKVCache
 
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate
@@ -210,6 +212,25 @@ def test_smaller_caches_change_the_text_but_not_between_plain_and_speculative(
     small = generate(pair_of(target, None), PROMPT, options)
     whole = generate(pair_of(DecoderOnlyModel(tiny.build(family, **shape)), None), PROMPT, options)
     assert small.tokens != whole.tokens
+
+
+@pytest.mark.parametrize("length", [1, 30])
+def test_plain_text_under_smaller_caches_is_that_of_mlx_lm(length: int) -> None:
+    network = tiny.build("llama", head_dim=32)
+    prompt = [2 + index * 7 % 60 for index in range(length)]
+
+    def reference(**asked) -> tuple[int, ...]:
+        steps = generate_step(mx.array(prompt), network, max_tokens=LENGTH, **asked)
+        return tuple(token for token, _ in steps)
+
+    def plain(caches: CacheSettings) -> tuple[int, ...]:
+        pair = pair_of(DecoderOnlyModel(network, caches=caches), None)
+        return generate(pair, prompt, Options(max_tokens=LENGTH, regular=True)).tokens
+
+    quantised = reference(kv_bits=8, kv_group_size=32, quantized_kv_start=0)
+    assert plain(CacheSettings(8, 32)) == quantised
+    windows = [RotatingKVCache(max_size=9, keep=0) for _ in network.layers]
+    assert plain(CacheSettings(max_size=9)) == reference(prompt_cache=windows) != quantised
 
 
 @pytest.mark.parametrize("eos_after", [1, 2, 5, 9])

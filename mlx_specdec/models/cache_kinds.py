@@ -51,12 +51,17 @@ def _try(network: nn.Module, caches: list[Any], settings: CacheSettings) -> None
     # Shapes are checked as soon as the graph is built; nothing is computed.
     try:
         network(mx.zeros((1, 2), dtype=mx.int32), cache=caches)
-    except Exception as problem:
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    except ValueError as problem:
+        reason = (str(problem).strip().splitlines() or ["ValueError"])[0]
         raise OptionError(
             f"{_name(network)} cannot use a quantised cache with groups of "
             f"{settings.group_size}: {reason}"
         ) from None
+    except Exception as problem:
+        # Arithmetic of its own, which takes no packed keys.
+        raise OptionError(
+            f"{_name(network)} models cannot read a quantised cache: leave kv-bits out"
+        ) from problem
 
 
 def _name(network: nn.Module) -> str:
