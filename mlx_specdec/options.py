@@ -22,7 +22,8 @@ class Options:
     """Settings of one generation; the defaults give the target's own greedy text.
 
     max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64,
-    or "auto", learned from what rounds cost and bring on this machine.
+    or "auto", learned from what rounds cost and bring on this machine. The lengths then follow the
+    clock: under the rules token, block and typical only a number repeats a seed's text.
     proposer: "draft", "ngram" (prompt lookup) or "none"; None takes the draft where there is one.
     ngram_min: shortest match of lookup. ngram_choice: "recent" or "frequent" continuation.
     rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token
@@ -39,7 +40,7 @@ class Options:
     """
 
     max_tokens: int = 100
-    num_draft: int | Literal["auto"] = 5
+    num_draft: int | Literal["auto"] = "auto"
     proposer: str | None = None
     ngram_min: int = 2
     ngram_choice: str = "recent"

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from mlx_specdec import Options, blas
 blas.load()
 
 import mlx.core as mx  # noqa: E402
+from mlx.utils import tree_map  # noqa: E402
 
 from mlx_specdec.assemble import Pair, load, stream_generate  # noqa: E402
 
@@ -59,7 +60,7 @@ def same_text(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Itera
             ).result()
             for seed, prompt in enumerate(progress(prompts, f"plain, T={temperature}"))
         ]
-        for length in LENGTHS:
+        for length in args.lengths:
             equal, drafted, accepted, rounds, tokens, differences = 0, 0, 0, 0, 0, []
             for seed, prompt in enumerate(progress(prompts, f"T={temperature} n={length}")):
                 asked = options(args, num_draft=length, temperature=temperature, seed=seed)
@@ -103,7 +104,7 @@ def speed(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[
                 pair, prompt, options(args, regular=True, temperature=t)
             )
         }
-        for length in LENGTHS:
+        for length in args.lengths:
             methods[f"num_draft {length}"] = lambda prompt, n=length, t=temperature: timed(
                 pair, prompt, options(args, num_draft=n, temperature=t)
             )
@@ -113,6 +114,32 @@ def speed(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[
         if args.peers:
             methods.update(peers(pair, args, temperature))
         yield from compare(methods, prompts, temperature)
+
+
+def hopeless(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """As `speed`, auto against plain decoding, with a draft of random weights and without EOS."""
+    assert pair.draft is not None
+    mx.random.seed(0)
+    network = pair.draft.network  # type: ignore[attr-defined]
+    network.update(tree_map(shuffled, network.parameters()))
+    mx.eval(network.parameters())
+    endless = replace(pair, eos_token_ids=frozenset())
+    for temperature in (0.0, 1.0):
+        methods: dict[str, Callable[[str], Timing]] = {}
+        for name, changes in (
+            ("plain", {"regular": True}),
+            ("auto", {}),
+            ("auto, nothing known", {"cost_cache": False}),
+            ("num_draft 3", {"num_draft": 3}),
+        ):
+            asked = options(args, temperature=temperature, **changes)
+            methods[name] = lambda prompt, asked=asked: timed(endless, prompt, asked)
+        yield from compare(methods, prompts, temperature)
+
+
+def shuffled(array: mx.array) -> mx.array:
+    """The same numbers in another order."""
+    return mx.random.permutation(array.flatten()).reshape(array.shape)
 
 
 def timed(pair: Pair, prompt: str, asked: Options) -> Timing:
@@ -164,7 +191,7 @@ def peers(
 
     methods: dict[str, Callable[[str], Timing]] = {"mlx-lm plain": plain}
     if draft is not None:
-        for length in LENGTHS:
+        for length in args.lengths:
             methods[f"mlx-lm num_draft {length}"] = lambda prompt, n=length: speculative(prompt, n)
     return methods
 
@@ -200,7 +227,7 @@ def compare(
 def shares(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Share of a round outside the two models' passes, every round timed in parts."""
     for temperature in (0.0, 1.0):
-        for length in LENGTHS:
+        for length in args.lengths:
             draft = verify = total = 0.0
             for prompt in progress(prompts, f"shares, T={temperature} n={length}"):
                 asked = options(args, num_draft=length, temperature=temperature)
@@ -296,6 +323,7 @@ def main() -> None:
     measures = {
         "same-text": same_text,
         "speed": speed,
+        "hopeless": hopeless,
         "shares": shares,
         "costs": costs,
         "bleu": bleu,
@@ -308,6 +336,7 @@ def main() -> None:
     parser.add_argument("--prefix", default="")
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=100)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--peers", action="store_true", help="also mlx-lm, for Llama pairs")
     args = parser.parse_args()
     pair = load(args.model, args.draft_model)

@@ -57,7 +57,7 @@ def main() -> None:
             # Where the text changes, both have to meet the same stretches of it.
             after = after if steady else 0
             auto = machine.speed(lambda c=costs: AutoLength(c), tokens, args.seeds, after)
-            best, fixed = machine.best_fixed(tokens, max(4, args.seeds // 4), after)
+            best, fixed = machine.best_fixed(tokens, args.seeds, after)
             parts.append(f"{auto / fixed:.2f} of {best:2d}, {auto:.2f} of plain")
             keys = [(f"{title}: of plain", auto)]
             keys.append((f"{title}: of the best{'' if steady else ' (changing)'}", auto / fixed))

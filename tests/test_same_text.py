@@ -250,7 +250,7 @@ def test_lenience_accepts_more_and_says_so() -> None:
     pair = decoder_only("llama", 0.6)
     rates = []
     for delta in (0.0, 0.3, 1.0):
-        result = generate(pair, PROMPT, Options(max_tokens=LENGTH, delta=delta))
+        result = generate(pair, PROMPT, Options(max_tokens=LENGTH, num_draft=5, delta=delta))
         rates.append(result.stats.accepted / result.stats.drafted)
         assert result.labels.rule == ("coupled" if delta == 0 else "lenient")
     assert rates == sorted(rates) and rates[-1] == 1.0
@@ -259,7 +259,7 @@ def test_lenience_accepts_more_and_says_so() -> None:
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_texts_of_other_exact_rules_depend_on_the_seed(rule: str) -> None:
     pair = decoder_only("llama")
-    options = Options(max_tokens=LENGTH, temperature=1.0, rule=rule, seed=4)
+    options = Options(max_tokens=LENGTH, num_draft=5, temperature=1.0, rule=rule, seed=4)
     first, again = generate(pair, PROMPT, options), generate(pair, PROMPT, options)
     other = generate(pair, PROMPT, replace(options, seed=5))
     assert first.tokens == again.tokens != other.tokens
@@ -297,7 +297,13 @@ def test_prompt_lookup_does_not_change_the_text(
 @pytest.mark.parametrize("rule", ["token", "block", "typical"])
 def test_lookup_works_under_every_rule(rule: str) -> None:
     asked = Options(
-        max_tokens=LENGTH, proposer="ngram", ngram_min=1, temperature=0.5, rule=rule, seed=1
+        max_tokens=LENGTH,
+        proposer="ngram",
+        ngram_min=1,
+        num_draft=5,
+        temperature=0.5,
+        rule=rule,
+        seed=1,
     )
     stats = generate(decoder_only("llama"), PROMPT, asked).stats
     assert stats.drafted > 0
@@ -308,7 +314,9 @@ def test_a_text_that_repeats_itself_is_looked_up() -> None:
     bias = dict.fromkeys((3, 4), 50.0)
     asked = {"max_tokens": 80, "logit_bias": bias}
     plain = generate(pair_of(target, None), PROMPT, Options(regular=True, **asked))
-    result = generate(pair_of(target, None), PROMPT, Options(proposer="ngram", **asked))
+    result = generate(
+        pair_of(target, None), PROMPT, Options(proposer="ngram", num_draft=5, **asked)
+    )
     assert result.tokens == plain.tokens
     assert result.stats.tokens_per_round > 1.5
 

@@ -59,7 +59,7 @@ def generate(
     ] = "recent",
     num_draft: Annotated[
         str, typer.Option("--num-draft", help="Drafted tokens a round, or auto.")
-    ] = "5",
+    ] = "auto",
     delta: Annotated[
         float, typer.Option("--delta", help="Lenience, 0 to 1; above 0 the text is lossy.")
     ] = 0.0,

@@ -15,7 +15,7 @@ KEPT = 15
 TRUST = 20.0
 """How many rounds of this text a cost that was measured earlier counts for."""
 LINE = 1.0
-HOPE = 0.3
+HOPE = 0.15
 ENOUGH = 4
 FEW_PLAIN = 3
 FEW = 2

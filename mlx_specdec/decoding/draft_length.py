@@ -107,9 +107,11 @@ class AutoLength:
     begins with a few plain steps and one round of FIRST tokens.
 
     What may be worse than the best known length is tried only out of a budget: START plain steps,
-    and SHARE of the time since. While plain decoding is best that pays for probes, so that a draft
-    that turns good is noticed; their price includes the draft's catching up. It also pays for leaps
-    to lengths beyond all that were tried, since costs need not rise in a line.
+    and SHARE of the time since. It pays for trials of lengths that would be better if their costs,
+    badly known, were kind, since costs need not rise in a line; and while plain decoding is best
+    for probes, so that a draft that turns good is noticed.
+
+    After the first EAGER rounds it thinks again in every EVERYth round only: thinking is not free.
     """
 
     MOST = 16
@@ -118,6 +120,8 @@ class AutoLength:
     BETTER = 1.04
     START = 1.5
     SHARE = 0.01
+    EAGER = 24
+    EVERY = 4
 
     def __init__(self, known: Mapping[int, float] | None = None) -> None:
         self._costs = RoundCosts(self.MOST, known)
@@ -132,7 +136,8 @@ class AutoLength:
         self._catch_up = 0.0
         self._spent = 0.0
         self._price = 0.0
-        self._leaping = False
+        self._trying = False
+        self._repeat = 0
         self._elapsed = 0.0
         self._changes: list[Change] = []
         self._next = self._plan() if self._begun else 0
@@ -156,12 +161,15 @@ class AutoLength:
     ) -> None:
         """Learn from a round, and choose again."""
         self._elapsed += seconds
+        trial = self._trying
         if drafted:
             self._observe_round(drafted, accepted, seconds, draft)
         else:
             self._observe_plain(seconds)
         if self._begun:
-            self._next = self._plan()
+            rounds = self._plain + self._speculative
+            if trial or self._repeat or rounds < self.EAGER or rounds % self.EVERY == 0:
+                self._next = self._plan()
         elif self._plain >= self.PLAIN_FIRST:
             self._next, self._begun = self.FIRST, True
 
@@ -179,18 +187,23 @@ class AutoLength:
     ) -> None:
         self._acceptance.add(drafted, accepted)
         self._speculative += 1
-        if self._leaping:
+        if self._trying:
             self._spent += max(0.0, seconds - (accepted + 1) * self._price)
-            self._leaping = False
+            self._trying = False
         if drafted <= self.MOST:
             if self._parked_for and self._speculative > 1:
                 # This round also paid for what the draft had not read yet.
                 self._catch_up = max(0.0, seconds - self._costs.totals()[drafted])
+                self._repeat = drafted
             else:
                 self._costs.add(drafted, seconds, draft)
         self._plain_for = self._parked_for = 0
 
     def _plan(self) -> int:
+        if self._repeat:
+            # What a length costs shows in the round after the one that caught up.
+            repeat, self._repeat, self._trying = self._repeat, 0, True
+            return repeat
         tokens, costs = self._acceptance.emitted(), self._costs.totals()
         doubts = self._costs.doubt()
         # What is known badly must promise more; among many lengths some always look lucky.
@@ -200,19 +213,18 @@ class AutoLength:
         budget = self.START * costs[0] + self.SHARE * self._elapsed - self._spent
         if budget <= 0:
             return best
-        leap = self._leap(tokens)
-        if leap is not None:
-            self._leaping = True
-            return leap
-        probe = self._probe(tokens, safe) if best == 0 else None
-        if probe is None:
+        trial = self._trial(tokens, doubts)
+        if trial is None and best == 0:
+            trial = self._probe(tokens, safe)
+        if trial is None or trial == best:
             return best
-        loss = safe[probe] - tokens[probe] * self._price
-        loss = max(0.0, loss + (self._catch_up if self._parked_for else 0.0))
-        if loss > budget:
+        loss = max(0.0, safe[trial] - tokens[trial] * self._price)
+        if self._parked_for:
+            loss += self._catch_up
+        if loss > budget and trial <= self._costs.tried[-1]:
             return best
-        self._spent += loss
-        return probe
+        self._trying = True
+        return trial
 
     def _best(self, tokens: Sequence[float], costs: Sequence[float]) -> int:
         rates = [token / max(cost, 1e-12) for token, cost in zip(tokens, costs, strict=True)]
@@ -230,9 +242,9 @@ class AutoLength:
         losses = [max(1e-9, c - t * costs[0]) for c, t in zip(costs, tokens, strict=True)]
         return min(range(1, self.MOST + 1), key=lambda n: losses[n] / tokens[n - 1])
 
-    def _leap(self, tokens: Sequence[float]) -> int | None:
-        """A length beyond all that were tried that would be better if costs are kind."""
-        hopeful = self._costs.hopeful()
-        chosen = max(range(1, self.MOST + 1), key=lambda n: tokens[n] / max(hopeful[n], 1e-12))
-        better = tokens[chosen] / max(hopeful[chosen], 1e-12) * self._price > self.BETTER
-        return chosen if better and chosen > self._costs.tried[-1] else None
+    def _trial(self, tokens: Sequence[float], doubts: Sequence[float]) -> int | None:
+        """The length that would be best, and better than the chosen one, if costs were kind."""
+        kind = [c * (1 - d) for c, d in zip(self._costs.hopeful(), doubts, strict=True)]
+        rates = [token / max(cost, 1e-12) for token, cost in zip(tokens, kind, strict=True)]
+        chosen = max(range(1, self.MOST + 1), key=rates.__getitem__)
+        return chosen if rates[chosen] * self._price > self.BETTER else None

@@ -17,11 +17,13 @@ from transformers import (
 )
 
 from .batches import Batch, Example, bucketed, padded
+from .lists import list_sentence
 from .optimise import Budget, train
 from .tokenizer_files import EOS, build_unigram, carry_tokenizer, encode_all, kept_or_built
 
 PREFIX = "translate English to French: "
-JOINED_SHARE = 0.06
+JOINED_SHARE = 0.12
+LIST_SHARE = 0.08
 LONGEST = 120
 BATCH_TOKENS = 2600
 
@@ -43,6 +45,11 @@ def with_joined(pairs: Sequence[tuple[str, str]], dice: random.Random) -> list[t
         group, rest = rest[-count:], rest[: len(rest) - count]
         result.append((" ".join(s for s, _ in group), " ".join(t for _, t in group)))
     return result
+
+
+def with_lists(pairs: Sequence[tuple[str, str]], dice: random.Random) -> list[tuple[str, str]]:
+    """The pairs and, for every hundred, some sentences of ours with lists of things."""
+    return [*pairs, *(list_sentence(dice) for _ in range(round(LIST_SHARE * len(pairs))))]
 
 
 def examples_of(pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[Example]:
@@ -78,7 +85,8 @@ def train_target(
 
     def epochs(number: int) -> Iterator[Batch]:
         dice = random.Random(f"{seed} {number}")
-        yield from bucketed(examples_of(with_joined(pairs, dice), tokenizer), BATCH_TOKENS, dice)
+        mixed = with_joined(with_lists(pairs, dice), dice)
+        yield from bucketed(examples_of(mixed, tokenizer), BATCH_TOKENS, dice)
 
     def loss(batch: Batch) -> torch.Tensor:
         return model(input_ids=batch.source, attention_mask=batch.mask, labels=batch.labels).loss
