@@ -70,8 +70,9 @@ class DocumentIndex:
         if not length:
             return Found(0, 0, 0)
         wanted, read = wanted[: WIDTH * length], self._reader(length)
-        first = bisect_left(self._places, wanted, 0, at, key=read)
-        end = bisect_right(self._places, wanted, at, key=read)
+        low, high = _around(at, len(self._places), lambda k: read(self._places[k]) == wanted)
+        first = bisect_left(self._places, wanted, low, at, key=read)
+        end = bisect_right(self._places, wanted, at, high, key=read)
         return Found(length, first, end)
 
     def following(self, found: Found, count: int) -> list[int]:
@@ -137,6 +138,17 @@ def order(tokens: Integers, report: Callable[[int, int], None] | None = None) ->
 def stored(tokens: Integers) -> bytes:
     """What `backwards` returns, or a part of it, as it is searched."""
     return tokens.astype(">u4").tobytes()
+
+
+def _around(at: int, size: int, holds: Callable[[int], bool]) -> tuple[int, int]:
+    """Bounds of the stretch around `at` where something holds, at most twice as far as it goes."""
+    low, step = at, 1
+    while low > 0 and holds(low - 1):
+        low, step = max(low - step, 0), 2 * step
+    high, step = at, 1
+    while high < size and holds(high):
+        high, step = min(high + step, size), 2 * step
+    return low, high
 
 
 def _packed(text: Sequence[int]) -> bytes:

@@ -1,4 +1,4 @@
-"""The places of a text in the order of what begins there, for texts of hundreds of millions of tokens.
+"""The places of a text in the order of what begins there, for hundreds of millions of tokens.
 
 Prefix doubling (Manber and Myers, 1990) that stops at a depth, group by group, so that beside text,
 order and ranks (12 bytes a token) only one piece is in memory at a time. Knows integers only.
@@ -117,10 +117,7 @@ def _refine(stretch: Integers, begin: int, ranks: Integers, step: int) -> None:
     new = np.ones(len(keys), bool)
     np.not_equal(keys[1:], keys[:-1], out=new[1:])
     del keys
-    if whole:
-        at = np.arange(len(stretch), dtype=np.int32)
-    else:
-        at = several
+    at = np.arange(len(stretch), dtype=np.int32) if whole else several
     at = np.where(new, at, np.int32(0))
     np.maximum.accumulate(at, out=at)
     at += np.int32(begin)
