@@ -59,7 +59,12 @@ def generate(
     ] = "recent",
     lookup_file: Annotated[
         list[Path] | None,
-        typer.Option("--lookup-file", help="A text that ngram searches as well; repeatable."),
+        typer.Option(
+            "--lookup-file",
+            exists=True,
+            dir_okay=False,
+            help="A text that ngram searches as well; repeatable.",
+        ),
     ] = None,
     num_draft: Annotated[
         str, typer.Option("--num-draft", help="Drafted tokens a round, or auto.")

@@ -54,6 +54,8 @@ def tokens(
     total, done = _check(files), 0
     special = tokenizer.special_ids
     documents = []
+    if report is not None:
+        report(0, total)
     for file in files:
         parts: list[NDArray[np.int32]] = []
         blank = True
