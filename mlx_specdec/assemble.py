@@ -49,7 +49,7 @@ from .verification.rejection import TokenRule
 from .verification.typical import TypicalRule
 
 DRAFT_VOCABS = ("same", "intersect")
-READING = 0.7
+READING = 0.75
 """Share of tokenizing in the time that an index of documents takes."""
 STEPS = 1000
 DEBUG = "MLX_SPECDEC_DEBUG"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int32]
-PIECE = 1 << 20
+PIECE = 1 << 18
 """Places that are sorted at a time; a group of equal ones is never divided."""
 
 
