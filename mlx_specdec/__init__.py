@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .assemble import generate as generate
     from .assemble import load as load
     from .assemble import stream_generate as stream_generate
+    from .assemble import with_documents as with_documents
     from .cache_settings import CacheSettings as CacheSettings
     from .checkpoints.convert import convert as convert
     from .decoding.ending import Emission as Emission
@@ -38,6 +39,7 @@ _HOMES = {
     "generate": "assemble",
     "load": "assemble",
     "stream_generate": "assemble",
+    "with_documents": "assemble",
 }
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "generate",
     "load",
     "stream_generate",
+    "with_documents",
 ]
 
 

@@ -27,6 +27,9 @@ from .decoding.ending import Ending
 from .decoding.loop import Check, Decoding
 from .decoding.run import Labels, Result, Run, Surroundings
 from .decoding.statistics import Recorder
+from .drafting import document_cache
+from .drafting.document_cache import IndexKey
+from .drafting.document_index import DocumentIndex
 from .drafting.draft_model import DraftModel
 from .drafting.lookup import PromptLookup
 from .drafting.translation import Translation
@@ -36,6 +39,7 @@ from .models.loading import Loaded, load_model
 from .options import Options
 from .sampling.law import Law
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
+from .text import documents
 from .text.stream import StopStrings, TextStream
 from .text.tokenizer import Tokenizer, load_tokenizer
 from .text.vocabulary import common_size, shared_tokens
@@ -45,6 +49,9 @@ from .verification.rejection import TokenRule
 from .verification.typical import TypicalRule
 
 DRAFT_VOCABS = ("same", "intersect")
+READING = 0.75
+"""Share of tokenizing in the time that an index of documents takes."""
+STEPS = 1000
 DEBUG = "MLX_SPECDEC_DEBUG"
 """Environment variable: compare every context with the committed tokens after every round."""
 
@@ -54,7 +61,8 @@ class Pair:
     """A target, its tokenizer, and a draft model where there is one; shared by many generations.
 
     vocabulary: number of token ids that target and tokenizer both know; every law has this width.
-    translation: for a draft whose vocabulary is another.
+    translation: for a draft whose vocabulary is another. documents: what lookup searches beside
+    prompt and text.
     """
 
     name: str
@@ -67,6 +75,7 @@ class Pair:
     dtype: str
     load_seconds: float
     translation: Translation | None = None
+    documents: DocumentIndex | None = None
 
 
 def load(
@@ -122,6 +131,23 @@ def load(
         load_seconds=time.perf_counter() - started,
         translation=translation,
     )
+
+
+def with_documents(
+    pair: Pair, files: Sequence[str | Path], *, progress: Progress | None = None
+) -> Pair:
+    """The same models, with documents for the proposer "ngram" to search beside prompt and text.
+
+    files: UTF-8 texts. Their index is built once and kept in the platform's cache directory.
+    Raises DocumentError.
+    """
+    paths, report = [Path(file) for file in files], progress or _ignore
+    key = IndexKey(documents.digest(paths), pair.tokenizer.digest, pair.vocabulary)
+    index = document_cache.read(key)
+    if index is None:
+        read = documents.tokens(paths, pair.tokenizer, _share(report, 0.0, READING))
+        index = document_cache.build(key, read, _share(report, READING, 1.0))
+    return replace(pair, documents=index)
 
 
 def stream_generate(
@@ -292,7 +318,7 @@ def proposer_kind(pair: Pair, options: Options) -> str:
 def _proposer(pair: Pair, options: Options) -> Proposer | None:
     kind = proposer_kind(pair, options)
     if kind == "ngram":
-        return PromptLookup(options.ngram_min, options.ngram_choice == "frequent")
+        return PromptLookup(options.ngram_min, options.ngram_choice == "frequent", pair.documents)
     if kind == "none" or pair.draft is None:
         return None
     return DraftModel(pair.draft, options.sampling, pair.vocabulary, pair.translation)
@@ -353,6 +379,15 @@ def _cost_key(pair: Pair, options: Options) -> CostKey:
         dtype=pair.dtype,
         sampled=options.temperature > 0,
     )
+
+
+def _share(report: Progress, begin: float, end: float) -> Progress:
+    """Reports a part of some work as the stretch from `begin` to `end` of the whole."""
+
+    def part(done: int, total: int) -> None:
+        report(round(STEPS * (begin + (end - begin) * done / max(total, 1))), STEPS)
+
+    return part
 
 
 def _ignore(done: int, total: int) -> None:

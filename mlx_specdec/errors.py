@@ -6,6 +6,7 @@
     ├── CheckpointError     files are damaged, incomplete or of a kind that is not supported
     ├── OutputError         a result cannot be written (disk, rights, a file in the way)
     ├── PromptError         the prompt is empty or longer than the model can take
+    ├── DocumentError       a document to search is missing, empty, too large or no text
     ├── VocabularyError     target and draft do not share one vocabulary
     └── RewindError         a context was asked to forget more than it can
 
@@ -36,6 +37,10 @@ class OutputError(SpecdecError):
 
 class PromptError(SpecdecError, ValueError):
     """The prompt is empty or longer than the model can take."""
+
+
+class DocumentError(SpecdecError):
+    """A document to search is missing, empty, too large or no text."""
 
 
 class VocabularyError(SpecdecError):

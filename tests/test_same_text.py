@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.cache_settings import CacheSettings
 from mlx_specdec.contracts import Model
+from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
@@ -319,6 +321,26 @@ def test_a_text_that_repeats_itself_is_looked_up() -> None:
     )
     assert result.tokens == plain.tokens
     assert result.stats.tokens_per_round > 1.5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("family", ["llama", "mamba2", "own-head-scaled"])
+def test_documents_do_not_change_the_text(family: str, temperature: float) -> None:
+    pair = encoder_decoder(family) if family == "own-head-scaled" else decoder_only(family)
+    asked = {"max_tokens": LENGTH, "temperature": temperature, "seed": 2, "frequency_penalty": 2.0}
+    plain = generate(pair, PROMPT, Options(regular=True, **asked))
+    helpful = [*PROMPT, *plain.tokens[:40], 3, 3]
+    misleading = [token for own in plain.tokens for token in (own, (own + 1) % SIZE)]
+    rounds = []
+    for texts in ([helpful, misleading], [misleading]):
+        tokens = backwards([np.array(text, np.int32) for text in texts], SIZE)
+        index = DocumentIndex(order(tokens).data, stored(tokens))
+        options = Options(proposer="ngram", ngram_min=1, **asked)
+        result = generate(replace(pair, documents=index), PROMPT, options)
+        assert result.tokens == plain.tokens
+        assert result.stats.drafted > result.stats.accepted
+        rounds.append(result.stats.rounds)
+    assert rounds[0] < rounds[1]
 
 
 def test_a_draft_that_is_asked_for_must_be_there() -> None:

@@ -14,7 +14,7 @@ from ..cache_settings import CacheSettings
 from ..errors import OptionError, PromptError
 from ..options import Options
 from . import render
-from .pairs import SHIPPED_DRAFT, SHIPPED_PROMPT, SHIPPED_TARGET, load_pair
+from .pairs import SHIPPED_DRAFT, SHIPPED_PROMPT, SHIPPED_TARGET, load_pair, search_in
 from .process import Version
 
 if TYPE_CHECKING:
@@ -57,6 +57,15 @@ def generate(
     ngram_choice: Annotated[
         str, typer.Option("--ngram-choice", help="Which continuation: recent or frequent.")
     ] = "recent",
+    lookup_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--lookup-file",
+            exists=True,
+            dir_okay=False,
+            help="A text that ngram searches as well; repeatable.",
+        ),
+    ] = None,
     num_draft: Annotated[
         str, typer.Option("--num-draft", help="Drafted tokens a round, or auto.")
     ] = "auto",
@@ -141,8 +150,11 @@ def generate(
     version: Version = False,
 ) -> None:
     """Generate text. Without arguments: the shipped translator on a sample sentence."""
-    if speculate is not None and proposer is None and draft_model is None:
+    lookup_files = lookup_file or []
+    if (speculate is not None or lookup_files) and proposer is None and draft_model is None:
         proposer = "ngram"
+    if lookup_files and proposer in (None, "draft") and not regular_decode:
+        raise OptionError("--lookup-file is for lookup: give --proposer ngram")
     options = Options(
         max_tokens=max_tokens,
         num_draft=_draft_count(num_draft) if speculate is None else speculate,
@@ -185,6 +197,8 @@ def generate(
         caches=caches,
         draft_vocab=draft_vocab,
     )
+    if lookup_files and proposer == "ngram" and not regular_decode:
+        pair = search_in(pair, lookup_files)
     run = _generate(pair, text, options, show_drafts=show_drafts, quiet=quiet, as_json=as_json)
     if verbose:
         print(render.lengths(run.changes, run.result()), file=sys.stderr)

@@ -5,6 +5,7 @@ Knows where the shipped weights lie. MLX is imported when models are loaded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,3 +58,11 @@ def load_pair(
             draft_vocab=draft_vocab,
             progress=report,
         )
+
+
+def search_in(pair: Pair, files: Sequence[Path]) -> Pair:
+    """The pair with documents for lookup, with a progress bar; raises as with_documents does."""
+    from ..assemble import with_documents
+
+    with render.progress("indexing what to look up") as report:
+        return with_documents(pair, files, progress=report)

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last few tokens earlier in the text is proposed again.
+"""Prompt lookup: what followed the last few tokens earlier in the text or in documents is proposed.
 
 Knows token ids only. Costs microseconds, needs no model, and abstains where nothing repeats.
 Source of the idea: prompt lookup decoding (Saxena, 2023); matches here are the longest there are,
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Round, Scores
+from .document_index import DEPTH, DocumentIndex
 from .suffix_index import SuffixIndex
 
 BETWEEN = -1
@@ -24,14 +25,18 @@ class PromptLookup:
     """Proposer that searches prompt and text. Its proposals are one-hot: they have no rows.
 
     least: shortest match to trust, in tokens. frequent: of several continuations take the most
-    frequent one instead of the latest.
+    frequent one instead of the latest. documents: searched as well; the text goes first where its
+    match is as long as theirs.
     """
 
     taps: tuple[str, ...] = ()
 
-    def __init__(self, least: int = 2, frequent: bool = False) -> None:
+    def __init__(
+        self, least: int = 2, frequent: bool = False, documents: DocumentIndex | None = None
+    ) -> None:
         self._least = least
         self._frequent = frequent
+        self._documents = documents
         self._prompt: list[int] = []
         self._index = SuffixIndex()
         self._read = 0
@@ -46,14 +51,24 @@ class PromptLookup:
         """What followed the longest match, at most GROWTH times as long as the match."""
         self._catch_up(committed)
         match = self._index.longest_match()
-        if match < self._least:
-            return _proposal([])
-        count = min(limit, GROWTH * match)
-        find = self._index.most_frequent if self._frequent else self._index.most_recent
-        return _proposal(_before_end(find(count)))
+        tokens = self._from_documents(committed, max(match + 1, self._least), limit)
+        if not tokens and match >= self._least:
+            count = min(limit, GROWTH * match)
+            find = self._index.most_frequent if self._frequent else self._index.most_recent
+            tokens = _before_end(find(count))
+        return _proposal(tokens)
 
     def observe(self, round: Round) -> None:
         """Nothing to learn: the text says it all."""
+
+    def _from_documents(self, committed: Sequence[int], least: int, limit: int) -> list[int]:
+        """What follows in the documents after a match of at least `least` tokens."""
+        if self._documents is None or least > min(DEPTH, len(committed)):
+            return []
+        found = self._documents.find(committed)
+        if found.length < least:
+            return []
+        return self._documents.following(found, min(limit, GROWTH * found.length))
 
     def _catch_up(self, committed: Sequence[int]) -> None:
         if self._read == 0 and list(committed[: len(self._prompt)]) != self._prompt:

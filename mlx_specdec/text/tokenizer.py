@@ -6,6 +6,7 @@ transformers; a decoder-only one does for a chat template, or where it has no to
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, Literal, Protocol
 from ..errors import CheckpointError
 
 Kind = Literal["encoder-decoder", "decoder-only"]
+FILES = ("*token*", "spiece*", "vocab*", "merges*")
+"""What a tokenizer may consist of."""
 
 
 class Tokenizer(Protocol):
@@ -37,6 +40,11 @@ class Tokenizer(Protocol):
     @property
     def has_chat_template(self) -> bool:
         """Whether `apply_chat` works."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Digest of the files that it was read from."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -115,6 +123,10 @@ class FileTokenizer:
     def has_chat_template(self) -> bool:
         return self._template
 
+    @property
+    def digest(self) -> str:
+        return _digest(self._directory)
+
     def encode(self, text: str) -> list[int]:
         ids = self._tokenizer.encode(text).ids
         if self._closing and (not ids or ids[-1] not in self._closing):
@@ -142,6 +154,7 @@ class SentencePieceTokenizer:
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         import sentencepiece
 
+        self._directory = directory
         file = directory / "spiece.model"
         if not file.is_file():
             raise CheckpointError(f"{directory} has no tokenizer.json and no spiece.model")
@@ -170,6 +183,10 @@ class SentencePieceTokenizer:
     def size(self) -> int:
         return self._own + self._extra
 
+    @property
+    def digest(self) -> str:
+        return _digest(self._directory)
+
     def encode(self, text: str) -> list[int]:
         return [*self._processor.encode(text), *self._eos]
 
@@ -188,6 +205,7 @@ class TransformersTokenizer:
     """What only transformers can read."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._tokenizer = _from_transformers(directory)
 
     @property
@@ -206,6 +224,10 @@ class TransformersTokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._tokenizer.chat_template is not None
+
+    @property
+    def digest(self) -> str:
+        return _digest(self._directory)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))
@@ -258,6 +280,15 @@ def _settings(directory: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise CheckpointError(f"{file} is not a JSON object: download it again")
     return settings
+
+
+def _digest(directory: Path) -> str:
+    whole = hashlib.blake2b(digest_size=16)
+    files = {file for pattern in FILES for file in directory.glob(pattern) if file.is_file()}
+    for file in sorted(files):
+        whole.update(file.name.encode() + b"\0")
+        whole.update(hashlib.blake2b(file.read_bytes()).digest())
+    return whole.hexdigest()
 
 
 def _token(value: Any) -> str | None:

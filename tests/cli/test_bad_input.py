@@ -83,6 +83,33 @@ def test_prompt_files_that_cannot_be_read_are_named(run: Run, t5: Path, tmp_path
     told(run("generate", "--prompt-file", tmp_path / "latin.txt", "--model", t5), "UTF-8")
 
 
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [(b"", "is empty"), (b"\x7fELF\0\0", "not UTF-8 text"), (b"\n \n", "is empty")],
+)
+def test_lookup_files_that_hold_no_text_are_named(
+    run: Run, llama: Path, tmp_path: Path, content: bytes, part: str
+) -> None:
+    file = tmp_path / "glossary.txt"
+    file.write_bytes(content)
+    done = run("generate", PROMPT, "--model", llama, "--lookup-file", file)
+    told(done, "glossary.txt", part)
+
+
+def test_lookup_files_that_are_not_there_are_named_before_anything_is_loaded(
+    run: Run, tmp_path: Path
+) -> None:
+    asked = ("generate", PROMPT, "--model", "/nowhere", "--lookup-file")
+    told(run(*asked, tmp_path / "no.txt"), "no.txt", "--lookup-file")
+    told(run(*asked, tmp_path), "directory", "--lookup-file")
+
+
+def test_lookup_files_are_refused_where_nothing_would_search_them(run: Run, llama: Path) -> None:
+    asked = ("generate", PROMPT, "--model", llama, "--lookup-file", __file__)
+    told(run(*asked, "--proposer", "draft", "--draft-model", llama), "--proposer ngram")
+    told(run(*asked, "--draft-model", llama), "--proposer ngram")
+
+
 def test_models_that_are_not_there_are_named(run: Run, t5: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     told(run("generate", PROMPT, "--model", "./nowhere"), "./nowhere")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec import __version__
+from mlx_specdec.drafting import document_cache
 
 from .conftest import Run, make_llama
 
@@ -251,6 +252,25 @@ def test_penalties_and_bias_reach_the_text(run: Run, t5: Path) -> None:
     repeated = json.loads(run(*asked, "--presence-penalty", 1000).out)["tokens"]
     assert len(set(repeated)) == len(repeated)
     assert json.loads(run(*asked, "--frequency-penalty", 1000).out)["tokens"] == repeated
+
+
+def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_path: Path) -> None:
+    asked = ("generate", "def read(path):", "--model", llama, "-m", 40)
+    plain = run(*asked)
+    (tmp_path / "a.txt").write_text(f"def read(path):{plain.out}", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("def read_lines", encoding="utf-8")
+    files = ("--lookup-file", tmp_path / "a.txt", "--lookup-file", tmp_path / "b.txt")
+    first = json.loads(run(*asked, *files, "--json").out)
+    assert first["text"] + "\n" == plain.out
+    assert first["proposer"] == "ngram"
+    without = json.loads(run(*asked, "--proposer", "ngram", "--json").out)
+    assert first["stats"]["rounds"] < without["stats"]["rounds"]
+    (kept,) = document_cache.directory().iterdir()
+    inode = kept.stat().st_ino
+    kept_again = run(*asked, *files)
+    assert kept_again.out == plain.out
+    assert [file.stat().st_ino for file in document_cache.directory().iterdir()] == [inode]
+    assert run(*asked, *files, "--regular-decode").out == plain.out
 
 
 def test_lookup_needs_no_draft_model(run: Run, llama: Path) -> None:

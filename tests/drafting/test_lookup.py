@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
 from mlx_specdec.drafting.lookup import PromptLookup
 from mlx_specdec.sampling.noise import SilentNoise
 
@@ -53,3 +56,35 @@ def test_a_text_is_read_once_and_a_new_one_begins_from_nothing() -> None:
     assert found.tokens.tolist() == [[3, 1, 2]]
     lookup.begin([5, 6], None)
     assert lookup.propose([5, 6, 1, 2], 4, NOISE).size == 0
+
+
+def index_of(*texts: list[int]) -> DocumentIndex:
+    tokens = backwards([np.array(text, np.int32) for text in texts], 100)
+    return DocumentIndex(order(tokens).data, stored(tokens))
+
+
+def test_documents_are_searched_where_their_match_is_longer_or_the_only_one() -> None:
+    documents = index_of([1, 2, 3, 50, 51, 52, 53], [2, 3, 60])
+    prompt = [1, 2, 3, 4, 5]
+    assert proposed([*prompt, 9, 9], prompt, documents=documents) == []
+    assert proposed([*prompt, 50, 51], prompt, documents=documents) == [52, 53]
+    assert proposed([*prompt, 1, 2, 3], prompt, documents=documents) == [4, 5, 1, 2, 3]
+    longer = [7, 1, 2, 3, 7, 2, 3]
+    assert proposed([9, 2, 3, 8, 1, 2, 3], [9], documents=documents, limit=2) == [50, 51]
+    assert proposed(longer, [7], documents=index_of([7, 2, 3, 70, 71]), limit=2) == [70, 71]
+
+
+def test_a_match_in_documents_has_to_be_as_long_as_any_other() -> None:
+    documents = index_of([5, 6, 7])
+    assert proposed([1, 6], [1], documents=documents) == []
+    assert proposed([1, 6], [1], documents=documents, least=1) == [7]
+    assert proposed([1, 5, 6], [1], documents=documents, least=3) == []
+
+
+def test_the_text_is_taken_where_a_document_ends_with_the_match() -> None:
+    documents = index_of([9, 1, 2])
+    assert proposed([1, 2, 3, 9, 1, 2], [1], documents=documents, limit=2) == [3, 9]
+
+
+def test_a_source_text_is_followed_by_documents_as_well() -> None:
+    assert proposed([0, 10, 11], [8, 9, 1], documents=index_of([10, 11, 12])) == [12]

@@ -106,3 +106,19 @@ def test_the_training_text_is_known(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
     for text in TEXT:
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("make", [byte_level, unigram, sentence_piece])
+def test_the_digest_changes_with_the_tokenizers_files_alone(tmp_path: Path, make) -> None:
+    kind = "decoder-only" if make is byte_level else "encoder-decoder"
+    tokenizer = load_tokenizer(make(tmp_path), kind=kind)
+    before = tokenizer.digest
+    (tmp_path / "config.json").write_text("{}")
+    assert tokenizer.digest == before
+    for file in list(tmp_path.iterdir()):
+        if file.name != "config.json":
+            content = file.read_bytes()
+            file.write_bytes(content + b"\n")
+            assert tokenizer.digest != before
+            file.write_bytes(content)
+    assert tokenizer.digest == before

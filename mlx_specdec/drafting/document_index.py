@@ -1,0 +1,162 @@
+"""Where the end of a text occurs in documents, and what comes after it there.
+
+The documents lie backwards, one after the other, so that the longest end of a text that occurs
+anywhere is found by one binary search among their places, ordered by what precedes them (a suffix
+array of the reversed documents). Knows integers and buffers. Knows nothing of files and texts.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .suffix_array import Integers, suffix_array
+
+DEPTH = 32
+"""Tokens that are compared: longer matches count as this long."""
+VOTERS = 16
+"""Of a match's places so many, spread evenly, decide how it goes on."""
+WIDTH = 4
+BETWEEN = b"\0\0\0\0"
+"""Stands around every document; token t is stored as t + 1, four bytes, the highest first, so that
+bytes compare as tokens do."""
+
+
+class Buffer(Protocol):
+    """bytes, or a file mapped into memory."""
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """The longest end of a text that occurs in the documents, and its occurrences in their order.
+
+    length: in tokens, at most DEPTH; 0 if even the last token occurs nowhere.
+    """
+
+    length: int
+    first: int
+    end: int
+
+
+class DocumentIndex:
+    """Documents that can be searched.
+
+    places: see `order`. tokens: see `stored`, from byte `offset` of the buffer to its end.
+    """
+
+    def __init__(self, places: Sequence[int], tokens: Buffer, offset: int = 0) -> None:
+        self._places = places
+        self._tokens = tokens
+        self._offset = offset
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, text: Sequence[int]) -> Found:
+        """The longest end of `text` that occurs in a document. Tens of microseconds."""
+        wanted = _packed(text[-DEPTH:])
+        read = self._reader(DEPTH)
+        at = bisect_left(self._places, wanted, key=read)
+        near = range(max(at - 1, 0), min(at + 1, len(self._places)))
+        length = max((_common(wanted, read(self._places[k])) for k in near), default=0)
+        if not length:
+            return Found(0, 0, 0)
+        wanted, read = wanted[: WIDTH * length], self._reader(length)
+        low, high = _around(at, len(self._places), lambda k: read(self._places[k]) == wanted)
+        first = bisect_left(self._places, wanted, low, at, key=read)
+        end = bisect_right(self._places, wanted, at, high, key=read)
+        return Found(length, first, end)
+
+    def following(self, found: Found, count: int) -> list[int]:
+        """At most `count` tokens that follow where it was found, up to the document's end.
+
+        The next token is what most of up to VOTERS occurrences go on with, the others follow it
+        in the first of these occurrences.
+        """
+        size = found.end - found.first
+        voters = min(size, VOTERS)
+        spread = (found.first + k * size // voters for k in range(voters))
+        tails = [tail for at in spread if (tail := self._before(self._places[at], count))]
+        if not tails:
+            return []
+        (most, _), *_ = Counter(tail[-WIDTH:] for tail in tails).most_common(1)
+        tail = next(tail for tail in tails if tail[-WIDTH:] == most)
+        numbers = struct.unpack(f">{len(tail) // WIDTH}I", tail)
+        return [number - 1 for number in reversed(numbers)]
+
+    def _reader(self, length: int) -> Callable[[int], bytes]:
+        """What gives the bytes of `length` tokens at a place."""
+        tokens, offset, size = self._tokens, self._offset, WIDTH * length
+
+        def read(place: int) -> bytes:
+            begin = offset + WIDTH * place
+            return tokens[begin : begin + size]
+
+        return read
+
+    def _before(self, place: int, count: int) -> bytes:
+        """The bytes of the tokens before a place, from the document's end on."""
+        end = self._offset + WIDTH * place
+        tail = self._tokens[max(end - WIDTH * count, self._offset) : end]
+        for at in range(len(tail) - WIDTH, -1, -WIDTH):
+            if tail[at : at + WIDTH] == BETWEEN:
+                return tail[at + WIDTH :]
+        return tail
+
+
+def backwards(documents: Sequence[Integers], vocabulary: int) -> Integers:
+    """The documents, the last one first and each from its end, as int32: tokens + 1, and 0 before,
+    between and after them.
+
+    documents: int32 each. vocabulary: ids from here on, and negative ones, are never matched and
+    never proposed.
+    """
+    size = sum(len(document) + 1 for document in documents)
+    tokens = np.zeros(size, np.int32)
+    end = size
+    for document in documents:
+        stored = tokens[end - len(document) : end]
+        np.add(document[::-1], 1, out=stored)
+        stored[(stored < 0) | (stored > vocabulary)] = 0
+        end -= len(document) + 1
+    return tokens
+
+
+def order(tokens: Integers, report: Callable[[int, int], None] | None = None) -> Integers:
+    """The order of the places in what `backwards` returns."""
+    return suffix_array(tokens, DEPTH, report)
+
+
+def stored(tokens: Integers) -> bytes:
+    """What `backwards` returns, or a part of it, as it is searched."""
+    return tokens.astype(">u4").tobytes()
+
+
+def _around(at: int, size: int, holds: Callable[[int], bool]) -> tuple[int, int]:
+    """Bounds of the stretch around `at` where something holds, at most twice as far as it goes."""
+    low, step = at, 1
+    while low > 0 and holds(low - 1):
+        low, step = max(low - step, 0), 2 * step
+    high, step = at, 1
+    while high < size and holds(high):
+        high, step = min(high + step, size), 2 * step
+    return low, high
+
+
+def _packed(text: Sequence[int]) -> bytes:
+    return struct.pack(f">{len(text)}I", *[token + 1 for token in reversed(text)])
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many tokens two texts have in common at their beginning, no boundary among them."""
+    size = min(len(one), len(other))
+    differ = int.from_bytes(one[:size], "big") ^ int.from_bytes(other[:size], "big")
+    return (8 * size - differ.bit_length()) // (8 * WIDTH)
