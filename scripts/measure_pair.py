@@ -153,9 +153,13 @@ def timed(pair: Pair, prompt: str, asked: Options) -> Timing:
 def peers(
     pair: Pair, args: argparse.Namespace, temperature: float
 ) -> dict[str, Callable[[str], Timing]]:
-    """mlx-lm's own plain and speculative decoding of the same weights in the same process."""
-    from mlx_lm.generate import generate_step, speculative_generate_step
+    """mlx-lm's own plain and speculative decoding of the same weights in the same process: bare
+    generators of tokens, and "text", which streams text as a user gets it (and as ours does)."""
+    from mlx_lm.generate import generate_step, speculative_generate_step, stream_generate
     from mlx_lm.sample_utils import make_sampler
+    from mlx_lm.tokenizer_utils import load as load_tokenizer
+
+    tokenizer = load_tokenizer(Path(args.model))
 
     sampler = make_sampler(temp=temperature)
 
@@ -176,6 +180,11 @@ def peers(
         ids = mx.array(pair.tokenizer.encode(prompt))
         return drain(generate_step(ids, target, max_tokens=args.max_tokens, sampler=sampler))
 
+    def text(prompt: str) -> Timing:
+        ids = pair.tokenizer.encode(prompt)
+        steps = stream_generate(target, tokenizer, ids, max_tokens=args.max_tokens, sampler=sampler)
+        return drain((step.token, None) for step in steps)
+
     def speculative(prompt: str, length: int) -> Timing:
         ids = mx.array(pair.tokenizer.encode(prompt))
         return drain(
@@ -189,7 +198,7 @@ def peers(
             )
         )
 
-    methods: dict[str, Callable[[str], Timing]] = {"mlx-lm plain": plain}
+    methods: dict[str, Callable[[str], Timing]] = {"mlx-lm plain": plain, "mlx-lm plain text": text}
     if draft is not None:
         for length in args.lengths:
             methods[f"mlx-lm num_draft {length}"] = lambda prompt, n=length: speculative(prompt, n)

@@ -1,0 +1,123 @@
+"""A model's own weights at fewer bits, as a draft of itself.
+
+Knows modules. Norms, positions, biases and tables that are only looked up are shared with the
+target and take no memory; of a T5 the whole encoder is. Knows nothing of files and proposals.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from ..contracts import Model
+from ..errors import OptionError
+from .encoder_decoder import EncoderDecoderModel
+
+EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+BITS = (2, 3, 4, 5, 6, 8)
+WIDER_BITS = 8
+"""Of a matrix that embeds and is the output head as well, at least: its errors hurt most."""
+
+
+def self_draft(target: Model, bits: int, group_size: int = 64) -> tuple[Model, int]:
+    """A draft of the target's own layers at `bits` a weight, and the bytes that it adds.
+
+    Raises OptionError for bits that cannot be had, and where no matrix has more now.
+    """
+    if bits not in BITS:
+        raise OptionError(f"draft-bits must be one of {', '.join(map(str, BITS))}, not {bits}")
+    network: nn.Module = target.network  # type: ignore[attr-defined]
+    twin = packed_twin(network, bits, group_size)
+    mx.eval(twin.parameters())
+    shared = {id(array) for _, array in tree_flatten(network.parameters())}
+    added = sum(a.nbytes for _, a in tree_flatten(twin.parameters()) if id(a) not in shared)
+    if isinstance(target, EncoderDecoderModel):
+        return EncoderDecoderModel(twin), added
+    from .decoder_only import DecoderOnlyModel
+
+    return DecoderOnlyModel(twin, target.max_length), added
+
+
+def packed_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
+    """The same modules, whose matrices have at most `bits` a weight; `network` stays as it is.
+
+    Raises OptionError where nothing can be packed further.
+    """
+    twin = _twin(network, {})
+    shared = _looked_up(twin)
+    packed = [
+        (path, found)
+        for path, module in twin.named_modules()
+        if not path.startswith("encoder.")
+        and path not in shared
+        and (found := _packed(module, bits, group_size)) is not None
+    ]
+    if not packed:
+        raise OptionError(
+            f"the target has no weights that {bits} bits would make smaller: give fewer draft-bits"
+        )
+    twin.update_modules(tree_unflatten(packed))
+    return twin
+
+
+def _looked_up(network: nn.Module) -> frozenset[str]:
+    """Embedding tables that are not the output head as well: some layer gives as many numbers as
+    they have rows."""
+    modules = list(network.named_modules())
+    heads = {m.weight.shape[0] for _, m in modules if isinstance(m, nn.Linear | nn.QuantizedLinear)}
+    return frozenset(
+        path for path, m in modules if isinstance(m, EMBEDDINGS) and m.weight.shape[0] in heads
+    )
+
+
+def _packed(module: nn.Module, bits: int, group_size: int) -> nn.Module | None:
+    """The module at fewer bits; None where that would gain nothing or cannot be."""
+    if isinstance(module, EMBEDDINGS):
+        bits = max(bits, WIDER_BITS)
+    if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+        if module.bits <= bits:
+            return None
+        module = _expanded(module)
+    if not hasattr(module, "to_quantized") or module.weight.shape[-1] % group_size:
+        return None
+    return module.to_quantized(group_size=group_size, bits=bits)
+
+
+def _expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
+    weight = mx.dequantize(
+        module.weight,
+        module.scales,
+        module.get("biases"),
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+    )
+    plain: nn.Module
+    if isinstance(module, nn.QuantizedEmbedding):
+        plain = nn.Embedding(1, 1)
+    else:
+        plain = nn.Linear(1, 1, bias="bias" in module)
+        if "bias" in module:
+            plain.bias = module.bias
+    plain.weight = weight
+    return plain
+
+
+def _twin(part: Any, known: dict[int, Any]) -> Any:
+    """The same tree of modules over the same arrays; what is shared in one is in the other."""
+    if id(part) in known:
+        return known[id(part)]
+    if isinstance(part, nn.Module):
+        other = known[id(part)] = copy.copy(part)
+        for name, value in part.items():
+            other[name] = _twin(value, known)
+        return other
+    if isinstance(part, list):
+        return [_twin(value, known) for value in part]
+    if isinstance(part, dict):
+        return {name: _twin(value, known) for name, value in part.items()}
+    return part
