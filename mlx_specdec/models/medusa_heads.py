@@ -40,6 +40,11 @@ class MedusaHeads(nn.Module):
         return int(self.weights[0].shape[0])
 
     @property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return self._base.vocabulary
+
+    @property
     def own_output(self) -> bool:
         """Whether every head has an output layer of its own."""
         return "output" in self
@@ -51,11 +56,7 @@ class MedusaHeads(nn.Module):
 
     def logits(self, state: mx.array, count: int) -> mx.array:
         """(1, 1, width) "final" -> (1, count, vocabulary), a row for each of the first heads."""
-        refined = self.refine(state[0], count)
-        if not self.own_output:
-            return self.project(refined.reshape(1, count, -1), 0)
-        rows = refined @ self.output[:count].swapaxes(1, 2)
-        return rows.reshape(1, count, -1)
+        return self.project(self.refine(state[0], count)).reshape(1, count, -1)
 
     def refine(self, states: mx.array, count: int) -> mx.array:
         """The residual layers: (n, width) "final" -> (count, n, width)."""
@@ -68,12 +69,17 @@ class MedusaHeads(nn.Module):
             refined = refined + inner * mx.sigmoid(inner)
         return refined
 
-    def project(self, refined: mx.array, head: int) -> mx.array:
-        """One head's output layer: (batch, n, width) of `refine` -> (batch, n, vocabulary)."""
+    def project(self, refined: mx.array) -> mx.array:
+        """The output layers of the first heads: (count, n, width) of `refine` -> (count, n,
+        vocabulary)."""
+        count, rows, width = refined.shape
         if self.own_output:
-            return refined @ self.output[head].T
-        base = self._base
-        return base.head(refined if base.state_scale == 1 else refined * base.state_scale)
+            return refined @ self.output[:count].swapaxes(1, 2)
+        if self._base.state_scale != 1:
+            refined = refined * self._base.state_scale
+        # As rows of one text, so that the base's output layer is read once.
+        states = refined.astype(self._base.state_dtype).reshape(1, count * rows, width)
+        return self._base.head(states).reshape(count, rows, -1)
 
     def tensors(self) -> dict[str, mx.array]:
         """Every tensor under the name that files of heads give it."""
