@@ -218,7 +218,7 @@ def calibrate(
     """
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
-    survey, report = Survey(AutoLength.MOST), progress or _ignore
+    survey, report = Survey(_most_drafted(endless, options)), progress or _ignore
     report(0, turns)
     while survey.turns < turns:
         proposer = _proposer(endless, options)
@@ -383,7 +383,14 @@ def _draft_length(pair: Pair, options: Options) -> DraftLength:
     if options.num_draft != "auto":
         return FixedLength(options.num_draft)
     keeps = options.cost_cache and proposer_kind(pair, options) != "none"
-    return AutoLength(cost_cache.read(_cost_key(pair, options)) if keeps else None)
+    known = cost_cache.read(_cost_key(pair, options)) if keeps else None
+    return AutoLength(known, _most_drafted(pair, options))
+
+
+def _most_drafted(pair: Pair, options: Options) -> int:
+    """The longest length worth considering."""
+    heads = pair.heads if proposer_kind(pair, options) == "medusa" else None
+    return AutoLength.MOST if heads is None else min(heads.count, AutoLength.MOST)
 
 
 def _keeper(pair: Pair, options: Options, auto: AutoLength | None) -> Callable[[], None] | None:
