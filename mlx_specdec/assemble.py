@@ -36,7 +36,7 @@ from .drafting.draft_model import DraftModel
 from .drafting.lookup import PromptLookup
 from .drafting.medusa import Medusa
 from .drafting.translation import Translation
-from .errors import CheckpointError, OptionError, PromptError
+from .errors import CheckpointError, OptionError, PromptError, SourceError
 from .models.checked import CheckedModel
 from .models.loading import Loaded, load_model
 from .models.medusa_heads import MedusaHeads, attach
@@ -287,7 +287,10 @@ def _with_base(directory: Path, progress: Progress | None) -> tuple[Path, Medusa
         return directory, None
     files = medusa_files.read(directory)
     beside = directory / files.base
-    base = beside if beside.is_dir() else resolve(files.base, progress=progress)
+    try:
+        base = beside if beside.is_dir() else resolve(files.base, progress=progress)
+    except SourceError as problem:
+        raise SourceError(f"{directory} names a base model that is missing: {problem}") from problem
     if medusa_files.is_medusa(base):
         raise CheckpointError(f"{files.base}, the base model of {directory}, is Medusa heads too")
     return base, files

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate
-from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.errors import CheckpointError, OptionError, SourceError
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.loading import load_model
@@ -189,6 +189,11 @@ def test_tensors_that_are_no_heads_are_refused(
 def test_heads_on_heads_are_refused(tmp_path: Path) -> None:
     heads.write(tmp_path / "base", "elsewhere")
     refused(heads.write(tmp_path / "heads", "../base"), "Medusa heads too")
+
+
+def test_a_missing_base_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"heads names a base model that is missing: .*\.\./base"):
+        assemble.load(heads.write(tmp_path / "heads", "../base"))
 
 
 def test_heads_that_are_asked_for_must_be_there() -> None:

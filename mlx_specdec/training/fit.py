@@ -60,6 +60,7 @@ class Fit:
         self._total = self._per_epoch * settings.epochs
         self._optimizer = optimizers.AdamW(learning_rate=self._schedule())
         self._step = 0
+        self._order = -1, self._train
         self._best: tuple[int, float] | None = None
         self._best_weights = _copy(heads)
         self._optimizer.init(heads.trainable_parameters())
@@ -100,7 +101,10 @@ class Fit:
     def _batch(self) -> tuple[mx.array, mx.array]:
         """The rows of the next step: each once an epoch, in an order that the seed gives."""
         epoch, place = divmod(self._step, self._per_epoch)
-        order = np.random.default_rng((self._settings.seed, epoch)).permutation(self._train)
+        if self._order[0] != epoch:
+            draw = np.random.default_rng((self._settings.seed, epoch))
+            self._order = epoch, draw.permutation(self._train)
+        order = self._order[1]
         size = self._settings.batch
         # Sorted, because they are read from a disk.
         return self._take(np.sort(order[place * size : (place + 1) * size]))
