@@ -18,6 +18,8 @@ import mlx.core as mx
 
 from . import blas
 from .cache_settings import CacheSettings
+from .checkpoints import medusa_files
+from .checkpoints.medusa_files import MedusaFiles
 from .checkpoints.source import resolve
 from .contracts import Model, NoiseSource, Progress, Proposer, Rule
 from .decoding import cost_cache
@@ -32,10 +34,12 @@ from .drafting.document_cache import IndexKey
 from .drafting.document_index import DocumentIndex
 from .drafting.draft_model import DraftModel
 from .drafting.lookup import PromptLookup
+from .drafting.medusa import Medusa
 from .drafting.translation import Translation
-from .errors import OptionError, PromptError
+from .errors import CheckpointError, OptionError, PromptError, SourceError
 from .models.checked import CheckedModel
 from .models.loading import Loaded, load_model
+from .models.medusa_heads import MedusaHeads, attach
 from .options import Options
 from .sampling.law import Law
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
@@ -62,7 +66,7 @@ class Pair:
 
     vocabulary: number of token ids that target and tokenizer both know; every law has this width.
     translation: for a draft whose vocabulary is another. documents: what lookup searches beside
-    prompt and text.
+    prompt and text. heads: of the target, where it has some.
     """
 
     name: str
@@ -76,6 +80,7 @@ class Pair:
     load_seconds: float
     translation: Translation | None = None
     documents: DocumentIndex | None = None
+    heads: MedusaHeads | None = None
 
 
 def load(
@@ -92,14 +97,19 @@ def load(
 ) -> Pair:
     """Load a target and, if named, a draft model with the same vocabulary.
 
-    model, draft_model: a directory or a name on the Hugging Face Hub. dtype: "auto" computes in
+    model, draft_model: a directory or a name on the Hugging Face Hub; a model that is Medusa heads
+    brings the base model that it names. dtype: "auto" computes in
     float32 on the CPU and as stored elsewhere; or float32, float16, bfloat16. q_bits: quantise on
     load. caches: quantised or cut KV caches; a draft that cannot have them keeps its own.
     draft_vocab: "same" refuses a draft with other tokens, "intersect" drafts the tokens that both
     have. Raises SourceError, CheckpointError, VocabularyError, OptionError.
     """
     started = time.perf_counter()
-    target, tokenizer = _load_one(str(model), revision, dtype, q_bits, caches, progress)
+    directory, files = _with_base(
+        resolve(str(model), revision=revision, progress=progress), progress
+    )
+    target, tokenizer = _load_from(directory, dtype, q_bits, caches)
+    heads = None if files is None else attach(files, target.model)
     if draft_vocab not in DRAFT_VOCABS:
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
     width = min(target.model.vocabulary, tokenizer.size)
@@ -130,6 +140,7 @@ def load(
         dtype=target.dtype,
         load_seconds=time.perf_counter() - started,
         translation=translation,
+        heads=heads,
     )
 
 
@@ -207,7 +218,7 @@ def calibrate(
     """
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
-    survey, report = Survey(AutoLength.MOST), progress or _ignore
+    survey, report = Survey(_most_drafted(endless, options)), progress or _ignore
     report(0, turns)
     while survey.turns < turns:
         proposer = _proposer(endless, options)
@@ -262,22 +273,32 @@ def _load_draft(
     caches: CacheSettings | None,
     progress: Progress | None,
 ) -> tuple[Loaded, Tokenizer]:
+    directory = resolve(name, progress=progress)
     try:
-        return _load_one(name, None, dtype, q_bits, caches, progress)
+        return _load_from(directory, dtype, q_bits, caches)
     except OptionError:
         # The text is the target's whatever the draft remembers; what is wrong comes again.
-        return _load_one(name, None, dtype, q_bits, None, progress)
+        return _load_from(directory, dtype, q_bits, None)
 
 
-def _load_one(
-    name: str,
-    revision: str | None,
-    dtype: str,
-    q_bits: int | None,
-    caches: CacheSettings | None,
-    progress: Progress | None,
+def _with_base(directory: Path, progress: Progress | None) -> tuple[Path, MedusaFiles | None]:
+    """Where the model's weights are, and the heads if `directory` holds heads alone."""
+    if not medusa_files.is_medusa(directory):
+        return directory, None
+    files = medusa_files.read(directory)
+    beside = directory / files.base
+    try:
+        base = beside if beside.is_dir() else resolve(files.base, progress=progress)
+    except SourceError as problem:
+        raise SourceError(f"{directory} names a base model that is missing: {problem}") from problem
+    if medusa_files.is_medusa(base):
+        raise CheckpointError(f"{files.base}, the base model of {directory}, is Medusa heads too")
+    return base, files
+
+
+def _load_from(
+    directory: Path, dtype: str, q_bits: int | None, caches: CacheSettings | None
 ) -> tuple[Loaded, Tokenizer]:
-    directory = resolve(name, revision=revision, progress=progress)
     loaded = load_model(directory, dtype=dtype, q_bits=q_bits, caches=caches)
     return loaded, load_tokenizer(directory, kind=loaded.kind)
 
@@ -307,18 +328,28 @@ def _encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[i
 
 
 def proposer_kind(pair: Pair, options: Options) -> str:
-    """Who proposes: "draft", "ngram" or "none". Raises OptionError where there is no draft."""
+    """Who proposes: "draft", "ngram", "medusa" or "none".
+
+    Raises OptionError where there is no such draft, or there are no heads."""
     if options.regular or options.num_draft == 0:
         return "none"
     if options.proposer == "draft" and pair.draft is None:
         raise OptionError("there is no draft model to propose: name one with draft-model")
-    return options.proposer or ("none" if pair.draft is None else "draft")
+    if options.proposer == "medusa" and pair.heads is None:
+        raise OptionError(
+            "there are no Medusa heads to propose: give a model whose config.json has "
+            f"{medusa_files.COUNT}"
+        )
+    heads = "none" if pair.heads is None else "medusa"
+    return options.proposer or (heads if pair.draft is None else "draft")
 
 
 def _proposer(pair: Pair, options: Options) -> Proposer | None:
     kind = proposer_kind(pair, options)
     if kind == "ngram":
         return PromptLookup(options.ngram_min, options.ngram_choice == "frequent", pair.documents)
+    if kind == "medusa" and pair.heads is not None:
+        return Medusa(pair.heads, options.sampling, pair.vocabulary)
     if kind == "none" or pair.draft is None:
         return None
     return DraftModel(pair.draft, options.sampling, pair.vocabulary, pair.translation)
@@ -355,7 +386,14 @@ def _draft_length(pair: Pair, options: Options) -> DraftLength:
     if options.num_draft != "auto":
         return FixedLength(options.num_draft)
     keeps = options.cost_cache and proposer_kind(pair, options) != "none"
-    return AutoLength(cost_cache.read(_cost_key(pair, options)) if keeps else None)
+    known = cost_cache.read(_cost_key(pair, options)) if keeps else None
+    return AutoLength(known, _most_drafted(pair, options))
+
+
+def _most_drafted(pair: Pair, options: Options) -> int:
+    """The longest length worth considering."""
+    heads = pair.heads if proposer_kind(pair, options) == "medusa" else None
+    return AutoLength.MOST if heads is None else min(heads.count, AutoLength.MOST)
 
 
 def _keeper(pair: Pair, options: Options, auto: AutoLength | None) -> Callable[[], None] | None:
@@ -375,7 +413,7 @@ def _cost_key(pair: Pair, options: Options) -> CostKey:
         target=pair.name,
         target_bytes=pair.target.nbytes,
         draft=pair.draft_name or "" if drafts else kind,
-        draft_bytes=pair.draft.nbytes if drafts and pair.draft is not None else 0,
+        draft_bytes=_proposer_bytes(pair, kind),
         dtype=pair.dtype,
         sampled=options.temperature > 0,
     )
@@ -388,6 +426,12 @@ def _share(report: Progress, begin: float, end: float) -> Progress:
         report(round(STEPS * (begin + (end - begin) * done / max(total, 1))), STEPS)
 
     return part
+
+
+def _proposer_bytes(pair: Pair, kind: str) -> int:
+    if kind == "medusa" and pair.heads is not None:
+        return pair.heads.nbytes
+    return pair.draft.nbytes if kind == "draft" and pair.draft is not None else 0
 
 
 def _ignore(done: int, total: int) -> None:

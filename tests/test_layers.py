@@ -37,7 +37,9 @@ MAY_IMPORT = {
         "text",
         "verification",
     },
+    "training": {"assemble", "checkpoints", "contracts", "errors", "models", "options"},
     "cli": {
+        "training",
         "assemble",
         "blas",
         "checkpoints",

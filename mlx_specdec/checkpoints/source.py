@@ -17,6 +17,7 @@ from ..errors import SourceError
 
 WANTED = (
     "model*.safetensors",
+    "medusa_lm_head.safetensors",
     "*.json",
     "spiece.model",
     "tokenizer.model",
@@ -25,7 +26,7 @@ WANTED = (
     "merges.txt",
     "*.jinja",
 )
-TORCH = ("pytorch_model*.bin", "pytorch_model*.json")
+TORCH = ("pytorch_model*.bin", "pytorch_model*.json", "medusa_lm_head.pt")
 """Wanted where a repository has no safetensors."""
 UNWANTED = ("*/*", "flax_model*", "pytorch_model*", "tf_model*")
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)

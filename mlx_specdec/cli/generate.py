@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -45,11 +46,13 @@ def generate(
     ] = None,
     proposer: Annotated[
         str | None,
-        typer.Option("--proposer", help="draft, ngram (looks back in prompt and text) or none."),
+        typer.Option(
+            "--proposer", help="draft, ngram (looks back in prompt and text), medusa or none."
+        ),
     ] = None,
     speculate: Annotated[
         int | None,
-        typer.Option("--speculate", help="Propose so many; without a draft model by ngram."),
+        typer.Option("--speculate", help="Propose so many; without draft and heads by ngram."),
     ] = None,
     ngram_min: Annotated[
         int, typer.Option("--ngram-min", help="Shortest match that ngram trusts, in tokens.")
@@ -151,9 +154,10 @@ def generate(
 ) -> None:
     """Generate text. Without arguments: the shipped translator on a sample sentence."""
     lookup_files = lookup_file or []
-    if (speculate is not None or lookup_files) and proposer is None and draft_model is None:
+    guessed = proposer is None and draft_model is None
+    if (speculate is not None or lookup_files) and guessed:
         proposer = "ngram"
-    if lookup_files and proposer in (None, "draft") and not regular_decode:
+    if lookup_files and proposer in (None, "draft", "medusa") and not regular_decode:
         raise OptionError("--lookup-file is for lookup: give --proposer ngram")
     options = Options(
         max_tokens=max_tokens,
@@ -190,7 +194,7 @@ def generate(
         raise PromptError("the prompt is empty: give some text")
     pair = load_pair(
         model or SHIPPED_TARGET,
-        None if regular_decode or proposer in ("ngram", "none") else draft_model,
+        None if regular_decode or proposer in ("ngram", "medusa", "none") else draft_model,
         dtype=dtype,
         q_bits=q_bits,
         draft_q_bits=draft_q_bits,
@@ -199,6 +203,8 @@ def generate(
     )
     if lookup_files and proposer == "ngram" and not regular_decode:
         pair = search_in(pair, lookup_files)
+    if pair.heads is not None and guessed and not lookup_files:
+        options = replace(options, proposer=None)
     run = _generate(pair, text, options, show_drafts=show_drafts, quiet=quiet, as_json=as_json)
     if verbose:
         print(render.lengths(run.changes, run.result()), file=sys.stderr)

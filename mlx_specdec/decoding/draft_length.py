@@ -104,7 +104,7 @@ class AutoLength:
     """The number that promises most tokens per second, from costs and acceptance seen so far.
 
     known: costs of rounds by drafted length in plain steps, measured earlier. Without them the text
-    begins with a few plain steps and one round of FIRST tokens.
+    begins with a few plain steps and one round of FIRST tokens. most: where a proposer has no more.
 
     What may be worse than the best known length is tried only out of a budget: START plain steps,
     and SHARE of the time since. It pays for trials of lengths that would be better if their costs,
@@ -123,9 +123,11 @@ class AutoLength:
     EAGER = 24
     EVERY = 4
 
-    def __init__(self, known: Mapping[int, float] | None = None) -> None:
-        self._costs = RoundCosts(self.MOST, known)
-        self._acceptance = Acceptance(self.MOST)
+    def __init__(self, known: Mapping[int, float] | None = None, most: int = MOST) -> None:
+        self._most = min(most, self.MOST)
+        known = {n: cost for n, cost in (known or {}).items() if n <= self._most}
+        self._costs = RoundCosts(self._most, known)
+        self._acceptance = Acceptance(self._most)
         self._begun = bool(known)
         self._plain = 0
         self._speculative = 0
@@ -171,7 +173,7 @@ class AutoLength:
             if trial or self._repeat or rounds < self.EAGER or rounds % self.EVERY == 0:
                 self._next = self._plan()
         elif self._plain >= self.PLAIN_FIRST:
-            self._next, self._begun = self.FIRST, True
+            self._next, self._begun = min(self.FIRST, self._most), True
 
     def _observe_plain(self, seconds: float) -> None:
         self._plain += 1
@@ -190,7 +192,7 @@ class AutoLength:
         if self._trying:
             self._spent += max(0.0, seconds - (accepted + 1) * self._price)
             self._trying = False
-        if drafted <= self.MOST:
+        if drafted <= self._most:
             if self._parked_for and self._speculative > 1:
                 # This round also paid for what the draft had not read yet.
                 self._catch_up = max(0.0, seconds - self._costs.totals()[drafted])
@@ -240,11 +242,11 @@ class AutoLength:
         """The length that buys most verdicts beside plain decoding: of n drafted tokens
         tokens[n - 1] are expected to get one."""
         losses = [max(1e-9, c - t * costs[0]) for c, t in zip(costs, tokens, strict=True)]
-        return min(range(1, self.MOST + 1), key=lambda n: losses[n] / tokens[n - 1])
+        return min(range(1, self._most + 1), key=lambda n: losses[n] / tokens[n - 1])
 
     def _trial(self, tokens: Sequence[float], doubts: Sequence[float]) -> int | None:
         """The length that would be best, and better than the chosen one, if costs were kind."""
         kind = [c * (1 - d) for c, d in zip(self._costs.hopeful(), doubts, strict=True)]
         rates = [token / max(cost, 1e-12) for token, cost in zip(tokens, kind, strict=True)]
-        chosen = max(range(1, self.MOST + 1), key=rates.__getitem__)
+        chosen = max(range(1, self._most + 1), key=rates.__getitem__)
         return chosen if rates[chosen] * self._price > self.BETTER else None

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from ..cache_settings import CacheSettings
 from ..contracts import Progress, Scores
-from ..errors import PromptError, RewindError
+from ..errors import OptionError, PromptError, RewindError
 from .cache_kinds import cache_maker
 from .rewinding import RewindableCache, evaluate
 
@@ -25,7 +25,7 @@ PREFILL_STEP = 512
 
 
 class _Tap:
-    """Keeps what a module returns, for one call after `arm`.
+    """Keeps what a module returns, for one call after `arm`, or returns what `give` was given.
 
     The instance gets a subclass of its own class, so its parameters, its name in the model and
     whatever else is said about it stay as they are.
@@ -34,9 +34,13 @@ class _Tap:
     def __init__(self, module: nn.Module) -> None:
         self._armed = False
         self._kept: Any = None
+        self._given: mx.array | None = None
         plain = type(module)
 
         def call(inner: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._given is not None:
+                given, self._given = self._given, None
+                return given
             result = plain.__call__(inner, *args, **kwargs)
             if self._armed:
                 self._kept, self._armed = result, False
@@ -47,6 +51,10 @@ class _Tap:
     def arm(self) -> None:
         """The next result is kept."""
         self._armed, self._kept = True, None
+
+    def give(self, result: mx.array) -> None:
+        """The next call returns this and computes nothing."""
+        self._given = result
 
     def take(self) -> Any:
         """The kept result, which is then let go; None where the module was not called."""
@@ -85,6 +93,7 @@ class DecoderOnlyModel:
         self._max_length = max_length
         self._make_caches = cache_maker(model, caches or CacheSettings())
         self._tap: _Tap | None = None
+        self._state: tuple[int, mx.Dtype] | None = None
         # Shapes are known as soon as the graph is built; nothing is computed here.
         probe = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
         self._vocabulary: int = probe.shape[-1]
@@ -103,6 +112,31 @@ class DecoderOnlyModel:
     def nbytes(self) -> int:
         """Size of the weights in bytes."""
         return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))
+
+    @property
+    def width(self) -> int:
+        """Width of the hidden state "final". Raises OptionError where a model has no such state."""
+        return self._seen_state()[0]
+
+    @property
+    def state_dtype(self) -> mx.Dtype:
+        """Of the hidden state "final". Raises OptionError as `width` does."""
+        return self._seen_state()[1]
+
+    @property
+    def state_scale(self) -> float:
+        """1: "final" is what the last norm returns; what an output head does to it is its own."""
+        return 1.0
+
+    def head(self, states: mx.array) -> mx.array:
+        """The model's own output head: (batch, m, width), as "final" is -> logits.
+
+        Raises OptionError as `width` does.
+        """
+        # Heads are scaled, soft-capped or tied: only the model's own call knows how.
+        self._final().give(states)
+        logits: mx.array = self.network(mx.zeros(states.shape[:2], dtype=mx.int32))
+        return logits
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """The prompt itself."""
@@ -146,7 +180,7 @@ class DecoderOnlyModel:
     def tap(self, names: Sequence[str]) -> _Tap | None:
         """What `run` needs to return these hidden states; the model is prepared on the first call.
 
-        Raises ValueError for a name other than "final", and where a model has no such state.
+        Raises ValueError for a name other than "final", OptionError where a model has none.
         """
         unknown = [name for name in names if name != "final"]
         if unknown:
@@ -162,9 +196,15 @@ class DecoderOnlyModel:
             # Some models keep the head inside: what comes out of them are logits.
             if not isinstance(seen, mx.array) or seen.shape[-1] == self._vocabulary:
                 kind = type(self.network).__module__.rpartition(".")[2]
-                raise ValueError(f"models of type {kind} do not show the input of their head")
-            self._tap = tap
+                raise OptionError(f"models of type {kind} do not show the input of their head")
+            self._tap, self._state = tap, (seen.shape[-1], seen.dtype)
         return self._tap
+
+    def _seen_state(self) -> tuple[int, mx.Dtype]:
+        """Width and type of "final"."""
+        if self._state is None:
+            self._final()
+        return self._state or (0, mx.float32)
 
 
 class DecoderOnlyContext:

@@ -40,6 +40,26 @@ class EncoderDecoderModel:
         """Size of the weights in bytes."""
         return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))
 
+    @property
+    def width(self) -> int:
+        """Width of the hidden state "final"."""
+        return self.network.config.d_model
+
+    @property
+    def state_dtype(self) -> mx.Dtype:
+        """Of the hidden state "final"."""
+        return self.network.decoder.final_layer_norm.weight.dtype
+
+    @property
+    def state_scale(self) -> float:
+        """What the decoder's output is multiplied by before the head."""
+        config = self.network.config
+        return config.d_model**-0.5 if config.scales_output else 1.0
+
+    def head(self, states: mx.array) -> mx.array:
+        """The output head: (batch, m, width), as "final" is -> logits."""
+        return self.network.head(states)
+
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """The decoder's start token."""
         return [self.network.config.decoder_start_token_id]

@@ -17,9 +17,9 @@ from mlx.utils import tree_flatten
 
 from ..cache_settings import CacheSettings
 from ..checkpoints import files, keys
-from ..contracts import Model
 from ..errors import CheckpointError, OptionError
 from ..text.tokenizer import Kind
+from .base import Base
 from .encoder_decoder import EncoderDecoderModel
 from .number_format import expands, on_cpu
 from .t5 import T5
@@ -32,7 +32,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 class Loaded:
     """A model with what its files say besides weights. dtype: in words, for example "float32"."""
 
-    model: Model
+    model: Base
     eos_token_ids: tuple[int, ...]
     kind: Kind
     dtype: str

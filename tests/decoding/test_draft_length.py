@@ -36,6 +36,16 @@ def test_the_room_is_never_overrun(room: int) -> None:
         lengths.observe(count, count, 1.0 + 0.01 * count)
 
 
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_no_more_is_asked_for_than_a_proposer_has(most: int) -> None:
+    for known in (None, {1: 1.01, 2: 1.02, 12: 1.1}):
+        lengths, chosen = AutoLength(known, most), []
+        for _ in range(200):
+            chosen.append(lengths.choose(10_000))
+            lengths.observe(chosen[-1], chosen[-1], 1.0 + 0.01 * chosen[-1])
+        assert max(chosen) == chosen[-1] == most
+
+
 def test_a_hopeless_draft_is_parked_and_still_probed() -> None:
     lengths, chosen = AutoLength(), []
     for _ in range(3000):

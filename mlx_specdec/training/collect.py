@@ -1,0 +1,118 @@
+"""Prompts -> hidden states of the model and the tokens that followed, sample by sample.
+
+Knows a loaded model and its tokenizer. Knows nothing of heads. The base is frozen, so its states
+are computed once, however often heads look at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from ..assemble import Pair, generate
+from ..contracts import Progress
+from ..errors import PromptError
+from ..models.encoder_decoder import EncoderDecoderModel
+from ..options import Options
+from .data import Sample
+from .rows import Rows
+from .settings import Collecting
+
+TAP = "final"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Token ids of one sample; no continuation where the model is to write it."""
+
+    prompt: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+def collect(
+    pair: Pair,
+    samples: Sequence[Sample],
+    settings: Collecting,
+    rows: Rows,
+    progress: Progress,
+) -> None:
+    """Fill `rows`, going on behind the samples that they have.
+
+    Raises PromptError where fewer than two samples are of use.
+    """
+    longest = pair.target.max_length
+    if longest is not None and longest < settings.length:
+        settings = replace(settings, length=longest)
+    pieces = list(_pieces(pair, samples, settings))[: settings.samples]
+    done = len(rows.lengths)
+    progress(min(done, len(pieces)), len(pieces))
+    for number in range(done, len(pieces)):
+        piece = pieces[number]
+        tokens = piece.continuation or _continue(pair, piece, settings, number)
+        # One token has a state that predicts it, and none after it for a head to guess.
+        if len(tokens) < 2:
+            rows.append((), None)
+        else:
+            rows.append(tokens, _states(pair, piece.prompt, tokens))
+        progress(number + 1, len(pieces))
+    if int((rows.lengths > 0).sum()) < 2:
+        raise PromptError(
+            "the data has fewer than two texts to learn from: give more of them"
+            + ("" if settings.self_distill else ', with "target" for an encoder-decoder model')
+        )
+
+
+def _pieces(pair: Pair, samples: Sequence[Sample], settings: Collecting) -> Iterator[Piece]:
+    for sample in samples:
+        prompt = tuple(_prompt(pair, sample.prompt, settings))
+        if isinstance(pair.target, EncoderDecoderModel):
+            target = pair.tokenizer.encode(sample.target)[: settings.length]
+            if 0 < len(prompt) <= settings.length:
+                if settings.self_distill:
+                    yield Piece(prompt, ())
+                elif sample.target.strip():
+                    yield Piece(prompt, tuple(target))
+        elif settings.self_distill:
+            # Half of the length is for what the model writes.
+            yield from (Piece(part, ()) for part in _parts(prompt, settings.length // 2) if part)
+        elif sample.target.strip():
+            target = pair.tokenizer.encode(sample.target)
+            room = settings.length - len(prompt)
+            if prompt and room > 1:
+                yield Piece(prompt, tuple(target[:room]))
+        else:
+            for part in _parts(prompt, settings.length):
+                if len(part) > 2:
+                    yield Piece(part[:1], part[1:])
+
+
+def _parts(ids: tuple[int, ...], length: int) -> Iterator[tuple[int, ...]]:
+    return (ids[start : start + length] for start in range(0, len(ids), length))
+
+
+def _prompt(pair: Pair, text: str, settings: Collecting) -> list[int]:
+    if settings.self_distill and pair.tokenizer.has_chat_template:
+        return pair.tokenizer.apply_chat(text)
+    return pair.tokenizer.encode(text)
+
+
+def _continue(pair: Pair, piece: Piece, settings: Collecting, number: int) -> tuple[int, ...]:
+    room = settings.length
+    if not isinstance(pair.target, EncoderDecoderModel):
+        room -= len(piece.prompt)
+    options = Options(
+        max_tokens=room,
+        regular=True,
+        temperature=settings.temperature,
+        seed=settings.seed + number,
+    )
+    return generate(pair, piece.prompt, options).tokens
+
+
+def _states(pair: Pair, prompt: Sequence[int], tokens: Sequence[int]) -> mx.array:
+    """(len(tokens), width): row j is what predicts token j."""
+    context = pair.target.open(prompt)
+    fed = [pair.target.prefix(prompt)[-1], *tokens[:-1]]
+    return context.advance(mx.array([fed], dtype=mx.int32), taps=(TAP,)).hidden[TAP][0]

@@ -1,0 +1,66 @@
+"""What may be asked of a training, checked before any model is loaded. Imports no MLX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import OptionError
+
+MOST_HEADS = 16
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """Which texts heads learn from.
+
+    samples: most texts. length: tokens of one, prompt included (of the continuation alone for
+    encoder-decoder models). self_distill: the model continues the prompts itself, at `temperature`.
+    """
+
+    samples: int = 500
+    length: int = 256
+    self_distill: bool = True
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least("samples", self.samples, 2)
+        _at_least("length", self.length, 8)
+        if not 0 <= self.temperature < float("inf"):
+            raise OptionError(f"temperature must be 0 or more, not {self.temperature}")
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What heads are, and how they learn.
+
+    own_output: an output layer for each, from which the base's is the start; else the base's own.
+    batch: hidden states of one step. patience: epochs without progress on held-out texts that end
+    the training. The learning rate rises over the first `warm_up` of all steps, then falls as a
+    cosine.
+    """
+
+    heads: int = 3
+    layers: int = 1
+    own_output: bool = False
+    batch: int = 256
+    epochs: int = 20
+    learning_rate: float = 1e-3
+    warm_up: float = 0.05
+    patience: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least("heads", self.heads, 1, MOST_HEADS)
+        _at_least("layers", self.layers, 1, 4)
+        _at_least("batch", self.batch, 1)
+        _at_least("epochs", self.epochs, 1)
+        _at_least("patience", self.patience, 1)
+        if not 0 < self.learning_rate < 1:
+            raise OptionError(f"learning-rate must lie between 0 and 1, not {self.learning_rate}")
+
+
+def _at_least(name: str, value: int, least: int, most: int | None = None) -> None:
+    if value < least or (most is not None and value > most):
+        upper = "or more" if most is None else f"to {most}"
+        raise OptionError(f"{name} must be {least} {upper}, not {value}")

@@ -1,0 +1,211 @@
+"""Medusa heads from directory to text: which text comes out, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec import assemble
+from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.errors import CheckpointError, OptionError, SourceError
+from mlx_specdec.models.base import Base
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.medusa_heads import MedusaHeads, stacked
+from mlx_specdec.options import Options
+
+from . import heads, tiny
+from .cli.conftest import make_llama, make_t5
+from .test_same_text import FIXTURES, PROMPT, SIZE, Numbers
+
+DECODERS = ("llama", "gemma3_wrapped", "qwen3_next")
+TRANSLATORS = ("own-head-scaled", "tied-scaled-relu")
+
+
+def base_of(family: str) -> Base:
+    if family in TRANSLATORS:
+        return load_model(FIXTURES / family, dtype="float32").model
+    return DecoderOnlyModel(tiny.build(family))
+
+
+def pair_of(base: Base, on: MedusaHeads) -> Pair:
+    return Pair("target", None, base, None, Numbers(), frozenset(), SIZE, "float32", 0.0, heads=on)
+
+
+def some_heads(base: Base, own_output: bool, count: int = 3) -> MedusaHeads:
+    """Heads that are sometimes right: their output layers think that the text repeats itself."""
+    found = heads.tensors(count, 1, base.width, SIZE if own_output else None)
+    return stacked(base, {name: 0.3 * array for name, array in found.items()}, count, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("own_output", [True, False])
+@pytest.mark.parametrize("family", [*DECODERS, *TRANSLATORS])
+def test_heads_do_not_change_the_text(family: str, own_output: bool, temperature: float) -> None:
+    base = base_of(family)
+    pair = pair_of(base, some_heads(base, own_output))
+    asked = {"max_tokens": 24, "temperature": temperature, "seed": 3, "frequency_penalty": 2.0}
+    plain = generate(pair, PROMPT, Options(regular=True, **asked))
+    assert len(set(plain.tokens)) > 3
+    for num_draft in (2, 8):
+        result = generate(pair, PROMPT, Options(num_draft=num_draft, **asked))
+        assert result.tokens == plain.tokens
+        assert result.stats.drafted > 0
+        assert (result.labels.proposer, result.labels.draft_model) == ("medusa", None)
+
+
+def test_heads_that_know_the_next_words_save_passes() -> None:
+    base = base_of("llama")
+    right = some_heads(base, own_output=False)
+    # Nothing but one token is possible, and heads see it: they have the target's bias.
+    pair = pair_of(base, right)
+    asked = {"max_tokens": 25, "logit_bias": {9: 1000.0}}
+    stats = generate(pair, PROMPT, Options(num_draft=8, **asked)).stats
+    assert stats.acceptance_rate == 1.0
+    assert stats.rounds == 1 + 24 / 4, "the first token comes with the prompt's pass"
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "typical"])
+def test_heads_work_under_every_rule(rule: str) -> None:
+    base = base_of("llama")
+    options = Options(max_tokens=20, temperature=0.7, rule=rule, seed=1)
+    first = generate(pair_of(base, some_heads(base, own_output=True)), PROMPT, options)
+    assert first.stats.drafted > 0
+    assert first.labels.rule == rule
+
+
+def test_the_shared_output_layer_is_the_models_own_head() -> None:
+    for family in ("llama", "gemma3_wrapped", "own-head-scaled", "tied-scaled-relu"):
+        base = base_of(family)
+        tokens = mx.array([[3, 9, 4]], dtype=mx.int32)
+        scores = base.open(PROMPT).advance(tokens, taps=("final",))
+        assert scores.hidden["final"].shape == (1, 3, base.width)
+        assert scores.hidden["final"].dtype == base.state_dtype
+        assert mx.allclose(base.head(scores.hidden["final"]), scores.logits, atol=1e-5)
+
+
+def written(tmp_path: Path, family: str, **settings) -> tuple[Path, Path]:
+    """A base and heads for it, side by side."""
+    make = make_llama if family == "llama" else make_t5
+    (tmp_path / "base").mkdir()
+    base = make(tmp_path / "base")
+    if settings.pop("own_output", False):
+        settings["vocabulary"] = json.loads((base / "config.json").read_text())["vocab_size"]
+    return base, heads.write(tmp_path / "heads", "../base", **settings)
+
+
+@pytest.mark.parametrize("own_output", [True, False])
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_directory_of_heads_loads_its_base_by_itself(
+    family: str, own_output: bool, tmp_path: Path
+) -> None:
+    base, directory = written(tmp_path, family, own_output=own_output, layers=2)
+    pair = assemble.load(directory)
+    asked = {"max_tokens": 12, "seed": 1}
+    plain = generate(assemble.load(base), "some text", Options(**asked))
+    result = generate(pair, "some text", Options(**asked))
+    assert result.tokens == plain.tokens
+    assert (plain.labels.proposer, result.labels.proposer) == ("none", "medusa")
+    assert result.stats.drafted > 0
+    found = mx.load(str(directory / "medusa_lm_head.safetensors"))
+    kept = pair.heads.tensors()
+    assert kept.keys() == found.keys()
+    assert all(mx.array_equal(kept[name], found[name]) for name in found)
+
+
+def refused(directory: Path, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        assemble.load(directory)
+
+
+def test_heads_for_another_width_are_refused_by_name(tmp_path: Path) -> None:
+    refused(
+        written(tmp_path, "llama", width=48)[1], r"width 48, and \.\./base has 32.*another base"
+    )
+
+
+def test_heads_for_another_vocabulary_are_refused_by_name(tmp_path: Path) -> None:
+    refused(written(tmp_path, "llama", vocabulary=50)[1], "vocabulary of 50, and")
+
+
+def test_shared_heads_whose_config_tells_another_vocabulary_are_refused(tmp_path: Path) -> None:
+    refused(written(tmp_path, "llama", vocab_size=50)[1], "vocabulary of 50, and")
+
+
+def test_truncated_heads_are_refused(tmp_path: Path) -> None:
+    directory = heads.write(tmp_path, "../base")
+    file = directory / "medusa_lm_head.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    refused(directory, "truncated")
+
+
+def test_a_directory_without_its_heads_is_refused(tmp_path: Path) -> None:
+    directory = heads.write(tmp_path, "../base")
+    (directory / "medusa_lm_head.safetensors").unlink()
+    refused(directory, r"neither medusa_lm_head\.safetensors nor medusa_lm_head\.pt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"medusa_num_heads": 4}, r"lacks 3\.0\.linear\.bias"),
+        ({"medusa_num_heads": 2}, r"has also 2\.0\.linear\.bias"),
+        ({"medusa_num_layers": 2}, r"lacks 0\.1\.linear\.bias"),
+        ({"medusa_num_heads": "3"}, "medusa_num_heads '3'"),
+        ({"medusa_num_heads": 0}, "medusa_num_heads 0"),
+        ({"medusa_num_layers": 10**9}, "medusa_num_layers"),
+        ({"base_model_name_or_path": None}, "no base_model_name_or_path"),
+        ({"hidden_size": 33}, "hidden_size 33, and medusa_lm_head.safetensors has 32"),
+    ],
+)
+def test_a_config_that_does_not_suit_its_heads_is_refused(
+    changes: dict, match: str, tmp_path: Path
+) -> None:
+    refused(heads.write(tmp_path, "../base", **changes), match)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "match"),
+    [
+        ("fc.weight", mx.zeros((32, 32)), r"fc\.weight, which is part of no known layout"),
+        ("0.0.linear.weight", mx.zeros((32, 31)), r"0\.0\.linear\.weight has shape \(32, 31\)"),
+        ("1.0.linear.bias", mx.zeros((31,)), r"1\.0\.linear\.bias has shape"),
+        ("1.0.linear.bias", mx.zeros((32,), dtype=mx.int32), "heads are floats"),
+        ("0.0.linear.weight", mx.zeros(()), "is damaged"),
+    ],
+)
+def test_tensors_that_are_no_heads_are_refused(
+    name: str, array: mx.array, match: str, tmp_path: Path
+) -> None:
+    directory = heads.write(tmp_path, "../base")
+    file = str(directory / "medusa_lm_head.safetensors")
+    mx.save_safetensors(file, {**heads.tensors(3, 1, 32, None), name: array})
+    refused(directory, match)
+
+
+def test_heads_on_heads_are_refused(tmp_path: Path) -> None:
+    heads.write(tmp_path / "base", "elsewhere")
+    refused(heads.write(tmp_path / "heads", "../base"), "Medusa heads too")
+
+
+def test_a_missing_base_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"heads names a base model that is missing: .*\.\./base"):
+        assemble.load(heads.write(tmp_path / "heads", "../base"))
+
+
+def test_heads_that_are_asked_for_must_be_there() -> None:
+    base = base_of("llama")
+    pair = Pair("target", None, base, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
+    with pytest.raises(OptionError, match="no Medusa heads"):
+        generate(pair, PROMPT, Options(proposer="medusa"))
+
+
+def test_heads_can_be_left_aside() -> None:
+    base = base_of("llama")
+    pair = pair_of(base, some_heads(base, own_output=True))
+    for proposer in ("none", "ngram"):
+        labels = generate(pair, PROMPT, Options(max_tokens=3, proposer=proposer)).labels
+        assert labels.proposer == proposer

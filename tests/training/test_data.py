@@ -1,0 +1,76 @@
+"""Files of texts: their formats, their order, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.errors import PromptError
+from mlx_specdec.training.data import Sample, digest, read_samples
+
+
+def read(tmp_path: Path, text: str | bytes, seed: int = 0) -> list[Sample]:
+    file = tmp_path / "data"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_samples(file, seed)
+
+
+def test_plain_files_hold_one_text_a_line(tmp_path: Path) -> None:
+    found = read(tmp_path, "one\n\n  \ntwo\\nlines\r\n")
+    assert sorted(found, key=lambda sample: sample.prompt) == [Sample("one"), Sample("two\nlines")]
+
+
+def test_json_lines_may_have_targets(tmp_path: Path) -> None:
+    lines = [
+        '{"prompt": "a", "target": "b", "other": 1}',
+        '{"text": "c"}',
+        '{"turns": ["d", "e"]}',
+    ]
+    found = read(tmp_path, "\n".join(lines))
+    assert sorted(found, key=lambda sample: sample.prompt) == [
+        Sample("a", "b"),
+        Sample("c"),
+        Sample("d"),
+    ]
+
+
+def test_the_order_is_shuffled_and_told_by_the_seed(tmp_path: Path) -> None:
+    text = "\n".join(str(number) for number in range(50))
+    first = read(tmp_path, text)
+    assert first == read(tmp_path, text)
+    assert first != read(tmp_path, text, seed=1)
+    assert [sample.prompt for sample in first] != text.split("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "nothing to train on"),
+        (" \n\n", "nothing to train on"),
+        (b"\xff\xfe\x00", "is not UTF-8"),
+        ('{"prompt": "a"}\nb', "line 2 of .* is not JSON"),
+        ('{"prompt": "a"}\n[1]', "line 2 of .* must be an object"),
+        ('{"prompt": 3}', 'line 1 of .* needs "prompt"'),
+        ('{"prompt": "  "}', 'line 1 of .* needs "prompt"'),
+        ('{"turns": []}', 'line 1 of .* needs "prompt"'),
+        ('{"prompt": "a", "target": 1}', '"target" must be one'),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused(
+    text: str | bytes, match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PromptError, match=match):
+        read(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="nowhere"):
+        read_samples(tmp_path / "nowhere", 0)
+
+
+def test_a_digest_tells_contents_apart(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("a")
+    second.write_text("b")
+    assert digest(first) != digest(second)

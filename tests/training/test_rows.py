@@ -1,0 +1,70 @@
+"""Rows on disk: what comes back, what heads are asked, and what an interruption costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.training.rows import Rows
+
+WIDTH = 3
+
+
+def states(count: int, first: int = 0) -> mx.array:
+    numbers = mx.arange(first, first + count * WIDTH)
+    return numbers.reshape(count, WIDTH).astype(mx.float32)
+
+
+def filled(directory: Path, dtype: mx.Dtype = mx.float32) -> Rows:
+    rows = Rows(directory, WIDTH, dtype)
+    rows.append([10, 11, 12], states(3))
+    rows.append([], None)
+    rows.append([20, 21], states(2, 100))
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_states_come_back_in_their_type(dtype: mx.Dtype, tmp_path: Path) -> None:
+    found = filled(tmp_path, dtype).states(np.array([1, 4]))
+    assert found.dtype == dtype
+    assert found.tolist() == [[3, 4, 5], [103, 104, 105]]
+
+
+def test_head_i_is_asked_for_the_token_i_plus_1_places_after_the_predicted_one(
+    tmp_path: Path,
+) -> None:
+    assert filled(tmp_path).targets(2).tolist() == [
+        [11, 12],
+        [12, -1],
+        [-1, -1],
+        [21, -1],
+        [-1, -1],
+    ]
+
+
+def test_whole_samples_are_held_out(tmp_path: Path) -> None:
+    rows = filled(tmp_path)
+    train, held_out = rows.split(0.5)
+    assert (train.tolist(), held_out.tolist()) == ([0, 1, 2], [3, 4])
+    assert rows.split(0.0)[1].tolist() == [3, 4], "at least one sample"
+
+
+def test_rows_that_are_opened_again_are_as_they_were(tmp_path: Path) -> None:
+    first = filled(tmp_path)
+    again = Rows(tmp_path, WIDTH, mx.float32)
+    assert again.lengths.tolist() == [3, 0, 2]
+    assert again.targets(2).tolist() == first.targets(2).tolist()
+
+
+@pytest.mark.parametrize("file", ["states.bin", "tokens.bin", "lengths.bin"])
+def test_a_sample_half_written_is_cut_off(file: str, tmp_path: Path) -> None:
+    filled(tmp_path)
+    with (tmp_path / file).open("ab") as stream:
+        stream.write(b"abc")
+    again = Rows(tmp_path, WIDTH, mx.float32)
+    again.append([30], states(1, 200))
+    assert again.lengths.tolist() == [3, 0, 2, 1]
+    assert again.states(np.array([5])).tolist() == [[200, 201, 202]]
