@@ -37,6 +37,13 @@ MAY_IMPORT = {
         "text",
         "verification",
     },
+    "estimate": {
+        "assemble",
+        "checkpoints",
+        "contracts",
+        "errors",
+        "models",
+    },
     "cli": {
         "assemble",
         "blas",
@@ -44,6 +51,7 @@ MAY_IMPORT = {
         "contracts",
         "decoding",
         "errors",
+        "estimate",
         "options",
         "cache_settings",
     },
