@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_specdec.cli.app import calibrate, convert, generate, run_one
+from mlx_specdec.cli.app import calibrate, convert, estimate, generate, run_one
 from mlx_specdec.models.t5 import T5
 from mlx_specdec.models.t5_config import T5Config
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -20,7 +20,7 @@ from mlx_specdec.text.tokenizer import load_tokenizer
 from .. import tiny
 from ..text.makers import byte_level, unigram
 
-COMMANDS = {"calibrate": calibrate, "convert": convert, "generate": generate}
+COMMANDS = {"calibrate": calibrate, "convert": convert, "estimate": estimate, "generate": generate}
 
 
 @dataclass(frozen=True)
