@@ -18,7 +18,8 @@ import mlx.core as mx
 
 from . import blas
 from .cache_settings import CacheSettings
-from .checkpoints.source import resolve
+from .checkpoints import files, shards
+from .checkpoints.source import resolve, resolve_config
 from .contracts import Model, NoiseSource, Progress, Proposer, Rule
 from .decoding import cost_cache
 from .decoding.cost_cache import CostKey
@@ -33,14 +34,17 @@ from .drafting.translation import Translation
 from .errors import OptionError, PromptError
 from .models.checked import CheckedModel
 from .models.loading import Loaded, load_model
+from .models.outline import outline
 from .options import Options
 from .sampling.law import Law
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
+from .text.stand_in import StandInTokenizer
 from .text.stream import StopStrings, TextStream
 from .text.tokenizer import Tokenizer, load_tokenizer
 from .text.vocabulary import common_size, shared_tokens
 from .verification.block import BlockRule
 from .verification.coupled import Coupled, LenientGreedy
+from .verification.forced import ForcedAcceptance
 from .verification.rejection import TokenRule
 from .verification.typical import TypicalRule
 
@@ -69,6 +73,16 @@ class Pair:
     translation: Translation | None = None
 
 
+@dataclass(frozen=True)
+class Loading:
+    """How both models of a pair are loaded; see `load`."""
+
+    dtype: str
+    caches: CacheSettings | None
+    random_weights: bool
+    progress: Progress | None
+
+
 def load(
     model: str | Path,
     draft_model: str | Path | None = None,
@@ -79,6 +93,7 @@ def load(
     draft_q_bits: int | None = None,
     caches: CacheSettings | None = None,
     draft_vocab: str = "same",
+    random_weights: bool = False,
     progress: Progress | None = None,
 ) -> Pair:
     """Load a target and, if named, a draft model with the same vocabulary.
@@ -87,26 +102,29 @@ def load(
     float32 on the CPU and as stored elsewhere; or float32, float16, bfloat16. q_bits: quantise on
     load. caches: quantised or cut KV caches; a draft that cannot have them keeps its own.
     draft_vocab: "same" refuses a draft with other tokens, "intersect" drafts the tokens that both
-    have. Raises SourceError, CheckpointError, VocabularyError, OptionError.
+    have. random_weights: for measuring; a model without weights here gets random ones, no more than
+    config.json is downloaded, and vocabularies are not compared.
+    Raises SourceError, CheckpointError, VocabularyError, OptionError.
     """
     started = time.perf_counter()
-    target, tokenizer = _load_one(str(model), revision, dtype, q_bits, caches, progress)
+    given = Loading(dtype, caches, random_weights, progress)
+    target, tokenizer = _load_one(str(model), revision, q_bits, given)
     if draft_vocab not in DRAFT_VOCABS:
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
     width = min(target.model.vocabulary, tokenizer.size)
     translation: Translation | None = None
     draft: Loaded | None = None
     if draft_model is not None:
-        draft, draft_tokenizer = _load_draft(
-            str(draft_model), dtype, draft_q_bits, caches, progress
-        )
+        draft, draft_tokenizer = _load_draft(str(draft_model), draft_q_bits, given)
         if draft.kind != target.kind:
             raise OptionError(
                 f"the draft model is {draft.kind} and the target {target.kind}: give a draft of "
                 "the target's own kind"
             )
         widths = target.model.vocabulary, draft.model.vocabulary
-        if draft_vocab == "intersect":
+        if random_weights:
+            width = min(width, draft.model.vocabulary)
+        elif draft_vocab == "intersect":
             translation = Translation(*shared_tokens(tokenizer, draft_tokenizer, *widths))
         else:
             width = common_size(tokenizer, draft_tokenizer, *widths)
@@ -160,6 +178,7 @@ def stream_generate(
         seed=options.seed,
         num_draft=options.num_draft if proposer is not None else 0,
         prompt_tokens=len(ids),
+        simulated_acceptance=options.simulated_acceptance,
     )
     around = Surroundings(
         load_seconds=pair.load_seconds,
@@ -229,31 +248,37 @@ def device_name() -> str:
     return str(mx.device_info().get("device_name", "gpu"))
 
 
-def _load_draft(
-    name: str,
-    dtype: str,
-    q_bits: int | None,
-    caches: CacheSettings | None,
-    progress: Progress | None,
-) -> tuple[Loaded, Tokenizer]:
+def _load_draft(name: str, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
     try:
-        return _load_one(name, None, dtype, q_bits, caches, progress)
+        return _load_one(name, None, q_bits, given)
     except OptionError:
         # The text is the target's whatever the draft remembers; what is wrong comes again.
-        return _load_one(name, None, dtype, q_bits, None, progress)
+        return _load_one(name, None, q_bits, replace(given, caches=None))
 
 
 def _load_one(
-    name: str,
-    revision: str | None,
-    dtype: str,
-    q_bits: int | None,
-    caches: CacheSettings | None,
-    progress: Progress | None,
+    name: str, revision: str | None, q_bits: int | None, given: Loading
 ) -> tuple[Loaded, Tokenizer]:
-    directory = resolve(name, revision=revision, progress=progress)
-    loaded = load_model(directory, dtype=dtype, q_bits=q_bits, caches=caches)
+    if given.random_weights:
+        directory = resolve_config(name, revision=revision)
+        if not shards.present(directory):
+            return _make_one(directory, q_bits, given)
+    else:
+        directory = resolve(name, revision=revision, progress=given.progress)
+    loaded = load_model(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
     return loaded, load_tokenizer(directory, kind=loaded.kind)
+
+
+def _make_one(directory: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
+    if given.caches is not None and given.caches != CacheSettings():
+        raise OptionError(
+            f"{directory} has no weights, and a model with random ones keeps its own caches: leave "
+            "kv-bits and max-kv-size out"
+        )
+    config = files.read_config(directory)
+    known = outline(config, str(directory), dtype=given.dtype, q_bits=q_bits)
+    loaded = Loaded(known.model(), (), known.kind, known.dtype)
+    return loaded, StandInTokenizer(known.vocabulary)
 
 
 def _checked(pair: Pair) -> tuple[Pair, Check]:
@@ -360,6 +385,8 @@ def _ignore(done: int, total: int) -> None:
 
 
 def _rule(options: Options) -> Rule:
+    if options.simulated_acceptance is not None:
+        return ForcedAcceptance(options.simulated_acceptance, options.seed)
     if options.rule_name == "lenient":
         return LenientGreedy(options.delta)
     if options.rule_name == "typical":
@@ -372,7 +399,7 @@ def _rule(options: Options) -> Rule:
 def _noise(pair: Pair, options: Options) -> NoiseSource:
     if options.temperature == 0:
         return SilentNoise()
-    if options.rule_name == "coupled":
+    if options.rule_name in ("coupled", "simulated"):
         return CoupledNoise(options.seed, pair.vocabulary)
     return IndependentNoise(options.seed, pair.vocabulary)
 
@@ -381,7 +408,8 @@ def _ending(pair: Pair, options: Options, prefix: int) -> Ending:
     longest = pair.target.max_length
     room = options.max_tokens if longest is None else min(options.max_tokens, longest - prefix)
     return Ending(
-        eos=pair.eos_token_ids,
+        # A text that only measures the loop goes on to the end.
+        eos=pair.eos_token_ids if options.simulated_acceptance is None else frozenset(),
         room=room,
         stream=TextStream(pair.tokenizer),
         stops=StopStrings(options.stop) if options.stop else None,
