@@ -1,164 +1,47 @@
-"""The only table of names: models, proposers and rules come together here and nowhere else.
+"""One text from a pair and its options: context, proposer, rule and noise come together here.
 
-Knows every package below. Knows nothing of terminals.
+Knows every package below, and the names of the rules. Knows nothing of terminals.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from . import blas
-from .cache_settings import CacheSettings
-from .checkpoints import medusa_files
-from .checkpoints.medusa_files import MedusaFiles
-from .checkpoints.source import resolve
-from .contracts import Model, NoiseSource, Progress, Proposer, Rule
+from .contracts import NoiseSource, Progress, Proposer, Rule
 from .decoding import cost_cache
-from .decoding.cost_cache import CostKey
-from .decoding.draft_length import AutoLength, DraftLength, FixedLength, Survey
+from .decoding.draft_length import AutoLength, DraftLength, Survey
 from .decoding.ending import Ending
 from .decoding.loop import Check, Decoding
 from .decoding.run import Labels, Result, Run, Surroundings
 from .decoding.statistics import Recorder
-from .drafting import document_cache
-from .drafting.document_cache import IndexKey
-from .drafting.document_index import DocumentIndex
-from .drafting.draft_model import DraftModel
-from .drafting.lookup import PromptLookup
-from .drafting.medusa import Medusa
-from .drafting.translation import Translation
-from .errors import CheckpointError, OptionError, PromptError, SourceError
+from .draft_lengths import cost_key, device_name, keeper, make_draft_length
+from .errors import OptionError, PromptError
 from .models.checked import CheckedModel
-from .models.loading import Loaded, load_model
-from .models.medusa_heads import MedusaHeads, attach
+from .models.loading import load_model
 from .options import Options
+from .pair import Pair as Pair
+from .pair import load as load
+from .pair import with_documents as with_documents
+from .proposers import make_proposer, most_drafted, proposer_kind
 from .sampling.law import Law
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
-from .text import documents
 from .text.stream import StopStrings, TextStream
-from .text.tokenizer import Tokenizer, load_tokenizer
-from .text.vocabulary import common_size, shared_tokens
 from .verification.block import BlockRule
 from .verification.coupled import Coupled, LenientGreedy
+from .verification.forced import ForcedAcceptance
 from .verification.rejection import TokenRule
 from .verification.typical import TypicalRule
 
-DRAFT_VOCABS = ("same", "intersect")
-READING = 0.75
-"""Share of tokenizing in the time that an index of documents takes."""
-STEPS = 1000
 DEBUG = "MLX_SPECDEC_DEBUG"
 """Environment variable: compare every context with the committed tokens after every round."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A target, its tokenizer, and a draft model where there is one; shared by many generations.
-
-    vocabulary: number of token ids that target and tokenizer both know; every law has this width.
-    translation: for a draft whose vocabulary is another. documents: what lookup searches beside
-    prompt and text. heads: of the target, where it has some.
-    """
-
-    name: str
-    draft_name: str | None
-    target: Model
-    draft: Model | None
-    tokenizer: Tokenizer
-    eos_token_ids: frozenset[int]
-    vocabulary: int
-    dtype: str
-    load_seconds: float
-    translation: Translation | None = None
-    documents: DocumentIndex | None = None
-    heads: MedusaHeads | None = None
-
-
-def load(
-    model: str | Path,
-    draft_model: str | Path | None = None,
-    *,
-    revision: str | None = None,
-    dtype: str = "auto",
-    q_bits: int | None = None,
-    draft_q_bits: int | None = None,
-    caches: CacheSettings | None = None,
-    draft_vocab: str = "same",
-    progress: Progress | None = None,
-) -> Pair:
-    """Load a target and, if named, a draft model with the same vocabulary.
-
-    model, draft_model: a directory or a name on the Hugging Face Hub; a model that is Medusa heads
-    brings the base model that it names. dtype: "auto" computes in
-    float32 on the CPU and as stored elsewhere; or float32, float16, bfloat16. q_bits: quantise on
-    load. caches: quantised or cut KV caches; a draft that cannot have them keeps its own.
-    draft_vocab: "same" refuses a draft with other tokens, "intersect" drafts the tokens that both
-    have. Raises SourceError, CheckpointError, VocabularyError, OptionError.
-    """
-    started = time.perf_counter()
-    directory, files = _with_base(
-        resolve(str(model), revision=revision, progress=progress), progress
-    )
-    target, tokenizer = _load_from(directory, dtype, q_bits, caches)
-    heads = None if files is None else attach(files, target.model)
-    if draft_vocab not in DRAFT_VOCABS:
-        raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
-    width = min(target.model.vocabulary, tokenizer.size)
-    translation: Translation | None = None
-    draft: Loaded | None = None
-    if draft_model is not None:
-        draft, draft_tokenizer = _load_draft(
-            str(draft_model), dtype, draft_q_bits, caches, progress
-        )
-        if draft.kind != target.kind:
-            raise OptionError(
-                f"the draft model is {draft.kind} and the target {target.kind}: give a draft of "
-                "the target's own kind"
-            )
-        widths = target.model.vocabulary, draft.model.vocabulary
-        if draft_vocab == "intersect":
-            translation = Translation(*shared_tokens(tokenizer, draft_tokenizer, *widths))
-        else:
-            width = common_size(tokenizer, draft_tokenizer, *widths)
-    return Pair(
-        name=str(model),
-        draft_name=None if draft_model is None else str(draft_model),
-        target=target.model,
-        draft=None if draft is None else draft.model,
-        tokenizer=tokenizer,
-        eos_token_ids=frozenset(target.eos_token_ids or tokenizer.eos_token_ids),
-        vocabulary=width,
-        dtype=target.dtype,
-        load_seconds=time.perf_counter() - started,
-        translation=translation,
-        heads=heads,
-    )
-
-
-def with_documents(
-    pair: Pair, files: Sequence[str | Path], *, progress: Progress | None = None
-) -> Pair:
-    """The same models, with documents for the proposer "ngram" to search beside prompt and text.
-
-    files: UTF-8 texts. Their index is built once and kept in the platform's cache directory.
-    Raises DocumentError.
-    """
-    paths, report = [Path(file) for file in files], progress or _ignore
-    key = IndexKey(documents.digest(paths), pair.tokenizer.digest, pair.vocabulary)
-    index = document_cache.read(key)
-    if index is None:
-        read = documents.tokens(paths, pair.tokenizer, _share(report, 0.0, READING))
-        index = document_cache.build(key, read, _share(report, READING, 1.0))
-    return replace(pair, documents=index)
 
 
 def stream_generate(
@@ -183,8 +66,8 @@ def stream_generate(
     ids = _encode(pair, prompt, options)
     recorder = Recorder(time_all=time_all)
     started = recorder.clock()
-    proposer = _proposer(pair, options)
-    lengths = _draft_length(pair, options)
+    proposer = make_proposer(pair, options)
+    lengths = make_draft_length(pair, options)
     decoding = _decoding(pair, ids, options, proposer, lengths, recorder, check, progress)
     kind = proposer_kind(pair, options)
     labels = Labels(
@@ -197,6 +80,7 @@ def stream_generate(
         seed=options.seed,
         num_draft=options.num_draft if proposer is not None else 0,
         prompt_tokens=len(ids),
+        simulated_acceptance=options.simulated_acceptance,
     )
     around = Surroundings(
         load_seconds=pair.load_seconds,
@@ -206,7 +90,7 @@ def stream_generate(
         peak_memory=mx.get_peak_memory,
     )
     auto = lengths if isinstance(lengths, AutoLength) else None
-    return Run(decoding, recorder, labels, around, _keeper(pair, options, auto), auto)
+    return Run(decoding, recorder, labels, around, keeper(pair, options, lengths), auto)
 
 
 def calibrate(
@@ -218,10 +102,10 @@ def calibrate(
     """
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
-    survey, report = Survey(_most_drafted(endless, options)), progress or _ignore
+    survey, report = Survey(most_drafted(endless, options)), progress or _ignore
     report(0, turns)
     while survey.turns < turns:
-        proposer = _proposer(endless, options)
+        proposer = make_proposer(endless, options)
         if proposer is None:
             raise OptionError("there is nothing to calibrate without a draft model: name one")
         ids = [pair.vocabulary // 2] * 8
@@ -230,7 +114,7 @@ def calibrate(
             report(survey.turns, turns)
     report(turns, turns)
     costs = survey.measured()
-    cost_cache.write(_cost_key(pair, options), costs)
+    cost_cache.write(cost_key(pair, options), costs)
     return costs
 
 
@@ -259,50 +143,6 @@ def compare_logits(source: Path, written: Path) -> float:
     return float(difference)
 
 
-def device_name() -> str:
-    """Where MLX computes: "cpu", or the accelerator's own name."""
-    if mx.default_device() == mx.Device(mx.cpu):
-        return "cpu"
-    return str(mx.device_info().get("device_name", "gpu"))
-
-
-def _load_draft(
-    name: str,
-    dtype: str,
-    q_bits: int | None,
-    caches: CacheSettings | None,
-    progress: Progress | None,
-) -> tuple[Loaded, Tokenizer]:
-    directory = resolve(name, progress=progress)
-    try:
-        return _load_from(directory, dtype, q_bits, caches)
-    except OptionError:
-        # The text is the target's whatever the draft remembers; what is wrong comes again.
-        return _load_from(directory, dtype, q_bits, None)
-
-
-def _with_base(directory: Path, progress: Progress | None) -> tuple[Path, MedusaFiles | None]:
-    """Where the model's weights are, and the heads if `directory` holds heads alone."""
-    if not medusa_files.is_medusa(directory):
-        return directory, None
-    files = medusa_files.read(directory)
-    beside = directory / files.base
-    try:
-        base = beside if beside.is_dir() else resolve(files.base, progress=progress)
-    except SourceError as problem:
-        raise SourceError(f"{directory} names a base model that is missing: {problem}") from problem
-    if medusa_files.is_medusa(base):
-        raise CheckpointError(f"{files.base}, the base model of {directory}, is Medusa heads too")
-    return base, files
-
-
-def _load_from(
-    directory: Path, dtype: str, q_bits: int | None, caches: CacheSettings | None
-) -> tuple[Loaded, Tokenizer]:
-    loaded = load_model(directory, dtype=dtype, q_bits=q_bits, caches=caches)
-    return loaded, load_tokenizer(directory, kind=loaded.kind)
-
-
 def _checked(pair: Pair) -> tuple[Pair, Check]:
     """The same models, whose contexts compare themselves with the committed tokens."""
     target = CheckedModel(pair.target)
@@ -325,34 +165,6 @@ def _encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[i
     if options.chat_template and pair.tokenizer.has_chat_template:
         return pair.tokenizer.apply_chat(prompt)
     return pair.tokenizer.encode(prompt)
-
-
-def proposer_kind(pair: Pair, options: Options) -> str:
-    """Who proposes: "draft", "ngram", "medusa" or "none".
-
-    Raises OptionError where there is no such draft, or there are no heads."""
-    if options.regular or options.num_draft == 0:
-        return "none"
-    if options.proposer == "draft" and pair.draft is None:
-        raise OptionError("there is no draft model to propose: name one with draft-model")
-    if options.proposer == "medusa" and pair.heads is None:
-        raise OptionError(
-            "there are no Medusa heads to propose: give a model whose config.json has "
-            f"{medusa_files.COUNT}"
-        )
-    heads = "none" if pair.heads is None else "medusa"
-    return options.proposer or (heads if pair.draft is None else "draft")
-
-
-def _proposer(pair: Pair, options: Options) -> Proposer | None:
-    kind = proposer_kind(pair, options)
-    if kind == "ngram":
-        return PromptLookup(options.ngram_min, options.ngram_choice == "frequent", pair.documents)
-    if kind == "medusa" and pair.heads is not None:
-        return Medusa(pair.heads, options.sampling, pair.vocabulary)
-    if kind == "none" or pair.draft is None:
-        return None
-    return DraftModel(pair.draft, options.sampling, pair.vocabulary, pair.translation)
 
 
 def _decoding(
@@ -382,63 +194,13 @@ def _decoding(
     )
 
 
-def _draft_length(pair: Pair, options: Options) -> DraftLength:
-    if options.num_draft != "auto":
-        return FixedLength(options.num_draft)
-    keeps = options.cost_cache and proposer_kind(pair, options) != "none"
-    known = cost_cache.read(_cost_key(pair, options)) if keeps else None
-    return AutoLength(known, _most_drafted(pair, options))
-
-
-def _most_drafted(pair: Pair, options: Options) -> int:
-    """The longest length worth considering."""
-    heads = pair.heads if proposer_kind(pair, options) == "medusa" else None
-    return AutoLength.MOST if heads is None else min(heads.count, AutoLength.MOST)
-
-
-def _keeper(pair: Pair, options: Options, auto: AutoLength | None) -> Callable[[], None] | None:
-    """What writes down the costs that a text has measured."""
-    if auto is None or not options.cost_cache:
-        return None
-    return lambda: cost_cache.merge(_cost_key(pair, options), auto.measured())
-
-
-def _cost_key(pair: Pair, options: Options) -> CostKey:
-    kind = proposer_kind(pair, options)
-    drafts = kind == "draft"
-    return CostKey(
-        device=device_name(),
-        mlx=version("mlx"),
-        blas=blas.name(),
-        target=pair.name,
-        target_bytes=pair.target.nbytes,
-        draft=pair.draft_name or "" if drafts else kind,
-        draft_bytes=_proposer_bytes(pair, kind),
-        dtype=pair.dtype,
-        sampled=options.temperature > 0,
-    )
-
-
-def _share(report: Progress, begin: float, end: float) -> Progress:
-    """Reports a part of some work as the stretch from `begin` to `end` of the whole."""
-
-    def part(done: int, total: int) -> None:
-        report(round(STEPS * (begin + (end - begin) * done / max(total, 1))), STEPS)
-
-    return part
-
-
-def _proposer_bytes(pair: Pair, kind: str) -> int:
-    if kind == "medusa" and pair.heads is not None:
-        return pair.heads.nbytes
-    return pair.draft.nbytes if kind == "draft" and pair.draft is not None else 0
-
-
 def _ignore(done: int, total: int) -> None:
     return None
 
 
 def _rule(options: Options) -> Rule:
+    if options.simulated_acceptance is not None:
+        return ForcedAcceptance(options.simulated_acceptance, options.seed)
     if options.rule_name == "lenient":
         return LenientGreedy(options.delta)
     if options.rule_name == "typical":
@@ -451,7 +213,7 @@ def _rule(options: Options) -> Rule:
 def _noise(pair: Pair, options: Options) -> NoiseSource:
     if options.temperature == 0:
         return SilentNoise()
-    if options.rule_name == "coupled":
+    if options.rule_name in ("coupled", "simulated"):
         return CoupledNoise(options.seed, pair.vocabulary)
     return IndependentNoise(options.seed, pair.vocabulary)
 
@@ -460,7 +222,8 @@ def _ending(pair: Pair, options: Options, prefix: int) -> Ending:
     longest = pair.target.max_length
     room = options.max_tokens if longest is None else min(options.max_tokens, longest - prefix)
     return Ending(
-        eos=pair.eos_token_ids,
+        # A text that only measures the loop goes on to the end.
+        eos=pair.eos_token_ids if options.simulated_acceptance is None else frozenset(),
         room=room,
         stream=TextStream(pair.tokenizer),
         stops=StopStrings(options.stop) if options.stop else None,
