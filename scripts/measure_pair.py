@@ -1,4 +1,4 @@
-"""Measure a pair on a file of prompts: same text, speed, and where a round's time goes.
+"""Measure a pair (or Medusa heads) on a file of prompts: same text, speed, where time goes.
 
     python scripts/measure_pair.py same-text --model weights/t5-enfr \
         --draft-model weights/t5-enfr-draft --prompts prompts.txt --limit 200
@@ -340,7 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("measure", choices=measures)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--draft-model", required=True)
+    parser.add_argument("--draft-model", help="none where the model is Medusa heads")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--prefix", default="")
     parser.add_argument("--limit", type=int, default=100)
