@@ -74,7 +74,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Loading:
+class _Loading:
     """How both models of a pair are loaded; see `load`."""
 
     dtype: str
@@ -107,7 +107,7 @@ def load(
     Raises SourceError, CheckpointError, VocabularyError, OptionError.
     """
     started = time.perf_counter()
-    given = Loading(dtype, caches, random_weights, progress)
+    given = _Loading(dtype, caches, random_weights, progress)
     target, tokenizer = _load_one(str(model), revision, q_bits, given)
     if draft_vocab not in DRAFT_VOCABS:
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
@@ -248,7 +248,7 @@ def device_name() -> str:
     return str(mx.device_info().get("device_name", "gpu"))
 
 
-def _load_draft(name: str, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
+def _load_draft(name: str, q_bits: int | None, given: _Loading) -> tuple[Loaded, Tokenizer]:
     try:
         return _load_one(name, None, q_bits, given)
     except OptionError:
@@ -257,7 +257,7 @@ def _load_draft(name: str, q_bits: int | None, given: Loading) -> tuple[Loaded, 
 
 
 def _load_one(
-    name: str, revision: str | None, q_bits: int | None, given: Loading
+    name: str, revision: str | None, q_bits: int | None, given: _Loading
 ) -> tuple[Loaded, Tokenizer]:
     if given.random_weights:
         directory = resolve_config(name, revision=revision)
@@ -269,7 +269,7 @@ def _load_one(
     return loaded, load_tokenizer(directory, kind=loaded.kind)
 
 
-def _make_one(directory: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
+def _make_one(directory: Path, q_bits: int | None, given: _Loading) -> tuple[Loaded, Tokenizer]:
     if given.caches is not None and given.caches != CacheSettings():
         raise OptionError(
             f"{directory} has no weights, and a model with random ones keeps its own caches: leave "
