@@ -15,6 +15,8 @@ from .sampling.settings import Sampling
 RULES = ("coupled", "token", "block", "typical")
 PROPOSERS = ("draft", "ngram", "medusa", "none")
 MOST_DRAFTED = 64
+SELF = "self"
+"""Named as draft model: the target's own layers at fewer bits."""
 
 
 @dataclass(frozen=True)

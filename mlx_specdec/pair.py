@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .cache_settings import CacheSettings
-from .checkpoints import files, medusa_files, shards
+from .checkpoints import medusa_files, shards
 from .checkpoints.source import resolve, resolve_config
 from .contracts import Model, Progress
 from .drafting import document_cache
@@ -21,17 +21,16 @@ from .drafting.translation import Translation
 from .errors import CheckpointError, OptionError, SourceError
 from .models.loading import Loaded, load_model
 from .models.medusa_heads import MedusaHeads, attach
-from .models.outline import outline
 from .models.self_draft import self_draft
+from .models.stand_in import stand_in
+from .options import SELF
 from .text import documents
-from .text.stand_in import StandInTokenizer
 from .text.tokenizer import Tokenizer, load_tokenizer
 from .text.vocabulary import common_size, shared_tokens
 
 DRAFT_VOCABS = ("same", "intersect")
-SELF = "self"
-"""Named as draft model: the target's own layers, at SELF_BITS unless told otherwise."""
 SELF_BITS = 4
+"""Of the draft "self", unless told otherwise."""
 READING = 0.75
 """Share of tokenizing in the time that an index of documents takes."""
 STEPS = 1000
@@ -218,22 +217,9 @@ def _fetch(name: str, revision: str | None, given: Loading) -> Path:
 
 def _load_from(directory: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
     if given.random_weights and not shards.present(directory):
-        return _make(directory, q_bits, given)
+        return stand_in(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
     loaded = load_model(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
     return loaded, load_tokenizer(directory, kind=loaded.kind)
-
-
-def _make(directory: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
-    """A model with random weights, as config.json describes it."""
-    if given.caches is not None and given.caches != CacheSettings():
-        raise OptionError(
-            f"{directory} has no weights, and a model with random ones keeps its own caches: leave "
-            "kv-bits and max-kv-size out"
-        )
-    config = files.read_config(directory)
-    known = outline(config, str(directory), dtype=given.dtype, q_bits=q_bits)
-    loaded = Loaded(known.model(), (), known.kind, known.dtype)
-    return loaded, StandInTokenizer(known.vocabulary)
 
 
 def _share(report: Progress, begin: float, end: float) -> Callable[[int, int], None]:

@@ -30,6 +30,7 @@ MAY_IMPORT = {
         "drafting",
         "errors",
         "models",
+        "options",
         "text",
     },
     "proposers": {"checkpoints", "contracts", "decoding", "drafting", "errors", "options", "pair"},

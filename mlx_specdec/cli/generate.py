@@ -13,7 +13,7 @@ import typer
 
 from ..cache_settings import CacheSettings
 from ..errors import OptionError, PromptError
-from ..options import Options
+from ..options import SELF, Options
 from . import render
 from .pairs import SHIPPED_DRAFT, SHIPPED_PROMPT, SHIPPED_TARGET, load_pair, search_in
 from .process import Version
@@ -34,7 +34,7 @@ def generate(
     ] = None,
     draft_model: Annotated[
         str | None,
-        typer.Option("--draft-model", "--draft-model-name", help="Draft of the same vocabulary."),
+        typer.Option("--draft-model", "--draft-model-name", help="Draft, or self."),
     ] = None,
     draft_vocab: Annotated[
         str,
@@ -133,7 +133,8 @@ def generate(
         int | None, typer.Option("--q-bits", help="Quantise the target on load.")
     ] = None,
     draft_q_bits: Annotated[
-        int | None, typer.Option("--draft-q-bits", help="Quantise the draft on load.")
+        int | None,
+        typer.Option("--draft-q-bits", "--draft-bits", help="Quantise the draft on load."),
     ] = None,
     kv_bits: Annotated[
         int | None, typer.Option("--kv-bits", help="Quantise the KV cache: 2, 3, 4, 6 or 8.")
@@ -214,6 +215,8 @@ def generate(
     )
     if lookup_files and proposer == "ngram" and not regular_decode:
         pair = search_in(pair, lookup_files)
+    if draft_model == SELF and pair.draft is not None and not (quiet or as_json):
+        render.tell_self_draft(pair.draft_bytes)
     if pair.heads is not None and guessed and not lookup_files:
         options = replace(options, proposer=None)
     run = _generate(pair, text, options, show_drafts=show_drafts, quiet=quiet, as_json=as_json)

@@ -84,6 +84,13 @@ def legend(stream: TextIO) -> str:
     return "⟨accepted draft tokens⟩, the target's own"
 
 
+def tell_self_draft(nbytes: int) -> None:
+    """What the draft "self" takes beside its target, on standard error."""
+    from ..checkpoints.sizes import show
+
+    print(f"drafting with the target's own layers: {show(nbytes)} beside it", file=sys.stderr)
+
+
 def summary(result: Result) -> str:
     """The statistics of one text in two lines."""
     stats, labels = result.stats, result.labels
