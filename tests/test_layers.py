@@ -38,6 +38,7 @@ MAY_IMPORT = {
         "verification",
     },
     "training": {"assemble", "checkpoints", "contracts", "errors", "models", "options"},
+    "estimate": {"checkpoints", "contracts", "errors", "models"},
     "cli": {
         "training",
         "assemble",
@@ -46,6 +47,7 @@ MAY_IMPORT = {
         "contracts",
         "decoding",
         "errors",
+        "estimate",
         "options",
         "cache_settings",
     },
