@@ -1,8 +1,8 @@
 """From costs to speed-ups, and from a few layers to all of them. Plain numbers, no models.
 
-The model of a round: S(gamma) = (sum over i = 0 .. gamma of alpha ** i) / (gamma c + V(gamma + 1) + r),
-everything in plain decoding steps (Leviathan et al., arXiv 2211.17192, section 3, with a measured V
-in the place of 1). Acceptance is taken to be the same at every position.
+The model of a round: S(gamma) = (sum over i = 0 .. gamma of alpha ** i) / (gamma c + V(gamma + 1)
++ r), everything in plain decoding steps (Leviathan et al., arXiv 2211.17192, section 3, with a
+measured V in the place of 1). Acceptance is taken to be the same at every position.
 """
 
 from __future__ import annotations

@@ -46,22 +46,32 @@ def load_decoder_only(
     as "bfloat16" or "4-bit, bfloat16". Raises CheckpointError for files that are damaged,
     incomplete or of an unsupported kind, OptionError for settings that do not suit the model.
     """
-    model = _read(directory, config)
+    model = in_asked_numbers(_read(directory, config), str(directory), dtype, q_bits, q_group_size)
+    mx.eval(model.parameters())
+    return (
+        DecoderOnlyModel(model, max_length(config), caches),
+        _eos(directory, config),
+        in_words(model),
+    )
+
+
+def in_asked_numbers(
+    model: nn.Module, name: str, dtype: str, q_bits: int | None, q_group_size: int
+) -> nn.Module:
+    """The model, or another one of the same weights, cast and quantised as asked for, lazily.
+
+    Arguments as of `load_decoder_only`; name: for messages. Raises OptionError.
+    """
     quantised = _is_quantised(model)
     if quantised and dtype == "auto" and q_bits is None and expands(_count(model)):
         model = dequantize_model(model)
     if dtype != "auto" or (on_cpu() and not _is_quantised(model)):
-        _cast(model, mx.float32 if dtype == "auto" else getattr(mx, dtype))
+        cast(model, mx.float32 if dtype == "auto" else getattr(mx, dtype))
     if q_bits is not None:
         if quantised:
-            raise OptionError(f"{directory} is quantised already: leave the number of bits out")
+            raise OptionError(f"{name} is quantised already: leave the number of bits out")
         _quantise(model, q_bits, q_group_size)
-    mx.eval(model.parameters())
-    return (
-        DecoderOnlyModel(model, _max_length(config), caches),
-        _eos(directory, config),
-        _kind(model),
-    )
+    return model
 
 
 def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
@@ -100,15 +110,7 @@ def _checked_classes(
 
     Raises CheckpointError for a model_type that mlx-lm does not have.
     """
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
-        raise CheckpointError("config.json has no model_type: it does not describe a model")
-    try:
-        plain, arguments = _get_classes(config)
-    except ValueError as error:
-        raise CheckpointError(
-            f"model_type {kind!r} is not supported by the installed mlx-lm"
-        ) from error
+    plain, arguments = classes(config)
 
     def load_weights(self: Any, weights: list[tuple[str, mx.array]], strict: bool = True) -> Any:
         _check_weights(dict(tree_flatten(self.parameters())), dict(weights))
@@ -125,6 +127,22 @@ def _checked_classes(
 
     body["sanitize"] = sanitize
     return type(plain.__name__, (plain,), body), arguments
+
+
+def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
+    """mlx-lm's classes of a model and its arguments.
+
+    Raises CheckpointError for a model_type that mlx-lm does not have.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise CheckpointError("config.json has no model_type: it does not describe a model")
+    try:
+        return _get_classes(dict(config))
+    except ValueError as error:
+        raise CheckpointError(
+            f"model_type {kind!r} is not supported by the installed mlx-lm"
+        ) from error
 
 
 def _check_weights(expected: Mapping[str, mx.array], given: Mapping[str, mx.array]) -> None:
@@ -157,16 +175,16 @@ def _count(model: nn.Module) -> int:
     return sum(array.size * packed.get(id(array), 1) for array in arrays)
 
 
-def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
-    # Some models name weights that must stay in float32.
+def cast(model: nn.Module, dtype: mx.Dtype) -> None:
+    """All floating weights to `dtype`, but those that a model wants kept in float32; lazily."""
     may = getattr(model, "cast_predicate", lambda _: True)
 
-    def cast(path: str, array: mx.array) -> mx.array:
+    def change(path: str, array: mx.array) -> mx.array:
         return (
             array.astype(dtype) if may(path) and mx.issubdtype(array.dtype, mx.floating) else array
         )
 
-    model.update(tree_map_with_path(cast, model.parameters()))
+    model.update(tree_map_with_path(change, model.parameters()))
 
 
 def _quantise(model: nn.Module, bits: int, group_size: int) -> None:
@@ -185,7 +203,8 @@ def _quantise(model: nn.Module, bits: int, group_size: int) -> None:
         raise OptionError(f"no layer's width is a multiple of {group_size}: take a smaller group")
 
 
-def _max_length(config: Mapping[str, Any]) -> int | None:
+def max_length(config: Mapping[str, Any]) -> int | None:
+    """Longest text in tokens that a decoder-only model's config.json allows; None: no end."""
     for part in (config.get("text_config") or {}, config):
         for key in ("max_position_embeddings", "n_positions"):
             if isinstance(part.get(key), int):
@@ -208,7 +227,8 @@ def _eos(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     return ()
 
 
-def _kind(model: nn.Module) -> str:
+def in_words(model: nn.Module) -> str:
+    """The kind of weights, such as "bfloat16" or "4-bit, bfloat16"."""
     sizes: dict[str, int] = {}
     for _, array in tree_flatten(model.parameters()):
         if mx.issubdtype(array.dtype, mx.floating):

@@ -53,14 +53,7 @@ def load_model(
     q_bits: quantise on load. caches: for decoder-only models. Raises CheckpointError for damaged or
     unsupported files, OptionError for settings that do not suit them.
     """
-    if dtype not in DTYPES:
-        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    if q_bits is not None and q_bits not in keys.Q_BITS:
-        bits = ", ".join(map(str, keys.Q_BITS))
-        raise OptionError(f"q-bits must be one of {bits}, not {q_bits}")
-    if q_bits is not None and q_group_size not in keys.Q_GROUP_SIZES:
-        sizes = ", ".join(map(str, keys.Q_GROUP_SIZES))
-        raise OptionError(f"q-group-size must be one of {sizes}, not {q_group_size}")
+    check_numbers(dtype, q_bits, q_group_size)
     config = files.read_config(directory)
     if keys.is_encoder_decoder(config):
         if caches is not None and caches != CacheSettings():
@@ -75,6 +68,18 @@ def load_model(
         directory, config, dtype=dtype, q_bits=q_bits, q_group_size=q_group_size, caches=caches
     )
     return Loaded(model, eos, "decoder-only", words)
+
+
+def check_numbers(dtype: str, q_bits: int | None, q_group_size: int) -> None:
+    """Raises OptionError for a number format that `load_model` does not have."""
+    if dtype not in DTYPES:
+        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if q_bits is not None and q_bits not in keys.Q_BITS:
+        bits = ", ".join(map(str, keys.Q_BITS))
+        raise OptionError(f"q-bits must be one of {bits}, not {q_bits}")
+    if q_bits is not None and q_group_size not in keys.Q_GROUP_SIZES:
+        sizes = ", ".join(map(str, keys.Q_GROUP_SIZES))
+        raise OptionError(f"q-group-size must be one of {sizes}, not {q_group_size}")
 
 
 def _load_t5(
@@ -105,7 +110,7 @@ def _load_t5(
         ]
     )
     if q_bits is not None:
-        _quantise_on_load(network, config, q_bits, q_group_size)
+        quantise_on_load(network, config, q_bits, q_group_size)
     mx.eval(network.parameters())
     words = _words(network.encoder.final_layer_norm.weight.dtype)
     bits = q_bits if q_bits is not None else (stored or {}).get("bits")
@@ -204,14 +209,25 @@ def _packing(stored: Mapping[str, Any], path: str) -> keys.Quantisation:
     return keys.Quantisation(bits=how["bits"], group_size=how["group_size"])
 
 
-def _quantise_on_load(network: T5, config: Mapping[str, Any], bits: int, group_size: int) -> None:
-    """As a conversion would. Raises OptionError where no matrix divides into groups."""
+def quantise_on_load(network: T5, config: Mapping[str, Any], bits: int, group_size: int) -> None:
+    """Pack as a conversion would. Raises OptionError where no matrix divides into groups."""
     default = keys.Quantisation(bits, group_size)
     if not _pack(
         network,
         lambda path, shape: keys.quantisation_of(config, f"{path}.weight", shape, default),
     ):
         raise OptionError(f"no layer's width is a multiple of {group_size}: take a smaller group")
+
+
+def pack_as_stored(network: T5, config: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Pack the matrices that a converted model's config.json says are packed."""
+
+    def choose(path: str, shape: tuple[int, ...]) -> keys.Quantisation | None:
+        how = _packing(stored, path)
+        fits = keys.quantizable(config, f"{path}.weight", shape, how.group_size)
+        return how if fits else None
+
+    _pack(network, choose)
 
 
 def _pack(network: T5, choose: Callable[[str, tuple[int, ...]], keys.Quantisation | None]) -> bool:

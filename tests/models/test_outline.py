@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.models.decoder_outline import with_depth
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.outline import outline
+
+from .. import tiny
+from ..cli.conftest import make_t5
+
+SHIPPED = Path(__file__).parents[2] / "weights"
+T5 = {
+    "model_type": "t5",
+    "vocab_size": 96,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_heads": 2,
+    "num_layers": 3,
+    "num_decoder_layers": 5,
+    "tie_word_embeddings": False,
+}
+
+
+def config_of(directory: Path) -> dict:
+    return json.loads((directory / "config.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+def test_an_outline_has_the_bytes_of_the_model_that_loads(family: str, tmp_path: Path) -> None:
+    loaded = load_model(tiny.write(family, tmp_path / family))
+    known = outline(tiny.CONFIGS[family], family)
+    assert known.nbytes == loaded.model.nbytes
+    assert known.vocabulary == loaded.model.vocabulary
+    assert known.dtype == loaded.dtype == "float32"
+    assert len(known.layers) == len(known.layer_nbytes) > 1
+    assert sum(known.layer_nbytes) < known.nbytes
+
+
+@pytest.mark.parametrize("name", ["t5-enfr", "py-llama"])
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_the_shipped_models_weigh_what_their_configurations_say(name: str, dtype: str) -> None:
+    loaded = load_model(SHIPPED / name, dtype=dtype)
+    known = outline(config_of(SHIPPED / name), name, dtype=dtype)
+    assert (known.nbytes, known.dtype) == (loaded.model.nbytes, loaded.dtype)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantising_on_load_gives_the_same_bytes(bits: int, tmp_path: Path) -> None:
+    directory = make_t5(tmp_path)
+    config = {**config_of(directory), "tie_word_embeddings": False}
+    loaded = load_model(directory, q_bits=bits, q_group_size=32)
+    known = outline(config, "t5", q_bits=bits, q_group_size=32)
+    assert (known.nbytes, known.dtype) == (loaded.model.nbytes, loaded.dtype)
+    llama = load_model(tiny.write("llama", tmp_path / "llama"), q_bits=bits, q_group_size=32)
+    known = outline(tiny.CONFIGS["llama"], "llama", q_bits=bits, q_group_size=32)
+    assert (known.nbytes, known.dtype) == (llama.model.nbytes, llama.dtype)
+
+
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+def test_an_outline_has_the_bytes_of_the_caches_that_decoding_fills(family: str) -> None:
+    known = outline(tiny.CONFIGS[family], family)
+    asked = known.cache_nbytes(19, 5)
+    model = known.model()
+    context = model.open(list(range(2, 22)))  # all but the last is seen
+    context.advance(mx.array([[3]]))
+    scores = context.advance(mx.array([[3, 4, 5, 6]]))
+    mx.eval(scores.logits)
+    assert asked == sum(int(cache.nbytes) for cache in context._cache.entries) > 0
+
+
+def test_a_t5_has_the_bytes_of_its_caches_and_memory() -> None:
+    known = outline(T5, "t5", dtype="float32")
+    asked = known.cache_nbytes(20, 300)
+    context = known.model().open([5] * 20)
+    mx.eval(context.advance(mx.array([[3] * 300])).logits)
+    arrays = [a for pair in context._memory for a in pair]
+    arrays += [a for c in context._caches for a in (c._keys, c._values)]
+    assert asked == sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+def test_random_weights_give_finite_logits_that_differ_between_tokens(family: str) -> None:
+    model = outline(tiny.CONFIGS[family], family).model()
+    logits = model.open([3, 4]).advance(mx.array([[4, 5, 6, 7]])).logits
+    assert mx.all(mx.isfinite(logits)).item()
+    assert mx.max(mx.abs(logits[0, 0] - logits[0, 3])).item() > 1e-3
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_random_weights_give_finite_logits(bits: int) -> None:
+    for config in (T5, tiny.CONFIGS["llama"]):
+        known = outline(config, "tiny", q_bits=bits, q_group_size=32)
+        assert known.dtype == f"{bits}-bit, float32"
+        logits = known.model().open([3, 4]).advance(mx.array([[4, 5]])).logits
+        assert mx.all(mx.isfinite(logits)).item()
+        assert 0.05 < mx.sqrt(mx.var(logits)).item() < 20
+
+
+def test_the_same_seed_gives_the_same_weights_and_leaves_others_randomness_alone() -> None:
+    mx.random.seed(7)
+    before = mx.random.state[0].tolist()
+    logits = []
+    for seed in (1, 1, 2):
+        context = outline(tiny.CONFIGS["llama"], "llama").model(seed).open([3, 4])
+        logits.append(context.advance(mx.array([[4]])).logits)
+    assert mx.array_equal(logits[0], logits[1]).item()
+    assert not mx.array_equal(logits[0], logits[2]).item()
+    assert mx.random.state[0].tolist() == before
+
+
+def test_an_outline_of_a_model_that_fits_nowhere_costs_nothing() -> None:
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    huge = {**tiny.CONFIGS["llama"], "hidden_size": 16384, "intermediate_size": 53248}
+    huge |= {"num_attention_heads": 128, "num_key_value_heads": 8, "head_dim": 128}
+    huge |= {"num_hidden_layers": 126, "vocab_size": 128256}
+    known = outline(huge, "huge", dtype="bfloat16")
+    assert known.nbytes > 700e9
+    assert known.cache_nbytes(1000, 100) > 0
+    assert mx.get_active_memory() - before < 1e6
+
+
+def test_a_model_can_be_cut_to_its_first_layers() -> None:
+    whole = outline(T5, "t5")
+    cut = outline(T5, "t5", depth=2)
+    assert list(cut.layers) == list(whole.layers[:2])
+    assert cut.nbytes < whole.nbytes
+    for family in ("llama", "gemma3", "gemma3_wrapped", "qwen3_next", "deepseek_v3"):
+        config = tiny.CONFIGS[family]
+        whole, cut = outline(config, family), outline(config, family, depth=2)
+        assert list(cut.layers) == list(whole.layers[:2])
+        assert cut.nbytes + sum(whole.layer_nbytes[2:]) == whole.nbytes
+
+
+def test_lists_with_an_entry_per_layer_are_cut_too() -> None:
+    cut = with_depth(tiny.CONFIGS["llama_sliding"], 2)
+    assert cut["layer_types"] == ["sliding_attention", "sliding_attention"]
+    nested = with_depth(tiny.CONFIGS["gemma3_wrapped"], 2)
+    assert nested["text_config"]["num_hidden_layers"] == 2
+    with pytest.raises(CheckpointError, match="how many layers"):
+        with_depth({"model_type": "llama"}, 2)
+
+
+def test_what_config_json_says_of_packing_and_types_is_taken() -> None:
+    config = {**tiny.CONFIGS["llama"], "torch_dtype": "bfloat16"}
+    entry = {"bits": 4, "group_size": 32, "lm_head": False}
+    known = outline({**config, "quantization": entry}, "packed", dtype="bfloat16")
+    plain = outline(config, "plain", dtype="bfloat16")
+    assert known.dtype == "4-bit, bfloat16" and known.nbytes < plain.nbytes
+    head = {**entry, "lm_head": {"bits": 8, "group_size": 32}}
+    wider = outline({**config, "quantization": head}, "packed", dtype="bfloat16")
+    assert known.nbytes > wider.nbytes
+    theirs = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    gptq = outline({**config, "quantization_config": theirs}, "gptq", dtype="bfloat16")
+    assert gptq.dtype == "4-bit, bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        ({"model_type": "nosuch"}, {}, "not supported"),
+        ({"model_type": "llama"}, {}, "does not make a model"),
+        ({**tiny.CONFIGS["llama"], "model_file": "x.py"}, {}, "never run"),
+        ({"model_type": "t5", "vocab_size": 5}, {}, "num_layers"),
+        (
+            {**tiny.CONFIGS["llama"], "quantization": {"bits": 4, "group_size": 32}},
+            {"q_bits": 4},
+            "quantised already",
+        ),
+        (T5, {"dtype": "int8"}, "dtype must be"),
+        (T5, {"q_bits": 7}, "q-bits must be"),
+        ({**T5, "quantization": {"bits": 4, "group_size": 32}}, {"q_bits": 4}, "already"),
+    ],
+)
+def test_what_cannot_be_outlined_is_told_in_a_sentence(
+    config: dict, options: dict, words: str
+) -> None:
+    with pytest.raises((CheckpointError, OptionError), match=words) as caught:
+        outline(config, "some/model", **options)
+    assert "\n" not in str(caught.value)
