@@ -45,6 +45,27 @@ def resolve(
     meaning for a directory. progress: called with (0, 1) and (1, 1) around a download; without it
     the download shows no bars. Raises SourceError, in one line.
     """
+    return _local(name) or _download(name, revision, progress)
+
+
+def resolve_config(name: str, *, revision: str | None = None) -> Path:
+    """A local directory as it is, or one that holds the config.json of a repository of the Hub;
+    nothing else is downloaded. As `resolve` otherwise."""
+    directory = _local(name)
+    if directory is not None:
+        return directory
+    import huggingface_hub as hub
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    try:
+        return Path(hub.hf_hub_download(name, "config.json", revision=revision)).parent
+    except Exception as problem:  # whatever its HTTP library raises has no common base
+        raise SourceError(_sentence(name, revision, problem)) from problem
+
+
+def _local(name: str) -> Path | None:
+    """A directory; None for what may be a name on the Hub. Raises SourceError for neither."""
     path = os.path.expanduser(name)
     if name.strip() and os.path.isdir(path):
         return Path(path)
@@ -56,7 +77,7 @@ def resolve(
         raise SourceError(
             f"there is no directory {shown}, and it cannot be a name on the Hub: check the path"
         )
-    return _download(name, revision, progress)
+    return None
 
 
 def _download(name: str, revision: str | None, progress: Callable[[int, int], None] | None) -> Path:
@@ -95,6 +116,8 @@ def _sentence(name: str, revision: str | None, problem: Exception) -> str:
         )
     if isinstance(problem, errors.LocalEntryNotFoundError):
         return _unreachable(name)
+    if isinstance(problem, errors.EntryNotFoundError):
+        return f"{name} has no config.json: it does not hold a model that can be read here"
     if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{name} cannot be downloaded, the disk is full: make room and try again"
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]

@@ -6,7 +6,7 @@ Knows mlx-lm's classes, their arguments and their caches; imports mlx-lm and wit
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import Any
@@ -56,10 +56,10 @@ class DecoderOnlyOutline:
         if depth is not None and len(blocks) != depth:
             raise CheckpointError(f"{name} cannot be cut to {depth} layers")
         looks = [_cache_look(cache) for cache in caches] if len(caches) == len(blocks) else []
-        self.layers: list[Hashable] = [
+        self.layers: Sequence[Hashable] = [
             (look_of(block), looks[place] if looks else None) for place, block in enumerate(blocks)
         ]
-        self.layer_nbytes = [nbytes_of(block) for block in blocks]
+        self.layer_nbytes: Sequence[int] = [nbytes_of(block) for block in blocks]
         probe = self._network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         self.vocabulary = int(probe.shape[-1])
 
@@ -159,7 +159,8 @@ def _cache_look(cache: Any) -> Hashable:
 @contextmanager
 def _own_randomness() -> Iterator[None]:
     """mlx-lm's classes draw from MLX's global state, which is put back as it was."""
-    high, low = mx.random.state[0].tolist()
+    state: Any = mx.random.state[0].tolist()
+    high, low = state
     try:
         yield
     finally:

@@ -129,8 +129,8 @@ class T5Outline:
         self.vocabulary = shape.vocab_size
         self.nbytes = nbytes_of(self._network)
         blocks = self._network.decoder.block
-        self.layers = [look_of(block) for block in blocks]
-        self.layer_nbytes = [nbytes_of(block) for block in blocks]
+        self.layers: Sequence[Hashable] = [look_of(block) for block in blocks]
+        self.layer_nbytes: Sequence[int] = [nbytes_of(block) for block in blocks]
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
         """As Outline says: the memory's keys and values, and those of the text in whole steps."""

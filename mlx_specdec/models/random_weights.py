@@ -20,8 +20,8 @@ def fill(network: nn.Module, seed: int = 0) -> None:
     """Put random numbers into every matrix and compute everything, at once.
 
     Matrices get a variance of 1 / inputs, evenly spread; vectors (norms, biases) keep what their
-    layer began with. Of what is packed, only MLX's affine kind is filled; the others keep what they were
-    packed from.
+    layer began with. Of what is packed, only MLX's affine kind is filled; the others keep what they
+    were packed from.
     """
     packed = {
         name: module

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.checkpoints.source import TORCH, WANTED, resolve
+from mlx_specdec.checkpoints.source import TORCH, WANTED, resolve, resolve_config
 from mlx_specdec.errors import SourceError
 
 
@@ -181,3 +181,44 @@ def test_a_directory_needs_no_hub_library(tmp_path: Path) -> None:
         "assert 'huggingface_hub' not in sys.modules and 'mlx.core' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_only_config_json_is_fetched_where_no_more_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    calls: list[tuple[str, str, str | None]] = []
+
+    def hf_hub_download(name: str, file: str, *, revision: str | None) -> str:
+        calls.append((name, file, revision))
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    assert resolve_config("some/model", revision="v1") == tmp_path
+    assert calls == [("some/model", "config.json", "v1")]
+    assert resolve_config(str(tmp_path)) == tmp_path
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("EntryNotFoundError", "has no config.json"),
+        ("GatedRepoError", "is gated"),
+        ("LocalEntryNotFoundError", "cannot be reached"),
+    ],
+)
+def test_a_configuration_that_cannot_be_fetched_is_told_in_a_sentence(
+    kind: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def hf_hub_download(*_: str, **__: str | None) -> str:
+        raise refused(kind)
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    with pytest.raises(SourceError, match=words) as caught:
+        resolve_config("some/model")
+    assert "\n" not in str(caught.value)
