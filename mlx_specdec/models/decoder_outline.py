@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from ..contracts import Model
@@ -71,9 +72,13 @@ class DecoderOnlyOutline:
                 self._network(mx.zeros((1, rows), dtype=mx.int32), cache=caches)
         return sum(int(cache.nbytes) for cache in caches)
 
-    def model(self, seed: int = 0) -> Model:
+    def weights(self) -> Mapping[str, mx.array]:
         """As Outline says."""
-        fill(self._network, seed)
+        return dict(tree_flatten(self._network.parameters()))
+
+    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Model:
+        """As Outline says."""
+        fill(self._network, seed, given or {})
         return DecoderOnlyModel(self._network, max_length(self._config))
 
 
@@ -159,8 +164,8 @@ def _cache_look(cache: Any) -> Hashable:
 @contextmanager
 def _own_randomness() -> Iterator[None]:
     """mlx-lm's classes draw from MLX's global state, which is put back as it was."""
-    state: Any = mx.random.state[0].tolist()
-    high, low = state
+    state: Any = mx.random.state
+    high, low = state[0].tolist()
     try:
         yield
     finally:

@@ -47,8 +47,15 @@ class Outline(Protocol):
         """Bytes of all caches after `prompt` tokens and `generated` more."""
         ...
 
-    def model(self, seed: int = 0) -> Model:
-        """The model with random weights; this is what takes memory and time. Once only."""
+    def weights(self) -> Mapping[str, mx.array]:
+        """All arrays by name; they hold numbers once `model` was called."""
+        ...
+
+    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Model:
+        """The model with random weights; this is what takes memory and time. Once only.
+
+        given: arrays to take by name, so that two depths of one model share their memory.
+        """
         ...
 
 
@@ -139,9 +146,13 @@ class T5Outline:
         row = shape.num_heads * shape.d_kv * self._number.size
         return 2 * shape.num_decoder_layers * positions * row
 
-    def model(self, seed: int = 0) -> Model:
+    def weights(self) -> Mapping[str, mx.array]:
         """As Outline says."""
-        fill(self._network, seed)
+        return dict(tree_flatten(self._network.parameters()))
+
+    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Model:
+        """As Outline says."""
+        fill(self._network, seed, given or {})
         return EncoderDecoderModel(self._network)
 
 

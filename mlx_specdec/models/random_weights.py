@@ -7,6 +7,7 @@ on shapes and types, not on values, as long as none is infinite or vanishes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,12 +17,12 @@ BLOCK = 1 << 20
 """Numbers drawn; longer arrays repeat them, which is seven times as fast on a CPU."""
 
 
-def fill(network: nn.Module, seed: int = 0) -> None:
+def fill(network: nn.Module, seed: int, given: Mapping[str, mx.array]) -> None:
     """Put random numbers into every matrix and compute everything, at once.
 
     Matrices get a variance of 1 / inputs, evenly spread; vectors (norms, biases) keep what their
     layer began with. Of what is packed, only MLX's affine kind is filled; the others keep what they
-    were packed from.
+    were packed from. given: arrays that are taken as they are, by name.
     """
     packed = {
         name: module
@@ -33,6 +34,8 @@ def fill(network: nn.Module, seed: int = 0) -> None:
     words = mx.random.randint(-(2**31), 2**31 - 1, (BLOCK,), mx.int32, key=mx.random.key(seed))
 
     def draw(path: str, array: mx.array) -> mx.array:
+        if path in given:
+            return given[path]
         parent, _, name = path.rpartition(".")
         module = packed.get(parent)
         if module is not None and name in ("weight", "scales", "biases"):

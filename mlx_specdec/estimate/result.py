@@ -1,0 +1,97 @@
+"""What an estimate says, frozen. Numbers and names only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .arithmetic import Prediction
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model. layers: that decode. measured_layers: two depths, or None where all were."""
+
+    name: str
+    dtype: str
+    vocabulary: int
+    weights_bytes: int
+    caches_bytes: int
+    layers: int
+    measured_layers: tuple[int, int] | None
+
+    @property
+    def bytes(self) -> int:
+        """Weights and caches."""
+        return self.weights_bytes + self.caches_bytes
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What was measured, and what follows from it.
+
+    step_seconds, draft_seconds: a plain step of the target, a draft step. draft_cost: the one in
+    the other (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m). replays: what
+    is rejected costs another pass.
+    """
+
+    step_seconds: float
+    draft_seconds: float
+    draft_cost: float
+    passes: tuple[float, ...]
+    replays: bool
+    predictions: tuple[Prediction, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Everything. speeds: None where the pair does not fit, so that nothing was measured."""
+
+    target: Side
+    draft: Side
+    prompt_tokens: int
+    max_tokens: int
+    memory_limit_bytes: int
+    speeds: Speeds | None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Weights and caches of both models."""
+        return self.target.bytes + self.draft.bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether both models can work at once."""
+        return self.memory_bytes <= self.memory_limit_bytes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of these figures, in sentences."""
+        notes = []
+        for role, side in (("target", self.target), ("draft", self.draft)):
+            if self.speeds is not None and side.measured_layers is not None:
+                few, more = side.measured_layers
+                notes.append(
+                    f"the {role}'s times are extrapolated from {few} and {more} of its "
+                    f"{side.layers} layers"
+                )
+        if self.target.vocabulary != self.draft.vocabulary:
+            notes.append(
+                f"the models have {self.target.vocabulary} and {self.draft.vocabulary} logits: "
+                "whether the tokens are the same only their tokenizers tell"
+            )
+        if self.speeds is not None:
+            notes.append(
+                "weights are random, so the acceptance is yours to guess: the share of drafted "
+                "tokens that the target would keep"
+            )
+        return tuple(notes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return {
+            **asdict(self),
+            "memory_bytes": self.memory_bytes,
+            "fits": self.fits,
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,142 @@
+"""Arithmetic of measuring, with a clock that passes of a known price move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.contracts import Progress, Scores
+from mlx_specdec.estimate.measure import FEWEST, SIZES, STEPS, Probe, Wanted, measure
+
+STALL = 1000.0
+
+
+class Clock:
+    """Seconds that only passes move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class PricedContext:
+    """A pass over m tokens takes fixed + m * per_row; everything it is asked is remembered."""
+
+    replays = True
+
+    def __init__(self, clock: Clock, fixed: float, per_row: float) -> None:
+        self._clock, self._fixed, self._per_row = clock, fixed, per_row
+        self._seen = self.final = 0
+        self.passes: list[tuple[int, int]] = []
+        self.stalled = ()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (self._seen,)
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+        rows = tokens.shape[1]
+        self.passes.append((rows, proposed))
+        self._seen += rows
+        if proposed < rows:
+            self.final = self._seen - proposed
+        stall = STALL if len(self.passes) in self.stalled else 0.0
+        self._clock.now += self._fixed + rows * self._per_row + stall
+        return Scores(mx.zeros((1, rows, 5)))
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        assert self.final <= lengths[0] <= self._seen
+        self._seen = lengths[0]
+        self._clock.now += 77  # never part of what is measured
+
+
+class PricedModel:
+    """Opens one context."""
+
+    vocabulary = 5
+
+    def __init__(self, clock: Clock, fixed: float = 1.0, per_row: float = 0.25) -> None:
+        self.context = PricedContext(clock, fixed, per_row)
+        self.prompts: list[list[int]] = []
+
+    def prefix(self, prompt: Sequence[int]) -> list[int]:
+        return list(prompt)
+
+    def open(self, prompt: Sequence[int], progress: Progress | None = None) -> PricedContext:
+        self.prompts.append(list(prompt))
+        self.context._seen = len(prompt) - 1
+        return self.context
+
+
+EVERYTHING = Wanted(steps=True, drafts=True, sizes=SIZES)
+
+
+def test_every_kind_of_pass_is_measured_as_what_it_costs() -> None:
+    clock = Clock()
+    probe = Probe(PricedModel(clock), 10, EVERYTHING, clock)
+    measure([probe], turns=4, seconds=1e9, clock=clock)
+    timings = probe.timings()
+    assert timings.step == pytest.approx(1.25)
+    assert timings.draft == pytest.approx(1.25)
+    assert timings.passes == pytest.approx({size: 1 + 0.25 * size for size in SIZES})
+    assert timings.replays
+
+
+def test_a_stall_moves_no_median_and_the_first_turn_counts_for_nothing() -> None:
+    clock = Clock()
+    model = PricedModel(clock)
+    a_turn = 2 * STEPS + len(SIZES)
+    # All of the first turn, behind the prompt's own pass, and one pass of the third.
+    model.context.stalled = (*range(2, 2 + a_turn), 2 + 2 * a_turn + 3)
+    probe = Probe(model, 10, EVERYTHING, clock)
+    measure([probe], turns=3, seconds=1e9, clock=clock)
+    assert probe.timings().step == pytest.approx(1.25)
+    assert max(probe.timings().passes.values()) < STALL
+
+
+def test_passes_are_fed_as_decoding_feeds_them() -> None:
+    clock = Clock()
+    model = PricedModel(clock)
+    probe = Probe(model, 10, Wanted(steps=True, drafts=True, sizes=(3,)), clock)
+    before = model.context.lengths[0]
+    assert before == 10 == len(model.prompts[0]) and set(model.prompts[0]) <= set(range(5))
+    model.context.passes.clear()
+    probe.turn()
+    # Plain steps are final, drafted tokens are not, a round's first row is the newest token.
+    assert model.context.passes == [(1, 0)] * STEPS + [(1, 1)] * STEPS + [(3, 2)]
+    assert model.context.lengths[0] == before + STEPS + 1
+
+
+def test_models_are_measured_in_turns_until_the_time_is_over() -> None:
+    clock = Clock()
+    order: list[str] = []
+
+    class Named(Probe):
+        def turn(self) -> None:
+            order.append("slow" if self is slow else "fast")
+            super().turn()
+
+    wanted = Wanted(steps=True)
+    slow = Named(PricedModel(clock, fixed=10), 4, wanted, clock)
+    fast = Named(PricedModel(clock), 4, wanted, clock)
+    seen: list[tuple[int, int]] = []
+    measure([slow, fast], turns=2, seconds=1e9, clock=clock, progress=lambda *c: seen.append(c))
+    assert order == ["slow", "fast"] * 3
+    assert seen[0] == (0, 3) and seen[-1] == (3, 3)
+    order.clear()
+    measure([slow, fast], turns=50, seconds=1.0, clock=clock)
+    assert order == ["slow", "fast"] * (FEWEST + 1)
+
+
+def test_what_is_not_wanted_is_not_measured() -> None:
+    clock = Clock()
+    model = PricedModel(clock)
+    probe = Probe(model, 4, Wanted(drafts=True), clock)
+    model.context.passes.clear()
+    measure([probe], turns=1, seconds=1e9, clock=clock)
+    assert len(model.context.passes) == 2 * STEPS
+    assert (probe.timings().step, probe.timings().passes) == (0.0, {})

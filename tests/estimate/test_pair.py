@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import itertools
+import json
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.errors import CheckpointError, OptionError, PromptError
+from mlx_specdec.estimate.arithmetic import Costs, best
+from mlx_specdec.estimate.depths import parts
+from mlx_specdec.estimate.measure import SIZES, STEPS, Timings
+from mlx_specdec.estimate.pair import Asked, Effort, estimate, extended, speeds
+
+from .. import tiny
+from ..models.test_outline import T5
+
+LLAMA = {**tiny.CONFIGS["llama"], "num_hidden_layers": 10}
+QUICK = Effort(prompt=8, generated=8, turns=1)
+DRAFT_T5 = {**T5, "num_decoder_layers": 1}
+
+
+def ticking():
+    """A clock that moves on by one whenever it is read."""
+    ticks = itertools.count()
+    return lambda: float(next(ticks))
+
+
+def test_speeds_are_seconds_in_the_unit_of_a_plain_step() -> None:
+    passes = {1: 2.2, 2: 2.4, 3: 2.6, 4: 2.8, 5: 3.0, 9: 3.8, 17: 5.4}
+    target = Timings(step=2.0, draft=0.0, passes=passes)
+    draft = Timings(step=0.0, draft=0.3, passes={})
+    found = speeds(target, draft)
+    assert found.draft_cost == pytest.approx(0.15)
+    assert found.passes == pytest.approx([1 + 0.1 * m for m in range(1, 18)])
+    costs = Costs(found.draft_cost, found.passes)
+    assert found.predictions == tuple(best(costs, p.alpha) for p in found.predictions)
+    assert [p.alpha for p in found.predictions] == [0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
+    assert not found.replays and speeds(Timings(2.0, 0.0, passes, True), draft).replays
+
+
+def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
+    def timings(depth: int) -> Timings:
+        return Timings(
+            step=0.5 + 0.1 * depth,
+            draft=0.4 + 0.2 * depth,
+            passes={m: 0.6 + 0.1 * m * depth for m in (1, 4)},
+            replays=True,
+        )
+
+    whole = extended(timings(2), timings(5), (2, 5), 40)
+    assert whole.step == pytest.approx(timings(40).step)
+    assert whole.draft == pytest.approx(timings(40).draft)
+    assert whole.passes == pytest.approx(timings(40).passes)
+    assert whole.replays
+
+
+@pytest.mark.parametrize("pair", [(T5, DRAFT_T5), (LLAMA, tiny.CONFIGS["llama"])])
+def test_a_pair_is_measured_from_its_configurations(pair: tuple[dict, dict]) -> None:
+    found = estimate(Asked("big", pair[0]), Asked("small", pair[1]), QUICK, clock=ticking())
+    assert found.fits and found.speeds is not None
+    # Everything took one tick: STEPS plain steps, STEPS drafts, or a pass of any size.
+    assert found.speeds.draft_cost == 1
+    assert found.speeds.passes == pytest.approx([STEPS] * 17)
+    assert all(p.num_draft == 0 and p.speed_up == 1 for p in found.speeds.predictions)
+    assert found.target.measured_layers is None is found.draft.measured_layers
+    assert (found.target.name, found.draft.name) == ("big", "small")
+    written = json.loads(json.dumps(found.as_dict()))
+    assert written["speeds"]["predictions"][0]["alpha"] == 0.5
+    assert written["memory_bytes"] == found.target.bytes + found.draft.bytes
+    assert not any("extrapolated" in note for note in written["notes"])
+
+
+def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so() -> None:
+    found = estimate(
+        Asked("big", LLAMA),
+        Asked("small", tiny.CONFIGS["llama"]),
+        QUICK,
+        clock=ticking(),
+        cut=lambda known: parts(known, whole=100_000, least=1),
+    )
+    assert found.target.measured_layers == (1, 3) and found.target.layers == 10
+    assert found.draft.measured_layers is None
+    assert any("1 and 3 of its 10 layers" in note for note in found.notes)
+    # Both depths took the same time, so the line is flat.
+    assert found.speeds is not None and found.speeds.step_seconds == 1 / STEPS
+
+
+def test_the_two_parts_of_a_model_share_their_memory() -> None:
+    known = Asked("t5", T5).outline(3)
+    known.model()
+    few = Asked("t5", T5).outline(1)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    few.model(given=known.weights())
+    assert mx.get_active_memory() - before < few.nbytes / 10
+
+
+def test_a_pair_that_does_not_fit_is_not_built() -> None:
+    def no_clock() -> float:
+        raise AssertionError("something was measured")
+
+    pair = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+    found = estimate(*pair, QUICK, clock=no_clock, memory_limit=lambda: 1000)
+    assert not found.fits and found.speeds is None
+    assert found.memory_bytes > 1000 == found.memory_limit_bytes
+    assert found.as_dict()["fits"] is False
+
+
+def test_models_of_different_width_are_remarked_on() -> None:
+    narrow = {**tiny.CONFIGS["llama"], "vocab_size": 60}
+    found = estimate(
+        Asked("big", LLAMA), Asked("small", narrow), QUICK, memory_limit=lambda: 0, clock=ticking()
+    )
+    assert any("64 and 60" in note for note in found.notes)
+
+
+def test_what_cannot_be_estimated_is_told_in_a_sentence() -> None:
+    llama = Asked("llama", tiny.CONFIGS["llama"])
+    with pytest.raises(OptionError, match="draft of the target's own kind"):
+        estimate(Asked("t5", T5), llama)
+    with pytest.raises(CheckpointError, match="not supported"):
+        estimate(Asked("x", {"model_type": "nosuch"}), llama)
+    with pytest.raises(OptionError, match="prompt-tokens must be"):
+        Effort(prompt=0)
+    short = Asked("short", {**tiny.CONFIGS["llama"], "max_position_embeddings": 5})
+    with pytest.raises(PromptError, match="takes 5"):
+        estimate(short, short, QUICK)
+    # MLX has no such kernel for the CPU.
+    mixtral = Asked("mixtral", tiny.CONFIGS["mixtral"], dtype="bfloat16")
+    with pytest.raises(OptionError, match="MLX cannot run") as caught:
+        estimate(mixtral, mixtral, QUICK)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_sizes_measured_reach_the_longest_draft() -> None:
+    assert SIZES[0] == 1 and SIZES[-1] == 17
