@@ -10,11 +10,21 @@ import typer
 
 from .calibrate import calibrate
 from .convert import convert
+from .estimate import estimate
 from .generate import generate
 from .process import Version, exit_with, run_one
 from .train_medusa import train_medusa
 
-__all__ = ["app", "calibrate", "convert", "generate", "main", "run_one", "train_medusa"]
+__all__ = [
+    "app",
+    "calibrate",
+    "convert",
+    "estimate",
+    "generate",
+    "main",
+    "run_one",
+    "train_medusa",
+]
 
 app = typer.Typer(
     help="Speculative decoding on Apple's MLX: the target model's own text, faster.",
@@ -32,6 +42,7 @@ def _front(version: Version = False) -> None:
 app.command()(generate)
 app.command()(convert)
 app.command()(calibrate)
+app.command()(estimate)
 app.command()(train_medusa)
 
 

@@ -24,7 +24,7 @@ SHIPPED_PROMPT = (
 )
 
 
-def _shipped(name: str) -> str:
+def shipped(name: str) -> str:
     """A relative directory that is not here but beside the program is meant there."""
     if not Path(name).exists() and (ROOT / name).is_dir():
         return str(ROOT / name)
@@ -49,8 +49,8 @@ def load_pair(
 
     with render.progress("loading") as report:
         return load(
-            _shipped(model),
-            None if draft_model is None else _shipped(draft_model),
+            shipped(model),
+            None if draft_model is None else shipped(draft_model),
             dtype=dtype,
             q_bits=q_bits,
             draft_q_bits=draft_q_bits,

@@ -12,7 +12,14 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_specdec.cli.app import calibrate, convert, generate, run_one, train_medusa
+from mlx_specdec.cli.app import (
+    calibrate,
+    convert,
+    estimate,
+    generate,
+    run_one,
+    train_medusa,
+)
 from mlx_specdec.models.t5 import T5
 from mlx_specdec.models.t5_config import T5Config
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -23,6 +30,7 @@ from ..text.makers import byte_level, unigram
 COMMANDS = {
     "calibrate": calibrate,
     "convert": convert,
+    "estimate": estimate,
     "generate": generate,
     "train-medusa": train_medusa,
 }

@@ -7,27 +7,19 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.estimate import memory
-from mlx_specdec.estimate.memory import Memory, Needs, limit, needs, physical
+from mlx_specdec.estimate.memory import limit, physical
 from mlx_specdec.models.outline import outline
 
 from .. import tiny
 
 
-def test_a_pair_fits_where_weights_and_caches_of_both_do() -> None:
-    target, draft = Needs(weights=100, caches=20), Needs(weights=10, caches=5)
-    assert Memory(target, draft, limit=135).fits
-    assert not Memory(target, draft, limit=134).fits
-    assert Memory(target, draft, limit=0).needed == 135
-
-
-def test_caches_grow_with_the_text_and_weights_do_not() -> None:
+def test_caches_grow_with_the_text() -> None:
     known = outline(tiny.CONFIGS["llama"], "llama")
-    short, long = needs(known, 10, 10), needs(known, 10_000, 100)
-    assert short.weights == long.weights == known.nbytes
+    short, long = known.cache_nbytes(10, 10), known.cache_nbytes(10_000, 100)
     # Two layers of keys and values, two heads of eight numbers, in steps of 256 positions.
     per_position = 2 * 2 * 2 * 8 * 4
-    assert short.caches == 256 * per_position
-    assert long.caches in range(10_100 * per_position, (10_100 + 512) * per_position)
+    assert short == 256 * per_position
+    assert long in range(10_100 * per_position, (10_100 + 512) * per_position)
 
 
 def test_a_control_groups_limit_counts_where_it_is_smaller(tmp_path: Path) -> None:

@@ -105,6 +105,12 @@ def test_a_pair_that_does_not_fit_is_not_built() -> None:
     assert not found.fits and found.speeds is None
     assert found.memory_bytes > 1000 == found.memory_limit_bytes
     assert found.as_dict()["fits"] is False
+    need = found.memory_bytes
+    just = estimate(*pair, QUICK, clock=ticking(), memory_limit=lambda: need)
+    assert just.fits and just.speeds is not None
+    assert need == sum(
+        side.weights_bytes + side.caches_bytes for side in (found.target, found.draft)
+    )
 
 
 def test_models_of_different_width_are_remarked_on() -> None:

@@ -1,0 +1,119 @@
+"""The estimate command, on configurations alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.estimate import pair as estimating
+
+from .. import tiny
+from ..models.test_outline import T5
+from .conftest import Run
+
+QUICK = ("--turns", 1, "--prompt-tokens", 8, "--max-tokens", 8)
+
+
+def only_config(directory: Path, config: dict) -> Path:
+    """A directory with nothing but config.json."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[object, ...]:
+    """Flags of two directories without weights and tokenizers."""
+    big = only_config(tmp_path / "big", T5)
+    small = only_config(tmp_path / "small", {**T5, "num_decoder_layers": 1})
+    return ("--model", big, "--draft-model", small, *QUICK)
+
+
+def test_the_json_object_is_all_that_is_printed(run: Run, pair: tuple[object, ...]) -> None:
+    done = run("estimate", *pair, "--json")
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert list(found) == [
+        "target",
+        "draft",
+        "prompt_tokens",
+        "max_tokens",
+        "memory_limit_bytes",
+        "speeds",
+        "memory_bytes",
+        "fits",
+        "notes",
+        "device",
+        "blas",
+    ]
+    assert found["fits"] and found["device"] == "cpu"
+    assert len(found["speeds"]["passes"]) == 17 and min(found["speeds"]["passes"]) > 0
+    assert found["speeds"]["draft_cost"] > 0
+    assert [one["alpha"] for one in found["speeds"]["predictions"]][-1] == 0.95
+    assert found["target"]["layers"] == 5 and found["draft"]["layers"] == 1
+
+
+def test_tables_and_sentences_for_people(run: Run, pair: tuple[object, ...]) -> None:
+    done = run("estimate", *pair)
+    assert done.code == 0 and "\x1b" not in done.out
+    assert "Fits: " in done.out and "A plain step takes" in done.out
+    assert "95%" in done.out and "speed-up" in done.out and "Note: weights are random" in done.out
+
+
+def test_a_pair_that_does_not_fit_gets_a_clear_no(run: Run, tmp_path: Path) -> None:
+    huge = {**tiny.CONFIGS["llama"], "hidden_size": 16384, "intermediate_size": 53248}
+    huge |= {"num_attention_heads": 128, "head_dim": 128, "num_hidden_layers": 126}
+    model = only_config(tmp_path / "huge", huge)
+    draft = only_config(tmp_path / "small", tiny.CONFIGS["llama"])
+    asked = ("estimate", "--model", model, "--draft-model", draft, "--dtype", "float32", *QUICK)
+    done = run(*asked)
+    assert done.code == 0
+    assert "NO: it would not fit" in done.out and "speed-up" not in done.out
+    found = json.loads(run(*asked, "--json").out)
+    assert found["fits"] is False and found["speeds"] is None
+    assert found["target"]["weights_bytes"] > 1e12
+
+
+def test_types_and_packing_are_asked_for_with_the_flags_of_generate(
+    run: Run, pair: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[estimating.Asked] = []
+
+    def look(target: estimating.Asked, draft: estimating.Asked, *rest: object, **more: object):
+        asked.extend((target, draft))
+        return whole(target, draft, *rest, **more)
+
+    whole = estimating.estimate
+    monkeypatch.setattr(estimating, "estimate", look)
+    bits = ("--q-bits", 8, "--draft-q-bits", 4, "--dtype", "bfloat16")
+    found = json.loads(run("estimate", *pair, *bits, "--json").out)
+    assert [(one.dtype, one.q_bits) for one in asked] == [("bfloat16", 8), ("bfloat16", 4)]
+    assert found["target"]["dtype"] == "8-bit, bfloat16"
+    assert found["draft"]["dtype"] == "4-bit, bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "{big}"), "--draft-model"),
+        (("--model", "{big}", "--draft-model", "/nowhere"), "there is no directory /nowhere"),
+        (("--model", "{big}", "--draft-model", "{empty}"), "has no config.json"),
+        (("--model", "{big}", "--draft-model", "{big}", "--turns", "0"), "turns must be"),
+        (("--model", "{big}", "--draft-model", "{llama}"), "target's own kind"),
+        (("--model", "{big}", "--draft-model", "{big}", "--q-bits", "5000"), "q-bits must be"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    names = {
+        "big": only_config(tmp_path / "big", T5),
+        "llama": only_config(tmp_path / "llama", tiny.CONFIGS["llama"]),
+        "empty": tmp_path / "empty",
+    }
+    done = run("estimate", *(text.format(**names) for text in arguments))
+    assert done.code == 2 and done.out == ""
+    assert words in done.err and done.err.count("\n") == 1
