@@ -18,9 +18,9 @@ import mlx.core as mx
 
 from . import blas
 from .cache_settings import CacheSettings
-from .checkpoints import medusa_files
+from .checkpoints import medusa_files, shards
 from .checkpoints.medusa_files import MedusaFiles
-from .checkpoints.source import resolve
+from .checkpoints.source import resolve, resolve_config
 from .contracts import Model, NoiseSource, Progress, Proposer, Rule
 from .decoding import cost_cache
 from .decoding.cost_cache import CostKey
@@ -40,6 +40,7 @@ from .errors import CheckpointError, OptionError, PromptError, SourceError
 from .models.checked import CheckedModel
 from .models.loading import Loaded, load_model
 from .models.medusa_heads import MedusaHeads, attach
+from .models.stand_in import stand_in
 from .options import Options
 from .sampling.law import Law
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
@@ -49,6 +50,7 @@ from .text.tokenizer import Tokenizer, load_tokenizer
 from .text.vocabulary import common_size, shared_tokens
 from .verification.block import BlockRule
 from .verification.coupled import Coupled, LenientGreedy
+from .verification.forced import ForcedAcceptance
 from .verification.rejection import TokenRule
 from .verification.typical import TypicalRule
 
@@ -93,6 +95,7 @@ def load(
     draft_q_bits: int | None = None,
     caches: CacheSettings | None = None,
     draft_vocab: str = "same",
+    random_weights: bool = False,
     progress: Progress | None = None,
 ) -> Pair:
     """Load a target and, if named, a draft model with the same vocabulary.
@@ -102,13 +105,17 @@ def load(
     float32 on the CPU and as stored elsewhere; or float32, float16, bfloat16. q_bits: quantise on
     load. caches: quantised or cut KV caches; a draft that cannot have them keeps its own.
     draft_vocab: "same" refuses a draft with other tokens, "intersect" drafts the tokens that both
-    have. Raises SourceError, CheckpointError, VocabularyError, OptionError.
+    have. random_weights: for measuring; a model without weights here gets random ones, no more than
+    config.json is downloaded, and vocabularies are not compared.
+    Raises SourceError, CheckpointError, VocabularyError, OptionError.
     """
     started = time.perf_counter()
-    directory, files = _with_base(
-        resolve(str(model), revision=revision, progress=progress), progress
-    )
-    target, tokenizer = _load_from(directory, dtype, q_bits, caches)
+    if random_weights:
+        directory = resolve_config(str(model), revision=revision)
+    else:
+        directory = resolve(str(model), revision=revision, progress=progress)
+    directory, files = _with_base(directory, progress)
+    target, tokenizer = _load_from(directory, dtype, q_bits, caches, random_weights)
     heads = None if files is None else attach(files, target.model)
     if draft_vocab not in DRAFT_VOCABS:
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
@@ -117,7 +124,7 @@ def load(
     draft: Loaded | None = None
     if draft_model is not None:
         draft, draft_tokenizer = _load_draft(
-            str(draft_model), dtype, draft_q_bits, caches, progress
+            str(draft_model), dtype, draft_q_bits, caches, random_weights, progress
         )
         if draft.kind != target.kind:
             raise OptionError(
@@ -125,7 +132,9 @@ def load(
                 "the target's own kind"
             )
         widths = target.model.vocabulary, draft.model.vocabulary
-        if draft_vocab == "intersect":
+        if random_weights:
+            width = min(width, draft.model.vocabulary)
+        elif draft_vocab == "intersect":
             translation = Translation(*shared_tokens(tokenizer, draft_tokenizer, *widths))
         else:
             width = common_size(tokenizer, draft_tokenizer, *widths)
@@ -197,6 +206,7 @@ def stream_generate(
         seed=options.seed,
         num_draft=options.num_draft if proposer is not None else 0,
         prompt_tokens=len(ids),
+        simulated_acceptance=options.simulated_acceptance,
     )
     around = Surroundings(
         load_seconds=pair.load_seconds,
@@ -271,14 +281,15 @@ def _load_draft(
     dtype: str,
     q_bits: int | None,
     caches: CacheSettings | None,
+    random_weights: bool,
     progress: Progress | None,
 ) -> tuple[Loaded, Tokenizer]:
-    directory = resolve(name, progress=progress)
+    directory = resolve_config(name) if random_weights else resolve(name, progress=progress)
     try:
-        return _load_from(directory, dtype, q_bits, caches)
+        return _load_from(directory, dtype, q_bits, caches, random_weights)
     except OptionError:
         # The text is the target's whatever the draft remembers; what is wrong comes again.
-        return _load_from(directory, dtype, q_bits, None)
+        return _load_from(directory, dtype, q_bits, None, random_weights)
 
 
 def _with_base(directory: Path, progress: Progress | None) -> tuple[Path, MedusaFiles | None]:
@@ -297,8 +308,14 @@ def _with_base(directory: Path, progress: Progress | None) -> tuple[Path, Medusa
 
 
 def _load_from(
-    directory: Path, dtype: str, q_bits: int | None, caches: CacheSettings | None
+    directory: Path,
+    dtype: str,
+    q_bits: int | None,
+    caches: CacheSettings | None,
+    random_weights: bool,
 ) -> tuple[Loaded, Tokenizer]:
+    if random_weights and not shards.present(directory):
+        return stand_in(directory, dtype=dtype, q_bits=q_bits, caches=caches)
     loaded = load_model(directory, dtype=dtype, q_bits=q_bits, caches=caches)
     return loaded, load_tokenizer(directory, kind=loaded.kind)
 
@@ -439,6 +456,8 @@ def _ignore(done: int, total: int) -> None:
 
 
 def _rule(options: Options) -> Rule:
+    if options.simulated_acceptance is not None:
+        return ForcedAcceptance(options.simulated_acceptance, options.seed)
     if options.rule_name == "lenient":
         return LenientGreedy(options.delta)
     if options.rule_name == "typical":
@@ -451,7 +470,7 @@ def _rule(options: Options) -> Rule:
 def _noise(pair: Pair, options: Options) -> NoiseSource:
     if options.temperature == 0:
         return SilentNoise()
-    if options.rule_name == "coupled":
+    if options.rule_name in ("coupled", "simulated"):
         return CoupledNoise(options.seed, pair.vocabulary)
     return IndependentNoise(options.seed, pair.vocabulary)
 
@@ -460,7 +479,8 @@ def _ending(pair: Pair, options: Options, prefix: int) -> Ending:
     longest = pair.target.max_length
     room = options.max_tokens if longest is None else min(options.max_tokens, longest - prefix)
     return Ending(
-        eos=pair.eos_token_ids,
+        # A text that only measures the loop goes on to the end.
+        eos=pair.eos_token_ids if options.simulated_acceptance is None else frozenset(),
         room=room,
         stream=TextStream(pair.tokenizer),
         stops=StopStrings(options.stop) if options.stop else None,

@@ -33,6 +33,8 @@ class Options:
     posterior_threshold, posterior_alpha: of the typical rule, (0, 1) each: a drafted token stays
         where p > min(threshold, alpha exp(-entropy)).
     stop: strings that end the text; they are not part of it.
+    simulated_acceptance: keep each drafted token with this probability instead of judging it, to
+        measure what decoding costs; None judges. What is emitted is then no text.
     cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one.
     The others: see `sampling.settings.Sampling`.
@@ -53,6 +55,7 @@ class Options:
     stop: tuple[str, ...] = ()
     regular: bool = False
     cost_cache: bool = True
+    simulated_acceptance: float | None = None
     chat_template: bool = True
     temperature: float = 0.0
     top_k: int = 0
@@ -87,6 +90,7 @@ class Options:
             raise OptionError(
                 f"rule {self.rule} has no lenience: leave out --rule, or set delta to 0"
             )
+        self._check_simulation()
         for name, value in (
             ("posterior-threshold", self.posterior_threshold),
             ("posterior-alpha", self.posterior_alpha),
@@ -96,6 +100,17 @@ class Options:
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
         self.sampling  # noqa: B018  its own checks run here
+
+    def _check_simulation(self) -> None:
+        share = self.simulated_acceptance
+        if share is None:
+            return
+        if not 0 <= share <= 1:
+            raise OptionError(f"simulate-acceptance must lie in [0, 1], not {share}")
+        if self.delta > 0 or self.rule not in (None, "coupled"):
+            raise OptionError(
+                "simulate-acceptance takes the place of the rule: leave out --rule and --delta"
+            )
 
     @property
     def sampling(self) -> Sampling:
@@ -114,11 +129,13 @@ class Options:
     @property
     def lossy(self) -> bool:
         """Whether the text may differ from the target's own in law."""
-        return self.delta > 0 or self.rule == "typical"
+        return self.delta > 0 or self.rule == "typical" or self.simulated_acceptance is not None
 
     @property
     def rule_name(self) -> str:
-        """The rule that decides: one of RULES, or lenient (delta > 0 at temperature 0)."""
+        """The rule that decides: one of RULES, lenient (delta > 0 at temperature 0), simulated."""
+        if self.simulated_acceptance is not None:
+            return "simulated"
         if self.delta > 0:
             return "token" if self.temperature > 0 else "lenient"
         return self.rule or "coupled"

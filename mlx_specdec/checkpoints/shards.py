@@ -74,6 +74,12 @@ def find(directory: Path) -> Shards:
     return Shards(_SAFETENSORS.format, _complete(files))
 
 
+def present(directory: Path) -> bool:
+    """Whether a directory has anything that `find` would look at, complete or not."""
+    torch = f"{_TORCH.stem}*{_TORCH.suffix}*"
+    return any(any(directory.glob(name)) for name in ("*.safetensors", INDEX, torch))
+
+
 def _complete(files: list[Path]) -> list[Path]:
     """The same files. Raises CheckpointError where one says that there are more of them."""
     for file in files:

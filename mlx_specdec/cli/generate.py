@@ -118,6 +118,14 @@ def generate(
     posterior_alpha: Annotated[
         float, typer.Option("--posterior-alpha", help="Of rule typical.")
     ] = 0.3,
+    simulate_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            "--simulate-acceptance",
+            help="Measure decoding as if so many drafted tokens were accepted; prints no text. "
+            "Weights that are not here are random.",
+        ),
+    ] = None,
     dtype: Annotated[
         str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")
     ] = "auto",
@@ -173,6 +181,7 @@ def generate(
         stop=tuple(stop or ()),
         regular=regular_decode,
         cost_cache=not no_cache,
+        simulated_acceptance=simulate_acceptance,
         chat_template=not no_chat_template,
         temperature=temperature,
         top_k=top_k,
@@ -185,8 +194,9 @@ def generate(
     )
     caches = CacheSettings(kv_bits, kv_group_size, max_kv_size)
     text = _read_prompt(prompt_words, prompt, prompt_file)
+    if text is None and (model is None or simulate_acceptance is not None):
+        text = SHIPPED_PROMPT
     if model is None:
-        text = text if text is not None else SHIPPED_PROMPT
         draft_model = draft_model or SHIPPED_DRAFT if proposer in (None, "draft") else None
     if text is None:
         raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
@@ -200,6 +210,7 @@ def generate(
         draft_q_bits=draft_q_bits,
         caches=caches,
         draft_vocab=draft_vocab,
+        random_weights=simulate_acceptance is not None,
     )
     if lookup_files and proposer == "ngram" and not regular_decode:
         pair = search_in(pair, lookup_files)
@@ -256,7 +267,8 @@ def _generate(
 
     with render.progress("reading the prompt") as report:
         run = stream_generate(pair, text, options, progress=report)
-    result = _finish(run) if as_json else _stream(run, show_drafts and not quiet, show_drafts)
+    silent = as_json or options.simulated_acceptance is not None
+    result = _finish(run) if silent else _stream(run, show_drafts and not quiet, show_drafts)
     if as_json:
         render.write(sys.stdout, json.dumps(result.as_dict(), ensure_ascii=False) + "\n")
     elif not quiet:

@@ -40,6 +40,7 @@ def load_pair(
     draft_q_bits: int | None = None,
     caches: CacheSettings | None = None,
     draft_vocab: str = "same",
+    random_weights: bool = False,
 ) -> Pair:
     """Load what was named, with a progress bar; raises as assemble.load does."""
     from .. import blas
@@ -56,6 +57,7 @@ def load_pair(
             draft_q_bits=draft_q_bits,
             caches=caches,
             draft_vocab=draft_vocab,
+            random_weights=random_weights,
             progress=report,
         )
 

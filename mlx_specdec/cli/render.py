@@ -95,6 +95,8 @@ def summary(result: Result) -> str:
     prompt = f"prompt {labels.prompt_tokens} tokens in {stats.seconds.prompt:.2f} s"
     loaded = f"loaded in {stats.seconds.load:.2f} s"
     second = "plain decoding"
+    if labels.simulated_acceptance is not None:
+        first = f"simulated acceptance {labels.simulated_acceptance:g}, no text: {first}"
     if labels.proposer != "none":
         rate = f" ({stats.acceptance_rate:.0%})" if stats.acceptance_rate is not None else ""
         second = f"{stats.accepted} of {stats.drafted} drafted tokens accepted{rate} in "

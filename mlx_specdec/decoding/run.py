@@ -28,6 +28,7 @@ class Labels:
     seed: int
     num_draft: int | str
     prompt_tokens: int
+    simulated_acceptance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,13 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         labels = self.labels
+        simulated = labels.simulated_acceptance
+        # Nobody should take for text what only measured the loop.
+        mark = {} if simulated is None else {"simulated_acceptance": simulated}
         return {
-            "text": self.text,
-            "tokens": list(self.tokens),
+            **mark,
+            "text": self.text if simulated is None else None,
+            "tokens": list(self.tokens) if simulated is None else None,
             "finish_reason": self.finish_reason,
             "prompt_tokens": labels.prompt_tokens,
             "generated_tokens": len(self.tokens),

@@ -1,0 +1,103 @@
+"""generate --simulate-acceptance: the real loop, no text, marked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .. import tiny
+from ..models.test_outline import T5
+from .conftest import Run
+from .test_estimate import only_config
+
+KINDS = ("drafted", "accepted")
+LLAMA = {**tiny.CONFIGS["llama"], "num_hidden_layers": 3}
+
+
+def pair_of(directory: Path, config: dict, depth: str) -> tuple[object, ...]:
+    """Flags of two directories without weights and tokenizers."""
+    big = only_config(directory / "big", config)
+    small = only_config(directory / "small", {**config, depth: 1})
+    return ("--model", big, "--draft-model", small)
+
+
+@pytest.mark.parametrize(
+    ("config", "depth"), [(T5, "num_decoder_layers"), (LLAMA, "num_hidden_layers")]
+)
+def test_a_pair_without_weights_decodes_at_the_asked_acceptance(
+    run: Run, tmp_path: Path, config: dict, depth: str
+) -> None:
+    asked = ("generate", *pair_of(tmp_path, config, depth), "-m", 60, "--num-draft", 3, "--json")
+    rates = []
+    for share in (0, 0.6, 1):
+        done = run(*asked, "--simulate-acceptance", share)
+        assert (done.code, done.err) == (0, "")
+        found = json.loads(done.out)
+        assert found["simulated_acceptance"] == share
+        assert found["text"] is None and found["tokens"] is None
+        assert found["lossy"] and found["rule"] == "simulated"
+        assert found["generated_tokens"] == 60 and found["finish_reason"] == "length"
+        reached, passed = (found["stats"][f"{name}_by_position"] for name in KINDS)
+        rates.append(passed[0] / reached[0])
+    assert rates[0] == 0 and rates[2] == 1 and 0 < rates[1] < 1
+
+
+def test_the_same_seed_accepts_the_same_tokens(run: Run, tmp_path: Path) -> None:
+    pair = pair_of(tmp_path, LLAMA, "num_hidden_layers")
+    asked = ("generate", *pair, "-m", 40, "--simulate-acceptance", 0.5, "--json", "--seed")
+    counts = [
+        json.loads(run(*asked, seed).out)["stats"]["accepted_by_position"] for seed in (1, 1, 2)
+    ]
+    assert counts[0] == counts[1] != counts[2]
+
+
+def test_nothing_but_statistics_is_printed(run: Run, t5: Path, t5_draft: Path) -> None:
+    asked = ("generate", "--model", t5, "--draft-model", t5_draft, "-m", 20)
+    done = run(*asked, "--simulate-acceptance", 0.9, "--show-drafts")
+    assert (done.code, done.out) == (0, "")
+    assert "simulated acceptance 0.9, no text" in done.err and "20 tokens" in done.err
+    silent = run(*asked, "--simulate-acceptance", 0.9, "--quiet")
+    assert (silent.code, silent.out, silent.err) == (0, "", "")
+
+
+def test_models_with_weights_are_taken_as_they_are_and_mix_with_others(
+    run: Run, t5: Path, tmp_path: Path
+) -> None:
+    config = json.loads((t5 / "config.json").read_text())
+    bare = only_config(tmp_path / "bare", {**config, "num_decoder_layers": 1})
+    asked = ("-m", 20, "--simulate-acceptance", 0.5, "--json")
+    for pair in ((t5, bare), (bare, t5)):
+        done = run("generate", "--model", pair[0], "--draft-model", pair[1], *asked)
+        assert done.code == 0 and json.loads(done.out)["generated_tokens"] == 20
+    plain = json.loads(run("generate", "--model", bare, "--regular-decode", *asked).out)
+    assert plain["simulated_acceptance"] == 0.5 and plain["proposer"] == "none"
+
+
+def test_without_simulation_weights_are_needed_and_nothing_is_marked(
+    run: Run, t5: Path, tmp_path: Path
+) -> None:
+    bare = only_config(tmp_path / "bare", T5)
+    done = run("generate", "hello", "--model", bare, "--regular-decode")
+    assert done.code == 2 and "no weights to read" in done.err
+    real = json.loads(run("generate", "Les pates", "--model", t5, "-m", 3, "--json").out)
+    assert "simulated_acceptance" not in real and isinstance(real["text"], str)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--simulate-acceptance", "1.5"), "must lie in [0, 1]"),
+        (("--simulate-acceptance", "0.5", "--rule", "token", "--temp", "1"), "leave out --rule"),
+        (("--simulate-acceptance", "0.5", "--delta", "0.1"), "leave out --rule"),
+        (("--simulate-acceptance", "0.5", "--kv-bits", "8"), "leave kv-bits"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    bare = only_config(tmp_path / "bare", LLAMA)
+    done = run("generate", "x", "--model", bare, "--draft-model", bare, *arguments)
+    assert done.code == 2 and done.out == ""
+    assert words in done.err and done.err.count("\n") == 1
