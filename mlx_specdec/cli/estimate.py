@@ -49,7 +49,8 @@ def estimate(
     ] = 128,
     turns: Annotated[int, typer.Option("--turns", help="How often to measure everything.")] = 9,
     seconds: Annotated[
-        float, typer.Option("--seconds", help="After so many, three turns are enough.")
+        float,
+        typer.Option("--seconds", help="After so many no new turn begins; one there always is."),
     ] = 60.0,
     revision: Annotated[str | None, typer.Option("--revision", help="Of the target.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -137,7 +138,7 @@ def _verdict(found: Estimate) -> str:
         return f"Fits: {need} of the {limit} that models may take here."
     return (
         f"NO: it would not fit. Weights and caches take {need}, and models may take {limit} here. "
-        "Quantise (--q-bits 4), or take smaller models."
+        "Smaller models need less, and so do fewer bits (--q-bits, --draft-q-bits)."
     )
 
 

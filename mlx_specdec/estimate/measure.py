@@ -21,18 +21,20 @@ Clock = Callable[[], float]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 17)
 """Rows of the passes that are measured; those between are taken from their neighbours."""
 STEPS = 8
-FEWEST = 3
+FEWEST = 1
 
 
 @dataclass(frozen=True)
 class Timings:
     """Medians in seconds. step: a plain, pipelined step. draft: a step of a proposal. passes: over
-    so many tokens, one read included. replays: taking tokens back costs a pass."""
+    so many tokens, one read included. replays: taking tokens back costs a pass. spread: median
+    distance of the plain or draft steps from their median, relative to it."""
 
     step: float
     draft: float
     passes: Mapping[int, float]
     replays: bool = False
+    spread: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Probe:
             draft=median(self._draft or [0.0]),
             passes={size: median(seconds) for size, seconds in self._passes.items()},
             replays=bool(getattr(self._context, "replays", False)),
+            spread=_spread(self._step or self._draft),
         )
 
     def _timed(self, work: Callable[[], None]) -> float:
@@ -149,6 +152,11 @@ def measure(
                 probe.forget()
         report(turn + 1, turns + 1)
     report(turns + 1, turns + 1)
+
+
+def _spread(samples: Sequence[float]) -> float:
+    middle = median(samples or [0.0])
+    return median(abs(sample - middle) for sample in samples) / middle if middle else 0.0
 
 
 def _ignore(done: int, total: int) -> None:

@@ -129,6 +129,7 @@ def speeds(target: Timings, draft: Timings) -> Speeds:
         draft_cost=costs.draft,
         passes=costs.passes,
         replays=costs.replays,
+        spread=max(target.spread, draft.spread),
         predictions=tuple(best(costs, alpha) for alpha in ALPHAS),
     )
 
@@ -143,6 +144,7 @@ def extended(few: Timings, more: Timings, depths: tuple[int, int], depth: int) -
             for size, seconds in more.passes.items()
         },
         replays=more.replays,
+        spread=max(few.spread, more.spread),
     )
 
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from .arithmetic import Prediction
 
+BUSY = 0.1
+"""Relative spread of samples above which a reader is warned."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -32,7 +35,7 @@ class Speeds:
 
     step_seconds, draft_seconds: a plain step of the target, a draft step. draft_cost: the one in
     the other (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m). replays: what
-    is rejected costs another pass.
+    is rejected costs another pass. spread: by how much a typical sample was off, relatively.
     """
 
     step_seconds: float
@@ -40,6 +43,7 @@ class Speeds:
     draft_cost: float
     passes: tuple[float, ...]
     replays: bool
+    spread: float
     predictions: tuple[Prediction, ...]
 
 
@@ -79,6 +83,11 @@ class Estimate:
             notes.append(
                 f"the models have {self.target.vocabulary} and {self.draft.vocabulary} logits: "
                 "whether the tokens are the same only their tokenizers tell"
+            )
+        if self.speeds is not None and self.speeds.spread > BUSY:
+            notes.append(
+                f"times varied by {self.speeds.spread:.0%} from turn to turn, so the machine was "
+                "busy with something else: measure again when it is not"
             )
         if self.speeds is not None:
             notes.append(

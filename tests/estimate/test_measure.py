@@ -86,6 +86,18 @@ def test_every_kind_of_pass_is_measured_as_what_it_costs() -> None:
     assert timings.replays
 
 
+def test_the_spread_is_of_a_typical_sample() -> None:
+    clock = Clock()
+    model = PricedModel(clock, fixed=1.0, per_row=0.0)
+    probe = Probe(model, 4, Wanted(steps=True), clock)
+    for fixed in (1.0, 1.1, 1.3, 0.9, 9.0):
+        model.context._fixed = fixed
+        probe.turn()
+    timings = probe.timings()
+    assert timings.step == pytest.approx(1.1)
+    assert timings.spread == pytest.approx(0.2 / 1.1)
+
+
 def test_a_stall_moves_no_median_and_the_first_turn_counts_for_nothing() -> None:
     clock = Clock()
     model = PricedModel(clock)

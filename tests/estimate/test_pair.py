@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -53,6 +54,18 @@ def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
     assert whole.draft == pytest.approx(timings(40).draft)
     assert whole.passes == pytest.approx(timings(40).passes)
     assert whole.replays
+
+
+def test_times_that_vary_are_remarked_on() -> None:
+    steady = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+    assert not any("busy" in note for note in estimate(*steady, QUICK, clock=ticking()).notes)
+    passes = dict.fromkeys(SIZES, 1.0)
+    quiet, busy = Timings(1.0, 0.0, passes, spread=0.01), Timings(1.0, 0.0, passes, spread=0.3)
+    draft = Timings(0.0, 0.1, {}, spread=0.02)
+    assert speeds(quiet, draft).spread == 0.02 and speeds(busy, draft).spread == 0.3
+    assert extended(quiet, busy, (1, 2), 3).spread == 0.3
+    found = replace(estimate(*steady, QUICK, clock=ticking()), speeds=speeds(busy, draft))
+    assert any("varied by 30%" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("pair", [(T5, DRAFT_T5), (LLAMA, tiny.CONFIGS["llama"])])
