@@ -50,7 +50,7 @@ def estimate(
     turns: Annotated[int, typer.Option("--turns", help="How often to measure everything.")] = 9,
     seconds: Annotated[
         float,
-        typer.Option("--seconds", help="After so many no new turn begins; one there always is."),
+        typer.Option("--seconds", help="After so many no new turn begins."),
     ] = 60.0,
     revision: Annotated[str | None, typer.Option("--revision", help="Of the target.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
