@@ -17,12 +17,12 @@ import mlx.core as mx
 from . import blas
 from .contracts import NoiseSource, Progress, Proposer, Rule
 from .decoding import cost_cache
-from .decoding.draft_length import AutoLength, DraftLength, Survey
+from .decoding.draft_length import DraftLength, Survey
 from .decoding.ending import Ending
 from .decoding.loop import Check, Decoding
 from .decoding.run import Labels, Result, Run, Surroundings
 from .decoding.statistics import Recorder
-from .draft_lengths import cost_key, device_name, keeper, make_draft_length
+from .draft_lengths import cost_key, device_name, keep_costs, make_draft_length
 from .errors import OptionError, PromptError
 from .models.checked import CheckedModel
 from .models.loading import load_model
@@ -30,7 +30,7 @@ from .options import Options
 from .pair import Pair as Pair
 from .pair import load as load
 from .pair import with_documents as with_documents
-from .proposers import make_proposer, most_drafted, proposer_kind
+from .proposers import make_proposer, most_drafted, proposer_kind, sources
 from .sampling.law import Law
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from .text.stream import StopStrings, TextStream
@@ -66,13 +66,13 @@ def stream_generate(
     ids = _encode(pair, prompt, options)
     recorder = Recorder(time_all=time_all)
     started = recorder.clock()
-    proposer = make_proposer(pair, options)
     lengths = make_draft_length(pair, options)
+    proposer = make_proposer(pair, options, lengths)
     decoding = _decoding(pair, ids, options, proposer, lengths, recorder, check, progress)
     kind = proposer_kind(pair, options)
     labels = Labels(
         model=pair.name,
-        draft_model=pair.draft_name if kind == "draft" else None,
+        draft_model=pair.draft_name if "draft" in sources(pair, options) else None,
         proposer=kind,
         rule=options.rule_name,
         lossy=options.lossy,
@@ -89,8 +89,14 @@ def stream_generate(
         blas=blas.name(),
         peak_memory=mx.get_peak_memory,
     )
-    auto = lengths if isinstance(lengths, AutoLength) else None
-    return Run(decoding, recorder, labels, around, keeper(pair, options, lengths), auto)
+    return Run(
+        decoding,
+        recorder,
+        labels,
+        around,
+        learned=lambda: keep_costs(pair, options, lengths),
+        changes=lambda: lengths.changes,
+    )
 
 
 def calibrate(
@@ -102,19 +108,21 @@ def calibrate(
     """
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
-    survey, report = Survey(most_drafted(endless, options)), progress or _ignore
+    own = [source for source in sources(pair, options) if source != "ngram"]
+    if not own:
+        raise OptionError("there is nothing to calibrate without a draft model: name one")
+    options = replace(options, proposer=own[0])
+    survey, report = Survey(most_drafted(pair, own[0])), progress or _ignore
     report(0, turns)
     while survey.turns < turns:
-        proposer = make_proposer(endless, options)
-        if proposer is None:
-            raise OptionError("there is nothing to calibrate without a draft model: name one")
+        proposer = make_proposer(endless, options, survey)
         ids = [pair.vocabulary // 2] * 8
         decoding = _decoding(endless, ids, options, proposer, survey, Recorder(), None, None)
         while survey.turns < turns and decoding.step().finish_reason is None:
             report(survey.turns, turns)
     report(turns, turns)
     costs = survey.measured()
-    cost_cache.write(cost_key(pair, options), costs)
+    cost_cache.write(cost_key(pair, options, own[0]), costs)
     return costs
 
 

@@ -38,10 +38,12 @@ class Proposal:
     tokens: (batch, n) int32, on the device.
     rows: (batch, n, vocabulary) float32, log q up to a constant per row: the law that each token
         was really drawn from. None means one-hot: all its probability lay on its token.
+    source: who drafted, where several may.
     """
 
     tokens: mx.array
     rows: mx.array | None = None
+    source: str = ""
 
     @property
     def size(self) -> int:

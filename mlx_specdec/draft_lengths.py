@@ -5,7 +5,6 @@ Knows options, pairs and the cache of costs. Knows nothing of decoding a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import version
 
 import mlx.core as mx
@@ -14,38 +13,42 @@ from . import blas
 from .decoding import cost_cache
 from .decoding.cost_cache import CostKey
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength
+from .decoding.lengths_by_source import LengthsBySource
 from .options import Options
 from .pair import Pair
-from .proposers import most_drafted, proposer_bytes, proposer_kind
+from .proposers import most_drafted, proposer_bytes, sources
 
 
 def make_draft_length(pair: Pair, options: Options) -> DraftLength:
     """What chooses the number of drafted tokens, with the costs that earlier texts measured."""
-    if options.num_draft != "auto":
-        return FixedLength(options.num_draft)
-    keeps = options.cost_cache and proposer_kind(pair, options) != "none"
-    known = cost_cache.read(cost_key(pair, options)) if keeps else None
-    return AutoLength(known, most_drafted(pair, options))
+    names = sources(pair, options)
+    lengths = {name: _length(pair, options, name) for name in names}
+    return LengthsBySource(lengths) if len(names) > 1 else _length(pair, options, "".join(names))
 
 
-def keeper(pair: Pair, options: Options, lengths: DraftLength) -> Callable[[], None] | None:
-    """What writes down the costs that a text has measured; None where nothing is kept."""
-    if not isinstance(lengths, AutoLength) or not options.cost_cache:
-        return None
-    return lambda: cost_cache.merge(cost_key(pair, options), lengths.measured())
+def keep_costs(pair: Pair, options: Options, lengths: DraftLength) -> None:
+    """Write down the costs that a text has measured, if they are to be kept."""
+    if not options.cost_cache:
+        return
+    measured: dict[str, dict[int, float]] = {}
+    if isinstance(lengths, LengthsBySource):
+        measured = lengths.measured()
+    elif isinstance(lengths, AutoLength):
+        measured = {"".join(sources(pair, options)): lengths.measured()}
+    for source, costs in measured.items():
+        cost_cache.merge(cost_key(pair, options, source), costs)
 
 
-def cost_key(pair: Pair, options: Options) -> CostKey:
-    """What the costs of this pair's rounds depend on."""
-    kind = proposer_kind(pair, options)
+def cost_key(pair: Pair, options: Options, source: str) -> CostKey:
+    """What the costs of rounds depend on that this source drafts."""
     return CostKey(
         device=device_name(),
         mlx=version("mlx"),
         blas=blas.name(),
         target=pair.name,
         target_bytes=pair.target.nbytes,
-        draft=pair.draft_name or "" if kind == "draft" else kind,
-        draft_bytes=proposer_bytes(pair, options),
+        draft=pair.draft_name or "" if source == "draft" else source,
+        draft_bytes=proposer_bytes(pair, source),
         dtype=pair.dtype,
         sampled=options.temperature > 0,
     )
@@ -56,3 +59,10 @@ def device_name() -> str:
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return str(mx.device_info().get("device_name", "gpu"))
+
+
+def _length(pair: Pair, options: Options, source: str) -> DraftLength:
+    if options.num_draft != "auto":
+        return FixedLength(options.num_draft)
+    known = cost_cache.read(cost_key(pair, options, source)) if options.cost_cache else None
+    return AutoLength(known, most_drafted(pair, source))

@@ -13,7 +13,7 @@ from .errors import OptionError
 from .sampling.settings import Sampling
 
 RULES = ("coupled", "token", "block", "typical")
-PROPOSERS = ("draft", "ngram", "medusa", "none")
+PROPOSERS = ("auto", "draft", "ngram", "medusa", "none")
 MOST_DRAFTED = 64
 SELF = "self"
 """Named as draft model: the target's own layers at fewer bits."""
@@ -26,8 +26,9 @@ class Options:
     max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64,
     or "auto", learned from what rounds cost and bring on this machine. The lengths then follow the
     clock: under the rules token, block and typical only a number repeats a seed's text.
-    proposer: "draft", "ngram" (prompt lookup), "medusa" (heads) or "none"; None takes the draft
-    where there is one, else the heads where there are some.
+    proposer: "draft", "ngram" (prompt lookup), "medusa" (heads), "none", or "auto": lookup and,
+    where it abstains, the draft or the heads; None takes the draft where there is one, else the
+    heads where there are some.
     ngram_min: shortest match of lookup. ngram_choice: "recent" or "frequent" continuation.
     rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token
         where delta asks for it.

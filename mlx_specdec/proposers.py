@@ -1,4 +1,4 @@
-"""Who proposes for a pair, and how many tokens a round: the table of names for drafting.
+"""Who proposes for a pair: the table of names for drafting.
 
 Knows every proposer and what a pair brings for it. Knows nothing of decoding a text.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from .checkpoints import medusa_files
 from .contracts import Proposer
-from .decoding.draft_length import AutoLength
+from .decoding.draft_length import AutoLength, DraftLength
+from .decoding.lengths_by_source import LengthsBySource
 from .drafting.draft_model import DraftModel
+from .drafting.first_of import FirstOf
 from .drafting.lookup import PromptLookup
 from .drafting.medusa import Medusa
 from .errors import OptionError
@@ -16,13 +18,14 @@ from .options import Options
 from .pair import Pair
 
 
-def proposer_kind(pair: Pair, options: Options) -> str:
-    """Who proposes: "draft", "ngram", "medusa" or "none".
+def sources(pair: Pair, options: Options) -> tuple[str, ...]:
+    """The proposers of a text in the order in which they are asked: of "ngram", "draft" and
+    "medusa"; none decodes plainly.
 
     Raises OptionError where there is no such draft, or there are no heads.
     """
-    if options.regular or options.num_draft == 0:
-        return "none"
+    if options.regular or options.num_draft == 0 or options.proposer == "none":
+        return ()
     if options.proposer == "draft" and pair.draft is None:
         raise OptionError("there is no draft model to propose: name one with draft-model")
     if options.proposer == "medusa" and pair.heads is None:
@@ -30,31 +33,47 @@ def proposer_kind(pair: Pair, options: Options) -> str:
             "there are no Medusa heads to propose: give a model whose config.json has "
             f"{medusa_files.COUNT}"
         )
-    heads = "none" if pair.heads is None else "medusa"
-    return options.proposer or (heads if pair.draft is None else "draft")
+    heads = ("medusa",) if pair.heads is not None else ()
+    own = ("draft",) if pair.draft is not None else heads
+    if options.proposer == "auto":
+        return ("ngram", *own)
+    return own if options.proposer is None else (options.proposer,)
 
 
-def make_proposer(pair: Pair, options: Options) -> Proposer | None:
-    """What proposes for one text; None decodes plainly. Raises as `proposer_kind` does."""
-    kind = proposer_kind(pair, options)
-    if kind == "ngram":
-        return PromptLookup(options.ngram_min, options.ngram_choice == "frequent", pair.documents)
-    if kind == "medusa" and pair.heads is not None:
-        return Medusa(pair.heads, options.sampling, pair.vocabulary)
-    if kind == "none" or pair.draft is None:
-        return None
-    return DraftModel(pair.draft, options.sampling, pair.vocabulary, pair.translation)
+def proposer_kind(pair: Pair, options: Options) -> str:
+    """Who proposes, in a word: a source, "auto" for several, or "none". Raises as `sources`."""
+    names = sources(pair, options)
+    return "auto" if len(names) > 1 else "".join(names) or "none"
 
 
-def most_drafted(pair: Pair, options: Options) -> int:
-    """The longest draft worth considering."""
-    heads = pair.heads if proposer_kind(pair, options) == "medusa" else None
-    return AutoLength.MOST if heads is None else min(heads.count, AutoLength.MOST)
+def make_proposer(pair: Pair, options: Options, lengths: DraftLength) -> Proposer | None:
+    """What proposes for one text; None decodes plainly. Raises as `sources` does.
+
+    lengths: what chooses the draft's length; of several proposers each has its own.
+    """
+    made = {name: _make(name, pair, options) for name in sources(pair, options)}
+    if isinstance(lengths, LengthsBySource):
+        return FirstOf(made, lengths.limit)
+    return next(iter(made.values()), None)
 
 
-def proposer_bytes(pair: Pair, options: Options) -> int:
-    """Size of the weights that propose."""
-    kind = proposer_kind(pair, options)
-    if kind == "medusa" and pair.heads is not None:
+def most_drafted(pair: Pair, source: str) -> int:
+    """The longest draft of a source that is worth considering."""
+    if source == "medusa" and pair.heads is not None:
+        return min(pair.heads.count, AutoLength.MOST)
+    return AutoLength.MOST
+
+
+def proposer_bytes(pair: Pair, source: str) -> int:
+    """Size of the weights of a source."""
+    if source == "medusa" and pair.heads is not None:
         return pair.heads.nbytes
-    return pair.draft.nbytes if kind == "draft" and pair.draft is not None else 0
+    return pair.draft.nbytes if source == "draft" and pair.draft is not None else 0
+
+
+def _make(source: str, pair: Pair, options: Options) -> Proposer:
+    if source == "medusa" and pair.heads is not None:
+        return Medusa(pair.heads, options.sampling, pair.vocabulary)
+    if source == "draft" and pair.draft is not None:
+        return DraftModel(pair.draft, options.sampling, pair.vocabulary, pair.translation)
+    return PromptLookup(options.ngram_min, options.ngram_choice == "frequent", pair.documents)

@@ -24,6 +24,7 @@ from mlx_specdec.errors import OptionError
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.self_draft import self_draft
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.noise import IndependentNoise
 
@@ -341,6 +342,33 @@ def test_documents_do_not_change_the_text(family: str, temperature: float) -> No
         assert result.stats.drafted > result.stats.accepted
         rounds.append(result.stats.rounds)
     assert rounds[0] < rounds[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("family", ["llama", "gemma3_wrapped", "mamba2", "own-head-scaled"])
+def test_several_proposers_do_not_change_the_text(family: str, temperature: float) -> None:
+    pair = encoder_decoder(family) if family == "own-head-scaled" else decoder_only(family)
+    prompt = [5, 9, 12, 7, 33, 5, 9, 12, 7, 21, 5, 9]
+    asked = {"max_tokens": LENGTH, "temperature": temperature, "seed": 2, "ngram_min": 1}
+    plain = generate(pair, prompt, Options(regular=True, **asked))
+    for count in (2, 6):
+        result = generate(pair, prompt, Options(proposer="auto", num_draft=count, **asked))
+        assert result.tokens == plain.tokens
+        assert result.labels.proposer == "auto" and result.labels.draft_model == "draft"
+        by_source = result.stats.by_source
+        assert set(by_source) == {"ngram", "draft"}
+        assert sum(one.drafted for one in by_source.values()) == result.stats.drafted
+        assert sum(one.accepted for one in by_source.values()) == result.stats.accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "mixtral"])
+def test_a_model_that_drafts_for_itself_does_not_change_the_text(
+    name: str, temperature: float
+) -> None:
+    target = DecoderOnlyModel(tiny.build(name))
+    draft, _ = self_draft(target, 4, 32)
+    check(pair_of(target, draft), temperature=temperature)
 
 
 def test_a_draft_that_is_asked_for_must_be_there() -> None:

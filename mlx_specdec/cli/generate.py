@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ..decoding.run import Result, Run
 
 
+SEARCHING = ("auto", "ngram")
+"""Proposers that look things up."""
+
+
 def generate(
     prompt_words: Annotated[
         str | None,
@@ -47,7 +51,7 @@ def generate(
     proposer: Annotated[
         str | None,
         typer.Option(
-            "--proposer", help="draft, ngram (looks back in prompt and text), medusa or none."
+            "--proposer", help="draft, ngram (looks back in prompt and text), medusa, auto or none."
         ),
     ] = None,
     speculate: Annotated[
@@ -164,10 +168,12 @@ def generate(
     """Generate text. Without arguments: the shipped translator on a sample sentence."""
     lookup_files = lookup_file or []
     guessed = proposer is None and draft_model is None
-    if (speculate is not None or lookup_files) and guessed:
+    if lookup_files and proposer is None:
+        proposer = "auto"
+    elif speculate is not None and guessed:
         proposer = "ngram"
-    if lookup_files and proposer in (None, "draft", "medusa") and not regular_decode:
-        raise OptionError("--lookup-file is for lookup: give --proposer ngram")
+    if lookup_files and proposer not in SEARCHING and not regular_decode:
+        raise OptionError("--lookup-file is for lookup: give --proposer ngram or auto")
     options = Options(
         max_tokens=max_tokens,
         num_draft=_draft_count(num_draft) if speculate is None else speculate,
@@ -198,7 +204,7 @@ def generate(
     if text is None and (model is None or simulate_acceptance is not None):
         text = SHIPPED_PROMPT
     if model is None:
-        draft_model = draft_model or SHIPPED_DRAFT if proposer in (None, "draft") else None
+        draft_model = draft_model or SHIPPED_DRAFT if proposer in (None, "auto", "draft") else None
     if text is None:
         raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
     if not text.strip():
@@ -213,7 +219,7 @@ def generate(
         draft_vocab=draft_vocab,
         random_weights=simulate_acceptance is not None,
     )
-    if lookup_files and proposer == "ngram" and not regular_decode:
+    if lookup_files and proposer in SEARCHING and not regular_decode:
         pair = search_in(pair, lookup_files)
     if draft_model == SELF and pair.draft is not None and not (quiet or as_json):
         render.tell_self_draft(pair.draft_bytes)

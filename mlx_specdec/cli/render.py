@@ -116,7 +116,7 @@ def summary(result: Result) -> str:
 def lengths(changes: Sequence[Change], result: Result) -> str:
     """Which numbers of drafted tokens were chosen when, and what they promised."""
     lines = [
-        f"from round {change.round} on: {change.length} drafted tokens, "
+        f"from round {change.round} on: {change.length} drafted tokens{_by(change.source)}, "
         + (f"expected {change.speed:.2f} x plain" if change.length else "plain decoding")
         for change in changes
     ]
@@ -126,6 +126,10 @@ def lengths(changes: Sequence[Change], result: Result) -> str:
         accepted = " ".join(f"{kept / count:.2f}" for kept, count in rates)
         lines.append(f"accepted by position: {accepted}")
     return "\n".join(lines or ["the number of drafted tokens was fixed"])
+
+
+def _by(source: str) -> str:
+    return f" by {source}" if source else ""
 
 
 def costs(measured: Mapping[int, float]) -> str:

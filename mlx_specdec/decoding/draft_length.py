@@ -13,8 +13,24 @@ from ..errors import OptionError
 from .cost_model import Acceptance, RoundCosts
 
 
+@dataclass(frozen=True)
+class Change:
+    """From round `round` on, counted from 0, `length` tokens were drafted, because they promised
+    `speed` times plain decoding. source: by whom, where several may; rounds are its own then."""
+
+    round: int
+    length: int
+    speed: float
+    source: str = ""
+
+
 class DraftLength(Protocol):
     """Chooses the number of drafted tokens; 0 means a plain decoding step."""
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """What was chosen when; empty where it was fixed."""
+        ...
 
     def choose(self, room: int) -> int:
         """At most room - 1 tokens, so that a bonus token never overruns.
@@ -24,11 +40,17 @@ class DraftLength(Protocol):
         ...
 
     def observe(
-        self, drafted: int, accepted: int, seconds: float, draft: float | None = None
+        self,
+        drafted: int,
+        accepted: int,
+        seconds: float,
+        draft: float | None = None,
+        source: str = "",
     ) -> None:
         """What the last round was; drafted 0 is a pipelined plain step.
 
         seconds: of the whole round. draft: of drafting, where the round was timed in parts.
+        source: who drafted, where several may.
         """
         ...
 
@@ -41,6 +63,7 @@ class FixedLength:
     """
 
     count: int
+    changes: Sequence[Change] = ()
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -51,7 +74,12 @@ class FixedLength:
         return max(0, min(self.count, room - 1))
 
     def observe(
-        self, drafted: int, accepted: int, seconds: float, draft: float | None = None
+        self,
+        drafted: int,
+        accepted: int,
+        seconds: float,
+        draft: float | None = None,
+        source: str = "",
     ) -> None:
         """Nothing is learned."""
 
@@ -70,6 +98,7 @@ class Survey:
         self._ignored = (0, self.PLAIN)
         self._place = 0
         self._costs = RoundCosts(most)
+        self.changes: Sequence[Change] = ()
         self.turns = 0
 
     def choose(self, room: int) -> int:
@@ -77,7 +106,12 @@ class Survey:
         return self._turn[self._place]
 
     def observe(
-        self, drafted: int, accepted: int, seconds: float, draft: float | None = None
+        self,
+        drafted: int,
+        accepted: int,
+        seconds: float,
+        draft: float | None = None,
+        source: str = "",
     ) -> None:
         """One round of the length that was chosen; a shorter one is left out."""
         if self._place not in self._ignored and drafted == self._turn[self._place]:
@@ -88,16 +122,6 @@ class Survey:
     def measured(self) -> dict[int, float]:
         """Costs in plain steps of every length that was seen often enough."""
         return self._costs.measured()
-
-
-@dataclass(frozen=True)
-class Change:
-    """From round `round` on, counted from 0, `length` tokens were drafted, because they promised
-    `speed` times plain decoding."""
-
-    round: int
-    length: int
-    speed: float
 
 
 class AutoLength:
@@ -159,7 +183,12 @@ class AutoLength:
         return self._asked
 
     def observe(
-        self, drafted: int, accepted: int, seconds: float, draft: float | None = None
+        self,
+        drafted: int,
+        accepted: int,
+        seconds: float,
+        draft: float | None = None,
+        source: str = "",
     ) -> None:
         """Learn from a round, and choose again."""
         self._elapsed += seconds

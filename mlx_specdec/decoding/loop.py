@@ -168,8 +168,12 @@ class Decoding:
         times = RoundTimes(clock() - started)
         if timed:
             times = RoundTimes(times.total, drafted_at - started, verified_at - drafted_at)
-        self._recorder.add_speculative(proposal.size, accepted, len(emission.tokens), times)
-        self._draft_length.observe(proposal.size, accepted, times.total, times.draft)
+        self._recorder.add_speculative(
+            proposal.size, accepted, len(emission.tokens), times, proposal.source
+        )
+        self._draft_length.observe(
+            proposal.size, accepted, times.total, times.draft, proposal.source
+        )
         return emission
 
     def _commit(self, tokens: list[int], proposal: Proposal, done: _Pending) -> Emission:

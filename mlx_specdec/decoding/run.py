@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .draft_length import AutoLength, Change
+from .draft_length import Change
 from .ending import Emission, FinishReason
 from .loop import Decoding
 from .statistics import Recorder, Statistics
@@ -80,7 +80,7 @@ class Surroundings:
 class Run:
     """Iterate to decode; `result` finishes what is left and returns everything.
 
-    learned: called once, after the last emission. lengths: what chose the draft lengths, if it did.
+    learned: called once, after the last emission. changes: of the draft length.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Run:
         labels: Labels,
         around: Surroundings,
         learned: Callable[[], None] | None = None,
-        lengths: AutoLength | None = None,
+        changes: Callable[[], Sequence[Change]] | None = None,
     ) -> None:
         self._decoding = decoding
         self._recorder = recorder
         self._labels = labels
         self._around = around
         self._learned = learned
-        self._lengths = lengths
+        self._changes = changes
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._reason: FinishReason | None = None
@@ -112,7 +112,7 @@ class Run:
     @property
     def changes(self) -> Sequence[Change]:
         """When which number of drafted tokens was chosen; empty where it was fixed."""
-        return () if self._lengths is None else self._lengths.changes
+        return () if self._changes is None else self._changes()
 
     def interrupt(self) -> Emission:
         """End the text here; what was emitted stays and counts."""

@@ -43,13 +43,23 @@ class SmallestMargin:
 
 
 @dataclass(frozen=True)
+class SourceFigures:
+    """What one of several proposers did: rounds with its drafts, tokens drafted and accepted."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
 class Statistics:
     """Figures of one text.
 
     rounds: verdicts, plain steps included. target_passes: passes of the target after the prompt,
     the last one of pipelined plain decoding included, which nobody reads. timed_rounds: speculative
     rounds that were timed in parts. *_by_position: entry i is about the i-th drafted token of a
-    round. tokens_per_second: generated tokens over the time after the prompt pass.
+    round. by_source: by proposer, where several drafted. tokens_per_second: generated tokens over
+    the time after the prompt pass.
     """
 
     rounds: int
@@ -59,6 +69,7 @@ class Statistics:
     tokens_per_round: float | None
     drafted_by_position: tuple[int, ...]
     accepted_by_position: tuple[int, ...]
+    by_source: dict[str, SourceFigures]
     target_passes: int
     timed_rounds: int
     smallest_margin: SmallestMargin | None
@@ -99,6 +110,7 @@ class Recorder:
         self._generated = 0
         self._drafted: list[int] = []
         self._accepted: list[int] = []
+        self._by_source: dict[str, SourceFigures] = {}
         self._timed = 0
         self._timed_total = 0.0
         self._timed_draft = 0.0
@@ -116,10 +128,18 @@ class Recorder:
         """The target was asked for one more pass."""
         self._passes += 1
 
-    def add_speculative(self, drafted: int, accepted: int, emitted: int, times: RoundTimes) -> None:
-        """A round with a proposal. emitted: tokens that the reader got, at most accepted + 1."""
+    def add_speculative(
+        self, drafted: int, accepted: int, emitted: int, times: RoundTimes, source: str = ""
+    ) -> None:
+        """A round with a proposal. emitted: tokens that the reader got, at most accepted + 1.
+        source: who drafted, where several may."""
         if emitted <= accepted:
             drafted = accepted = emitted
+        if source:
+            before = self._by_source.get(source, SourceFigures(0, 0, 0))
+            self._by_source[source] = SourceFigures(
+                before.rounds + 1, before.drafted + drafted, before.accepted + accepted
+            )
         _count(self._drafted, drafted)
         _count(self._accepted, accepted)
         self._speculative += 1
@@ -169,6 +189,7 @@ class Recorder:
             accepted_by_position=tuple(
                 self._accepted + [0] * (len(self._drafted) - len(self._accepted))
             ),
+            by_source=dict(self._by_source),
             target_passes=self._passes,
             timed_rounds=self._timed,
             smallest_margin=self._margin,

@@ -107,7 +107,7 @@ def test_lookup_files_that_are_not_there_are_named_before_anything_is_loaded(
 def test_lookup_files_are_refused_where_nothing_would_search_them(run: Run, llama: Path) -> None:
     asked = ("generate", PROMPT, "--model", llama, "--lookup-file", __file__)
     told(run(*asked, "--proposer", "draft", "--draft-model", llama), "--proposer ngram")
-    told(run(*asked, "--draft-model", llama), "--proposer ngram")
+    told(run(*asked, "--proposer", "none"), "--proposer ngram")
 
 
 def test_models_that_are_not_there_are_named(run: Run, t5: Path, monkeypatch) -> None:

@@ -67,6 +67,7 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
         "tokens_per_round",
         "drafted_by_position",
         "accepted_by_position",
+        "by_source",
         "target_passes",
         "timed_rounds",
         "smallest_margin",
@@ -284,3 +285,14 @@ def test_lookup_needs_no_draft_model(run: Run, llama: Path) -> None:
         assert run(*asked, *flags).out == plain.out
     told = json.loads(run(*asked, "--speculate", 3, "--json").out)
     assert (told["proposer"], told["draft_model"], told["num_draft"]) == ("ngram", None, 3)
+
+
+def test_a_target_drafts_for_itself_and_lookup_goes_first_if_asked(run: Run, t5: Path) -> None:
+    asked = ("generate", PROMPT, "--model", t5, "-m", 30)
+    plain = run(*asked, "--regular-decode")
+    own = run(*asked, "--draft-model", "self", "--draft-bits", 8, "--num-draft", 3)
+    assert own.out == plain.out and "own layers" in own.err
+    both = run(*asked, "--draft-model", "self", "--proposer", "auto", "--num-draft", 3, "--json")
+    told = json.loads(both.out)
+    assert (told["proposer"], told["draft_model"]) == ("auto", "self")
+    assert set(told["stats"]["by_source"]) <= {"ngram", "draft"} and told["stats"]["by_source"]
