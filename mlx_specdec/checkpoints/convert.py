@@ -20,6 +20,7 @@ from ..errors import CheckpointError, OptionError
 from . import destination, files, keys, leftovers, sizes
 from .check import Differences, compare
 from .keys import Quantisation
+from .layouts import as_directory
 from .recipes import Recipe, recipe_for
 from .source import resolve
 from .tensors import Tensor
@@ -100,9 +101,9 @@ def convert(
 ) -> Report:
     """Write a T5 or decoder-only checkpoint as mlx-lm would, and check what was written.
 
-    model: a directory or a Hub name. mlx_path: the directory to make, weights/NAME by default.
-    dtype: float32, float16 or bfloat16; as stored where None. quantize: pack matrices to q_bits in
-    groups of q_group_size (affine). overwrite: replace a model that lies at mlx_path.
+    model: a directory, a .gguf file or a Hub name. mlx_path: the directory to make, weights/NAME
+    by default. dtype: float32, float16 or bfloat16; as stored where None. quantize: pack matrices
+    to q_bits in groups of q_group_size (affine). overwrite: replace a model that lies at mlx_path.
     shard_bytes: the most bytes in one file of the result; 4 GB where None, a quarter of the memory
     on a small machine. What a conversion takes of memory stays below 1.2 times that and 300 MB.
     compare_logits: gives the largest difference of log-probabilities of (source, result); asked
@@ -123,6 +124,19 @@ def convert(
     source = resolve(
         model, revision=revision, progress=None if progress is None else lambda done, total: None
     )
+    with as_directory(source) as directory:
+        return _convert(directory, path, dtype, quantisation, shard_bytes, compare_logits, progress)
+
+
+def _convert(
+    source: Path,
+    path: Path,
+    dtype: str | None,
+    quantisation: Quantisation | None,
+    shard_bytes: int,
+    compare_logits: Callable[[Path, Path], float] | None,
+    progress: Callable[[int, int], None] | None,
+) -> Report:
     recipe = recipe_for(source, quantisation)
     change = _changes(recipe, None if dtype is None else getattr(mx, dtype))
     destination.check_room(
@@ -191,7 +205,9 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     if mlx_path is not None:
         path = Path(mlx_path).expanduser()
         return path if path.name not in ("", "..") else path.resolve()
-    name = local.resolve().name if os.path.isdir(local) else model.rstrip("/").rpartition("/")[2]
+    name = local.resolve().name if os.path.exists(local) else model.rstrip("/").rpartition("/")[2]
+    if os.path.isfile(local):
+        name = Path(name).stem
     if not name.strip():
         name = resolve(model).name
     return Path("weights") / name

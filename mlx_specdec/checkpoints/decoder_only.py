@@ -63,7 +63,8 @@ def decoder_only_recipe(
             else:
                 yield name, Tensor.of(fresh.pop(name))
 
-    notes = [f"left out, as mlx-lm does: {_list(dropped)}"] if dropped else []
+    notes = list(source.notes)
+    notes += [f"left out, as mlx-lm does: {_list(dropped)}"] if dropped else []
     wider = sorted(name for name, how in quantised.items() if how != quantisation)
     if wider:
         notes.append(f"packed as mlx-lm asks: {_list(wider)}")

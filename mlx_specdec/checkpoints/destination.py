@@ -28,7 +28,7 @@ def check_free(destination: Path, *, overwrite: bool, source: Path) -> None:
         raise OutputError(
             f"{destination} is in the way and no directory: choose another --mlx-path"
         )
-    if os.path.isdir(source) and source.resolve().is_relative_to(destination.resolve()):
+    if os.path.exists(source) and source.resolve().is_relative_to(destination.resolve()):
         raise OutputError(f"{destination} holds the model to convert: choose another --mlx-path")
     if not overwrite:
         raise OutputError(

@@ -7,7 +7,7 @@ is read, so that damage is told with the file's name; code from a checkpoint is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from . import safetensors_file, shards
+from .gguf_file import GgufFile
 from .json_file import read_json
 from .safetensors_file import DTYPES, SafetensorsFile, TensorInfo
 from .tensors import Tensor
@@ -34,6 +35,12 @@ CARRIED = (
     "chat_template*",
     "generation_config.json",
 )
+_READERS: Mapping[str, Callable[[Path], SafetensorsFile | TorchFile | GgufFile]] = {
+    "safetensors": SafetensorsFile,
+    "torch": TorchFile,
+    "gguf": GgufFile,
+}
+"""By the format that `shards.find` names."""
 
 
 class Weights:
@@ -46,10 +53,10 @@ class Weights:
         self._infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
-        self._files: dict[Path, SafetensorsFile | TorchFile] = {}
+        self._files: dict[Path, SafetensorsFile | TorchFile | GgufFile] = {}
         self.lazy = found.format == "safetensors"
         for file in found.files:
-            self._files[file] = SafetensorsFile(file) if self.lazy else TorchFile(file)
+            self._files[file] = _READERS[found.format](file)
             for name, info in self._files[file].infos.items():
                 if name in self._infos:
                     raise CheckpointError(
@@ -63,6 +70,18 @@ class Weights:
     def infos(self) -> Mapping[str, TensorInfo]:
         """Every tensor's type and shape, in the order of the files' bytes."""
         return self._infos
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the user about what reading does to the values."""
+        models = [file for file in self._files.values() if isinstance(file, GgufFile)]
+        packed = sorted({name for model in models for name in model.packed})
+        if not packed:
+            return ()
+        return (
+            f"expanded {', '.join(packed)} to float32: --dtype float16 halves the result, "
+            "--quantize packs it again",
+        )
 
     def read(self, name: str) -> mx.array:
         """One tensor, lazily: evaluating it reads it, nothing here keeps it.
@@ -115,6 +134,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     """config.json. Raises CheckpointError where it is absent, no JSON object, or has no type."""
     file = directory / "config.json"
     if not file.is_file():
+        if shards.is_gguf(directory):
+            raise CheckpointError(f"{directory} is a GGUF model: convert it first, with convert.py")
         raise CheckpointError(f"{directory} has no config.json: it is not a model's directory")
     config = read_json(file)
     if not isinstance(config.get("model_type"), str):

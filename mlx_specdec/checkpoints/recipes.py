@@ -92,7 +92,7 @@ def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation |
         tensors=tensors,
         outlines={name: weights.tensor(place).outline for name, place in places.items()},
         quantised=quantised,
-        notes=_t5_notes(left, quantisation, quantised),
+        notes=(*weights.notes, *_t5_notes(left, quantisation, quantised)),
     )
 
 

@@ -1,7 +1,7 @@
 """Which files of a directory hold its weights, and which tensor an index expects in which.
 
-Knows names of files and of indexes, of safetensors and of torch's archives; where both are there
-safetensors are taken. Opens only the index, and refuses names that lead out of the directory.
+Knows names of files and of indexes, of safetensors, torch's archives and GGUF, and takes what comes
+first in this order. Opens only the index, and refuses names that lead out of the directory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import CheckpointError
 from .json_file import read_json
 
-_FOREIGN = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.msgpack", "*.h5", "*.npz")
+_FOREIGN = ("*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5", "*.npz")
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,14 @@ class _Layout:
 _SAFETENSORS = _Layout("safetensors", "model", ".safetensors")
 _TORCH = _Layout("torch", "pytorch_model", ".bin")
 INDEX = _SAFETENSORS.index
+GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
 class Shards:
     """The files of one model. places: tensor -> file, as the index has it; {} where there is none.
 
-    format: "safetensors" or "torch".
+    format: "safetensors", "torch" or "gguf"; a GGUF model of several parts is named by its first.
     """
 
     format: str
@@ -69,9 +70,34 @@ def find(directory: Path) -> Shards:
         if files:
             return Shards(layout.format, _complete(files))
     files = sorted(directory.glob("*.safetensors"))
+    if files:
+        return Shards(_SAFETENSORS.format, _complete(files))
+    files = sorted(directory.glob(f"*{GGUF}"))
     if not files:
         raise CheckpointError(_no_weights(directory))
-    return Shards(_SAFETENSORS.format, _complete(files))
+    return Shards("gguf", [_only(files)])
+
+
+def is_gguf(source: Path) -> bool:
+    """Whether this is a .gguf file, or a directory whose only weights are of this format."""
+    if not source.is_dir():
+        return source.name.endswith(GGUF)
+    if not any(source.glob(f"*{GGUF}")):
+        return False
+    return not any(
+        any(source.glob(pattern)) for pattern in ("*.safetensors*", "pytorch_model*.bin*")
+    )
+
+
+def _only(files: list[Path]) -> Path:
+    """The first of one GGUF model's parts. Raises CheckpointError where there are two models."""
+    wholes = {re.sub(r"-\d{5}-of-\d{5}", "", file.name) for file in files}
+    if len(wholes) > 1:
+        raise CheckpointError(
+            f"{files[0].parent} holds several models, {', '.join(sorted(wholes))[:200]}: name the "
+            "file to take"
+        )
+    return files[0]
 
 
 def present(directory: Path) -> bool:

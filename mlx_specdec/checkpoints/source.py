@@ -29,6 +29,8 @@ WANTED = (
 TORCH = ("pytorch_model*.bin", "pytorch_model*.json", "medusa_lm_head.pt")
 """Wanted where a repository has no safetensors."""
 UNWANTED = ("*/*", "flax_model*", "pytorch_model*", "tf_model*")
+FILES = (".gguf",)
+"""A single file that is called so is a whole model."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -38,11 +40,12 @@ def resolve(
     revision: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """A local directory as it is, or a repository of the Hub, downloaded unless it is in the cache.
+    """What is local as it is, or a repository of the Hub, downloaded unless it is in the cache.
 
-    name: "t5-small" is that repository of the Hub unless a directory of this name is here; it is
-    not looked for anywhere else. revision: a branch, tag or commit of the Hub's repository; of no
-    meaning for a directory. progress: called with (0, 1) and (1, 1) around a download; without it
+    Local is a directory, or a file that is a model by itself (`FILES`). name: "t5-small" is that
+    repository of the Hub unless a directory of this name is here; it is not looked for anywhere
+    else. revision: a branch, tag or commit of the Hub's repository; of no meaning for what is
+    local. progress: called with (0, 1) and (1, 1) around a download; without it
     the download shows no bars. Raises SourceError, in one line.
     """
     return _local(name) or _download(name, revision, progress)
@@ -68,6 +71,8 @@ def _local(name: str) -> Path | None:
     """A directory; None for what may be a name on the Hub. Raises SourceError for neither."""
     path = os.path.expanduser(name)
     if name.strip() and os.path.isdir(path):
+        return Path(path)
+    if os.path.isfile(path) and path.endswith(FILES):
         return Path(path)
     if os.path.lexists(path):
         kind = "a file" if os.path.exists(path) else "a broken link"

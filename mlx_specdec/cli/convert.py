@@ -14,7 +14,8 @@ from .process import Version
 
 def convert(
     model: Annotated[
-        str, typer.Option("--model", "--model-name", help="A directory or a Hub name.")
+        str,
+        typer.Option("--model", "--model-name", help="A directory, a .gguf file or a Hub name."),
     ],
     mlx_path: Annotated[
         Path | None, typer.Option("--mlx-path", help="Where to write; weights/NAME by default.")

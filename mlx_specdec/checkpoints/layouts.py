@@ -1,0 +1,30 @@
+"""Other programs' layouts -> a directory as Hugging Face would have it, while it is needed.
+
+Knows which layouts there are and how each is recognised. What is laid down is small: config.json,
+tokenizer files made from the source's own, and links to the weights, which stay where they are.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .gguf_source import lay_down
+from .shards import is_gguf
+
+
+@contextmanager
+def as_directory(source: Path) -> Iterator[Path]:
+    """`source` itself where it is a directory as Hugging Face's or mlx-lm's are; else a temporary
+    one, which says the same in their words and is removed at the end.
+
+    Raises CheckpointError where a source of another layout is damaged or not supported.
+    """
+    if not is_gguf(source):
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="mlx-specdec-") as made:
+        lay_down(source, Path(made))
+        yield Path(made)
