@@ -90,13 +90,16 @@ def _sizes(metadata: Metadata, finder: Finder) -> dict[str, int]:
         raise Damaged("has keys and values of different widths, which is not supported")
     if width % 2 or width < 2 or width != metadata.count(".rope.dimension_count", width):
         raise Damaged("turns only part of each head's width, which is not supported")
+    key_heads = metadata.count(".attention.head_count_kv", heads)
+    if not key_heads or heads % key_heads:
+        raise Damaged(f"is damaged: {heads} heads cannot share {key_heads} heads of keys")
     layers = check_layers(metadata.count(".block_count"), finder.entries)
     return {
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.count(".attention.head_count_kv", heads),
+        "num_key_value_heads": key_heads,
         "head_dim": width,
         "vocab_size": shape[0],
         "num_local_experts": metadata.count(".expert_count", 0),
@@ -117,7 +120,9 @@ def _config(metadata: Metadata, family: _Family, sizes: Mapping[str, int]) -> di
     if sizes["num_local_experts"]:
         if family.model_type != "llama":
             raise Damaged(f"has experts, which {family.model_type} does not have here")
-        config["num_experts_per_tok"] = metadata.count(".expert_used_count")
+        used = config["num_experts_per_tok"] = metadata.count(".expert_used_count")
+        if not 1 <= used <= sizes["num_local_experts"]:
+            raise Damaged(f"is damaged: it uses {used} of {sizes['num_local_experts']} experts")
         config |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
     else:
         del config["num_local_experts"]
@@ -199,9 +204,10 @@ def _llama3(factors: np.ndarray[Any, Any], width: int, theta: float) -> dict[str
     if (factors == 1).all():
         return None
     factor = float(factors.max())
-    waves = 2 * np.pi * theta ** (np.arange(0, width, 2) / width)
-    smooth = np.clip((_ORIGINAL_LENGTH / waves - _LOW) / (_HIGH - _LOW), 0, 1)
-    expected = 1 / ((1 - smooth) / factor + smooth)
+    with np.errstate(all="ignore"):  # what does not make sense does not fit
+        waves = 2 * np.pi * theta ** (np.arange(0, width, 2) / width)
+        smooth = np.clip((_ORIGINAL_LENGTH / waves - _LOW) / (_HIGH - _LOW), 0, 1)
+        expected = 1 / ((1 - smooth) / factor + smooth)
     if not np.allclose(factors, expected, rtol=1e-4):
         raise Damaged(f"has {_FACTORS} that are not those of Llama 3.1, which is not supported")
     return {

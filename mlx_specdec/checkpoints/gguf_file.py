@@ -86,7 +86,9 @@ class GgufFile:
         return values.astype(DTYPES[self.infos[name].dtype])
 
     def _layout(self) -> Layout:
-        architecture = self.metadata.architecture
+        architecture, kind = self.metadata.architecture, self.metadata.text("general.type", "model")
+        if kind != "model":
+            raise Damaged(f"holds no model but {kind!r:.40}: give the file of the model")
         finder = Finder({name: stored.entry for name, stored in self._stored.items()})
         if architecture == "t5":
             return t5_layout(self.metadata, finder, self._first_rows)

@@ -54,6 +54,8 @@ RULES: Mapping[str, Rule] = {
     "dbrx": Rule((_BY_THREE,)),
     "smaug-bpe": Rule((_BY_THREE,)),
     "tekken": _TEKKEN,
+    "falcon3": _LLAMA3,
+    "deepseek-r1-qwen": _QWEN2,
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
 }

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..errors import CheckpointError
 from .gguf_source import lay_down
 from .shards import is_gguf
 
@@ -26,5 +27,9 @@ def as_directory(source: Path) -> Iterator[Path]:
         yield source
         return
     with tempfile.TemporaryDirectory(prefix="mlx-specdec-") as made:
-        lay_down(source, Path(made))
-        yield Path(made)
+        try:
+            lay_down(source, Path(made))
+            yield Path(made)
+        except CheckpointError as problem:
+            # The user knows nothing of the temporary directory.
+            raise CheckpointError(str(problem).replace(made, str(source))) from problem.__cause__

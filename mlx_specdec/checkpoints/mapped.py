@@ -35,7 +35,8 @@ def to_mlx(values: np.ndarray, stored: str) -> mx.array:
     if stored == "BOOL":
         return mx.array(native.astype(np.bool_))
     if stored == "F32":
-        with np.errstate(over="ignore"):  # too large for float32: whoever wants weights refuses it
+        # Too large for float32, or no number: whoever wants weights refuses it.
+        with np.errstate(over="ignore", invalid="ignore"):
             return mx.array(native.astype(np.float32, copy=False))
     array = mx.array(native)
     return array.view(mx.bfloat16) if stored == "BF16" else array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.gguf_header import read_header
+from mlx_specdec.checkpoints.layouts import as_directory
 from mlx_specdec.errors import CheckpointError
 
 from .gguf_makers import SMALL, Gguf, Raw, llama
@@ -22,6 +24,7 @@ from .gguf_makers import SMALL, Gguf, Raw, llama
 HUGE = 2**62
 LAST, END = "output_norm.weight", 20_736
 """The last tensor of a sound model, and where it lies."""
+KEY_HEADS = "llama.attention.head_count_kv"
 VOCABULARY: dict[str, Any] = {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "a", "b", "ab"],
@@ -46,10 +49,10 @@ def without(name: str) -> Gguf:
     return model
 
 
-def extra(name: str, array: np.ndarray) -> Gguf:
+def extra(name: str, array: np.ndarray, **changes: Any) -> Gguf:
     """A sound model and one more tensor."""
-    model = llama()
-    model.arrays[name] = array
+    model = llama(**changes)
+    model.arrays[name] = array.astype(np.float32)
     return model
 
 
@@ -92,6 +95,7 @@ REFUSED: dict[str, tuple[Callable[[], Gguf], str]] = {
     "no architecture": (lambda: Gguf("", {}, {}), "architecture ''"),
     "another architecture": (lambda: Gguf("mamba"), "llama, qwen2, qwen3, t5 are read"),
     "an encoder alone": (lambda: Gguf("t5encoder"), "cannot generate text"),
+    "an adapter": (lambda: llama(**{"general.type": "adapter"}), "no model but 'adapter'"),
     "no tensors": (lambda: Gguf("llama", dict(SMALL)), "lacks the tensor token_embd.weight"),
     "an absurd shape": (lambda: listed("output.weight", (HUGE, HUGE)), "claims the shape"),
     "a large shape": (lambda: listed(LAST, (2**31 - 1,) * 4, 0, END), "is truncated in"),
@@ -116,6 +120,12 @@ REFUSED: dict[str, tuple[Callable[[], Gguf], str]] = {
     "no layers": (lambda: llama(**{"llama.block_count": 0}), "claims 0 layers"),
     "no heads": (lambda: llama(**{"llama.attention.head_count": 0}), "0 heads"),
     "many heads": (lambda: llama(**{"llama.attention.head_count": 2**31 - 1}), "part of each head"),
+    "heads that do not divide": (lambda: llama(**{KEY_HEADS: 3}), "cannot share 3 heads of keys"),
+    "no heads of keys": (lambda: llama(**{KEY_HEADS: 0}), "cannot share 0 heads of keys"),
+    "experts out of number": (
+        lambda: llama(**{"llama.expert_count": 4, "llama.expert_used_count": 5}),
+        "uses 5 of 4 experts",
+    ),
     "heads as text": (lambda: llama(**{"llama.attention.head_count": "4"}), "a whole number"),
     "a fraction": (lambda: llama(**{"llama.context_length": 1.5}), "a whole number"),
     "no number": (
@@ -131,6 +141,10 @@ REFUSED: dict[str, tuple[Callable[[], Gguf], str]] = {
     "scaled by nothing": (
         lambda: llama(**{"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 0.0}),
         "scales rotary positions by 0",
+    ),
+    "a rotary base below zero": (
+        lambda: extra("rope_freqs.weight", np.arange(1, 5), **{"llama.rope.freq_base": -1.0}),
+        "not those of Llama 3.1",
     ),
     "other factors": (
         lambda: extra("rope_freqs.weight", np.array([1, 2, 3, 4], np.float32)),
@@ -188,6 +202,15 @@ def test_names_are_not_repeated(tmp_path: Path) -> None:
     file.write_bytes(text.replace(b"llama.context_length", b"general.architecture"))
     with pytest.raises(CheckpointError, match=r"repeats the key general\.architecture"):
         convert(str(file), tmp_path / "out")
+
+
+def test_sentences_name_what_the_user_named(tmp_path: Path) -> None:
+    file = llama().write(tmp_path / "m.gguf")
+    with (
+        pytest.raises(CheckpointError, match=f"^{re.escape(str(file))}/config.json is wrong$"),
+        as_directory(file) as directory,
+    ):
+        raise CheckpointError(f"{directory / 'config.json'} is wrong")
 
 
 def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
