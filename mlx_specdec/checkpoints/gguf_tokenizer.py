@@ -146,13 +146,18 @@ def _unigram(metadata: Metadata, vocabulary: _Vocabulary) -> Any:
     charsmap = metadata.numbers(f"{_PREFIX}precompiled_charsmap")
     if charsmap.size:
         steps.append(normalizers.Precompiled(charsmap.astype("u1").tobytes()))
-    if metadata.flag(f"{_PREFIX}remove_extra_whitespaces", True):
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if steps:
-        tokenizer.normalizer = normalizers.Sequence(steps)
     leading = metadata.flag(f"{_PREFIX}add_space_prefix", True)
     scheme = "always" if leading else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme)
+    if metadata.flag(f"{_PREFIX}remove_extra_whitespaces", True):
+        steps += [
+            normalizers.Replace(Regex(text), to) for text, to in (("^ +| +$", ""), (" +", " "))
+        ]
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme)
+    else:
+        # Metaspace takes a space that is there for the one in front that belongs to every text.
+        steps += [normalizers.Prepend(_SPACE)] if leading else []
+        steps.append(normalizers.Replace(" ", _SPACE))
+    tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.decoder = decoders.Metaspace(_SPACE, prepend_scheme=scheme)
     _add_special(tokenizer, vocabulary)
     _around(tokenizer, metadata, vocabulary, begins=False, ends=True)
