@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, OutputError
 from .gguf_source import lay_down
 from .shards import is_gguf
 
@@ -21,15 +21,30 @@ def as_directory(source: Path) -> Iterator[Path]:
     """`source` itself where it is a directory as Hugging Face's or mlx-lm's are; else a temporary
     one, which says the same in their words and is removed at the end.
 
-    Raises CheckpointError where a source of another layout is damaged or not supported.
+    Raises CheckpointError where a source of another layout is damaged or not supported, OutputError
+    where the temporary directory cannot be written.
     """
     if not is_gguf(source):
         yield source
         return
     with tempfile.TemporaryDirectory(prefix="mlx-specdec-") as made:
         try:
-            lay_down(source, Path(made))
+            with _written(made):
+                lay_down(source, Path(made))
             yield Path(made)
         except CheckpointError as problem:
             # The user knows nothing of the temporary directory.
             raise CheckpointError(str(problem).replace(made, str(source))) from problem.__cause__
+
+
+@contextmanager
+def _written(directory: str) -> Iterator[None]:
+    """Says in a sentence what the system refuses in the block."""
+    try:
+        yield
+    except OSError as problem:
+        reason = problem.strerror or type(problem).__name__
+        raise OutputError(
+            f"the temporary directory {directory} cannot be written: {reason}: make room, or set "
+            "TMPDIR to another place"
+        ) from problem

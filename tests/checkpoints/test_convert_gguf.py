@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -176,6 +177,17 @@ def test_nothing_temporary_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(CheckpointError):
         convert(str(tmp_path / "bad.gguf"), tmp_path / "bad")
     assert not any((tmp_path / "temporary").iterdir())
+
+
+def test_a_full_temporary_directory_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OutputError, match="No space left on device: make room, or set TMPDIR"):
+        convert(str(FIXTURES / "llama-three.gguf"), tmp_path / "out")
 
 
 def test_a_t5_is_converted_without_mlx_lm_and_torch(tmp_path: Path) -> None:
