@@ -113,8 +113,8 @@ def _config(metadata: Metadata, family: _Family, sizes: Mapping[str, int]) -> di
         "architectures": [family.architecture],
         "hidden_act": "silu",
         "max_position_embeddings": metadata.count(".context_length"),
-        "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
-        "rope_theta": metadata.number(".rope.freq_base", family.theta),
+        "rms_norm_eps": metadata.positive(".attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.positive(".rope.freq_base", family.theta),
     }
     own_width = sizes["head_dim"] * sizes["num_attention_heads"] != sizes["hidden_size"]
     if sizes["num_local_experts"]:
@@ -185,15 +185,15 @@ def _scaling(
     """rope_scaling, None where positions are not scaled."""
     kind = metadata.text(".rope.scaling.type", "none")
     factor = metadata.number(".rope.scaling.factor", metadata.number(".rope.scale_linear", 1.0))
+    if factor < 0:
+        raise Damaged(f"is damaged: it scales rotary positions by {factor}")
     if _FACTORS in finder.entries:
         if finder.shape(_FACTORS) != (width // 2,):
             raise Damaged(f"is damaged: {_FACTORS} has shape {finder.shape(_FACTORS)}")
         return _llama3(read(_FACTORS, width // 2), width, theta)
     if kind not in ("none", "linear"):
         raise Damaged(f"scales rotary positions by {kind!r:.40}, which is not supported")
-    if factor <= 0:
-        raise Damaged(f"is damaged: it scales rotary positions by {factor}")
-    return None if factor == 1 else {"rope_type": "linear", "type": "linear", "factor": factor}
+    return None if factor in (0, 1) else {"rope_type": "linear", "type": "linear", "factor": factor}
 
 
 def _llama3(factors: np.ndarray[Any, Any], width: int, theta: float) -> dict[str, Any] | None:

@@ -45,6 +45,13 @@ class Metadata:
             raise self._wrong(key, "a number", value)
         return float(value)
 
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self._wrong(key, "a number above 0", value)
+        return value
+
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self._get(key, default)

@@ -34,12 +34,13 @@ def lay_down(source: Path, directory: Path) -> None:
     model = GgufFile(file)
     for part in parts_of(file):
         (directory / part.name).symlink_to(part.absolute())
-    _write(directory / "config.json", {**model.config, **_ends(model.metadata)})
-    _write(directory / "generation_config.json", _ends(model.metadata))
     try:
+        ends = _ends(model.metadata)
         _tokenizer(file, model, directory)
     except Damaged as problem:
         raise CheckpointError(f"{file} {problem}") from None
+    _write(directory / "config.json", {**model.config, **ends})
+    _write(directory / "generation_config.json", ends)
 
 
 def _tokenizer(file: Path, model: GgufFile, directory: Path) -> None:

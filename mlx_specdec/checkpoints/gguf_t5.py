@@ -58,9 +58,9 @@ def _config(
         # llama.cpp computes with these two whatever the original had.
         "relative_attention_max_distance": 128,
         "feed_forward_proj": "gated-gelu" if gated else "relu",
-        "layer_norm_epsilon": metadata.number(
+        "layer_norm_epsilon": metadata.positive(
             ".attention.layer_norm_rms_epsilon",
-            metadata.number(".attention.layer_norm_epsilon", 1e-6),
+            metadata.positive(".attention.layer_norm_epsilon", 1e-6),
         ),
         "decoder_start_token_id": metadata.count(".decoder_start_token_id", 0),
         "pad_token_id": metadata.count("tokenizer.ggml.padding_token_id", 0),

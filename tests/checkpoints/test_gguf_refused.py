@@ -138,13 +138,21 @@ REFUSED: dict[str, tuple[Callable[[], Gguf], str]] = {
     ),
     "partial rotation": (lambda: llama(**{"llama.rope.dimension_count": 4}), "part of each head"),
     "other scaling": (lambda: llama(**{"llama.rope.scaling.type": "yarn"}), "positions by 'yarn'"),
-    "scaled by nothing": (
-        lambda: llama(**{"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 0.0}),
-        "scales rotary positions by 0",
+    "scaled backwards": (
+        lambda: llama(**{"llama.rope.scaling.factor": -2.0}),
+        "scales rotary positions by -2.0",
     ),
     "a rotary base below zero": (
-        lambda: extra("rope_freqs.weight", np.arange(1, 5), **{"llama.rope.freq_base": -1.0}),
-        "not those of Llama 3.1",
+        lambda: llama(**{"llama.rope.freq_base": -1.0}),
+        "has -1.0 for llama.rope.freq_base",
+    ),
+    "norms without epsilon": (
+        lambda: llama(**{"llama.attention.layer_norm_rms_epsilon": 0.0}),
+        "which has to be a number above 0",
+    ),
+    "a token that is a text": (
+        lambda: llama(**{"tokenizer.ggml.eos_token_id": "</s>"}),
+        "tokenizer.ggml.eos_token_id, which has to be a whole number",
     ),
     "other factors": (
         lambda: extra("rope_freqs.weight", np.array([1, 2, 3, 4], np.float32)),
@@ -268,3 +276,24 @@ def test_changed_bytes_are_refused_or_harmless(data: st.DataObject, tmp_path: Pa
         convert(str(file), tmp_path / "out", overwrite=True)
     except CheckpointError as problem:
         assert "\n" not in str(problem)
+
+
+ODD = [0, 1, 3, 31, 10**6, 2**31, 0.0, -1.0, 1e30, True, "x", [1, 2], ["a"], [0.5]]
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_odd_metadata_are_refused_or_harmless(data: st.DataObject, tmp_path: Path) -> None:
+    model = llama(**VOCABULARY)
+    for key in data.draw(st.lists(st.sampled_from(sorted(model.metadata)), min_size=1, max_size=3)):
+        model.metadata[key] = data.draw(st.sampled_from(ODD))
+    file = model.write(tmp_path / "m.gguf")
+    try:
+        convert(str(file), tmp_path / "out", overwrite=True)
+    except CheckpointError as problem:
+        assert str(problem).startswith(f"{file} ")
