@@ -29,7 +29,7 @@ WANTED = (
 TORCH = ("pytorch_model*.bin", "pytorch_model*.json", "medusa_lm_head.pt")
 """Wanted where a repository has no safetensors."""
 UNWANTED = ("*/*", "flax_model*", "pytorch_model*", "tf_model*")
-FILES = (".gguf",)
+FILES = (".gguf", ".bin")
 """A single file that is called so is a whole model."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
