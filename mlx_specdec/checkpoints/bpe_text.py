@@ -7,7 +7,7 @@ around a text. Knows nothing of files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 SPACE = "▁"
@@ -51,7 +51,6 @@ class Ranked:
     tokens: Sequence[bytes]
     special: Sequence[str]
     begin: str
-    ends: Sequence[str] = field(default_factory=tuple)
 
 
 def sentencepiece_json(pieces: Pieces) -> str:
@@ -121,7 +120,7 @@ def tiktoken_json(ranked: Ranked) -> str:
         tokenizer.add_special_tokens(
             [AddedToken(token, special=True, normalized=False) for token in ranked.special]
         )
-        _begin_with(tokenizer, ranked.begin, tokenizer.token_to_id(ranked.begin))
+        _begin_with(tokenizer, ranked.begin, len(tokens) + list(ranked.special).index(ranked.begin))
         return str(tokenizer.to_str(pretty=False))
     except Exception as problem:  # the library raises Exception itself
         raise Unusable(f"has a damaged vocabulary ({_first_line(problem)})") from None

@@ -80,9 +80,7 @@ def read_params(file: Path, vocabulary: int) -> Params:
     can have, or asks for something that is not known here.
     """
     if not file.is_file():
-        raise CheckpointError(
-            f"{file.parent} lacks {file.name}: it lies where the weights came from"
-        )
+        raise CheckpointError(f"{file.parent} lacks {file.name}: download it again")
     given = {key: value for key, value in read_json(file).items() if value is not None}
     unknown = sorted(key for key in given.keys() - _KNOWN if given[key] is not False)
     if unknown:
