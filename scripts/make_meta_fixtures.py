@@ -16,6 +16,7 @@ import struct
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -209,7 +210,7 @@ def tiktoken_model(file: Path) -> tiktoken.Encoding:
     ranks = {bytes([byte]): byte for byte in range(256)}
     words = [[bytes([b]) for b in word.encode()] for word in regex.findall(LLAMA3_PATTERN, TEXT)]
     while len(ranks) < 320:
-        pairs = Counter(pair for word in words for pair in zip(word, word[1:], strict=False))
+        pairs = Counter(pair for word in words for pair in pairwise(word))
         best = max(pairs, key=lambda pair: (pairs[pair], pair))
         ranks[best[0] + best[1]] = len(ranks)
         for word in words:

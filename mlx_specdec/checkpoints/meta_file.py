@@ -18,13 +18,14 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from .llama_layout import EMBEDDING, HEAD, Entry, configuration, entries, rotary_rows
-from .meta_params import PARAMS, read_params
+from .meta_params import PARAMS, Params, read_params
 from .safetensors_file import DTYPES, TensorInfo
 from .shards import META
 from .tensors import Tensor, same
 from .torch_file import TorchFile
 
 _PART = re.compile(r"consolidated\.(\d{2,4})\.pth")
+_QUERIES = "layers.0.attention.wq.weight"
 _FLOATING = ("F32", "F16", "BF16")
 _DROPPED = re.compile(r"rope\.freqs|.*\.inner_attention\.rope\.freqs")
 """Tables that follow from params.json."""
@@ -50,14 +51,16 @@ class MetaFile:
         missing part, and for parts or a params.json that contradict each other."""
         self._paths = parts_of(file)
         self._parts = [TorchFile(path) for path in self._paths]
-        params = read_params(file.parent / PARAMS, self._vocabulary())
-        layers, most = params.sizes.layers, len(self._parts[0].infos)
+        params = read_params(file.parent / PARAMS)
+        self._check_count(params)
+        sizes = params.sizes(self._vocabulary())
+        layers, most = sizes.layers, len(self._parts[0].infos)
         if layers > most:
             raise CheckpointError(
                 f"{file.parent / PARAMS} asks for {layers} layers, and {file.name} has {most} "
                 "tensors"
             )
-        asked = entries(params.sizes)
+        asked = entries(sizes)
         if HEAD not in self._parts[0].infos:
             del asked["lm_head.weight"]
         self._wholes = {ours: self._whole(entry) for ours, entry in asked.items()}
@@ -72,7 +75,7 @@ class MetaFile:
         self.scaled = params.scaled_by is not None
         self.config: Mapping[str, Any] = {
             **configuration(
-                params.sizes,
+                sizes,
                 stored=self.infos["model.embed_tokens.weight"].dtype,
                 epsilon=params.epsilon,
                 theta=params.theta,
@@ -105,6 +108,16 @@ class MetaFile:
             low, high = max(begin - number * each, 0), min(end - number * each, each)
             pieces.append(self._parts[number].rows(theirs, low, high))
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=0)
+
+    def _check_count(self, params: Params) -> None:
+        """Raises CheckpointError where the last parts are missing: the first tensor tells."""
+        info = self._parts[0].infos.get(_QUERIES)
+        count, rows = len(self._parts), info.shape[0] if info is not None and info.shape else 0
+        if rows and params.queries % rows == 0 and params.queries // rows > count:
+            raise CheckpointError(
+                f"{self._paths[0].parent} has {count} of the {params.queries // rows} parts that "
+                f"{PARAMS} asks for: the rest is missing, or that file is another model's"
+            )
 
     def _vocabulary(self) -> int:
         """Tokens: the head is cut along them by every generation, the embedding only since the
@@ -147,18 +160,11 @@ class MetaFile:
         return tuple(shape)
 
     def _mismatch(self, entry: Entry, shapes: list[tuple[int, ...]]) -> str:
-        count, directory = len(self._parts), self._paths[0].parent
-        size = math.prod(shapes[0])
-        needed = math.prod(entry.shape) // size if size else 0
-        if entry.axis is not None and len(set(shapes)) == 1 and needed > count:
-            return (
-                f"{directory} has {count} of {needed} parts of {entry.theirs} that {PARAMS} asks "
-                "for: the rest is missing, or that file is another model's"
-            )
+        found = " and ".join(map(str, sorted(set(shapes))[:3]))
+        parts = "" if len(shapes) == 1 else f" in each of {len(shapes)} parts"
         return (
-            f"{directory} has {entry.theirs} in {count} parts of shape "
-            f"{', '.join(map(str, sorted(set(shapes))[:3]))} where {PARAMS} asks for {entry.shape} "
-            "in all"
+            f"{self._paths[0].parent}: {entry.theirs} has shape {found}{parts} where {PARAMS} asks "
+            f"for {entry.shape} in all"
         )
 
     def _check_extra(self) -> None:

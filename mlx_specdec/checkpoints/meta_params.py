@@ -48,14 +48,36 @@ _FIRST_LLAMA = 2048
 
 @dataclass(frozen=True)
 class Params:
-    """What params.json says. scaled_by: how far rotary positions are stretched, None for not at
-    all. length: positions that the model was trained for."""
+    """What params.json says. shape: the sizes but for the vocabulary. vocabulary: None where the
+    weights have to say it. scaled_by: how far rotary positions are stretched, None for not at all.
+    length: positions that the model was trained for."""
 
-    sizes: Sizes
+    file: Path
+    shape: Mapping[str, int]
+    vocabulary: int | None
     epsilon: float
     theta: float
     scaled_by: float | None
     length: int
+
+    @property
+    def queries(self) -> int:
+        """Rows of a query matrix."""
+        return self.shape["heads"] * self.shape["head_width"]
+
+    def sizes(self, vocabulary: int) -> Sizes:
+        """With as many tokens as the weights have. Raises CheckpointError where that is not what
+        the file says, or no Llama has such sizes."""
+        if self.vocabulary not in (None, vocabulary):
+            raise CheckpointError(
+                f"{self.file} asks for {self.vocabulary} tokens where the weights have {vocabulary}"
+            )
+        sizes = Sizes(vocabulary=vocabulary, **self.shape)
+        try:
+            sizes.check()
+        except Absurd as problem:
+            raise CheckpointError(f"{self.file} {problem}") from None
+        return sizes
 
     @property
     def scaling(self) -> dict[str, Any]:
@@ -73,12 +95,9 @@ class Params:
         }
 
 
-def read_params(file: Path, vocabulary: int) -> Params:
-    """vocabulary: rows of the embedding, taken where the file says -1.
-
-    Raises CheckpointError for a file that is no JSON object, lacks a number, has one that no Llama
-    can have, or asks for something that is not known here.
-    """
+def read_params(file: Path) -> Params:
+    """Raises CheckpointError for a file that is no JSON object, lacks a number, has one that cannot
+    be, or asks for something that is not known here."""
     if not file.is_file():
         raise CheckpointError(f"{file.parent} lacks {file.name}: download it again")
     given = {key: value for key, value in read_json(file).items() if value is not None}
@@ -86,29 +105,26 @@ def read_params(file: Path, vocabulary: int) -> Params:
     if unknown:
         raise CheckpointError(f"{file} asks for {unknown[0]!a:.60}, which is not supported here")
     try:
-        return _params(given, vocabulary)
+        return _params(file, given)
     except Absurd as problem:
         raise CheckpointError(f"{file} {problem}") from None
 
 
-def _params(given: Mapping[str, Any], vocabulary: int) -> Params:
+def _params(file: Path, given: Mapping[str, Any]) -> Params:
     width, heads = _whole(given, "dim"), _whole(given, "n_heads")
     if "head_dim" not in given and width % heads:
         raise Absurd(f"asks for {heads} heads in a width of {width}")
     layers = _whole(given, "n_layers")
-    said = given.get("vocab_size", -1)
-    if said != -1 and _whole(given, "vocab_size") != vocabulary:
-        raise Absurd(f"asks for {said} tokens where the embedding has {vocabulary}")
-    sizes = Sizes(
-        width=width,
-        inner=_inner(given, width),
-        layers=layers,
-        heads=heads,
-        kv_heads=_whole(given, "n_kv_heads", heads),
-        head_width=_whole(given, "head_dim", width // heads),
-        vocabulary=vocabulary,
-    )
-    sizes.check()
+    shape = {
+        "width": width,
+        "inner": _inner(given, width),
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": _whole(given, "n_kv_heads", heads),
+        "head_width": _whole(given, "head_dim", width // heads),
+    }
+    unsaid = given.get("vocab_size", -1) == -1
+    vocabulary = None if unsaid else _whole(given, "vocab_size")
     epsilon, theta = _number(given, "norm_eps", 1e-5), _number(given, "rope_theta", 10_000.0)
     scaled = given.get("use_scaled_rope", False)
     if type(scaled) is not bool:
@@ -117,7 +133,8 @@ def _params(given: Mapping[str, Any], vocabulary: int) -> Params:
     if scaled:
         usual = _STRETCHED.get((width, layers), _SCALED_BY)
         factor = _number(given, "rope_scaling_factor", usual)
-    return Params(sizes, epsilon, theta, factor, _length(given, epsilon, theta, scaled=scaled))
+    length = _length(given, epsilon, theta, scaled=scaled)
+    return Params(file, shape, vocabulary, epsilon, theta, factor, length)
 
 
 def _inner(given: Mapping[str, Any], width: int) -> int:
