@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SPACE = "▁"
-LONGEST = 1000
+LONGEST = 256
 """Characters of a token; cutting one in every way takes the square of its length."""
 _LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -89,8 +89,8 @@ def sentencepiece_json(pieces: Pieces) -> str:
         if pieces.begin is not None:
             _begin_with(tokenizer, pieces.tokens[pieces.begin], pieces.begin)
         return str(tokenizer.to_str(pretty=False))
-    except Exception as problem:  # the library raises Exception itself
-        raise Unusable(f"has a damaged vocabulary ({_first_line(problem)})") from None
+    except BaseException as problem:
+        raise _unusable(problem) from None
 
 
 def tiktoken_json(ranked: Ranked) -> str:
@@ -122,8 +122,8 @@ def tiktoken_json(ranked: Ranked) -> str:
         )
         _begin_with(tokenizer, ranked.begin, len(tokens) + list(ranked.special).index(ranked.begin))
         return str(tokenizer.to_str(pretty=False))
-    except Exception as problem:  # the library raises Exception itself
-        raise Unusable(f"has a damaged vocabulary ({_first_line(problem)})") from None
+    except BaseException as problem:
+        raise _unusable(problem) from None
 
 
 def _begin_with(tokenizer: Any, token: str, id: int) -> None:
@@ -168,5 +168,10 @@ def _letters() -> list[str]:
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
-def _first_line(problem: BaseException) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:100]
+def _unusable(problem: BaseException) -> BaseException:
+    """What the library raises, as a sentence: Exception itself, and where its own code stumbles
+    PanicException, which is none. What is not the library's is given back as it is."""
+    if isinstance(problem, KeyboardInterrupt | SystemExit | MemoryError):
+        return problem
+    reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    return Unusable(f"has a damaged vocabulary ({reason:.100})")

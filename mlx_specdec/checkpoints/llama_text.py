@@ -21,7 +21,7 @@ from ..errors import CheckpointError
 from .bpe_text import SPACE, Pieces, Ranked, Unusable, sentencepiece_json, tiktoken_json
 
 MODEL, BINARY = "tokenizer.model", "tokenizer.bin"
-LARGEST_FILE = 64_000_000
+LARGEST_FILE = 16_000_000
 BYTES = 256
 _LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+")
 _SPECIAL = 256
@@ -69,7 +69,7 @@ def read_tokenizer(file: Path, vocabulary: int, *, since_31: bool = False) -> Te
         elif _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
             text = _tiktoken(data, vocabulary, since_31=since_31)
         else:
-            text = _sentencepiece(data)
+            text = _sentencepiece(data, vocabulary)
         if text.size > vocabulary:
             raise Unusable(f"has {text.size} tokens where the model knows {vocabulary}")
     except Unusable as problem:
@@ -77,36 +77,43 @@ def read_tokenizer(file: Path, vocabulary: int, *, since_31: bool = False) -> Te
     return text
 
 
-def _sentencepiece(data: bytes) -> Text:
+def _sentencepiece(data: bytes, vocabulary: int) -> Text:
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(data)
-    except (RuntimeError, OSError):
+        size = processor.get_piece_size()
+        if size > vocabulary:
+            raise Unusable(f"has {size} tokens where the model knows {vocabulary}")
+        pieces = _pieces(processor, size)
+        expected = {trial: processor.encode(trial) for trial in _TRIALS}
+    # A damaged one loads at times: its tokens are no text then, or its own ids not among them.
+    except (RuntimeError, OSError, ValueError, LookupError):
         raise Unusable("is damaged, or neither SentencePiece's nor tiktoken's") from None
-    size = processor.get_piece_size()
+    made = sentencepiece_json(pieces)
+    _hold(made, expected)
+    names = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
+    ids = {name: id for name, id in names.items() if id >= 0}
+    return _text(made, pieces.tokens, ids, size)
+
+
+def _pieces(processor: Any, size: int) -> Pieces:
     controls = [id for id in range(size) if processor.is_control(id)]
-    others = {*controls, processor.unk_id()}
     byte_ids = {id for id in range(size) if processor.is_byte(id)}
-    pieces = Pieces(
+    unknown = processor.unk_id()
+    others = {*controls, *byte_ids, unknown}
+    return Pieces(
         tokens=[processor.id_to_piece(id) for id in range(size)],
         scores=[processor.get_score(id) for id in range(size)],
-        controls=[*controls, processor.unk_id()],
-        plain=[
-            id for id in range(size) if id not in others | byte_ids and not processor.is_unused(id)
-        ],
-        unknown=processor.unk_id(),
+        controls=[*controls, unknown],
+        plain=[id for id in range(size) if id not in others and not processor.is_unused(id)],
+        unknown=unknown,
         begin=_known(processor.bos_id()),
         leads=processor.encode("x", out_type=str)[0].startswith(SPACE),
         collapses=SPACE * 2 not in "".join(processor.encode("x  x", out_type=str)),
         has_bytes=bool(byte_ids),
     )
-    made = sentencepiece_json(pieces)
-    _hold(made, {trial: processor.encode(trial) for trial in _TRIALS})
-    names = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
-    ids = {name: id for name, id in names.items() if id >= 0}
-    return _text(made, pieces.tokens, ids, size)
 
 
 def _hold(made: str, expected: Mapping[str, list[int]]) -> None:
