@@ -1,7 +1,7 @@
 """Which files of a directory hold its weights, and which tensor an index expects in which.
 
-Knows names of files and of indexes, of safetensors, torch's archives and GGUF, and takes what comes
-first in this order. Opens only the index, and refuses names that lead out of the directory.
+Knows names of files and of indexes, of safetensors, torch's archives, GGUF, Meta's parts and links
+to llama2.c's files, and takes what comes first in this order. Opens only the index, and refuses names that lead out of the directory.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def _only(files: list[Path]) -> Path:
 def present(directory: Path) -> bool:
     """Whether a directory has anything that `find` would look at, complete or not."""
     torch = f"{_TORCH.stem}*{_TORCH.suffix}*"
-    return any(any(directory.glob(name)) for name in ("*.safetensors", INDEX, torch))
+    names = ("*.safetensors", INDEX, torch, f"*{GGUF}", META, f"*{LLAMA2C}")
+    return any(any(directory.glob(name)) for name in names)
 
 
 def _complete(files: list[Path]) -> list[Path]:
