@@ -79,7 +79,7 @@ class Weights:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about what reading does to the values."""
-        models = [file for file in self._files.values() if isinstance(file, GgufFile)]
+        models = [file for file in self._files.values() if isinstance(file, GgufFile | Llama2cFile)]
         packed = sorted({name for model in models for name in model.packed})
         if not packed:
             return ()

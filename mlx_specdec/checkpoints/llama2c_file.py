@@ -80,7 +80,7 @@ class Llama2cFile:
     """The tensors of one file, which is mapped.
 
     infos: type and shape of every tensor, eight-bit ones as the float32 that they stand for.
-    config: what config.json would say.
+    config: what config.json would say. packed: names of the types that are expanded.
     """
 
     def __init__(self, file: Path) -> None:
@@ -95,6 +95,7 @@ class Llama2cFile:
         except _Damaged as problem:
             raise CheckpointError(f"{file} {problem}") from None
         header = self._header
+        self.packed = ["Q8_0"] if header.group else []
         self.infos: Mapping[str, TensorInfo] = {
             name: TensorInfo("F32", place.entry.shape, 4 * math.prod(place.entry.shape))
             for name, place in self._places.items()

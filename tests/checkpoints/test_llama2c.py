@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_specdec import Options, generate, load
 from mlx_specdec.assemble import compare_logits
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
@@ -63,6 +64,22 @@ def test_a_directory_with_one_model_is_taken_and_with_several_refused(tmp_path: 
     shutil.copy(SMALL / "v2.bin", file.parent)
     text = refusal(file.parent, tmp_path / "other")
     assert "v1.bin, v2.bin" in text and "name the file" in text
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_the_report_says_what_was_expanded(tmp_path: Path, name: str) -> None:
+    notes = " ".join(convert(str(SMALL / name), tmp_path / "out").notes)
+    assert ("expanded Q8_0" in notes) == (name == "v2.bin")
+
+
+def test_a_model_is_loaded_directly_and_writes_what_its_conversion_writes(tmp_path: Path) -> None:
+    out = convert(str(SMALL / "v2.bin"), tmp_path / "out").path
+    options = Options(max_tokens=12, temperature=0.0, regular=True)
+    texts = {
+        tuple(generate(load(str(model)), "Once upon a time", options).tokens)
+        for model in (SMALL / "v2.bin", out)
+    }
+    assert len(texts) == 1
 
 
 def test_a_file_without_a_tokenizer_converts_and_says_so(tmp_path: Path) -> None:
