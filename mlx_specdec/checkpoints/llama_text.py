@@ -56,24 +56,25 @@ def read_tokenizer(file: Path, vocabulary: int, *, since_31: bool = False) -> Te
     """vocabulary: ids that the model knows; there may be fewer tokens, not more. since_31: names
     Llama 3.1's special tokens instead of 3's. Raises CheckpointError."""
     try:
-        if file.stat().st_size > LARGEST_FILE:
-            raise Unusable("is too large for a tokenizer")
-        data = file.read_bytes()
+        return _read(file, vocabulary, since_31=since_31)
     except OSError as problem:
         raise CheckpointError(f"{file} cannot be read: {problem.strerror}") from problem
     except Unusable as problem:
-        raise CheckpointError(f"{file} {problem}") from None
-    try:
-        if file.name.endswith(".bin"):
-            text = _binary(data, vocabulary)
-        elif _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
-            text = _tiktoken(data, vocabulary, since_31=since_31)
-        else:
-            text = _sentencepiece(data, vocabulary)
-        if text.size > vocabulary:
-            raise Unusable(f"has {text.size} tokens where the model knows {vocabulary}")
-    except Unusable as problem:
         raise CheckpointError(f"{file} {problem}: take the one that belongs to the model") from None
+
+
+def _read(file: Path, vocabulary: int, *, since_31: bool) -> Text:
+    if file.stat().st_size > LARGEST_FILE:
+        raise Unusable("is too large for a tokenizer")
+    data = file.read_bytes()
+    if file.name.endswith(".bin"):
+        text = _binary(data, vocabulary)
+    elif _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
+        text = _tiktoken(data, vocabulary, since_31=since_31)
+    else:
+        text = _sentencepiece(data, vocabulary)
+    if text.size > vocabulary:
+        raise Unusable(f"has {text.size} tokens where the model knows {vocabulary}")
     return text
 
 

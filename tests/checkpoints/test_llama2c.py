@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,24 @@ def test_a_model_is_loaded_directly_and_writes_what_its_conversion_writes(tmp_pa
         for model in (SMALL / "v2.bin", out)
     }
     assert len(texts) == 1
+
+
+def test_what_is_laid_down_on_the_way_is_gone_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    pair = load(str(copy_llama2c("v1.bin", tmp_path / "model")))
+    assert len(list(scratch.iterdir())) == 1
+    del pair
+    gc.collect()
+    assert not any(scratch.iterdir())
+    convert(str(tmp_path / "model"), tmp_path / "out")
+    (tmp_path / "model" / "tokenizer.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError):
+        load(str(tmp_path / "model"))
+    assert not any(scratch.iterdir())
 
 
 def test_a_file_without_a_tokenizer_converts_and_says_so(tmp_path: Path) -> None:
