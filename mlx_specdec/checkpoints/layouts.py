@@ -32,10 +32,8 @@ def as_directory(source: Path) -> Iterator[Path]:
     Raises CheckpointError where a source of another layout is damaged or not supported, OutputError
     where the temporary directory cannot be written.
     """
-    for recognises, lay_down in _LAYOUTS:
-        if recognises(source):
-            break
-    else:
+    lay_down = next((write for recognises, write in _LAYOUTS if recognises(source)), None)
+    if lay_down is None:
         yield source
         return
     with tempfile.TemporaryDirectory(prefix="mlx-specdec-") as made:
