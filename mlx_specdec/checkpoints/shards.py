@@ -1,7 +1,8 @@
 """Which files of a directory hold its weights, and which tensor an index expects in which.
 
 Knows names of files and of indexes, of safetensors, torch's archives, GGUF, Meta's parts and links
-to llama2.c's files, and takes what comes first in this order. Opens only the index, and refuses names that lead out of the directory.
+to llama2.c's files, and takes what comes first in this order. Opens only the index, and refuses
+names that lead out of the directory.
 """
 
 from __future__ import annotations
