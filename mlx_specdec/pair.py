@@ -6,12 +6,15 @@ Knows loading. Knows nothing of decoding.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .cache_settings import CacheSettings
 from .checkpoints import medusa_files, shards
+from .checkpoints.layouts import as_directory
 from .checkpoints.source import resolve, resolve_config
 from .contracts import Model, Progress
 from .drafting import document_cache
@@ -215,11 +218,16 @@ def _fetch(name: str, revision: str | None, given: Loading) -> Path:
     return resolve(name, revision=revision, progress=given.progress)
 
 
-def _load_from(directory: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
-    if given.random_weights and not shards.present(directory):
-        return stand_in(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
-    loaded = load_model(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
-    return loaded, load_tokenizer(directory, kind=loaded.kind)
+def _load_from(source: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
+    with ExitStack() as held:
+        directory = held.enter_context(as_directory(source))
+        if given.random_weights and not shards.present(directory):
+            return stand_in(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
+        loaded = load_model(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
+        tokenizer = load_tokenizer(directory, kind=loaded.kind)
+        # Files of a chat template are read when it is first asked for.
+        weakref.finalize(tokenizer, held.pop_all().close)
+    return loaded, tokenizer
 
 
 def _share(report: Progress, begin: float, end: float) -> Callable[[int, int], None]:

@@ -18,6 +18,8 @@ from ..errors import CheckpointError
 from . import safetensors_file, shards
 from .gguf_file import GgufFile
 from .json_file import read_json
+from .llama2c_file import Llama2cFile
+from .meta_file import MetaFile
 from .safetensors_file import DTYPES, SafetensorsFile, TensorInfo
 from .tensors import Tensor
 from .torch_file import TorchFile
@@ -35,10 +37,13 @@ CARRIED = (
     "chat_template*",
     "generation_config.json",
 )
-_READERS: Mapping[str, Callable[[Path], SafetensorsFile | TorchFile | GgufFile]] = {
+_Reader = SafetensorsFile | TorchFile | GgufFile | MetaFile | Llama2cFile
+_READERS: Mapping[str, Callable[[Path], _Reader]] = {
     "safetensors": SafetensorsFile,
     "torch": TorchFile,
     "gguf": GgufFile,
+    "meta": MetaFile,
+    "llama2c": Llama2cFile,
 }
 """By the format that `shards.find` names."""
 
@@ -53,7 +58,7 @@ class Weights:
         self._infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
-        self._files: dict[Path, SafetensorsFile | TorchFile | GgufFile] = {}
+        self._files: dict[Path, _Reader] = {}
         self.lazy = found.format == "safetensors"
         for file in found.files:
             self._files[file] = _READERS[found.format](file)
@@ -74,7 +79,7 @@ class Weights:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about what reading does to the values."""
-        models = [file for file in self._files.values() if isinstance(file, GgufFile)]
+        models = [file for file in self._files.values() if isinstance(file, GgufFile | Llama2cFile)]
         packed = sorted({name for model in models for name in model.packed})
         if not packed:
             return ()

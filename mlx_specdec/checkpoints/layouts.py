@@ -7,13 +7,21 @@ tokenizer files made from the source's own, and links to the weights, which stay
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import CheckpointError, OutputError
-from .gguf_source import lay_down
+from . import gguf_source
+from .llama_source import is_llama2c_source, is_meta, lay_down_llama2c, lay_down_meta
 from .shards import is_gguf
+
+_LAYOUTS: tuple[tuple[Callable[[Path], bool], Callable[[Path, Path], None]], ...] = (
+    (is_gguf, gguf_source.lay_down),
+    (is_meta, lay_down_meta),
+    (is_llama2c_source, lay_down_llama2c),
+)
+"""How each is recognised, and laid down."""
 
 
 @contextmanager
@@ -24,7 +32,8 @@ def as_directory(source: Path) -> Iterator[Path]:
     Raises CheckpointError where a source of another layout is damaged or not supported, OutputError
     where the temporary directory cannot be written.
     """
-    if not is_gguf(source):
+    lay_down = next((write for recognises, write in _LAYOUTS if recognises(source)), None)
+    if lay_down is None:
         yield source
         return
     with tempfile.TemporaryDirectory(prefix="mlx-specdec-") as made:

@@ -1,7 +1,8 @@
 """Which files of a directory hold its weights, and which tensor an index expects in which.
 
-Knows names of files and of indexes, of safetensors, torch's archives and GGUF, and takes what comes
-first in this order. Opens only the index, and refuses names that lead out of the directory.
+Knows names of files and of indexes, of safetensors, torch's archives, GGUF, Meta's parts and links
+to llama2.c's files, and takes what comes first in this order. Opens only the index, and refuses
+names that lead out of the directory.
 """
 
 from __future__ import annotations
@@ -38,13 +39,17 @@ _SAFETENSORS = _Layout("safetensors", "model", ".safetensors")
 _TORCH = _Layout("torch", "pytorch_model", ".bin")
 INDEX = _SAFETENSORS.index
 GGUF = ".gguf"
+LLAMA2C = ".llama2c"
+"""No name of llama2.c's own: links to its files are called so, see `llama_source`."""
+META = "consolidated.*.pth"
 
 
 @dataclass(frozen=True)
 class Shards:
     """The files of one model. places: tensor -> file, as the index has it; {} where there is none.
 
-    format: "safetensors", "torch" or "gguf"; a GGUF model of several parts is named by its first.
+    format: "safetensors", "torch", "gguf", "meta" or "llama2c"; a GGUF model or one of Meta's that
+    has several parts is named by its first.
     """
 
     format: str
@@ -73,9 +78,13 @@ def find(directory: Path) -> Shards:
     if files:
         return Shards(_SAFETENSORS.format, _complete(files))
     files = sorted(directory.glob(f"*{GGUF}"))
-    if not files:
-        raise CheckpointError(_no_weights(directory))
-    return Shards("gguf", [_only(files)])
+    if files:
+        return Shards("gguf", [_only(files)])
+    for pattern, name in ((META, "meta"), (f"*{LLAMA2C}", "llama2c")):
+        files = sorted(directory.glob(pattern))
+        if files:
+            return Shards(name, files[:1])
+    raise CheckpointError(_no_weights(directory))
 
 
 def is_gguf(source: Path) -> bool:
@@ -103,7 +112,8 @@ def _only(files: list[Path]) -> Path:
 def present(directory: Path) -> bool:
     """Whether a directory has anything that `find` would look at, complete or not."""
     torch = f"{_TORCH.stem}*{_TORCH.suffix}*"
-    return any(any(directory.glob(name)) for name in ("*.safetensors", INDEX, torch))
+    names = ("*.safetensors", INDEX, torch, f"*{GGUF}", META, f"*{LLAMA2C}")
+    return any(any(directory.glob(name)) for name in names)
 
 
 def _complete(files: list[Path]) -> list[Path]:

@@ -28,8 +28,10 @@ WANTED = (
 )
 TORCH = ("pytorch_model*.bin", "pytorch_model*.json", "medusa_lm_head.pt")
 """Wanted where a repository has no safetensors."""
+META = ("consolidated.*.pth",)
+"""Wanted where it has none of these either; a folder of the repository named original is not."""
 UNWANTED = ("*/*", "flax_model*", "pytorch_model*", "tf_model*")
-FILES = (".gguf",)
+FILES = (".gguf", ".bin")
 """A single file that is called so is a whole model."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
@@ -98,6 +100,8 @@ def _download(name: str, revision: str | None, progress: Callable[[int, int], No
         path = Path(fetch(allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)))
         if not any(path.glob("*.safetensors")):
             fetch(allow_patterns=list(TORCH), ignore_patterns=["*/*"])
+            if not any(path.glob("pytorch_model*.bin")):
+                fetch(allow_patterns=list(META), ignore_patterns=["*/*"])
     except Exception as problem:  # whatever its HTTP library raises has no common base
         raise SourceError(_sentence(name, revision, problem)) from problem
     if progress is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.checkpoints.source import TORCH, WANTED, resolve, resolve_config
+from mlx_specdec.checkpoints.source import META, TORCH, WANTED, resolve, resolve_config
 from mlx_specdec.errors import SourceError
 
 
@@ -105,17 +105,25 @@ def test_a_hub_name_is_downloaded_with_its_revision(
     assert calls[0]["allow_patterns"] == list(WANTED)
 
 
-@pytest.mark.parametrize("has_safetensors", [True, False])
-def test_torchs_files_are_fetched_only_where_there_are_no_safetensors(
-    tmp_path: Path, hub: Callable[[Any], list[dict[str, Any]]], has_safetensors: bool
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        ("model.safetensors", [WANTED]),
+        ("pytorch_model.bin", [WANTED, TORCH]),
+        ("consolidated.00.pth", [WANTED, TORCH, META]),
+    ],
+)
+def test_torchs_files_are_fetched_only_where_there_are_no_safetensors_and_metas_last(
+    tmp_path: Path,
+    hub: Callable[[Any], list[dict[str, Any]]],
+    held: str,
+    wanted: list[tuple[str, ...]],
 ) -> None:
-    if has_safetensors:
-        (tmp_path / "model.safetensors").touch()
+    (tmp_path / held).touch()
     calls = hub(tmp_path)
     assert resolve("google/t5-11b") == tmp_path
-    assert len(calls) == (1 if has_safetensors else 2)
-    assert not any("bin" in pattern for pattern in calls[0]["allow_patterns"])
-    assert calls[-1]["allow_patterns"] == list(WANTED if has_safetensors else TORCH)
+    assert [call["allow_patterns"] for call in calls] == [list(each) for each in wanted]
+    assert not any("bin" in pattern or "pth" in pattern for pattern in WANTED)
 
 
 @pytest.mark.parametrize(

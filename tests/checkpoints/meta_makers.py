@@ -1,0 +1,67 @@
+"""Meta's directories and llama2.c's files, taken from the fixtures and changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_specdec.checkpoints.torch_file import TorchFile
+from mlx_specdec.models.loading import load_model
+
+from .torch_makers import save_torch
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+META, SMALL = FIXTURES / "meta", FIXTURES / "llama2c"
+CLOSE = 1e-4
+"""How far log-probabilities in float32 may be from the reference's in float64."""
+
+Change = Callable[[dict[str, mx.array]], Any]
+
+
+def copy_meta(name: str, root: Path, params: Mapping[str, Any] | None = None) -> Path:
+    """A fixture with the tokenizer beside it; params: what else params.json says, None to leave
+    out."""
+    shutil.copytree(META / name, root / name, ignore=shutil.ignore_patterns("*.npz"))
+    if not (root / name / "tokenizer.model").is_file():
+        shutil.copy(META / "tokenizer.model", root)
+    file = root / name / "params.json"
+    whole = {**json.loads(file.read_text(encoding="utf-8")), **(params or {})}
+    kept = {key: value for key, value in whole.items() if value is not None}
+    file.write_text(json.dumps(kept), encoding="utf-8")
+    return root / name
+
+
+def read_part(file: Path) -> dict[str, mx.array]:
+    """All tensors of one part."""
+    part = TorchFile(file)
+    return {name: part.rows(name, 0, info.extent) for name, info in part.infos.items()}
+
+
+def change_part(file: Path, change: Change) -> None:
+    """Write one part anew with its tensors changed."""
+    weights = read_part(file)
+    change(weights)
+    save_torch(file, weights)
+
+
+def copy_llama2c(name: str, root: Path) -> Path:
+    """A file with the tokenizer beside it."""
+    root.mkdir(parents=True, exist_ok=True)
+    shutil.copy(SMALL / "tokenizer.bin", root)
+    return Path(shutil.copy(SMALL / name, root))
+
+
+def distance(directory: Path, expected: Path) -> float:
+    """Largest difference of log-probabilities from a reference's."""
+    known = np.load(expected)
+    context = load_model(directory, dtype="float32").model.open([0])
+    rows = context.advance(mx.array(known["tokens"])[None]).logits[0]
+    log_p = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
+    assert log_p.shape == known["log_p"].shape
+    return float(mx.max(mx.abs(log_p - mx.array(known["log_p"]))).item())

@@ -1,0 +1,300 @@
+"""Meta's own layout: what comes out computes what a reference with Meta's rotation does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_specdec.assemble import compare_logits
+from mlx_specdec.checkpoints import files
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.llama_layout import rotary_rows
+from mlx_specdec.checkpoints.meta_file import MetaFile
+from mlx_specdec.checkpoints.meta_params import read_params
+from mlx_specdec.errors import CheckpointError
+
+from .meta_makers import CLOSE, META, change_part, copy_meta, distance, read_part
+from .torch_makers import save_torch
+
+MODELS = ("llama1", "llama2", "llama3")
+FIRST, SECOND = "consolidated.00.pth", "consolidated.01.pth"
+
+
+def refusal(source: Path, out: Path) -> str:
+    """The one sentence that a conversion ends with; nothing is left at `out`."""
+    with pytest.raises(CheckpointError) as caught:
+        convert(str(source), out)
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 500 and "/mlx-specdec-" not in text
+    assert not out.exists()
+    return text
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "config.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_converted_model_computes_what_the_reference_does(tmp_path: Path, name: str) -> None:
+    report = convert(str(META / name), tmp_path / "out", compare_logits=compare_logits)
+    assert report.logits == 0.0
+    assert distance(report.path, META / name / "expected.npz") < CLOSE
+
+
+def test_stretched_positions_are_what_makes_llama_3_1_agree(tmp_path: Path) -> None:
+    source = copy_meta("llama3", tmp_path, {"use_scaled_rope": False})
+    report = convert(str(source), tmp_path / "out")
+    assert distance(report.path, META / "llama3" / "expected.npz") > 100 * CLOSE
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("how", [{"shard_bytes": 10_000}, {"dtype": "float32"}])
+def test_shards_and_types_do_not_change_what_is_computed(
+    tmp_path: Path, name: str, how: dict[str, Any]
+) -> None:
+    out = convert(str(META / name), tmp_path / "out", **how).path
+    assert distance(out, META / name / "expected.npz") < CLOSE
+
+
+def test_a_packed_model_stays_near_the_reference(tmp_path: Path) -> None:
+    out = convert(
+        str(META / "llama2"), tmp_path / "out", quantize=True, q_bits=8, q_group_size=32
+    ).path
+    assert config_of(out)["quantization"]["bits"] == 8
+    assert CLOSE < distance(out, META / "llama2" / "expected.npz") < 0.5
+
+
+@pytest.mark.parametrize("name", ["llama2", "llama3"])
+def test_any_rows_of_a_joined_tensor_are_those_of_the_whole(name: str) -> None:
+    model = MetaFile(META / name / FIRST)
+    for ours, info in model.infos.items():
+        whole = model.rows(ours, 0, info.extent)
+        assert whole.shape == info.shape
+        for begin, end in ((0, 1), (3, 13), (info.extent // 2 - 1, info.extent // 2 + 2)):
+            end = min(end, info.extent)
+            assert mx.array_equal(model.rows(ours, begin, end), whole[begin:end]).item()
+
+
+def test_parts_are_joined_along_the_axes_that_metas_layers_cut(tmp_path: Path) -> None:
+    first, second = (read_part(META / "llama2" / name) for name in (FIRST, SECOND))
+    model = MetaFile(META / "llama2" / FIRST)
+    for ours, theirs, axis in (
+        ("model.embed_tokens.weight", "tok_embeddings.weight", 1),
+        ("lm_head.weight", "output.weight", 0),
+        ("model.layers.1.self_attn.v_proj.weight", "layers.1.attention.wv.weight", 0),
+        ("model.layers.1.self_attn.o_proj.weight", "layers.1.attention.wo.weight", 1),
+        ("model.layers.0.mlp.gate_proj.weight", "layers.0.feed_forward.w1.weight", 0),
+        ("model.layers.0.mlp.down_proj.weight", "layers.0.feed_forward.w2.weight", 1),
+    ):
+        joined = mx.concatenate([first[theirs], second[theirs]], axis=axis)
+        assert mx.array_equal(model.rows(ours, 0, joined.shape[0]), joined).item()
+
+
+def test_rotary_rows_list_the_first_of_each_pair_and_then_the_second() -> None:
+    assert rotary_rows(0, 12, 6).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+    assert rotary_rows(4, 8, 6).tolist() == [3, 5, 6, 8]
+
+
+def test_configurations_say_what_params_json_does(tmp_path: Path) -> None:
+    found = {name: config_of(convert(str(META / name), tmp_path / name).path) for name in MODELS}
+    assert found["llama1"]["intermediate_size"] == 88
+    assert found["llama2"]["intermediate_size"] == 112
+    assert found["llama1"]["vocab_size"] == 340
+    assert [found[name]["num_key_value_heads"] for name in MODELS] == [4, 2, 2]
+    assert [found[name]["max_position_embeddings"] for name in MODELS] == [2048, 4096, 131072]
+    assert [found[name]["rms_norm_eps"] for name in MODELS] == [1e-6, 1e-5, 1e-5]
+    assert found["llama3"]["rope_theta"] == 500000.0
+    assert found["llama3"]["rope_scaling"]["factor"] == 8.0
+    assert found["llama3"]["eos_token_id"] == [321, 328, 329]
+    assert (found["llama2"]["bos_token_id"], found["llama2"]["eos_token_id"]) == (1, 2)
+
+
+def test_only_the_text_models_of_llama_3_2_are_stretched_further(tmp_path: Path) -> None:
+    file = tmp_path / "params.json"
+    shape = {"n_heads": 32, "use_scaled_rope": True, "multiple_of": 256, "rope_theta": 500000.0}
+    for width, layers, factor in ((2048, 16, 32.0), (4096, 32, 8.0)):
+        file.write_text(json.dumps({**shape, "dim": width, "n_layers": layers}), encoding="utf-8")
+        assert read_params(file).scaling["rope_scaling"]["factor"] == factor
+
+
+@pytest.mark.parametrize(
+    ("given", "inner"),
+    [
+        ({"dim": 4096, "multiple_of": 256}, 11008),
+        ({"dim": 8192, "multiple_of": 4096, "ffn_dim_multiplier": 1.3}, 28672),
+        ({"dim": 4096, "multiple_of": 1024, "ffn_dim_multiplier": 1.3}, 14336),
+        ({"dim": 2048, "multiple_of": 256, "ffn_dim_multiplier": 1.5}, 8192),
+        ({"dim": 4096, "hidden_dim": 14336}, 14336),
+    ],
+)
+def test_feed_forward_widths_are_those_of_the_published_models(
+    tmp_path: Path, given: dict[str, Any], inner: int
+) -> None:
+    file = tmp_path / "params.json"
+    file.write_text(json.dumps({"n_heads": 32, "n_layers": 2, **given}), encoding="utf-8")
+    assert read_params(file).sizes(32000).inner == inner
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_head_that_repeats_the_embedding_is_left_out(tmp_path: Path, stored: bool) -> None:
+    source = copy_meta("llama1", tmp_path)
+
+    def tie(weights: dict[str, mx.array]) -> None:
+        weights["layers.0.attention.inner_attention.rope.freqs"] = mx.zeros(4)
+        del weights["output.weight"]
+        if stored:
+            weights["output.weight"] = weights["tok_embeddings.weight"]
+
+    change_part(source / FIRST, tie)
+    out = convert(str(source), tmp_path / "out", compare_logits=compare_logits).path
+    assert config_of(out)["tie_word_embeddings"] is True
+    assert "lm_head.weight" not in files.headers(out)
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    source = copy_meta("llama2", tmp_path)
+    (source / FIRST).rename(tmp_path / "kept")
+    assert "lacks consolidated.00.pth" in refusal(source, tmp_path / "out")
+    (tmp_path / "kept").rename(source / FIRST)
+    (source / SECOND).rename(source / "consolidated.02.pth")
+    assert "lacks consolidated.01.pth" in refusal(source, tmp_path / "out")
+    (source / "consolidated.02.pth").unlink()
+    assert "has 1 of the 2 parts" in refusal(source, tmp_path / "out")
+
+
+def test_a_part_of_another_model_is_told(tmp_path: Path) -> None:
+    source = copy_meta("llama2", tmp_path)
+
+    def other(weights: dict[str, mx.array]) -> None:
+        weights["norm.weight"] = weights["norm.weight"] + 1
+
+    change_part(source / SECOND, other)
+    assert "parts of different models: their norm.weight differ" in refusal(
+        source, tmp_path / "out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.pop("layers.1.ffn_norm.weight"), "lacks layers.1.ffn_norm.weight"),
+        (lambda w: w.update(extra=mx.zeros(2)), "holds 'extra'"),
+        (lambda w: w.pop("tok_embeddings.weight"), "lacks tok_embeddings.weight"),
+        (
+            lambda w: w.update({"output.weight": mx.zeros((340, 32), mx.int32)}),
+            "stores output.weight as I32",
+        ),
+        (lambda w: w.update({"output.weight": mx.zeros(340)}), "output.weight of shape (340,)"),
+        (
+            lambda w: w.update({"layers.0.attention.wo.weight": mx.zeros((32, 0))}),
+            "has shape (32, 0) where params.json asks for (32, 32)",
+        ),
+    ],
+)
+def test_tensors_that_are_not_as_expected_are_named(
+    tmp_path: Path, change: Any, words: str
+) -> None:
+    source = copy_meta("llama1", tmp_path)
+    change_part(source / FIRST, change)
+    assert words in refusal(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"dim": 64}, "params.json asks for"),
+        ({"dim": None}, "needs dim"),
+        ({"dim": "32"}, "needs dim"),
+        ({"dim": -32}, "needs dim"),
+        ({"n_layers": 10**12}, "needs n_layers"),
+        ({"n_layers": 10**9}, "asks for 1000000000 layers"),
+        ({"n_layers": 500}, "asks for 500 layers"),
+        ({"n_layers": 1}, "holds 'layers.1."),
+        ({"n_layers": 3}, "lacks layers.2."),
+        ({"n_heads": 5}, "5 heads in a width of 32"),
+        ({"n_heads": 32}, "heads of width 1"),
+        ({"n_kv_heads": 3}, "4 heads that share 3 keys"),
+        ({"n_kv_heads": 4}, "layers.0.attention.wk.weight"),
+        ({"vocab_size": 32000}, "asks for 32000 tokens where the weights have 340"),
+        ({"ffn_dim_multiplier": 1e300}, "needs ffn_dim_multiplier"),
+        ({"ffn_dim_multiplier": 1e11}, "asks for inner"),
+        ({"multiple_of": 0}, "needs multiple_of"),
+        ({"norm_eps": float("nan")}, "needs norm_eps"),
+        ({"rope_theta": True}, "needs rope_theta"),
+        ({"use_scaled_rope": "yes"}, "use_scaled_rope"),
+        ({"moe": {"num_experts": 8}}, "asks for 'moe', which is not supported"),
+    ],
+)
+def test_a_params_json_that_lies_is_one_sentence(
+    tmp_path: Path, params: dict[str, Any], words: str
+) -> None:
+    source = copy_meta("llama2", tmp_path, params)
+    text = refusal(source, tmp_path / "out")
+    assert words in text and str(source) in text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 100_000, "\x00", '{"dim": 1' + "0" * 5000 + "}"]
+)
+def test_a_params_json_that_is_none_is_one_sentence(tmp_path: Path, text: str) -> None:
+    source = copy_meta("llama2", tmp_path)
+    (source / "params.json").write_text(text, encoding="utf-8")
+    assert "params.json" in refusal(source, tmp_path / "out")
+    (source / "params.json").unlink()
+    assert "lacks params.json" in refusal(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_truncated_part_is_one_sentence(tmp_path: Path, share: float) -> None:
+    source = copy_meta("llama2", tmp_path)
+    data = (source / SECOND).read_bytes()
+    (source / SECOND).write_bytes(data[: int(share * len(data))])
+    assert SECOND in refusal(source, tmp_path / "out")
+
+
+def test_safetensors_come_before_parts_of_metas(tmp_path: Path) -> None:
+    source = copy_meta("llama2", tmp_path)
+    twin = convert(str(source), tmp_path / "twin").path
+    for file in twin.iterdir():
+        (source / file.name).write_bytes(file.read_bytes())
+    (source / FIRST).write_bytes(b"broken")
+    out = convert(str(source), tmp_path / "out").path
+    assert (out / "model.safetensors").read_bytes() == (twin / "model.safetensors").read_bytes()
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([1])
+KEYS = ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of", "norm_eps")
+MORE = ("ffn_dim_multiplier", "rope_theta", "use_scaled_rope", "hidden_dim", "head_dim")
+
+
+@given(st.dictionaries(st.sampled_from((*KEYS, *MORE)), VALUES, max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_whatever_params_json_says_the_worst_is_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, change: dict[str, Any]
+) -> None:
+    source = tmp_path_factory.mktemp("fuzz")
+    for name in (FIRST, SECOND):
+        (source / name).symlink_to(META / "llama2" / name)
+    usual = json.loads((META / "llama2" / "params.json").read_text(encoding="utf-8"))
+    (source / "params.json").write_text(json.dumps({**usual, **change}), encoding="utf-8")
+    try:
+        read_params(source / "params.json").sizes(340)
+        model = MetaFile(source / FIRST)
+    except CheckpointError as problem:
+        assert "\n" not in str(problem) and len(str(problem)) < 500
+    else:
+        assert model.config["hidden_size"] == 32 and len(model.infos) == 21
+
+
+def test_parts_in_which_nothing_is_a_tensor_are_refused(tmp_path: Path) -> None:
+    source = copy_meta("llama1", tmp_path)
+    save_torch(source / FIRST, {"tok_embeddings.weight": mx.zeros((0, 0))})
+    assert FIRST in refusal(source, tmp_path / "out") or "params.json" in refusal(
+        source, tmp_path / "out"
+    )
