@@ -16,9 +16,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from ..contracts import Model
 from ..errors import CheckpointError
 from ..text.tokenizer import Kind
+from .base import Base
 from .decoder_loading import cast, classes, in_asked_numbers, in_words, max_length
 from .decoder_only import DecoderOnlyModel
 from .outline import look_of, nbytes_of, stored_dtype
@@ -76,7 +76,7 @@ class DecoderOnlyOutline:
         """As Outline says."""
         return dict(tree_flatten(self._network.parameters()))
 
-    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Model:
+    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Base:
         """As Outline says."""
         fill(self._network, seed, given or {})
         return DecoderOnlyModel(self._network, max_length(self._config))

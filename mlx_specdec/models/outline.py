@@ -16,9 +16,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..checkpoints import keys
-from ..contracts import Model
 from ..errors import OptionError
 from ..text.tokenizer import Kind
+from .base import Base
 from .encoder_decoder import EncoderDecoderModel
 from .kv_cache import STEP
 from .loading import check_numbers, pack_as_stored, quantise_on_load
@@ -51,7 +51,7 @@ class Outline(Protocol):
         """All arrays by name; they hold numbers once `model` was called."""
         ...
 
-    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Model:
+    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Base:
         """The model with random weights; this is what takes memory and time. Once only.
 
         given: arrays to take by name, so that two depths of one model share their memory.
@@ -150,7 +150,7 @@ class T5Outline:
         """As Outline says."""
         return dict(tree_flatten(self._network.parameters()))
 
-    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Model:
+    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Base:
         """As Outline says."""
         fill(self._network, seed, given or {})
         return EncoderDecoderModel(self._network)
