@@ -46,7 +46,18 @@ def test_a_pair_without_weights_decodes_at_the_asked_acceptance(
 
 def test_the_same_seed_accepts_the_same_tokens(run: Run, tmp_path: Path) -> None:
     pair = pair_of(tmp_path, LLAMA, "num_hidden_layers")
-    asked = ("generate", *pair, "-m", 40, "--simulate-acceptance", 0.5, "--json", "--seed")
+    asked = (
+        "generate",
+        *pair,
+        "-m",
+        40,
+        "--num-draft",
+        3,
+        "--simulate-acceptance",
+        0.5,
+        "--json",
+        "--seed",
+    )
     counts = [
         json.loads(run(*asked, seed).out)["stats"]["accepted_by_position"] for seed in (1, 1, 2)
     ]
