@@ -18,6 +18,7 @@ class StandInTokenizer:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.digest = f"stand-in of {size}"
 
     def encode(self, text: str) -> list[int]:
         """One id a byte."""
