@@ -118,7 +118,7 @@ def train_draft(
     if start is not None:
         take_decoder(draft, T5ForConditionalGeneration.from_pretrained(start))
     draft.train()
-    pairs = read_pairs(data)
+    pairs = with_lists(read_pairs(data), random.Random(seed))
     random.Random(seed).shuffle(pairs)
     own = generate(teacher, tokenizer, [source for source, _ in pairs[:generated]], output)
     examples = examples_of(pairs[generated : 2 * generated], tokenizer) + own
