@@ -110,7 +110,10 @@ def _only(files: list[Path]) -> Path:
 
 
 def present(directory: Path) -> bool:
-    """Whether a directory has anything that `find` would look at, complete or not."""
+    """Whether a directory has anything that `find` would look at, complete or not; a file that is a
+    model by itself has."""
+    if directory.is_file():
+        return True
     torch = f"{_TORCH.stem}*{_TORCH.suffix}*"
     names = ("*.safetensors", INDEX, torch, f"*{GGUF}", META, f"*{LLAMA2C}")
     return any(any(directory.glob(name)) for name in names)

@@ -14,6 +14,9 @@ WHOLE = 1 << 30
 LEAST = 128 << 20
 """Bytes of the layers of the smaller part, and half the bytes by which the parts differ: too much
 for a processor's cache to hold, so that each pass reads memory as the whole model's passes do."""
+SHARE = 5
+"""The parts differ by at least one layer in so many of the rest: a line through two depths carries
+the noise of their times as many times farther as it goes on."""
 WORTHWHILE = 0.6
 
 
@@ -29,7 +32,8 @@ def parts(outline: Outline, whole: int = WHOLE, least: int = LEAST) -> tuple[int
     irregular, period = pattern(outline.layers)
     weights = outline.layer_nbytes
     first = _reach(weights, irregular, irregular + period, period, least)
-    second = _reach(weights, first, first + 2 * period, period, 2 * least)
+    apart = max(2, -(-(depth - first) // (SHARE * period))) * period
+    second = _reach(weights, first, first + apart, period, 2 * least)
     return (first, second) if second <= WORTHWHILE * depth else None
 
 

@@ -49,10 +49,19 @@ def test_small_models_are_measured_whole() -> None:
 def test_parts_are_too_large_for_a_processors_cache_and_hold_whole_patterns() -> None:
     # 128 MiB need five layers of 30, and 256 MiB more another nine.
     assert parts(Layers("a" * 32, 30)) == (5, 14)
-    assert parts(Layers("a" * 32, 900)) == (1, 3)
+    assert parts(Layers("a" * 8, 900)) == (1, 3)
     assert parts(Layers("b" + "a" * 31, 30)) == (6, 15)
     few, more = parts(Layers("sssssg" * 8, 30)) or (0, 0)
     assert (few, more) == (6, 18)
+
+
+def test_a_line_through_two_depths_is_not_drawn_out_far() -> None:
+    for depth in (16, 32, 80, 126):
+        first, second = parts(Layers("a" * depth, 900)) or (0, 0)
+        assert first == 1
+        assert (depth - second) / (second - first) <= 4
+    few, more = parts(Layers("sssssg" * 20, 900)) or (0, 0)
+    assert (few, (more - few) % 6) == (6, 0) and (120 - more) / (more - few) <= 4
 
 
 def test_a_model_of_which_parts_are_nearly_all_is_measured_whole() -> None:
