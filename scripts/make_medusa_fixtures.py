@@ -85,8 +85,8 @@ def expected(kind: Kind, directory: Path) -> tuple[nn.ModuleList, np.ndarray]:
         states = model.model(input_ids=torch.tensor([PROMPT])).last_hidden_state
         scale = 1.0
     heads = build(kind, states.shape[-1], model.config.vocab_size)
-    last = states[0, -1]
-    rows = [head(last) if kind.own_output else model.lm_head(scale * head(last)) for head in heads]
+    last = scale * states[0, -1]
+    rows = [head(last) if kind.own_output else model.lm_head(head(last)) for head in heads]
     return heads, torch.stack(rows).numpy()
 
 

@@ -25,11 +25,6 @@ class Base(Model, Protocol):
         """Of the hidden state "final"."""
         ...
 
-    @property
-    def state_scale(self) -> float:
-        """What the last norm's output was multiplied by to become "final"."""
-        ...
-
     def head(self, states: mx.array) -> mx.array:
         """(batch, m, width), as "final" is -> logits (batch, m, vocabulary)."""
         ...

@@ -123,11 +123,6 @@ class DecoderOnlyModel:
         """Of the hidden state "final". Raises OptionError as `width` does."""
         return self._seen_state()[1]
 
-    @property
-    def state_scale(self) -> float:
-        """1: "final" is what the last norm returns; what an output head does to it is its own."""
-        return 1.0
-
     def head(self, states: mx.array) -> mx.array:
         """The model's own output head: (batch, m, width), as "final" is -> logits.
 

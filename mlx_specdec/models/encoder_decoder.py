@@ -50,12 +50,6 @@ class EncoderDecoderModel:
         """Of the hidden state "final"."""
         return self.network.decoder.final_layer_norm.weight.dtype
 
-    @property
-    def state_scale(self) -> float:
-        """What the decoder's output is multiplied by before the head."""
-        config = self.network.config
-        return config.d_model**-0.5 if config.scales_output else 1.0
-
     def head(self, states: mx.array) -> mx.array:
         """The output head: (batch, m, width), as "final" is -> logits."""
         return self.network.head(states)

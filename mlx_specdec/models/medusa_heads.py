@@ -24,8 +24,8 @@ class MedusaHeads(nn.Module):
     Parameters: `weights`, `biases`: per layer (heads, width, width) and (heads, width);
     `output`: (heads, vocabulary, width), absent where heads share the base's output layer.
 
-    Heads see the last norm's output, before a T5's scaling of it: their residual layers bend where
-    numbers are about 1.
+    Heads see "final", what the base's output layer is given, scaled where a T5 scales it: in those
+    small numbers a residual layer can take away as well as add.
     """
 
     def __init__(self, base: Base, layers: list[tuple[mx.array, mx.array]]) -> None:
@@ -60,9 +60,6 @@ class MedusaHeads(nn.Module):
 
     def refine(self, states: mx.array, count: int) -> mx.array:
         """The residual layers: (n, width) "final" -> (count, n, width)."""
-        base = self._base
-        if base.state_scale != 1:
-            states = states * (1 / base.state_scale)
         refined = mx.broadcast_to(states[None], (count, *states.shape))
         for weight, bias in zip(self.weights, self.biases, strict=True):
             inner = refined @ weight[:count].swapaxes(1, 2) + bias[:count, None]
@@ -75,8 +72,6 @@ class MedusaHeads(nn.Module):
         count, rows, width = refined.shape
         if self.own_output:
             return refined @ self.output[:count].swapaxes(1, 2)
-        if self._base.state_scale != 1:
-            refined = refined * self._base.state_scale
         # As rows of one text, so that the base's output layer is read once.
         states = refined.astype(self._base.state_dtype).reshape(1, count * rows, width)
         return self._base.head(states).reshape(count, rows, -1)

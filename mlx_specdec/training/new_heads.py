@@ -39,7 +39,7 @@ def fresh(base: Base, count: int, layers: int, *, own_output: bool) -> MedusaHea
     heads = MedusaHeads(base, zeros)
     if own_output:
         # The columns of the base's output layer, whatever holds them: tied, packed or neither.
-        unit = mx.eye(width, dtype=base.state_dtype)[None] * base.state_scale
+        unit = mx.eye(width, dtype=base.state_dtype)[None]
         columns = base.head(unit)[0].astype(mx.float32).T
         heads.output = mx.repeat(columns[None], count, axis=0)
     mx.eval(heads.parameters())
