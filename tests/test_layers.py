@@ -37,8 +37,10 @@ MAY_IMPORT = {
         "text",
         "verification",
     },
+    "bench": {"assemble", "contracts", "decoding", "errors", "models", "options"},
     "cli": {
         "assemble",
+        "bench",
         "blas",
         "checkpoints",
         "contracts",
