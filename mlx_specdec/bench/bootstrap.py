@@ -53,7 +53,7 @@ def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> Spee
     Each text counts with the median of its repeats. The interval comes from drawing, `draws`
     times, as many texts as there are, and of each as many repeats as it has (Efron's percentiles).
     """
-    texts = [text for text in texts if text.tokens and text.plain_tokens and text.seconds]
+    texts = [text for text in texts if _counts(text)]
     if not texts:
         return None
     table = _Table(texts)
@@ -110,3 +110,8 @@ def _estimate(value: NDArray[np.float64], drawn: NDArray[np.float64]) -> Estimat
     tail = (1 - COVERAGE) / 2 * 100
     low, high = np.percentile(drawn, [tail, 100 - tail])
     return Estimate(float(value[0]), float(low), float(high))
+
+
+def _counts(text: Paired) -> bool:
+    seconds = *text.plain_seconds, *text.seconds
+    return bool(text.tokens and text.plain_tokens and seconds and min(seconds) > 0)
