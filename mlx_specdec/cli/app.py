@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import typer
 
+from .bench import bench
 from .calibrate import calibrate
 from .convert import convert
 from .generate import generate
 from .process import Version, exit_with, run_one
 
-__all__ = ["app", "calibrate", "convert", "generate", "main", "run_one"]
+__all__ = ["app", "bench", "calibrate", "convert", "generate", "main", "run_one"]
 
 app = typer.Typer(
     help="Speculative decoding on Apple's MLX: the target model's own text, faster.",
@@ -31,6 +32,7 @@ def _front(version: Version = False) -> None:
 app.command()(generate)
 app.command()(convert)
 app.command()(calibrate)
+app.command()(bench)
 
 
 def main() -> None:
