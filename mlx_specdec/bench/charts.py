@@ -99,7 +99,7 @@ def _parts(analysis: Analysis) -> Chart | None:
     colours = [Series(name, name, ()) for name in PARTS]
     return Chart(
         "Where a round's time goes",
-        "Milliseconds of an average round, every round timed in parts: drafting, the target's pass, "
+        "Milliseconds of an average round, all rounds timed in parts: drafting, the target's pass, "
         f"and everything else. A plain step takes {analysis.plain_step * 1e3:.2f} ms.",
         bar_chart([Group("", bars)], x_label="milliseconds a round", unit=" ms"),
         _legend(colours),

@@ -241,6 +241,7 @@ def _tell(
     report: Path | None,
     as_json: bool,
 ) -> None:
+    from ..bench.report import write_report
     from ..bench.setting import setting
 
     around = setting(pair, options, prompts)
@@ -251,3 +252,6 @@ def _tell(
         print(differences, file=sys.stderr)
     if as_json:
         render.write(sys.stdout, json.dumps(told, ensure_ascii=False) + "\n")
+    if report is not None:
+        write_report(analysis, around, report)
+        print(f"report: {report}", file=sys.stderr)
