@@ -14,11 +14,14 @@ from statistics import median
 import mlx.core as mx
 
 from ..assemble import Pair
-from ..contracts import Context, Model, Progress
+from ..contracts import Context, Model
 from .methods import Length
 
 EVERY = 9
 """Passes over 1 .. EVERY tokens are always measured: that is where V bends."""
+
+TURNS = 20
+"""Fewer turns than this leave medians that jump."""
 
 
 @dataclass(frozen=True)
@@ -30,38 +33,51 @@ class PassCosts:
     passes: Mapping[int, float]
 
 
-def pass_costs(
-    pair: Pair,
-    prompt: Sequence[int],
-    lengths: Sequence[Length],
-    *,
-    turns: int = 20,
-    clock: Callable[[], float] = time.perf_counter,
-    progress: Progress | None = None,
-) -> PassCosts:
-    """Measure every kind of pass `turns` times, in turns, and take medians.
+class PassTimer:
+    """Times every kind of pass once a turn; turns belong between the texts that the costs are held
+    against, so that both see the same machine.
 
-    prompt: token ids. lengths: drafted tokens a round, whose passes are among the measured ones.
+    prompt: token ids. lengths: drafted tokens a round, whose passes are among the timed ones.
+    clock: seconds. Raises PromptError where a model cannot take the prompt.
     """
-    rows = {*range(1, EVERY + 1), *(n + 1 for n in lengths if n != "auto")}
-    target = _opened(pair.target, prompt)
-    kinds: list[tuple[Context, int]] = [(target, count) for count in sorted(rows)]
-    if pair.draft is not None:
-        heard = prompt if pair.translation is None else pair.translation.feed(prompt)
-        kinds.append((_opened(pair.draft, heard), 1))
-    seconds: list[list[float]] = [[] for _ in kinds]
-    for turn in range(turns + 1):
-        if progress is not None:
-            progress(turn, turns + 1)
-        for (context, count), kept in zip(kinds, seconds, strict=True):
-            spent = _one_pass(context, count, clock)
-            if turn:  # the first turn warms up
-                kept.append(spent)
-    if progress is not None:
-        progress(turns + 1, turns + 1)
-    medians = [median(kept) for kept in seconds]
-    draft = medians.pop() if pair.draft is not None else None
-    return PassCosts(draft, dict(zip(sorted(rows), medians, strict=True)))
+
+    def __init__(
+        self,
+        pair: Pair,
+        prompt: Sequence[int],
+        lengths: Sequence[Length],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._rows = sorted({*range(1, EVERY + 1), *(n + 1 for n in lengths if n != "auto")})
+        target = _opened(pair.target, prompt)
+        self._kinds: list[tuple[Context, int]] = [(target, count) for count in self._rows]
+        self._drafts = pair.draft is not None
+        if pair.draft is not None:
+            heard = prompt if pair.translation is None else pair.translation.feed(prompt)
+            self._kinds.append((_opened(pair.draft, heard), 1))
+        self._seconds: list[list[float]] = [[] for _ in self._kinds]
+        self._run(keep=False)
+
+    def turn(self, times: int = 1) -> None:
+        """Time every kind of pass, `times` over."""
+        for _ in range(times):
+            self._run(keep=True)
+
+    def costs(self) -> PassCosts | None:
+        """Medians of all complete turns; None before the first."""
+        turns = len(self._seconds[-1])
+        if not turns:
+            return None
+        medians = [median(kept[:turns]) for kept in self._seconds]
+        draft = medians.pop() if self._drafts else None
+        return PassCosts(draft, dict(zip(self._rows, medians, strict=True)))
+
+    def _run(self, keep: bool) -> None:
+        for (context, count), kept in zip(self._kinds, self._seconds, strict=True):
+            seconds = _one_pass(context, count, self._clock)
+            if keep:
+                kept.append(seconds)
 
 
 def _opened(model: Model, prompt: Sequence[int]) -> Context:

@@ -84,12 +84,14 @@ def measure(
     repeats: int = 3,
     warmup: int = 1,
     parts: bool = True,
+    between: Callable[[], None] | None = None,
     progress: Progress | None = None,
 ) -> Measurements:
     """All samples, or those until Ctrl-C.
 
     methods: the first is plain decoding, which answers earlier turns. warmup: texts per method that
-    do not count. parts: at the end, once more with every round timed in parts.
+    do not count. parts: at the end, once more with every round timed in parts. between: called
+    whenever all methods have made a text.
     Raises PromptError where no prompt can be taken.
     """
     talk = Conversations(prompts, encode)
@@ -103,6 +105,8 @@ def measure(
         for repeat in range(repeats):
             for index, case in enumerate(cases):
                 _measure_case(found, talk, index, case, repeat, count)
+                if between is not None:
+                    between()
         for index, case in enumerate(cases):
             for method in _turned(timed, index):
                 if index not in found.skipped and method.in_parts is not None:

@@ -211,23 +211,23 @@ def _measure(
 ) -> Analysis:
     from ..assemble import encode
     from ..bench.analysis import analyse
-    from ..bench.costs import pass_costs
+    from ..bench.costs import TURNS, PassTimer
     from ..bench.measure import measure
 
-    lengths = [method.num_draft for method in methods]
     first = encode(pair, prompts[0].turns[0], options)
-    with render.progress("measuring passes") as bar:
-        costs = pass_costs(pair, first, lengths, progress=bar)
-    with render.progress("measuring texts") as bar:
+    passes = PassTimer(pair, first, [method.num_draft for method in methods])
+    turns = -(-TURNS // (repeats * len(prompts)))
+    with render.progress("measuring") as bar:
         found = measure(
             prompts,
             methods,
             lambda text: encode(pair, text, options),
             repeats=repeats,
             warmup=warmup,
+            between=lambda: passes.turn(turns),
             progress=bar,
         )
-    analysis = analyse(found, costs)
+    analysis = analyse(found, passes.costs())
     if analysis is None:
         raise KeyboardInterrupt
     return analysis
