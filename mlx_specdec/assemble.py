@@ -63,7 +63,7 @@ def stream_generate(
         pair, check = _checked(pair)
     else:
         check = None
-    ids = _encode(pair, prompt, options)
+    ids = encode(pair, prompt, options)
     recorder = Recorder(time_all=time_all)
     started = recorder.clock()
     lengths = make_draft_length(pair, options)
@@ -165,7 +165,8 @@ def _checked(pair: Pair) -> tuple[Pair, Check]:
     return replace(pair, target=target, draft=draft), check
 
 
-def _encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[int]:
+def encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[int]:
+    """Token ids of a prompt; ids stay as they are. Raises PromptError for an empty text."""
     if not isinstance(prompt, str):
         return list(prompt)
     if not prompt.strip():

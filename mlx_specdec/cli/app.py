@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import typer
 
+from .bench import bench
 from .calibrate import calibrate
 from .convert import convert
 from .estimate import estimate
@@ -17,6 +18,7 @@ from .train_medusa import train_medusa
 
 __all__ = [
     "app",
+    "bench",
     "calibrate",
     "convert",
     "estimate",
@@ -42,6 +44,7 @@ def _front(version: Version = False) -> None:
 app.command()(generate)
 app.command()(convert)
 app.command()(calibrate)
+app.command()(bench)
 app.command()(estimate)
 app.command()(train_medusa)
 

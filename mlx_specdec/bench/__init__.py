@@ -1,0 +1,4 @@
+"""Measuring a pair on a file of prompts: methods, measurement, analysis, report.
+
+Stands on assemble. Knows nothing of flags or terminals.
+"""

@@ -1,0 +1,243 @@
+"""From samples to figures: speed-ups, acceptance, shares of a round, the prediction, same texts.
+
+Knows the arithmetic of DESIGN's model of a round. Knows no model, no clock and no page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from .bootstrap import Paired, SpeedUp, speed_up
+from .costs import PassCosts
+from .measure import Measurements
+from .methods import Length, Method, Sample
+from .prediction import between, predicted_speed_ups
+
+
+@dataclass(frozen=True)
+class RoundParts:
+    """Seconds of an average round, every round timed in parts; other is what is neither model's."""
+
+    draft: float
+    verify: float
+    other: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A text that was to be plain decoding's own and is not. margin: the least lead of a chosen
+    token in either text, below which two kernels may disagree."""
+
+    prompt: int
+    turn: int
+    position: int
+    margin: float | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one method came to.
+
+    acceptance: entry i - 1 is the share of rounds in which the first i drafted tokens all stayed
+    (a_i). by_category: speed-ups of the prompts of each category. predicted: S(num_draft).
+    texts: how many were measured. differences: of `compared` texts, where same text is promised.
+    """
+
+    name: str
+    family: str
+    num_draft: Length
+    same_text: bool
+    texts: int
+    tokens_per_second: float | None
+    speed_up: SpeedUp | None
+    by_category: Mapping[str, SpeedUp]
+    tokens_per_round: float | None
+    acceptance_rate: float | None
+    acceptance: tuple[float, ...]
+    parts: RoundParts | None
+    predicted: float | None
+    compared: int
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All figures. plain_step: seconds of a token in plain decoding. predictions: by proposer,
+    S(gamma) for gamma = 1 and on. costs: of passes measured alone."""
+
+    methods: tuple[Figures, ...]
+    plain_step: float
+    predictions: Mapping[str, tuple[float, ...]]
+    costs: PassCosts | None
+    texts: int
+    repeats: int
+    skipped: Mapping[int, str]
+    interrupted: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dictionaries and lists, for JSON."""
+        return asdict(self)
+
+
+def analyse(found: Measurements, costs: PassCosts | None) -> Analysis | None:
+    """All figures, or None where plain decoding has not made one text."""
+    plain = found.samples[found.methods[0].name]
+    speed = _tokens_per_second(plain)
+    if speed is None:
+        return None
+    step = 1 / speed
+    predictions = _predictions(found, costs, step)
+    return Analysis(
+        methods=tuple(_figures(found, method, predictions) for method in found.methods),
+        plain_step=step,
+        predictions=predictions,
+        costs=costs,
+        texts=len({case for case, _ in plain}),
+        repeats=1 + max(repeat for _, repeat in plain),
+        skipped=found.skipped,
+        interrupted=found.interrupted,
+    )
+
+
+def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
+    """a_i for i = 1 and on, of all rounds that drafted so many."""
+    drafted: list[int] = []
+    accepted: list[int] = []
+    for sample in samples:
+        if sample.stats is not None:
+            _add(drafted, sample.stats.drafted_by_position)
+            _add(accepted, sample.stats.accepted_by_position)
+    return tuple(kept / count for kept, count in zip(accepted, drafted, strict=True) if count)
+
+
+def _predictions(
+    found: Measurements, costs: PassCosts | None, step: float
+) -> dict[str, tuple[float, ...]]:
+    """Only a draft model is predicted: no formula knows when lookup finds something."""
+    fixed = [m for m in found.methods if m.family == "draft" and isinstance(m.num_draft, int)]
+    if costs is None or costs.draft is None or not fixed:
+        return {}
+    samples = [sample for method in fixed for sample in found.samples[method.name].values()]
+    # Without parts the loop's own time is taken to be nothing.
+    parts = [_round_parts(found.parts.get(method.name, {}).values()) for method in fixed]
+    others = [part.other for part in parts if part is not None]
+    other = sum(others) / len(others) if others else 0.0
+    seconds = between(costs.passes)
+    speeds = predicted_speed_ups(
+        acceptance_by_position(samples),
+        costs.draft / step,
+        lambda rows: seconds(rows) / step,
+        other / step,
+    )
+    return {"draft": speeds} if speeds else {}
+
+
+def _figures(
+    found: Measurements, method: Method, predictions: Mapping[str, Sequence[float]]
+) -> Figures:
+    samples = found.samples[method.name]
+    stats = [sample.stats for sample in samples.values() if sample.stats is not None]
+    rounds = [sample for sample in samples.values() if sample.rounds]
+    drafted = sum(entry.drafted for entry in stats)
+    promised = predictions.get(method.family, ())
+    length = method.num_draft
+    return Figures(
+        name=method.name,
+        family=method.family,
+        num_draft=length,
+        same_text=method.same_text,
+        texts=len({case for case, _ in samples}),
+        tokens_per_second=_tokens_per_second(samples),
+        speed_up=speed_up(list(_paired(found, method))),
+        by_category=_by_category(found, method),
+        tokens_per_round=_ratio(
+            sum(sample.counted for sample in rounds), sum(sample.rounds or 0 for sample in rounds)
+        ),
+        acceptance_rate=_ratio(sum(entry.accepted for entry in stats), drafted),
+        acceptance=acceptance_by_position(samples.values()),
+        parts=_round_parts(found.parts.get(method.name, {}).values()),
+        predicted=promised[length - 1]
+        if isinstance(length, int) and 0 < length <= len(promised)
+        else None,
+        compared=len(samples) if method.same_text else 0,
+        differences=tuple(_differences(found, method)) if method.same_text else (),
+    )
+
+
+def _tokens_per_second(samples: Mapping[tuple[int, int], Sample]) -> float | None:
+    """Of all texts together, each with the median of its repeats."""
+    by_case: dict[int, list[Sample]] = {}
+    for (case, _), sample in samples.items():
+        by_case.setdefault(case, []).append(sample)
+    seconds = sum(median(one.seconds for one in repeats) for repeats in by_case.values())
+    return _ratio(sum(repeats[0].counted for repeats in by_case.values()), seconds)
+
+
+def _paired(found: Measurements, method: Method, category: str | None = None) -> Iterable[Paired]:
+    """Per case the repeats in which both plain decoding and the method ran."""
+    plain, other = found.samples[found.methods[0].name], found.samples[method.name]
+    by_case: dict[int, list[tuple[Sample, Sample]]] = {}
+    for key in sorted(plain.keys() & other.keys()):
+        if category is None or found.cases[key[0]].category == category:
+            by_case.setdefault(key[0], []).append((plain[key], other[key]))
+    for pairs in by_case.values():
+        yield Paired(
+            plain_seconds=tuple(one.seconds for one, _ in pairs),
+            seconds=tuple(two.seconds for _, two in pairs),
+            plain_tokens=pairs[0][0].counted,
+            tokens=pairs[0][1].counted,
+        )
+
+
+def _by_category(found: Measurements, method: Method) -> dict[str, SpeedUp]:
+    names = dict.fromkeys(case.category for case in found.cases if case.category is not None)
+    ratios = {name: speed_up(list(_paired(found, method, name))) for name in names}
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
+
+
+def _differences(found: Measurements, method: Method) -> Iterable[Difference]:
+    plain = found.samples[found.methods[0].name]
+    for key, sample in sorted(found.samples[method.name].items()):
+        own = plain.get(key)
+        if own is None or own.tokens == sample.tokens:
+            continue
+        pairs = zip(own.tokens, sample.tokens, strict=False)
+        shorter = min(len(own.tokens), len(sample.tokens))
+        case = found.cases[key[0]]
+        yield Difference(
+            prompt=case.prompt,
+            turn=case.turn,
+            position=next((at for at, (a, b) in enumerate(pairs) if a != b), shorter),
+            margin=_least_margin(own, sample),
+        )
+
+
+def _least_margin(*samples: Sample) -> float | None:
+    stats = [sample.stats for sample in samples if sample.stats is not None]
+    margins = [one.smallest_margin.value for one in stats if one.smallest_margin is not None]
+    return min(margins, default=None)
+
+
+def _round_parts(samples: Iterable[Sample]) -> RoundParts | None:
+    stats = [sample.stats for sample in samples if sample.stats is not None]
+    rounds = sum(entry.rounds for entry in stats)
+    if not rounds:
+        return None
+    return RoundParts(
+        draft=sum(entry.seconds.draft for entry in stats) / rounds,
+        verify=sum(entry.seconds.verify for entry in stats) / rounds,
+        other=sum(entry.seconds.other for entry in stats) / rounds,
+    )
+
+
+def _add(totals: list[int], counts: Sequence[int]) -> None:
+    totals.extend([0] * (len(counts) - len(totals)))
+    for index, count in enumerate(counts):
+        totals[index] += count
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,98 @@
+"""What is compared: plain decoding, draft lengths, proposers.
+
+Knows names and how to run each on token ids. Knows no clock but the one in the statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..assemble import Pair, stream_generate
+from ..decoding.statistics import Statistics
+from ..options import Options
+from ..proposers import proposer_kind
+
+Length = int | Literal["auto"]
+Runner = Callable[[Sequence[int]], "Sample"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One text by one method.
+
+    tokens: ids, an EOS included. counted: how many of them were made in `seconds`; peers make the
+    first one in their prompt pass. rounds: verdicts, a plain step being one; None where nobody
+    tells. stats: of our own methods.
+    """
+
+    tokens: tuple[int, ...]
+    counted: int
+    seconds: float
+    rounds: int | None = None
+    text: str = ""
+    stats: Statistics | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decode.
+
+    family: who proposes ("plain", "draft", "ngram"), or which program it is ("mlx-lm").
+    num_draft: tokens a round, 0 for plain decoding. same_text: whether plain decoding's very
+    tokens are promised. in_parts: the same text with every round timed in parts.
+    """
+
+    name: str
+    family: str
+    num_draft: Length
+    same_text: bool
+    run: Runner
+    in_parts: Runner | None = None
+
+
+def own_methods(
+    pair: Pair, options: Options, proposers: Sequence[str], lengths: Sequence[Length]
+) -> list[Method]:
+    """Plain decoding, then every length of every proposer. Raises OptionError for a proposer that
+    the pair does not have."""
+    plain = replace(options, regular=True)
+    methods = [Method("plain", "plain", 0, True, _runner(pair, plain))]
+    for proposer in proposers:
+        for length in lengths:
+            asked = replace(options, regular=False, proposer=proposer, num_draft=length)
+            methods.append(
+                Method(
+                    name=f"{proposer} {length}",
+                    family=proposer_kind(pair, asked),
+                    num_draft=length,
+                    same_text=keeps_text(asked),
+                    run=_runner(pair, asked),
+                    in_parts=None if length == "auto" else _runner(pair, asked, time_all=True),
+                )
+            )
+    return methods
+
+
+def keeps_text(options: Options) -> bool:
+    """Whether plain decoding's very tokens are promised, not only its law."""
+    if options.lossy:
+        return False
+    return options.temperature == 0 or options.rule_name == "coupled"
+
+
+def _runner(pair: Pair, options: Options, *, time_all: bool = False) -> Runner:
+    def run(prompt: Sequence[int]) -> Sample:
+        result = stream_generate(pair, prompt, options, time_all=time_all).result()
+        seconds = result.stats.seconds
+        return Sample(
+            tokens=result.tokens,
+            counted=len(result.tokens),
+            seconds=seconds.draft + seconds.verify + seconds.other,
+            rounds=result.stats.rounds,
+            text=result.text,
+            stats=result.stats,
+        )
+
+    return run

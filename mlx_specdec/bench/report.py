@@ -1,0 +1,205 @@
+"""One HTML file that shows a benchmark, in light and dark, and needs no network.
+
+Knows HTML. Which charts there are is charts.py's business, what they look like report.css's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from ..errors import OutputError
+from .analysis import Analysis, Figures
+from .bootstrap import Estimate
+from .charts import Chart, charts
+from .setting import Setting
+
+COLUMNS = (
+    "method",
+    "tokens/s",
+    "× plain",
+    "95 % interval",
+    "median text",
+    "predicted",
+    "tokens a round",
+    "accepted",
+    "same text",
+)
+MOST_DIFFERENCES = 20
+
+
+def write_report(analysis: Analysis, setting: Setting, file: Path) -> None:
+    """Write the page. Nothing is left half-written; raises OutputError."""
+    started = file.with_name(f".{file.name}.part")
+    try:
+        started.write_text(page(analysis, setting), encoding="utf-8")
+        os.replace(started, file)
+    except OSError as problem:
+        raise OutputError(f"cannot write the report to {file}: {problem.strerror}") from None
+
+
+def page(analysis: Analysis, setting: Setting) -> str:
+    """The whole page. Its own figures are in it once more, as JSON."""
+    title = f"{_short(setting.model)}: what speculation gains"
+    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    told = {"setting": setting.as_dict(), **analysis.as_dict()}
+    # "</script>" in a model's name must not end the element.
+    data = json.dumps(told, ensure_ascii=False).replace("<", "\\u003c")
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta http-equiv="Content-Security-Policy" '
+            "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+            f"<title>{escape(title)}</title><style>{style}</style></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            f'<p class="soft">{escape(_subtitle(setting))}</p>',
+            *_warnings(analysis, setting),
+            _tiles(analysis),
+            '<div class="card"><h2>All methods</h2>',
+            f'<p class="soft">{escape(_how(analysis))}</p>',
+            f'<div class="scroll">{_table(analysis)}</div></div>',
+            f'<div class="charts">{"".join(map(_chart, charts(analysis)))}</div>',
+            *_differences(analysis),
+            f'<div class="card"><h2>Measured with</h2>{_facts(setting)}</div>',
+            f'<script type="application/json" id="figures">{data}</script>',
+            "</body></html>\n",
+        ]
+    )
+
+
+def _subtitle(setting: Setting) -> str:
+    draft = f"draft {_short(setting.draft_model)}, " if setting.draft_model else ""
+    return (
+        f"{draft}{setting.dtype}, temperature {setting.temperature:g}, rule {setting.rule}; "
+        f"{setting.machine}, {setting.date}"
+    )
+
+
+def _warnings(analysis: Analysis, setting: Setting) -> Iterator[str]:
+    if analysis.interrupted:
+        yield '<p class="warning">Interrupted: these are the texts measured until then.</p>'
+    if setting.lossy:
+        yield '<p class="warning">Lossy settings: texts may differ from the target\'s own.</p>'
+    if analysis.skipped:
+        first = next(iter(analysis.skipped.values()))
+        yield (
+            f'<p class="warning">{len(analysis.skipped)} prompts were skipped; the first: '
+            f"{escape(first)}</p>"
+        )
+
+
+def _tiles(analysis: Analysis) -> str:
+    plain, *others = analysis.methods
+    own = [one for one in others if one.acceptance_rate is not None and one.speed_up is not None]
+    tiles = []
+    if own:
+        best = max(own, key=_overall)
+        ratio = best.speed_up.overall if best.speed_up is not None else None
+        if ratio is not None:
+            tiles.append((f"{ratio.value:.2f} ×", f"plain decoding, at best ({best.name})"))
+        tiles.append((f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})"))
+    if plain.tokens_per_second is not None:
+        tiles.append((f"{plain.tokens_per_second:.1f}", "tokens/s, plain and pipelined"))
+    compared = sum(one.compared for one in others)
+    if compared:
+        same = compared - sum(len(one.differences) for one in others)
+        tiles.append((f"{same} of {compared}", "texts are plain decoding's own, token for token"))
+    cells = (
+        f'<div class="tile"><b>{escape(big)}</b><span>{escape(what)}</span></div>'
+        for big, what in tiles
+    )
+    return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _how(analysis: Analysis) -> str:
+    return (
+        f"{analysis.texts} texts, each made up to {analysis.repeats} times by every method, "
+        "methods in turns; a text counts with the median of its repeats, without its prompt pass. "
+        "Intervals by bootstrap over texts and repeats."
+    )
+
+
+def _table(analysis: Analysis) -> str:
+    best = max(analysis.methods, key=_overall)
+    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+    rows = []
+    for one in analysis.methods:
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(one))
+        rows.append(f"<tr{' class=best' if one is best else ''}>{cells}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _cells(one: Figures) -> Sequence[str]:
+    ratio = one.speed_up if one.family != "plain" else None
+    same = "" if one.family == "plain" else "not promised"
+    if one.compared:
+        same = f"{one.compared - len(one.differences)} of {one.compared}"
+    return (
+        one.name,
+        _number(one.tokens_per_second, ".1f"),
+        "1" if ratio is None else f"{ratio.overall.value:.2f}",
+        "" if ratio is None else _interval(ratio.overall),
+        "" if ratio is None else f"{ratio.per_text.value:.2f}",
+        _number(one.predicted, ".2f"),
+        _number(one.tokens_per_round, ".2f"),
+        _number(one.acceptance_rate, ".0%"),
+        "" if one.family == "plain" else same,
+    )
+
+
+def _differences(analysis: Analysis) -> Iterator[str]:
+    lines = [
+        f"{one.name}, prompt {each.prompt + 1}, token {each.position}"
+        + (f", least margin {each.margin:.3g}" if each.margin is not None else "")
+        for one in analysis.methods
+        for each in one.differences
+    ]
+    if lines:
+        more = len(lines) - MOST_DIFFERENCES
+        shown = lines[:MOST_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
+        items = "".join(f"<li>{escape(line)}</li>" for line in shown)
+        yield f'<div class="card"><h2>Texts that are not the same</h2><ul>{items}</ul></div>'
+
+
+def _facts(setting: Setting) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in setting.versions.items())
+    facts: Mapping[str, str] = {
+        "target": setting.model,
+        "draft": setting.draft_model or "none",
+        "prompts": f"{setting.prompts}, at most {setting.max_tokens} tokens each",
+        "seed": str(setting.seed),
+        "device": f"{setting.device}, BLAS {setting.blas}",
+        "machine": f"{setting.machine}, {setting.system}",
+        "versions": f"Python {setting.python}, {versions}",
+        "date": setting.date,
+    }
+    rows = (f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items())
+    return f"<dl>{''.join(rows)}</dl>"
+
+
+def _chart(chart: Chart) -> str:
+    return (
+        f'<section class="chart"><h2>{escape(chart.title)}</h2><p>{escape(chart.text)}</p>'
+        f"{chart.legend}{chart.svg}</section>"
+    )
+
+
+def _overall(one: Figures) -> float:
+    return one.speed_up.overall.value if one.speed_up is not None else 0.0
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"{estimate.low:.2f} to {estimate.high:.2f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _short(name: str) -> str:
+    return Path(name).name or name

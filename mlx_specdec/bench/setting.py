@@ -1,0 +1,90 @@
+"""What figures were taken on and with: machine, versions, models, settings.
+
+Knows where an operating system keeps the name of its processor. Knows no figures.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .. import __version__, blas
+from ..assemble import Pair
+from ..draft_lengths import device_name
+from ..options import Options
+
+CPU_NAMES = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that a figure depends on, apart from the prompts themselves."""
+
+    model: str
+    draft_model: str | None
+    dtype: str
+    prompts: str
+    max_tokens: int
+    temperature: float
+    rule: str
+    lossy: bool
+    seed: int
+    device: str
+    machine: str
+    system: str
+    blas: str
+    python: str
+    versions: dict[str, str]
+    date: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, for JSON."""
+        return asdict(self)
+
+
+def setting(pair: Pair, options: Options, prompts: Path) -> Setting:
+    """This machine, now. versions: of the packages that take part, where they are installed."""
+    names = ("mlx", "mlx-lm", "transformers", "torch")
+    found = {name: _version(name) for name in names}
+    return Setting(
+        model=pair.name,
+        draft_model=pair.draft_name,
+        dtype=pair.dtype,
+        prompts=prompts.name,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        rule=options.rule_name,
+        lossy=options.lossy,
+        seed=options.seed,
+        device=device_name(),
+        machine=processor(CPU_NAMES),
+        system=f"{platform.system()} {platform.release()}",
+        blas=blas.name(),
+        python=platform.python_version(),
+        versions={
+            "mlx-specdec": __version__,
+            **{name: number for name, number in found.items() if number is not None},
+        },
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def processor(cpu_names: Path) -> str:
+    """The processor's name as its maker wrote it, or the architecture where nothing tells."""
+    try:
+        lines = cpu_names.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,60 @@
+"""Samples with chosen figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlx_specdec.bench.measure import Case, Measurements
+from mlx_specdec.bench.methods import Length, Method, Sample
+from mlx_specdec.decoding.statistics import Recorder, RoundTimes
+
+
+def sample(
+    seconds: float,
+    rounds: Sequence[tuple[int, int]] = ((0, 0),) * 10,
+    *,
+    tokens: tuple[int, ...] | None = None,
+    draft: float = 0.0,
+    verify: float = 0.0,
+) -> Sample:
+    """A text whose rounds drafted and accepted the given numbers; draft, verify: per round."""
+    recorder = Recorder(time_all=True)
+    for drafted, accepted in rounds:
+        if drafted:
+            times = RoundTimes(seconds / len(rounds), draft, verify)
+            recorder.add_speculative(drafted, accepted, accepted + 1, times)
+        else:
+            recorder.add_plain(1, seconds / len(rounds))
+    stats = recorder.summary(
+        load=0, prompt=0, decoding=seconds, peak_memory_bytes=0, device="cpu", blas="none"
+    )
+    made = sum(accepted + 1 for _, accepted in rounds)
+    tokens = tuple(range(made)) if tokens is None else tokens
+    return Sample(tokens, len(tokens), seconds, len(rounds), "text", stats)
+
+
+def method(name: str, family: str, num_draft: Length, same_text: bool = True) -> Method:
+    """A method that is never run."""
+
+    def run(prompt: Sequence[int]) -> Sample:
+        raise NotImplementedError
+
+    return Method(name, family, num_draft, same_text, run)
+
+
+def measured(
+    samples: dict[str, list[Sample]],
+    methods: list[Method],
+    categories: Sequence[str | None],
+    parts: dict[str, list[Sample]] | None = None,
+) -> Measurements:
+    """One repeat; entry i of every list is case i."""
+    return Measurements(
+        methods=methods,
+        cases=[Case(number, 0, category) for number, category in enumerate(categories)],
+        samples={
+            name: {(case, 0): one for case, one in enumerate(made)}
+            for name, made in samples.items()
+        },
+        parts={name: dict(enumerate(made)) for name, made in (parts or {}).items()},
+    )

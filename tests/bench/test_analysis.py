@@ -1,0 +1,120 @@
+"""Figures from samples with known answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlx_specdec.bench.analysis import acceptance_by_position, analyse
+from mlx_specdec.bench.costs import PassCosts
+from mlx_specdec.bench.prediction import between, predicted_speed_ups
+
+from .makers import measured, method, sample
+
+PLAIN = method("plain", "plain", 0)
+DRAFT = method("draft 3", "draft", 3)
+
+
+def test_the_prediction_is_the_formula() -> None:
+    # (1 + .8 + .6) / (2 * .1 + V(3) + .05)
+    speeds = predicted_speed_ups([0.8, 0.6], 0.1, lambda rows: 1 + 0.2 * (rows - 1), 0.05)
+    assert speeds == pytest.approx([1.8 / 1.35, 2.4 / 1.65])
+
+
+def test_costs_between_measured_lengths_lie_on_straight_lines() -> None:
+    at = between({1: 1.0, 2: 2.0, 6: 4.0})
+    assert [at(place) for place in (1, 2, 3, 4, 6, 8)] == pytest.approx([1, 2, 2.5, 3, 4, 5])
+    assert between({1: 7.0})(5) == 7.0
+
+
+def test_acceptance_counts_a_position_where_it_was_drafted() -> None:
+    samples = [sample(1.0, [(3, 3), (3, 1), (1, 1)]), sample(1.0, [(3, 0)])]
+    assert acceptance_by_position(samples) == pytest.approx([3 / 4, 1 / 3, 1 / 3])
+    assert acceptance_by_position([sample(1.0)]) == ()
+
+
+def test_figures_of_one_method() -> None:
+    rounds = [(3, 3), (3, 2), (3, 2)]
+    found = measured(
+        {
+            "plain": [sample(1.0), sample(2.0)],
+            "draft 3": [sample(0.5, rounds), sample(0.5, rounds)],
+        },
+        [PLAIN, DRAFT],
+        ["a", "b"],
+        parts={"draft 3": [sample(0.6, rounds, draft=0.06, verify=0.11)]},
+    )
+    analysis = analyse(found, PassCosts(draft=0.015, passes={1: 0.15, 2: 0.2, 4: 0.3}))
+    assert analysis is not None
+    plain, draft = analysis.methods
+    assert analysis.plain_step == pytest.approx(0.15)
+    assert plain.speed_up is not None and plain.speed_up.overall.value == pytest.approx(1.0)
+    assert draft.speed_up is not None and draft.speed_up.overall.value == pytest.approx(3.0)
+    assert draft.speed_up.per_text.value == pytest.approx(3.0)
+    assert {name: ratio.overall.value for name, ratio in draft.by_category.items()} == (
+        pytest.approx({"a": 2.0, "b": 4.0})
+    )
+    assert draft.tokens_per_second == pytest.approx(20.0)
+    assert draft.tokens_per_round == pytest.approx(10 / 3)
+    assert draft.acceptance_rate == pytest.approx(7 / 9)
+    assert draft.acceptance == pytest.approx((1, 1, 1 / 3))
+    assert draft.parts is not None
+    assert (draft.parts.draft, draft.parts.verify) == pytest.approx((0.06, 0.11))
+    assert draft.parts.other == pytest.approx(0.03)
+    # Plain steps of 0.15 s: c = 0.1, V(4) = 2, o = 0.2.
+    assert draft.predicted == pytest.approx((1 + 1 + 1 + 1 / 3) / (0.3 + 2 + 0.2))
+    assert analysis.predictions["draft"][2] == draft.predicted
+
+
+def test_a_text_that_differs_is_told_with_its_place_and_margin() -> None:
+    own = sample(1.0, tokens=(5, 6, 7))
+    found = measured(
+        {
+            "plain": [own, own, own],
+            "draft 3": [own, sample(1.0, tokens=(5, 8, 7)), sample(1.0, tokens=(5, 6))],
+        },
+        [PLAIN, DRAFT],
+        [None] * 3,
+    )
+    analysis = analyse(found, None)
+    assert analysis is not None
+    figures = analysis.methods[1]
+    assert figures.compared == 3
+    assert [(one.prompt, one.position) for one in figures.differences] == [(1, 1), (2, 2)]
+    assert figures.predicted is None and analysis.predictions == {}
+
+
+def test_a_method_that_promises_only_the_law_is_not_compared() -> None:
+    found = measured(
+        {"plain": [sample(1.0)], "draft 3": [sample(1.0, tokens=(9,))]},
+        [PLAIN, method("draft 3", "draft", 3, same_text=False)],
+        [None],
+    )
+    analysis = analyse(found, None)
+    assert analysis is not None
+    assert (analysis.methods[1].compared, analysis.methods[1].differences) == (0, ())
+
+
+def test_an_interrupted_measurement_uses_what_both_have() -> None:
+    found = measured(
+        {"plain": [sample(1.0), sample(9.0)], "draft 3": [sample(0.5)]}, [PLAIN, DRAFT], [None] * 2
+    )
+    found.interrupted = True
+    analysis = analyse(found, None)
+    assert analysis is not None and analysis.interrupted
+    speed_up = analysis.methods[1].speed_up
+    assert speed_up is not None and speed_up.overall.value == pytest.approx(2.0)
+    assert analysis.methods[1].texts == 1
+
+
+def test_without_a_plain_text_there_is_nothing_to_tell() -> None:
+    assert analyse(measured({"plain": [], "draft 3": []}, [PLAIN, DRAFT], [None]), None) is None
+
+
+def test_everything_can_be_written_as_json() -> None:
+    found = measured({"plain": [sample(1.0)], "draft 3": [sample(1.0)]}, [PLAIN, DRAFT], ["a"])
+    analysis = analyse(found, PassCosts(0.1, {1: 1.0}))
+    assert analysis is not None
+    told = json.loads(json.dumps(analysis.as_dict()))
+    assert [one["name"] for one in told["methods"]] == ["plain", "draft 3"]

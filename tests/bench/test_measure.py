@@ -1,0 +1,121 @@
+"""Every method meets every prompt, in turns; what is interrupted or refused loses nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from mlx_specdec.bench.measure import measure
+from mlx_specdec.bench.methods import Method, Sample
+from mlx_specdec.bench.prompts import Prompt
+from mlx_specdec.errors import PromptError
+
+
+@dataclass
+class Log:
+    """Which method ran on which text, in order."""
+
+    runs: list[tuple[str, str]] = field(default_factory=list)
+    before: Callable[[str, str], None] = lambda name, text: None
+
+    def method(self, name: str, *, in_parts: bool = False) -> Method:
+        def run(prompt: Sequence[int], label: str = name) -> Sample:
+            text = bytes(prompt).decode()
+            self.before(label, text)
+            self.runs.append((label, text))
+            return Sample((1, 2), 2, 0.5, 2, text=f"<{name}>")
+
+        parts = (lambda prompt: run(prompt, f"{name} in parts")) if in_parts else None
+        return Method(name, name, 0, True, run, parts)
+
+
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+PROMPTS = [Prompt((text,)) for text in ("a", "b", "c")]
+
+
+def test_methods_take_turns_and_each_comes_first_equally_often() -> None:
+    log = Log()
+    methods = [log.method(name) for name in ("plain", "x", "y")]
+    found = measure(PROMPTS, methods, encode, repeats=2, warmup=1)
+    warm, counted = log.runs[:3], log.runs[3:]
+    assert warm == [("plain", "a"), ("x", "a"), ("y", "a")]
+    groups = [counted[start : start + 3] for start in range(0, len(counted), 3)]
+    assert [{text for _, text in group} for group in groups] == [{"a"}, {"b"}, {"c"}] * 2
+    assert Counter(group[0][0] for group in groups) == {"plain": 2, "x": 2, "y": 2}
+    assert all(len({name for name, _ in group}) == 3 for group in groups)
+    keys = {(case, repeat) for case in range(3) for repeat in range(2)}
+    assert all(set(found.samples[name]) == keys for name in ("plain", "x", "y"))
+    assert not found.interrupted
+
+
+def test_rounds_are_timed_in_parts_after_the_measurement_that_counts() -> None:
+    log = Log()
+    methods = [log.method("plain"), log.method("x", in_parts=True)]
+    found = measure(PROMPTS, methods, encode, repeats=1, warmup=0)
+    assert [name for name, _ in log.runs[-3:]] == ["x in parts"] * 3
+    assert set(found.parts) == {"x"} and set(found.parts["x"]) == {0, 1, 2}
+    log.runs.clear()
+    assert measure(PROMPTS, methods, encode, repeats=1, warmup=0, parts=False).parts == {}
+    assert len(log.runs) == 6
+
+
+def test_ctrl_c_keeps_what_was_measured() -> None:
+    def stop(name: str, text: str) -> None:
+        if (name, text) == ("x", "c"):
+            raise KeyboardInterrupt
+
+    log = Log(before=stop)
+    found = measure(PROMPTS, [log.method("plain"), log.method("x")], encode, repeats=2)
+    assert found.interrupted
+    assert set(found.samples["x"]) == {(0, 0), (1, 0)}
+    assert {(0, 0), (1, 0)} <= set(found.samples["plain"])
+
+
+def test_a_prompt_that_a_model_cannot_take_is_skipped_for_all_methods_with_its_reason() -> None:
+    def refuse(name: str, text: str) -> None:
+        if name == "x" and text == "b":
+            raise PromptError("too long")
+
+    log = Log(before=refuse)
+    found = measure(PROMPTS, [log.method("plain"), log.method("x", in_parts=True)], encode)
+    assert found.skipped == {1: "too long"}
+    assert {case for samples in found.samples.values() for case, _ in samples} == {0, 2}
+    assert set(found.parts["x"]) == {0, 2}
+
+
+def test_nothing_but_refused_prompts_is_an_error_with_the_reason() -> None:
+    def refuse(name: str, text: str) -> None:
+        raise PromptError("too long")
+
+    with pytest.raises(PromptError, match="too long"):
+        measure(PROMPTS, [Log(before=refuse).method("plain")], encode)
+
+
+def test_later_turns_carry_the_earlier_ones_and_plain_decodings_answers() -> None:
+    log = Log()
+    prompts = [Prompt(("one", "two", "three"), "talk")]
+    found = measure(prompts, [log.method("plain"), log.method("x")], encode, warmup=0, repeats=2)
+    third = "one\n\n<plain>\n\ntwo\n\n<plain>\n\nthree"
+    assert {text for name, text in log.runs if name == "x"} == {
+        "one",
+        "one\n\n<plain>\n\ntwo",
+        third,
+    }
+    assert [(case.turn, case.category) for case in found.cases] == [
+        (0, "talk"),
+        (1, "talk"),
+        (2, "talk"),
+    ]
+
+
+def test_progress_begins_at_zero_and_ends_at_its_total() -> None:
+    log, seen = Log(), []
+    methods = [log.method("plain"), log.method("x", in_parts=True)]
+    measure(PROMPTS, methods, encode, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 23) for done in range(24)]

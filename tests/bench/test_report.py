@@ -1,0 +1,198 @@
+"""The report: whole, self-contained, and showing the figures it was given."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mlx_specdec.bench.analysis import Analysis, analyse
+from mlx_specdec.bench.charts import charts
+from mlx_specdec.bench.costs import PassCosts
+from mlx_specdec.bench.report import page, write_report
+from mlx_specdec.bench.setting import Setting
+from mlx_specdec.bench.svg import Bar, Group, Point, Series, bar_chart, line_chart, ticks
+from mlx_specdec.errors import OutputError
+
+from .makers import measured, method, sample
+
+VOID = {"meta"}
+
+
+def setting(**changes: object) -> Setting:
+    facts: dict[str, object] = {
+        "model": "models/big",
+        "draft_model": "models/small",
+        "dtype": "float32",
+        "prompts": "prompts.jsonl",
+        "max_tokens": 100,
+        "temperature": 0.0,
+        "rule": "coupled",
+        "lossy": False,
+        "seed": 0,
+        "device": "cpu",
+        "machine": "A processor",
+        "system": "Linux",
+        "blas": "none",
+        "python": "3.11",
+        "versions": {"mlx": "0.32"},
+        "date": "2026-11-21 08:00 UTC",
+    }
+    return Setting(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def analysis(categories: tuple[str | None, ...] = ("one", "two")) -> Analysis:
+    rounds = [(3, 3), (3, 2), (3, 2)]
+    short = [(1, 1), (1, 0)] * 3
+    found = measured(
+        {
+            "plain": [sample(1.0), sample(2.0)],
+            "draft 1": [sample(0.8, short)] * 2,
+            "draft 3": [sample(0.5, rounds), sample(0.5, rounds, tokens=(1, 2, 9))],
+            "draft auto": [sample(0.6, rounds)] * 2,
+            "mlx-lm 3": [sample(0.7)] * 2,
+        },
+        [
+            method("plain", "plain", 0),
+            method("draft 1", "draft", 1),
+            method("draft 3", "draft", 3),
+            method("draft auto", "draft", "auto"),
+            method("mlx-lm 3", "mlx-lm", 3),
+        ],
+        categories,
+        parts={"draft 3": [sample(0.6, rounds, draft=0.06, verify=0.11)]},
+    )
+    found_all = analyse(found, PassCosts(0.015, {1: 0.15, 2: 0.2, 4: 0.3}))
+    assert found_all is not None
+    return found_all
+
+
+class Checker(HTMLParser):
+    """Elements opened and closed in order, and what they refer to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+        self.wrong: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [str(value) for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+def test_the_page_is_well_formed_and_refers_to_nothing_outside() -> None:
+    text = page(analysis(), setting())
+    checker = Checker()
+    checker.feed(text)
+    assert (checker.open, checker.wrong, checker.references) == ([], [], [])
+    assert not re.search(r"https?://|url\(|@import", text)
+    assert "prefers-color-scheme: dark" in text
+    for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(drawing)
+
+
+def test_every_colour_that_is_used_has_a_value_in_light_and_dark() -> None:
+    text = page(analysis(), setting())
+    for name in set(re.findall(r"var\((--[\w-]+)\)", text)) - {"--c"}:
+        assert text.count(f"{name}: #") == 2, name
+
+
+def test_the_page_shows_the_figures_and_holds_them_as_json() -> None:
+    text = page(analysis(), setting())
+    # 10 and 3 tokens in 0.5 s each, against 20 in 3 s.
+    assert "<td>draft 3</td><td>13.0</td><td>1.95</td>" in text
+    found = re.search(r'<script type="application/json" id="figures">(.*)</script>', text)
+    assert found is not None
+    told = json.loads(found.group(1))
+    assert told["setting"]["model"] == "models/big"
+    assert told["methods"][2]["speed_up"]["overall"]["value"] == pytest.approx(1.95)
+    assert "Texts that are not the same" in text and "draft 3, prompt 2, token 0" in text
+
+
+def test_five_charts_are_drawn_and_those_without_figures_left_out() -> None:
+    titles = [chart.title for chart in charts(analysis())]
+    assert len(titles) == 5
+    assert [chart.title for chart in charts(analysis((None, None)))] == titles[:4]
+    alone = analyse(measured({"plain": [sample(1.0)]}, [method("plain", "plain", 0)], [None]), None)
+    assert alone is not None and charts(alone) == []
+    assert "All methods" in page(alone, setting(draft_model=None))
+
+
+def test_the_speed_up_chart_has_measured_intervals_and_the_prediction_beside_them() -> None:
+    figures = analysis()
+    drawing = charts(figures)[0].svg
+    assert drawing.count('class="line dashed"') == 1
+    assert drawing.count('class="line"') == 2  # draft and mlx-lm
+    assert f"draft, predicted, 3: {figures.predictions['draft'][2]:.2f}" in drawing
+    assert re.search(r"<title>draft, 3: 1\.95 \(\d", drawing)
+
+
+def test_names_from_outside_cannot_break_out_of_the_page() -> None:
+    evil = "</script><script>alert(1)</script>\"'&"
+    text = page(analysis((evil, "two")), setting(model=evil, machine=evil, prompts=evil))
+    assert "<script>alert" not in text
+    checker = Checker()
+    checker.feed(text)
+    assert (checker.open, checker.wrong) == ([], [])
+
+
+def test_what_must_be_warned_of_is_said_at_the_top() -> None:
+    quiet = page(analysis(), setting())
+    assert '<p class="warning">' not in quiet
+    assert "Lossy" in page(analysis(), setting(lossy=True))
+
+
+def test_the_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    write_report(analysis(), setting(), file)
+    assert file.read_text(encoding="utf-8").endswith("</html>\n")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
+    with pytest.raises(OutputError, match="cannot write the report"):
+        write_report(analysis(), setting(), tmp_path / "nowhere" / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0, 1.27, [0, 0.5, 1]),
+        (0, 14, [0, 5, 10]),
+        (0.0, 0.0, [0]),
+        (-3, 3, [-2, 0, 2]),
+    ],
+)
+def test_ticks_are_round_numbers_within_the_range(
+    low: float, high: float, expected: list[float]
+) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_charts_of_one_point_and_of_zeros_are_drawn() -> None:
+    one = line_chart([Series("a", "draft", [Point(3, 0.0)])], x_label="x", y_label="y")
+    none = bar_chart([Group("", [Bar("a", [("", "draft", 0.0)])])], x_label="x")
+    for drawing in (one, none):
+        assert "nan" not in drawing and "inf" not in drawing
+        ElementTree.fromstring(drawing)
+
+
+def test_marks_lie_where_their_values_are() -> None:
+    drawing = line_chart(
+        [Series("a", "draft", [Point(1, 1.0), Point(2, 2.0), Point(3, 3.0)])],
+        x_label="x",
+        y_label="y",
+    )
+    marks = ElementTree.fromstring(drawing).findall("circle")
+    places = [(float(mark.attrib["cx"]), float(mark.attrib["cy"])) for mark in marks]
+    (x1, y1), (x2, y2), (x3, y3) = places
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2) and x2 > x1
+    assert y1 - y2 == pytest.approx(y2 - y3, abs=0.2) and y1 > y2
