@@ -59,6 +59,7 @@ MAY_IMPORT = {
     },
     "bench": {
         "assemble",
+        "blas",
         "contracts",
         "decoding",
         "draft_lengths",
@@ -79,6 +80,7 @@ MAY_IMPORT = {
         "draft_lengths",
         "estimate",
         "options",
+        "proposers",
         "cache_settings",
     },
 }

@@ -48,7 +48,7 @@ def bench(
     ] = "same",
     proposer: Annotated[
         list[str] | None,
-        typer.Option("--proposer", help="draft or ngram; may be repeated."),
+        typer.Option("--proposer", help="draft, ngram, medusa or auto; may be repeated."),
     ] = None,
     num_draft: Annotated[
         str, typer.Option("--num-draft", help="Lengths to measure, separated by commas.")
@@ -136,8 +136,7 @@ def bench(
         draft_q_bits=draft_q_bits,
         draft_vocab=draft_vocab,
     )
-    chosen = proposer or ["draft" if pair.draft is not None else "ngram"]
-    methods = _methods(pair, options, chosen, lengths, peers)
+    methods = _methods(pair, options, proposer or [_own(pair)], lengths, peers)
     analysis = _measure(pair, options, asked, methods, repeats, warmup)
     _tell(pair, options, file, analysis, report, as_json)
     if analysis.interrupted:
@@ -180,6 +179,14 @@ def _sample(model: str) -> Path:
     if name is None or not (ROOT / "prompts" / name).is_file():
         raise OptionError("no prompts: name a file with one prompt a line")
     return ROOT / "prompts" / name
+
+
+def _own(pair: Pair) -> str:
+    """What proposes unless told otherwise; lookup needs nothing."""
+    from ..proposers import proposer_kind
+
+    kind = proposer_kind(pair, Options())
+    return "ngram" if kind == "none" else kind
 
 
 def _methods(

@@ -13,6 +13,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_specdec.cli.app import (
+    bench,
     calibrate,
     convert,
     estimate,
@@ -28,6 +29,7 @@ from .. import tiny
 from ..text.makers import byte_level, unigram
 
 COMMANDS = {
+    "bench": bench,
     "calibrate": calibrate,
     "convert": convert,
     "estimate": estimate,

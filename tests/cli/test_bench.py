@@ -1,0 +1,61 @@
+"""The bench command: what it measures, checks, prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+from .test_bad_input import told
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    rows = [
+        {"category": "short", "prompt": "translate English to French: Good morning."},
+        {"category": "long", "prompt": "translate English to French: Where is the tea?"},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def test_every_method_is_measured_and_its_text_compared(
+    run: Run, t5: Path, t5_draft: Path, prompts: Path, tmp_path: Path
+) -> None:
+    asked = ("bench", prompts, "--model", t5, "--draft-model", t5_draft, "--num-draft", "2,auto")
+    page = tmp_path / "report.html"
+    done = run(*asked, "--repeats", 1, "-m", 12, "--json", "--report", page)
+    assert done.code == 0
+    found = json.loads(done.out)
+    names = [method["name"] for method in found["methods"]]
+    assert names == ["plain", "draft 2", "draft auto"]
+    speculative = found["methods"][1]
+    assert speculative["texts"] == speculative["compared"] == 2
+    assert speculative["differences"] == [] and speculative["speed_up"]["overall"]
+    assert set(speculative["by_category"]) == {"short", "long"}
+    assert "draft 2" in done.err
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>") and "<svg" in text
+    assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
+
+
+def test_proposers_are_measured_side_by_side(run: Run, llama: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("def read(path):\ndef write(path):\n", encoding="utf-8")
+    asked = ("bench", file, "--model", llama, "--num-draft", 3, "--repeats", 1, "-m", 10)
+    done = run(*asked, "--proposer", "ngram", "--proposer", "auto")
+    assert done.code == 0
+    assert "plain" in done.out and "ngram 3" in done.out and "auto 3" in done.out
+
+
+def test_what_cannot_be_measured_is_told(run: Run, t5: Path, prompts: Path, tmp_path: Path) -> None:
+    asked = ("bench", prompts, "--model", t5)
+    told(run(*asked, "--num-draft", "1,many"), "many")
+    told(run(*asked, "--repeats", 0), "repeats")
+    told(run(*asked, "--report", tmp_path / "no" / "report.html"), "make it first")
+    told(run("bench", tmp_path / "none.txt", "--model", t5), "none.txt")
+    told(run("bench", "--model", t5), "prompts")
+    told(run(*asked, "--proposer", "draft"), "draft-model")
