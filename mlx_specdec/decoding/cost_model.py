@@ -67,6 +67,12 @@ class RoundCosts:
         """Lengths that were measured earlier, or that this text has at least one round of."""
         return tuple(n for n, seen in enumerate(self._rounds) if n in self._known or len(seen))
 
+    @property
+    def in_seconds(self) -> bool:
+        """Whether totals are seconds. Costs measured earlier are plain steps, until a round of such
+        a length has told how long these take now."""
+        return not self._known or len(self._unit) > 0
+
     def add(self, count: int, seconds: float, draft: float | None) -> None:
         """A round with `count` drafted tokens; draft: seconds of drafting, where timed."""
         self._rounds[count].add(seconds)
@@ -86,9 +92,11 @@ class RoundCosts:
     def measured(self) -> dict[int, float]:
         """Costs in plain steps of the lengths that this text has a few rounds of: short texts teach
         one or two lengths, and many of them all."""
-        if len(self._rounds[0]) < FEW_PLAIN:
+        # A text that never decoded plainly knows from earlier costs how long a plain step takes.
+        steps = self._rounds[0] if len(self._rounds[0]) >= FEW_PLAIN else self._unit
+        if len(steps) < FEW_PLAIN:
             return {}
-        plain = self._rounds[0].value
+        plain = steps.value
         longer = enumerate(self._rounds[1:], start=1)
         return {n: seen.value / plain for n, seen in longer if len(seen) >= FEW}
 

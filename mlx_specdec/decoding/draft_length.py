@@ -236,10 +236,13 @@ class AutoLength:
             repeat, self._repeat, self._trying = self._repeat, 0, True
             return repeat
         tokens, costs = self._acceptance.emitted(), self._costs.totals()
+        if not self._costs.in_seconds:
+            # What was not measured earlier cannot be compared with what was.
+            return self._best(tokens, costs, self._costs.tried)
         doubts = self._costs.doubt()
         # What is known badly must promise more; among many lengths some always look lucky.
         safe = [cost * (1 + doubt) for cost, doubt in zip(costs, doubts, strict=True)]
-        best = self._best(tokens, safe)
+        best = self._best(tokens, safe, range(self._most + 1))
         self._price = safe[best] / tokens[best]
         budget = self.START * costs[0] + self.SHARE * self._elapsed - self._spent
         if budget <= 0:
@@ -257,9 +260,9 @@ class AutoLength:
         self._trying = True
         return trial
 
-    def _best(self, tokens: Sequence[float], costs: Sequence[float]) -> int:
+    def _best(self, tokens: Sequence[float], costs: Sequence[float], among: Sequence[int]) -> int:
         rates = [token / max(cost, 1e-12) for token, cost in zip(tokens, costs, strict=True)]
-        best = max(range(len(rates)), key=rates.__getitem__)
+        best = max(among, key=rates.__getitem__)
         if best == 0 or rates[best] > self.BETTER * rates[self._current]:
             if best != self._current or not self._changes:
                 speed = rates[best] / rates[0]

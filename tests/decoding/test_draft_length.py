@@ -152,3 +152,18 @@ def test_short_texts_are_not_far_below_plain(name: str) -> None:
             known = dict(enumerate(machine.costs()))
             assert machine.speed(lambda k=known: AutoLength(k), 100, 10) >= 0.90
             assert machine.speed(AutoLength, 100, 10) >= 0.80
+
+
+@pytest.mark.parametrize("known", [{1: 1.3}, {4: 2.6}, {1: 1.3, 16: 6.0}])
+def test_a_few_costs_of_earlier_texts_are_no_trap(known: dict[int, float]) -> None:
+    # They are plain steps, what this text measures is seconds: the two must not be compared.
+    curve = {1: 1.0, 2: 1.2, 16: 5.6}
+    machine = Machine(curve, 0.1, constant(0.6))
+    auto = machine.speed(lambda: AutoLength(known), 100, 12)
+    assert auto > 0.9 * machine.best_fixed(100, 12)[1]
+
+    quick, chosen = AutoLength(known), []
+    for _ in range(60):
+        chosen.append(quick.choose(1000))
+        quick.observe(chosen[-1], min(chosen[-1], 1), 0.004 * (1.0 + 0.3 * chosen[-1]))
+    assert sum(count <= 2 for count in chosen) > 45
