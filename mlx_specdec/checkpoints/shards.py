@@ -87,6 +87,15 @@ def find(directory: Path) -> Shards:
     raise CheckpointError(_no_weights(directory))
 
 
+def named(index: Path) -> list[str]:
+    """The files that an index names, sorted. index: called as one of safetensors or torch.
+
+    Raises CheckpointError where it is damaged or names what is no plain file of its directory.
+    """
+    layout = next(each for each in (_SAFETENSORS, _TORCH) if each.index == index.name)
+    return sorted(set(_places(index, layout).values()))
+
+
 def is_gguf(source: Path) -> bool:
     """Whether this is a .gguf file, or a directory whose only weights are of this format."""
     if not source.is_dir():
