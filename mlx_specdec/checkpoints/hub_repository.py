@@ -1,6 +1,6 @@
 """A repository of the Hugging Face Hub -> a directory of its cache that holds a whole model.
 
-The transfer, with its cache, its tokens and its offline mode (HF_HUB_OFFLINE), is huggingface_hub's.
+huggingface_hub does the transfer, with its cache, its tokens and its offline mode (HF_HUB_OFFLINE).
 Checked here is what it leaves open: that the weights are all there, and that what arrived is what
 the Hub's list promised. Knows nothing of what the files hold but an index of weights.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub as hub
-from huggingface_hub.errors import RevisionNotFoundError
+from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -45,6 +45,9 @@ class Repository:
         """revision: a branch, tag or commit. bars: let huggingface_hub show its own."""
         if not bars:
             disable_progress_bars()
+        if "HF_HUB_VERBOSITY" not in os.environ:
+            # It tells of every attempt; what the user needs is the sentence at the end.
+            hub.logging.set_verbosity_error()
         self._name = name
         self._revision = revision or hub.constants.DEFAULT_REVISION
         self._commit = ""
@@ -102,6 +105,11 @@ class Repository:
             self._listed = dict(_promises(found.siblings or ()))
         except RevisionNotFoundError as problem:
             raise hub_problems.told(self._name, self._revision, None, problem) from problem
+        except HFValidationError as problem:
+            raise SourceError(
+                f"there is no directory {self._name:.100}, and it cannot be a name on the Hub: "
+                "check the path"
+            ) from problem
         except (ValueError, TypeError, KeyError, AttributeError):
             return SourceError(hub_problems.strange(self._name))
         except Exception as problem:  # whatever its HTTP library raises has no common base
