@@ -140,7 +140,21 @@ def _complete(files: list[Path]) -> list[Path]:
 def _shard(directory: Path, name: str) -> Path:
     if not (directory / name).is_file():
         raise CheckpointError(f"{directory} lacks the shard {name}: download the model again")
-    return directory / name
+    return own(directory / name)
+
+
+def own(file: Path) -> Path:
+    """The same file. Raises CheckpointError where it is a link out of its directory, which a
+    repository cannot be trusted with; the Hub's cache keeps the files of its snapshots elsewhere.
+    """
+    home = file.parent.resolve()
+    if home.parent.name == "snapshots" and home.parents[1].name.startswith("models--"):
+        home = home.parents[2]
+    if file.is_symlink() and not file.resolve().is_relative_to(home):
+        raise CheckpointError(
+            f"{file} is a link out of its directory: put the file itself there, if you trust it"
+        )
+    return file
 
 
 def _places(index: Path, layout: _Layout) -> dict[str, str]:

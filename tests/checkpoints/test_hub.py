@@ -15,9 +15,10 @@ import pytest
 from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
-from mlx_specdec.checkpoints import hub_repository, shards
+from mlx_specdec.checkpoints import files, hub_repository, shards
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.errors import CheckpointError, SourceError
+from mlx_specdec.models.loading import load_model
 
 from .hub_server import Hub, Repository, digest, serve
 
@@ -455,3 +456,38 @@ def test_a_repository_without_a_configuration_is_told(hub: Hub) -> None:
 def test_the_weights_that_are_found_are_those_that_were_fetched(hub: Hub) -> None:
     found = shards.find(resolve(NAME))
     assert [file.read_bytes() for file in found.files] == [WEIGHTS]
+
+
+def test_shards_and_tokenizer_files_of_the_cache_are_no_links_to_elsewhere(hub: Hub) -> None:
+    index, names = "model.safetensors.index.json", ["a.safetensors", "b.safetensors"]
+    places = json.dumps({"weight_map": dict(zip("xy", names, strict=True))}).encode()
+    parts = {name: name.encode() for name in names}
+    hub.repositories[NAME] = Repository({**SMALL, index: places, **parts})
+    directory = resolve(NAME)
+    assert [file.read_bytes() for file in shards.find(directory).files] == list(parts.values())
+    assert directory / "spiece.model" in files.tokenizer_files(directory)
+
+
+def test_code_of_a_repository_is_neither_fetched_nor_run(hub: Hub, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w').close()\n".encode()
+    config = {
+        "model_type": "llama",
+        "auto_map": {"AutoModel": "evil.Model"},
+        "model_file": "evil.py",
+    }
+    hub.repositories[NAME] = Repository(
+        {
+            **WHOLE,
+            "config.json": json.dumps(config).encode(),
+            "tokenizer_config.json": b'{"auto_map": {"AutoTokenizer": ["evil.Tokenizer", null]}}',
+            "evil.py": code,
+            "setup.py": code,
+            "__init__.py": code,
+        }
+    )
+    directory = resolve(NAME)
+    assert not [file for file in hub.fetched() if file.endswith(".py")]
+    with pytest.raises(CheckpointError):
+        load_model(directory)
+    assert not ran.exists()
