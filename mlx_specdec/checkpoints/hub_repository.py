@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +89,9 @@ class Repository:
                 f"{self._name} has no {CONFIG}: it does not hold a model that can be read here"
             )
         directory = self._file(CONFIG).parent
-        self._remember(CONFIG)
+        # Where the cache has the revision as it once was, that may be whole and this is not.
+        if self._in_cache(CONFIG, self._revision) is None:
+            self._remember(CONFIG)
         return directory
 
     def _list(self) -> Exception | None:
@@ -151,24 +154,24 @@ class Repository:
         """Lets the cache know the revision by its name, for use without a network."""
         if self._in_cache(file, self._revision) == self._in_cache(file, self._commit):
             return
-        try:
+        with suppress(Exception):  # all files are there; a later start tries again
             hub.hf_hub_download(
                 self._name,
                 file,
                 revision=self._revision,
                 etag_timeout=hub.constants.HF_HUB_ETAG_TIMEOUT,
             )
-        except Exception as problem:
-            raise hub_problems.told(self._name, self._revision, file, problem) from problem
 
     def _cached(self, problem: Exception) -> Path:
         """What the cache holds of the revision. Raises SourceError where that is no whole model."""
-        names = (CONFIG, "params.json")
-        found = [path for path in (self._in_cache(n, self._revision) for n in names) if path]
         reason = hub_problems.told(self._name, self._revision, None, problem)
-        if not found:
+        try:
+            found = hub.snapshot_download(
+                self._name, revision=self._revision, local_files_only=True, allow_patterns=[]
+            )
+        except Exception:
             raise reason from problem
-        directory = found[0].parent
+        directory = Path(found)
         try:
             choice = choose(self._name, os.listdir(directory))
             weights = () if choice.index is None else shards.named(directory / choice.index)

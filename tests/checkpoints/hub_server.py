@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        hub, path = self.held, unquote(urlsplit(self.path).path)
+        hub, path = self.held, urlsplit(self.path).path
         range_, token = self.headers.get("Range", ""), self.headers.get("Authorization", "")
         hub.requests.append(Request(self.command, path, range_, token))
         if any(path.startswith(start) for start in hub.stalled):
@@ -134,11 +134,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_large(path.removeprefix("/cdn/"))
         elif path.startswith("/api/models/"):
             name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
-            self._send_list(name, revision or "main")
+            self._send_list(name, unquote(revision) or "main")
         else:
             name, _, rest = path.removeprefix("/").partition("/resolve/")
             revision, _, file = rest.partition("/")
-            self._send_file(name, revision, file)
+            self._send_file(name, unquote(revision), unquote(file))
 
     def _repository(self, name: str, revision: str) -> Repository | None:
         found = self.held.repositories.get(name)

@@ -409,6 +409,24 @@ def test_offline_with_a_shard_missing_is_told(hub: Hub, offline: Any) -> None:
     assert "holds only a part" in refused()
 
 
+def test_offline_takes_a_model_that_is_one_file(hub: Hub, offline: Any) -> None:
+    hub.repositories[NAME] = Repository({"README.md": b"", "only.Q8_0.gguf": b"GGUF"})
+    directory = resolve(NAME)
+    offline()
+    assert resolve(NAME) == directory
+    assert held_in(directory) == {"only.Q8_0.gguf": b"GGUF"}
+
+
+def test_a_glance_at_a_newer_configuration_keeps_the_model_of_before_for_use_offline(
+    hub: Hub, offline: Any
+) -> None:
+    before = resolve(NAME)
+    hub.repositories[NAME] = Repository({**WHOLE, "config.json": b"{}"}, "2" * 40)
+    assert held_in(resolve_config(NAME)) == {"config.json": b"{}"}
+    offline()
+    assert resolve(NAME) == before
+
+
 def test_an_update_that_broke_off_leaves_the_model_of_before_for_use_offline(
     hub: Hub, offline: Any
 ) -> None:
