@@ -79,11 +79,11 @@ def _weights(files: list[str]) -> tuple[str | None, list[str]]:
 
 def _gguf(name: str, files: list[str]) -> list[str]:
     found = [file for file in files if file.endswith(".gguf")]
-    wholes = sorted({_GGUF_PART.sub("", file) for file in found})
+    wholes = {_GGUF_PART.sub("", file) for file in found}
     if len(wholes) > 1:
         raise SourceError(
             f"{name} holds {len(wholes)} models in GGUF: fetch one, as in `hf download {name} "
-            f"{wholes[0]}`, and give the path of its file"
+            f"{found[0]}`, and give the path of its file"
         )
     return found
 

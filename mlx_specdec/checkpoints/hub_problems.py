@@ -11,7 +11,7 @@ import os
 from ..errors import SourceError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIO)
 
 
 def told(name: str, revision: str | None, file: str | None, problem: Exception) -> SourceError:

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub as hub
 from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.utils.tqdm import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
 from ..errors import SourceError, SpecdecError
 from . import hub_problems, shards, sizes
@@ -65,7 +66,7 @@ class Repository:
         directory = Path()
         # Weights come last: where they are, the rest is.
         for file in choice.beside:
-            directory = self._file(file).parent
+            directory = self._file(file, bar=False).parent
         weights = choice.weights
         if choice.index is not None:
             weights = (*shards.named(directory / choice.index), *weights)
@@ -88,7 +89,7 @@ class Repository:
             raise SourceError(
                 f"{self._name} has no {CONFIG}: it does not hold a model that can be read here"
             )
-        directory = self._file(CONFIG).parent
+        directory = self._file(CONFIG, bar=False).parent
         # Where the cache has the revision as it once was, that may be whole and this is not.
         if self._in_cache(CONFIG, self._revision) is None:
             self._remember(CONFIG)
@@ -119,7 +120,7 @@ class Repository:
             return problem
         return None
 
-    def _file(self, file: str) -> Path:
+    def _file(self, file: str, *, bar: bool = True) -> Path:
         """One file at the commit, fetched unless it is there. Raises SourceError."""
         before = self._in_cache(file, self._commit)
         if before is not None and self._is_known(file, before):
@@ -131,6 +132,7 @@ class Repository:
                     file,
                     revision=self._commit,
                     etag_timeout=hub.constants.HF_HUB_ETAG_TIMEOUT,
+                    tqdm_class=_bar(file, shown=bar),
                 )
             )
             arrived = _is_as_promised(path, self._listed[file])
@@ -207,6 +209,17 @@ class Repository:
                 f"{self._name} needs {sizes.show(nbytes)} in the Hub's cache, and the disk of "
                 f"{cache} has {sizes.show(free)} free: make room, or set HF_HOME to another place"
             )
+
+
+def _bar(file: str, *, shown: bool) -> type[tqdm]:
+    """A bar that says which file it is about; huggingface_hub's own has the end of an address."""
+
+    class Bar(tqdm):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            hidden = {} if shown else {"disable": True}
+            super().__init__(*given, **{**options, "desc": file, **hidden})
+
+    return Bar
 
 
 def _promises(siblings: Iterable[RepoSibling]) -> Iterable[tuple[str, _Promise]]:

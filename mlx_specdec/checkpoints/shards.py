@@ -165,7 +165,8 @@ def _places(index: Path, layout: _Layout) -> dict[str, str]:
         plain = isinstance(name, str) and name.endswith(layout.suffix)
         if not plain or re.search(r"[/\\\0]", name):
             raise CheckpointError(
-                f"{index} names {name!a:.80}, which is no {layout.format} file of its directory"
+                f"{index} names {name!a:.80}, which is no {layout.format} file of its directory: "
+                "get the model from another place"
             )
     return found
 

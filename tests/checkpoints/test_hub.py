@@ -13,7 +13,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub import constants, file_download
-from huggingface_hub.utils import _http
+from huggingface_hub.utils import _http, enable_progress_bars
 
 from mlx_specdec.checkpoints import files, hub_repository, shards
 from mlx_specdec.checkpoints.source import resolve, resolve_config
@@ -457,7 +457,7 @@ def test_a_disk_without_room_is_told_before_anything_is_fetched(
 
 def test_a_cache_that_cannot_be_written_is_told(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")
-    assert "cache" in refused()
+    assert "the Hub's cache cannot be written: Not a directory: set HF_HOME" in refused()
 
 
 def test_only_the_configuration_is_fetched_where_no_more_is_needed(hub: Hub) -> None:
@@ -469,6 +469,16 @@ def test_a_repository_without_a_configuration_is_told(hub: Hub) -> None:
     hub.repositories[NAME] = Repository({"model.safetensors": WEIGHTS})
     with pytest.raises(SourceError, match=r"has no config\.json"):
         resolve_config(NAME)
+
+
+def test_bars_show_the_weights_and_not_each_small_file(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TQDM_POSITION", "-1")  # bars though this is no terminal
+    enable_progress_bars()
+    resolve(NAME, progress=lambda done, total: None)
+    shown = capsys.readouterr().err
+    assert "model.safetensors" in shown and "json" not in shown
 
 
 def test_the_weights_that_are_found_are_those_that_were_fetched(hub: Hub) -> None:
