@@ -227,6 +227,8 @@ def _promises(siblings: Iterable[RepoSibling]) -> Iterable[tuple[str, _Promise]]
     for each in siblings:
         size = each.size if each.lfs is None else each.lfs.size
         digest = each.blob_id if each.lfs is None else each.lfs.sha256
+        if not isinstance(each.rfilename, str):
+            raise ValueError("not a name")
         if size is not None and (type(size) is not int or size < 0):
             raise ValueError("not a size")
         yield each.rfilename, _Promise(size, None if digest is None else _matching(_DIGEST, digest))

@@ -60,6 +60,8 @@ class Hub:
     altered: dict[str, bytes] = field(default_factory=dict)
     listed: dict[str, dict[str, Any]] = field(default_factory=dict)
     page: bytes | None = None
+    trickles: bool = False
+    trickled: threading.Event = field(default_factory=threading.Event)
     requests: list[Request] = field(default_factory=list)
     port: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
@@ -195,14 +197,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_part(self, data: bytes) -> None:
         begin = int(self.headers.get("Range", "bytes=0-")[len("bytes=") :].partition("-")[0])
         headers = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
-        if not self.held.cuts:
+        if self.held.trickles:
+            self._send(200, data, {}, len(data) // 2)
+            self.held.trickled.set()
+            self.held.ended.wait(30)
+        elif not self.held.cuts:
             self._send(206 if begin else 200, data[begin:], headers)
-            return
-        sent = self.held.cuts.pop(0)
-        self._send(206 if begin else 200, data[begin:], headers, sent)
-        if self.held.reset:
-            no_farewell = struct.pack("ii", 1, 0)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_farewell)
+        else:
+            self._send(206 if begin else 200, data[begin:], headers, self.held.cuts.pop(0))
+            if self.held.reset:
+                no_farewell = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_farewell)
         self.close_connection = True
 
     def _refuse(self, status: int, code: str, message: str, commit: str = "") -> None:

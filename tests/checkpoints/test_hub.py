@@ -259,14 +259,40 @@ def test_a_mirror_that_lists_no_digests_is_believed(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"size": "many"}, {"size": -1}, {"blobId": "../../up"}, {"blobId": 5}, {"lfs": 7}]
+    "said",
+    [
+        {"rfilename": 5},
+        {"rfilename": ["config.json"]},
+        {"size": "many"},
+        {"size": -1},
+        {"size": True},
+        {"blobId": "../../up"},
+        {"blobId": 5},
+        {"lfs": 7},
+        {"lfs": {"sha256": "x" * 64, "size": 1, "pointerSize": 1}},
+        {"lfs": {}, "blobId": "A" * 40},
+    ],
 )
 def test_a_list_that_makes_no_sense_is_told(said: dict[str, Any], hub: Hub) -> None:
     hub.listed = {"config.json": said}
     assert "what answers is no Hub" in refused()
 
 
-@pytest.mark.parametrize("page", [b"<html>please log in</html>", b"[]", b"{}", b'{"sha": "../x"}'])
+PAGES = [
+    b"<html>please log in</html>",
+    b"\xff\xfe",
+    b"",
+    b"null",
+    b"[]",
+    b"{}",
+    b'{"id": "a", "sha": "../x"}',
+    b'{"id": "a", "sha": "' + b"1" * 40 + b'", "siblings": 5}',
+    b'{"id": "a", "sha": "' + b"1" * 40 + b'", "siblings": [[]]}',
+    b'{"id": "a", "sha": "' + b"1" * 40 + b'", "siblings": {"a": 1}}',
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_what_is_no_hub_is_told(page: bytes, hub: Hub) -> None:
     hub.page = page
     assert "what answers is no Hub" in refused()
