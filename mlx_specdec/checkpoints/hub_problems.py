@@ -52,6 +52,11 @@ def _sentence(name: str, revision: str | None, file: str | None, problem: Except
     return _network(name, what, problem) or _disk(name, problem) or _other(what, problem)
 
 
+def is_reset(problem: Exception) -> bool:
+    """Whether a connection broke while a file was read."""
+    return "ReadError" in _kinds(problem)
+
+
 def strange(name: str) -> str:
     """For an answer that no Hub gives."""
     return (
@@ -96,8 +101,7 @@ def _status(name: str, what: str, problem: Exception) -> str:
 
 
 def _network(name: str, what: str, problem: Exception) -> str | None:
-    # By name: which library does HTTP is huggingface_hub's affair, and has changed.
-    kinds = {kind.__name__ for kind in type(problem).__mro__}
+    kinds = _kinds(problem)
     if "ProxyError" in kinds:
         return f"{what} cannot be downloaded, the proxy refuses: check HTTPS_PROXY"
     if kinds & {"ConnectError", "ConnectTimeout", "UnsupportedProtocol"}:
@@ -113,6 +117,11 @@ def _network(name: str, what: str, problem: Exception) -> str | None:
     if kinds & {"TransportError", "ConnectionError"}:
         return f"{what} cannot be downloaded, the connection was cut: try again"
     return None
+
+
+def _kinds(problem: Exception) -> set[str]:
+    """By name: which library does HTTP is huggingface_hub's affair, and has changed."""
+    return {kind.__name__ for kind in type(problem).__mro__}
 
 
 def _disk(name: str, problem: Exception) -> str | None:

@@ -27,6 +27,8 @@ from . import hub_problems, shards, sizes
 from .hub_files import choose
 
 CONFIG = "config.json"
+RESETS = 3
+"""So often a file is begun again."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PIECE = 1 << 20
@@ -126,15 +128,7 @@ class Repository:
         if before is not None and self._is_known(file, before):
             return before
         try:
-            path = Path(
-                hub.hf_hub_download(
-                    self._name,
-                    file,
-                    revision=self._commit,
-                    etag_timeout=hub.constants.HF_HUB_ETAG_TIMEOUT,
-                    tqdm_class=_bar(file, shown=bar),
-                )
-            )
+            path = self._download(file, _bar(file, shown=bar))
             arrived = _is_as_promised(path, self._listed[file])
         except Exception as problem:
             raise hub_problems.told(self._name, self._revision, file, problem) from problem
@@ -145,6 +139,24 @@ class Repository:
                 "was removed: try again"
             )
         return path
+
+    def _download(self, file: str, bar: type[tqdm]) -> Path:
+        for _ in range(RESETS):
+            try:
+                return self._fetched(file, self._commit, bar)
+            except Exception as problem:
+                # It resumes where a connection was closed, but not where it was reset.
+                if not hub_problems.is_reset(problem):
+                    raise
+        return self._fetched(file, self._commit, bar)
+
+    def _fetched(self, file: str, revision: str, bar: type[tqdm]) -> Path:
+        timeout = hub.constants.HF_HUB_ETAG_TIMEOUT
+        return Path(
+            hub.hf_hub_download(
+                self._name, file, revision=revision, etag_timeout=timeout, tqdm_class=bar
+            )
+        )
 
     def _is_known(self, file: str, path: Path) -> bool:
         """Whether a file of the cache has been checked: the revision's name is written last."""
@@ -157,12 +169,7 @@ class Repository:
         if self._in_cache(file, self._revision) == self._in_cache(file, self._commit):
             return
         with suppress(Exception):  # all files are there; a later start tries again
-            hub.hf_hub_download(
-                self._name,
-                file,
-                revision=self._revision,
-                etag_timeout=hub.constants.HF_HUB_ETAG_TIMEOUT,
-            )
+            self._fetched(file, self._revision, _bar(file, shown=False))
 
     def _cached(self, problem: Exception) -> Path:
         """What the cache holds of the revision. Raises SourceError where that is no whole model."""

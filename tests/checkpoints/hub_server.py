@@ -92,7 +92,14 @@ def serve(hub: Hub) -> Iterator[str]:
     class Handler(_Handler):
         held = hub
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def shutdown_request(self, request: Any) -> None:
+            if hub.reset:
+                self.close_request(request)  # without a farewell
+            else:
+                super().shutdown_request(request)
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = False
     hub.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -206,8 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(206 if begin else 200, data[begin:], headers, self.held.cuts.pop(0))
             if self.held.reset:
-                no_farewell = struct.pack("ii", 1, 0)
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_farewell)
+                at_once = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         self.close_connection = True
 
     def _refuse(self, status: int, code: str, message: str, commit: str = "") -> None:

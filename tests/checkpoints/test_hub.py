@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +36,7 @@ WHOLE: dict[str, bytes] = {**SMALL, "model.safetensors": WEIGHTS}
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A Hub with one model; huggingface_hub asks it, waits 0.3 s at most and keeps files aside."""
+    """A Hub with one model; huggingface_hub asks it, keeps files aside and does not pause."""
     held = Hub({NAME: Repository(WHOLE)})
     for name in [name for name in os.environ if name.startswith("HF_") or "proxy" in name.lower()]:
         monkeypatch.delenv(name)
@@ -48,12 +48,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             "HF_TOKEN_PATH": str(tmp_path / "token"),
             "HF_STORED_TOKENS_PATH": str(tmp_path / "tokens"),
             "HF_HUB_OFFLINE": False,
-            "HF_HUB_ETAG_TIMEOUT": 0.3,
-            "HF_HUB_DOWNLOAD_TIMEOUT": 0.3,
+            "HF_HUB_ETAG_TIMEOUT": 20,
+            "HF_HUB_DOWNLOAD_TIMEOUT": 20,
             "DOWNLOAD_CHUNK_SIZE": 1000,
         }.items():
             monkeypatch.setattr(constants, setting, value)
-        monkeypatch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", 0.3)
         hasty = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
         for module in (file_download, _http):
             monkeypatch.setattr(module, "time", hasty)
@@ -211,9 +210,16 @@ def test_a_connection_that_is_always_cut_is_told_and_leaves_no_weights(
     assert hub.fetched() == ["model.safetensors"]
 
 
-def test_a_connection_that_is_reset_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_a_connection_that_is_reset_is_begun_again(hub: Hub) -> None:
+    hub.cuts, hub.reset = [5000, 100], True
+    assert held_in(resolve(NAME)) == WHOLE
+    assert hub.fetched().count("model.safetensors") == 3
+
+
+def test_a_connection_that_is_always_reset_is_told(hub: Hub, tmp_path: Path) -> None:
     hub.cuts, hub.reset = [100] * 20, True
     assert "connection was cut" in refused()
+    assert hub.fetched().count("model.safetensors") == 1 + hub_repository.RESETS
     assert not [name for name in cached(tmp_path) if name.endswith(".incomplete")]
 
 
@@ -367,17 +373,33 @@ def test_a_revision_is_fetched_as_it_was(revision: str, hub: Hub) -> None:
     assert held_in(directory) == WHOLE and directory.name == "2" * 40
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets huggingface_hub wait for an answer a fifth of a second only."""
+
+    def change() -> None:
+        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+        monkeypatch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", 0.2)
+
+    return change
+
+
 @pytest.mark.parametrize("start", [LIST, f"/{NAME}/resolve", "/cdn"])
 def test_a_server_that_does_not_answer_is_not_waited_for(
-    start: str, hub: Hub, tmp_path: Path
+    start: str, hub: Hub, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
+    impatient()
     hub.stalled = (start,)
     assert "takes too long to answer" in refused()
     assert "model.safetensors" not in cached(tmp_path)
 
 
-def test_the_cache_serves_where_the_hub_does_not_answer(hub: Hub) -> None:
+def test_the_cache_serves_where_the_hub_does_not_answer(
+    hub: Hub, impatient: Callable[[], None]
+) -> None:
     directory = resolve(NAME)
+    impatient()
     hub.stalled = ("/",)
     assert resolve(NAME) == directory
     assert resolve_config(NAME) == directory
@@ -391,11 +413,11 @@ def test_the_cache_serves_where_the_hub_refuses(status: int, hub: Hub) -> None:
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> Any:
+def offline(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
-def test_offline_takes_the_cache_and_asks_nobody(hub: Hub, offline: Any) -> None:
+def test_offline_takes_the_cache_and_asks_nobody(hub: Hub, offline: Callable[[], None]) -> None:
     directory = resolve(NAME)
     offline()
     hub.requests.clear()
@@ -404,27 +426,29 @@ def test_offline_takes_the_cache_and_asks_nobody(hub: Hub, offline: Any) -> None
 
 
 @pytest.mark.parametrize("revision", ["v1.0", "1" * 40])
-def test_offline_takes_a_revision_by_its_name(revision: str, hub: Hub, offline: Any) -> None:
+def test_offline_takes_a_revision_by_its_name(
+    revision: str, hub: Hub, offline: Callable[[], None]
+) -> None:
     hub.repositories[NAME] = Repository(WHOLE, revisions=("main", "v1.0"))
     directory = resolve(NAME, revision=revision)
     offline()
     assert resolve(NAME, revision=revision) == directory
 
 
-def test_offline_without_a_cache_is_told(hub: Hub, offline: Any) -> None:
+def test_offline_without_a_cache_is_told(hub: Hub, offline: Callable[[], None]) -> None:
     offline()
     assert "HF_HUB_OFFLINE forbids" in refused()
     assert hub.requests == []
 
 
-def test_offline_with_a_part_of_a_model_is_told(hub: Hub, offline: Any) -> None:
+def test_offline_with_a_part_of_a_model_is_told(hub: Hub, offline: Callable[[], None]) -> None:
     resolve_config(NAME)
     offline()
     text = refused()
     assert "holds only a part of some/model" in text and "HF_HUB_OFFLINE" in text
 
 
-def test_offline_with_a_shard_missing_is_told(hub: Hub, offline: Any) -> None:
+def test_offline_with_a_shard_missing_is_told(hub: Hub, offline: Callable[[], None]) -> None:
     index, names = "model.safetensors.index.json", ["a.safetensors", "b.safetensors"]
     places = json.dumps({"weight_map": dict(zip("xy", names, strict=True))}).encode()
     shards_ = {name: name.encode() for name in names}
@@ -435,7 +459,7 @@ def test_offline_with_a_shard_missing_is_told(hub: Hub, offline: Any) -> None:
     assert "holds only a part" in refused()
 
 
-def test_offline_takes_a_model_that_is_one_file(hub: Hub, offline: Any) -> None:
+def test_offline_takes_a_model_that_is_one_file(hub: Hub, offline: Callable[[], None]) -> None:
     hub.repositories[NAME] = Repository({"README.md": b"", "only.Q8_0.gguf": b"GGUF"})
     directory = resolve(NAME)
     offline()
@@ -444,7 +468,7 @@ def test_offline_takes_a_model_that_is_one_file(hub: Hub, offline: Any) -> None:
 
 
 def test_a_glance_at_a_newer_configuration_keeps_the_model_of_before_for_use_offline(
-    hub: Hub, offline: Any
+    hub: Hub, offline: Callable[[], None]
 ) -> None:
     before = resolve(NAME)
     hub.repositories[NAME] = Repository({**WHOLE, "config.json": b"{}"}, "2" * 40)
@@ -454,7 +478,7 @@ def test_a_glance_at_a_newer_configuration_keeps_the_model_of_before_for_use_off
 
 
 def test_an_update_that_broke_off_leaves_the_model_of_before_for_use_offline(
-    hub: Hub, offline: Any
+    hub: Hub, offline: Callable[[], None]
 ) -> None:
     before = resolve(NAME)
     hub.repositories[NAME] = Repository({**WHOLE, "model.safetensors": b"new" * 99}, "2" * 40)
