@@ -172,6 +172,7 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
 
 def tokenizer_files(directory: Path) -> list[Path]:
     """Files beside the weights that a converted model needs as well: tokenizer, chat template,
-    generation settings."""
+    generation settings. Raises CheckpointError for a link out of the directory: what it leads to
+    would become part of the model."""
     found = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
-    return sorted(found)
+    return [shards.own(file) for file in sorted(found)]

@@ -87,6 +87,15 @@ def find(directory: Path) -> Shards:
     raise CheckpointError(_no_weights(directory))
 
 
+def named(index: Path) -> list[str]:
+    """The files that an index names, sorted. index: called as one of safetensors or torch.
+
+    Raises CheckpointError where it is damaged or names what is no plain file of its directory.
+    """
+    layout = next(each for each in (_SAFETENSORS, _TORCH) if each.index == index.name)
+    return sorted(set(_places(index, layout).values()))
+
+
 def is_gguf(source: Path) -> bool:
     """Whether this is a .gguf file, or a directory whose only weights are of this format."""
     if not source.is_dir():
@@ -131,7 +140,21 @@ def _complete(files: list[Path]) -> list[Path]:
 def _shard(directory: Path, name: str) -> Path:
     if not (directory / name).is_file():
         raise CheckpointError(f"{directory} lacks the shard {name}: download the model again")
-    return directory / name
+    return own(directory / name)
+
+
+def own(file: Path) -> Path:
+    """The same file. Raises CheckpointError where it is a link out of its directory, which a
+    repository cannot be trusted with; the Hub's cache keeps the files of its snapshots elsewhere.
+    """
+    home = file.parent.resolve()
+    if home.parent.name == "snapshots" and home.parents[1].name.startswith("models--"):
+        home = home.parents[2]
+    if file.is_symlink() and not file.resolve().is_relative_to(home):
+        raise CheckpointError(
+            f"{file} is a link out of its directory: put the file itself there, if you trust it"
+        )
+    return file
 
 
 def _places(index: Path, layout: _Layout) -> dict[str, str]:
@@ -142,7 +165,8 @@ def _places(index: Path, layout: _Layout) -> dict[str, str]:
         plain = isinstance(name, str) and name.endswith(layout.suffix)
         if not plain or re.search(r"[/\\\0]", name):
             raise CheckpointError(
-                f"{index} names {name!a:.80}, which is no {layout.format} file of its directory"
+                f"{index} names {name!a:.80}, which is no {layout.format} file of its directory: "
+                "get the model from another place"
             )
     return found
 

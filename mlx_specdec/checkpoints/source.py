@@ -1,36 +1,18 @@
-"""A name or directory -> local files. Knows the Hugging Face Hub and what can go wrong there.
+"""A name or directory -> local files. Knows which of the two a name is.
 
-Knows nothing of what the files hold. The transfer itself, with its cache, its tokens and its
-offline mode (HF_HUB_OFFLINE), is huggingface_hub's, imported only when it is needed.
+Knows nothing of what the files hold, and leaves the Hugging Face Hub to `hub_repository`, which is
+imported only when it is needed.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from ..errors import SourceError
 
-WANTED = (
-    "model*.safetensors",
-    "medusa_lm_head.safetensors",
-    "*.json",
-    "spiece.model",
-    "tokenizer.model",
-    "*.tiktoken",
-    "vocab.txt",
-    "merges.txt",
-    "*.jinja",
-)
-TORCH = ("pytorch_model*.bin", "pytorch_model*.json", "medusa_lm_head.pt")
-"""Wanted where a repository has no safetensors."""
-META = ("consolidated.*.pth",)
-"""Wanted where it has none of these either; a folder of the repository named original is not."""
-UNWANTED = ("*/*", "flax_model*", "pytorch_model*", "tf_model*")
 FILES = (".gguf", ".bin")
 """A single file that is called so is a whole model."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
@@ -59,14 +41,9 @@ def resolve_config(name: str, *, revision: str | None = None) -> Path:
     directory = _local(name)
     if directory is not None:
         return directory
-    import huggingface_hub as hub
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from .hub_repository import Repository
 
-    disable_progress_bars()
-    try:
-        return Path(hub.hf_hub_download(name, "config.json", revision=revision)).parent
-    except Exception as problem:  # whatever its HTTP library raises has no common base
-        raise SourceError(_sentence(name, revision, problem)) from problem
+    return Repository(name, revision).fetch_config()
 
 
 def _local(name: str) -> Path | None:
@@ -88,59 +65,11 @@ def _local(name: str) -> Path | None:
 
 
 def _download(name: str, revision: str | None, progress: Callable[[int, int], None] | None) -> Path:
-    import huggingface_hub as hub
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from .hub_repository import Repository
 
-    if progress is None:
-        disable_progress_bars()
-    else:
+    if progress is not None:
         progress(0, 1)
-    fetch = partial(hub.snapshot_download, name, revision=revision)
-    try:
-        path = Path(fetch(allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)))
-        if not any(path.glob("*.safetensors")):
-            fetch(allow_patterns=list(TORCH), ignore_patterns=["*/*"])
-            if not any(path.glob("pytorch_model*.bin")):
-                fetch(allow_patterns=list(META), ignore_patterns=["*/*"])
-    except Exception as problem:  # whatever its HTTP library raises has no common base
-        raise SourceError(_sentence(name, revision, problem)) from problem
+    path = Repository(name, revision, bars=progress is not None).fetch()
     if progress is not None:
         progress(1, 1)
     return path
-
-
-def _sentence(name: str, revision: str | None, problem: Exception) -> str:
-    from huggingface_hub import errors
-
-    if isinstance(problem, errors.GatedRepoError):
-        return (
-            f"{name} is gated: accept its terms on huggingface.co/{name}, then run `hf auth login`"
-        )
-    if isinstance(problem, errors.RevisionNotFoundError):
-        return f"{name} has no revision {revision}: check --revision"
-    if isinstance(problem, errors.RepositoryNotFoundError):
-        return (
-            f"{name} is neither a directory here nor a repository on the Hub that you may read: "
-            "check the name, or run `hf auth login` if it is private"
-        )
-    if isinstance(problem, errors.LocalEntryNotFoundError):
-        return _unreachable(name)
-    if isinstance(problem, errors.EntryNotFoundError):
-        return f"{name} has no config.json: it does not hold a model that can be read here"
-    if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{name} cannot be downloaded, the disk is full: make room and try again"
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    reason = lines[0] if lines else type(problem).__name__
-    return f"{name} cannot be downloaded: {reason}"
-
-
-def _unreachable(name: str) -> str:
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return (
-            f"there is no directory {name}, it is not in the Hub's cache, and HF_HUB_OFFLINE "
-            "forbids to download it"
-        )
-    return (
-        f"there is no directory {name}, it is not in the Hub's cache, and the Hub cannot be "
-        "reached: check the name and the network"
-    )

@@ -248,7 +248,9 @@ def _from_transformers(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
     except Exception as problem:  # many kinds, depending on the file that is wrong
         raise CheckpointError(
             f"{directory} has no tokenizer that can be read ({_first_line(problem)})"

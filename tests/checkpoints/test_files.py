@@ -176,3 +176,27 @@ def test_tokenizer_files_are_listed_and_nothing_else(tmp_path: Path) -> None:
     for name in [*wanted, "config.json", "model.safetensors", "tokenizer.py", "README.md"]:
         (tmp_path / name).write_text("x")
     assert [file.name for file in files.tokenizer_files(tmp_path)] == wanted
+
+
+def test_a_shard_that_is_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
+    directory = write_sharded_t5(tmp_path / "many")
+    shard = directory / "model-00002-of-00003.safetensors"
+    shard.rename(tmp_path / "elsewhere")
+    shard.symlink_to(tmp_path / "elsewhere")
+    assert "is a link out of its directory" in sentence(directory)
+
+
+def test_a_shard_that_is_a_link_within_the_directory_is_read(tmp_path: Path) -> None:
+    directory = write_sharded_t5(tmp_path / "many")
+    shard = directory / "model-00002-of-00003.safetensors"
+    shard.rename(directory / "data")
+    shard.symlink_to("data")
+    (tmp_path / "link").symlink_to(directory)
+    assert dict(files.tensors(tmp_path / "link")).keys() == t5_weights(T5).keys()
+
+
+def test_a_tokenizer_file_that_leads_to_the_users_own_files_is_not_carried(tmp_path: Path) -> None:
+    directory = write_t5(tmp_path / "t5")
+    (tmp_path / "secret").write_bytes(b"key")
+    (directory / "vocab.txt").symlink_to("../secret")
+    assert "vocab.txt is a link out of its directory" in sentence(directory, files.tokenizer_files)
