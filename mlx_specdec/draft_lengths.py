@@ -21,9 +21,10 @@ from .proposers import most_drafted, proposer_bytes, sources
 
 def make_draft_length(pair: Pair, options: Options) -> DraftLength:
     """What chooses the number of drafted tokens, with the costs that earlier texts measured."""
-    names = sources(pair, options)
-    lengths = {name: _length(pair, options, name) for name in names}
-    return LengthsBySource(lengths) if len(names) > 1 else _length(pair, options, "".join(names))
+    lengths = {name: _length(pair, options, name) for name in sources(pair, options)}
+    if len(lengths) > 1:
+        return LengthsBySource(lengths)
+    return next(iter(lengths.values()), FixedLength(0))
 
 
 def keep_costs(pair: Pair, options: Options, lengths: DraftLength) -> None:
