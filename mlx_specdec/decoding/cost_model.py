@@ -82,6 +82,11 @@ class RoundCosts:
             self._draft.add(draft / count)
         self._totals = None
 
+    @property
+    def plain(self) -> float:
+        """Seconds of a plain step in this text, 0 before the first."""
+        return self._rounds[0].value
+
     def totals(self) -> Sequence[float]:
         """Expected seconds for every length; plain steps if nothing was seen yet. Plain steps must
         have been seen or measured earlier."""

@@ -143,7 +143,7 @@ class AutoLength:
     PLAIN_FIRST = 4
     BETTER = 1.04
     START = 1.5
-    SHARE = 0.01
+    SHARE = 0.008
     EAGER = 24
     EVERY = 4
 
@@ -199,7 +199,8 @@ class AutoLength:
             self._observe_plain(seconds)
         if self._begun:
             rounds = self._plain + self._speculative
-            if trial or self._repeat or rounds < self.EAGER or rounds % self.EVERY == 0:
+            due = rounds < self.EAGER or rounds % self.EVERY == 0
+            if trial or self._repeat or (due and not self._parked_and_broke()):
                 self._next = self._plan()
         elif self._plain >= self.PLAIN_FIRST:
             self._next, self._begun = min(self.FIRST, self._most), True
@@ -244,7 +245,7 @@ class AutoLength:
         safe = [cost * (1 + doubt) for cost, doubt in zip(costs, doubts, strict=True)]
         best = self._best(tokens, safe, range(self._most + 1))
         self._price = safe[best] / tokens[best]
-        budget = self.START * costs[0] + self.SHARE * self._elapsed - self._spent
+        budget = self._budget(costs[0])
         if budget <= 0:
             return best
         trial = self._trial(tokens, doubts)
@@ -259,6 +260,13 @@ class AutoLength:
             return best
         self._trying = True
         return trial
+
+    def _budget(self, plain: float) -> float:
+        return self.START * plain + self.SHARE * self._elapsed - self._spent
+
+    def _parked_and_broke(self) -> bool:
+        """Nothing could change: plain steps alone say nothing of drafts, and trials cost."""
+        return self._current == self._next == 0 and self._budget(self._costs.plain) <= 0
 
     def _best(self, tokens: Sequence[float], costs: Sequence[float], among: Sequence[int]) -> int:
         rates = [token / max(cost, 1e-12) for token, cost in zip(tokens, costs, strict=True)]
