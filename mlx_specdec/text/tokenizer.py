@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import CheckpointError
+from . import byte_level_bpe
+from .byte_tokenizer import ByteTokenizer
 
 Kind = Literal["encoder-decoder", "decoder-only"]
 FILES = ("*token*", "spiece*", "vocab*", "merges*")
 """What a tokenizer may consist of."""
+EXTRA, MOST_EXTRA = 100, 100_000
+"""T5's sentinels, where nothing says how many there are, and the most that are believed."""
+_SENTINEL = re.compile(r" *<extra_id_(\d{1,6})> *", re.ASCII)
 
 
 class Tokenizer(Protocol):
@@ -69,33 +75,31 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
 
     Raises CheckpointError where its files are missing or damaged.
     """
-    settings = _settings(directory)
+    settings = _json(directory / "tokenizer_config.json")
     if (directory / "tokenizer.json").is_file():
         return FileTokenizer(directory, settings, ends_with_eos=kind == "encoder-decoder")
     if kind == "encoder-decoder":
-        return SentencePieceTokenizer(directory, settings)
+        return _of_encoder_decoder(directory, settings)
     return TransformersTokenizer(directory)
 
 
 class FileTokenizer:
     """tokenizer.json, read by the `tokenizers` library.
 
-    ends_with_eos: close every prompt with the end-of-sequence token, as T5 does.
+    ends_with_eos: close every prompt with the end-of-sequence token, as T5 does. made: the
+    library's tokenizer, where other files than tokenizer.json say what it is.
     """
 
     def __init__(
-        self, directory: Path, settings: dict[str, Any], *, ends_with_eos: bool = False
+        self,
+        directory: Path,
+        settings: dict[str, Any],
+        *,
+        ends_with_eos: bool = False,
+        made: Any = None,
     ) -> None:
-        from tokenizers import Tokenizer as Loaded
-
         self._directory = directory
-        file = directory / "tokenizer.json"
-        try:
-            self._tokenizer = Loaded.from_file(str(file))
-        except Exception as problem:  # the library raises plain Exception
-            raise CheckpointError(
-                f"{file} is damaged ({_first_line(problem)}): download it again"
-            ) from None
+        self._tokenizer = _from_file(directory / "tokenizer.json") if made is None else made
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         eos = self._tokenizer.token_to_id(_token(settings.get("eos_token")) or "</s>")
@@ -157,7 +161,7 @@ class SentencePieceTokenizer:
         self._directory = directory
         file = directory / "spiece.model"
         if not file.is_file():
-            raise CheckpointError(f"{directory} has no tokenizer.json and no spiece.model")
+            raise CheckpointError(f"{directory} has no spiece.model")
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError) as problem:
@@ -165,7 +169,7 @@ class SentencePieceTokenizer:
                 f"{file} is damaged ({_first_line(problem)}): download it again"
             ) from None
         self._own = self._processor.get_piece_size()
-        self._extra = int(settings.get("extra_ids", 100))
+        self._extra = self._extra_ids(file, settings)
         eos = self._processor.eos_id()
         self._eos = () if eos < 0 else (eos,)
         controls = [id for id in range(self._own) if self._processor.is_control(id)]
@@ -188,7 +192,16 @@ class SentencePieceTokenizer:
         return _digest(self._directory)
 
     def encode(self, text: str) -> list[int]:
-        return [*self._processor.encode(text), *self._eos]
+        ids: list[int] = []
+        # Every second part is the number of a sentinel; spaces around sentinels belong to them.
+        for place, part in enumerate(_SENTINEL.split(text)):
+            if place % 2 == 0:
+                ids += self._processor.encode(part)
+            elif int(part) < self._extra:
+                ids.append(self.size - 1 - int(part))
+            else:
+                ids += self._processor.encode(f"<extra_id_{part}>")
+        return [*ids, *self._eos]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._processor.decode([id for id in ids if id not in self._special])
@@ -199,6 +212,19 @@ class SentencePieceTokenizer:
     def pieces(self) -> list[str | None]:
         own: list[str | None] = [self._processor.id_to_piece(id) for id in range(self._own)]
         return own + [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
+
+    def _extra_ids(self, file: Path, settings: dict[str, Any]) -> int:
+        """How many there are behind the model's own pieces, some of which may be them (mT5's)."""
+        count = settings.get("extra_ids")
+        if count is None:
+            last = str(self._processor.id_to_piece(self._own - 1)) if self._own else ""
+            return 0 if "<extra_id_" in last else EXTRA
+        if type(count) is not int or not 0 <= count <= MOST_EXTRA:
+            raise CheckpointError(
+                f"{file.with_name('tokenizer_config.json')} has extra_ids {count!r}: need a whole "
+                "number, mostly 100"
+            )
+        return count
 
 
 class TransformersTokenizer:
@@ -244,6 +270,36 @@ class TransformersTokenizer:
         return _by_id(self._tokenizer.get_vocab(), self.size)
 
 
+def _of_encoder_decoder(directory: Path, settings: dict[str, Any]) -> Tokenizer:
+    """The tokenizer of a T5 without tokenizer.json."""
+    named = settings.get("tokenizer_class") or _json(directory / "config.json").get(
+        "tokenizer_class"
+    )
+    if named == "ByT5Tokenizer":
+        return ByteTokenizer(settings, _json(directory / "added_tokens.json"))
+    if (directory / "spiece.model").is_file():
+        return SentencePieceTokenizer(directory, settings)
+    if not byte_level_bpe.is_here(directory):
+        raise CheckpointError(
+            f"{directory} has no tokenizer.json, no spiece.model, and no vocab.json with merges.txt"
+        )
+    settings = _json(directory / "special_tokens_map.json") | settings
+    added = _json(directory / "added_tokens.json")
+    read = byte_level_bpe.read(directory, named, settings, added)
+    return FileTokenizer(directory, settings, ends_with_eos=read.closes, made=read.tokenizer)
+
+
+def _from_file(file: Path) -> Any:
+    from tokenizers import Tokenizer as Loaded
+
+    try:
+        return Loaded.from_file(str(file))
+    except Exception as problem:  # the library raises plain Exception
+        raise CheckpointError(
+            f"{file} is damaged ({_first_line(problem)}): download it again"
+        ) from None
+
+
 def _from_transformers(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
@@ -269,8 +325,8 @@ def _apply_chat(tokenizer: Any, text: str) -> list[int]:
         ) from None
 
 
-def _settings(directory: Path) -> dict[str, Any]:
-    file = directory / "tokenizer_config.json"
+def _json(file: Path) -> dict[str, Any]:
+    """A JSON object, {} where there is no file."""
     if not file.is_file():
         return {}
     try:
