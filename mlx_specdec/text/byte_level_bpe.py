@@ -93,9 +93,8 @@ def _add(
 ) -> None:
     """Special tokens, each under the id that the files give it; without one, behind the rest."""
     decoder = settings.get("added_tokens_decoder")
-    decoder = decoder if isinstance(decoder, Mapping) else {}
-    placed = {_content(token): id for id, token in decoder.items()} | dict(added)
-    tokens: dict[str, Any] = {}
+    by_id = decoder if isinstance(decoder, Mapping) else {}
+    tokens = {_content(token): token for token in by_id.values()}
     for key, own in _NAMED.items():
         said = settings.get(key)
         if said is not None or (closes and tokenizer.token_to_id(own) is not None):
@@ -103,17 +102,17 @@ def _add(
     for key in _LISTS:
         listed = settings.get(key)
         tokens |= {_content(each): each for each in (listed if isinstance(listed, list) else [])}
-    tokens = {**{_content(each): each for each in decoder.values()}, **tokens}
-    tokens |= {token: None for token in placed if token not in tokens}
-    tokens.pop(None, None)
     try:
-        order = sorted(tokens, key=lambda token: int(placed.get(token, _TOO_LARGE)))
-        ids = {token: int(id) for token, id in placed.items()}
+        ids = {_content(token): int(id) for id, token in by_id.items()}
+        ids |= {token: int(id) for token, id in added.items()}
     except (TypeError, ValueError):
         raise CheckpointError(
             f"{directory} has an added token whose id is no number: download its tokenizer again"
         ) from None
-    for token in order:
+    tokens = dict.fromkeys(ids) | tokens
+    for token in sorted(tokens, key=lambda token: ids.get(token, _TOO_LARGE)):
+        if token is None:
+            continue
         tokenizer.add_tokens([_added(token, tokens[token])])
         found = tokenizer.token_to_id(token)
         if ids.get(token, found) != found:

@@ -6,9 +6,6 @@ transformers; a decoder-only one does for a chat template, or where it has no to
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,13 +13,10 @@ from typing import Any, Literal, Protocol
 from ..errors import CheckpointError
 from . import byte_level_bpe
 from .byte_tokenizer import ByteTokenizer
+from .sentence_piece import SentencePieceTokenizer
+from .tokenizer_files import digest_of, first_line, read_json
 
 Kind = Literal["encoder-decoder", "decoder-only"]
-FILES = ("*token*", "spiece*", "vocab*", "merges*")
-"""What a tokenizer may consist of."""
-EXTRA, MOST_EXTRA = 100, 100_000
-"""T5's sentinels, where nothing says how many there are, and the most that are believed."""
-_SENTINEL = re.compile(r" *<extra_id_(\d{1,6})> *", re.ASCII)
 
 
 class Tokenizer(Protocol):
@@ -75,7 +69,7 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
 
     Raises CheckpointError where its files are missing or damaged.
     """
-    settings = _json(directory / "tokenizer_config.json")
+    settings = read_json(directory / "tokenizer_config.json")
     if (directory / "tokenizer.json").is_file():
         return FileTokenizer(directory, settings, ends_with_eos=kind == "encoder-decoder")
     if kind == "encoder-decoder":
@@ -129,7 +123,7 @@ class FileTokenizer:
 
     @property
     def digest(self) -> str:
-        return _digest(self._directory)
+        return digest_of(self._directory)
 
     def encode(self, text: str) -> list[int]:
         ids = self._tokenizer.encode(text).ids
@@ -145,86 +139,6 @@ class FileTokenizer:
 
     def pieces(self) -> list[str | None]:
         return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self._size)
-
-
-class SentencePieceTokenizer:
-    """spiece.model, read by sentencepiece, with T5's extra ids behind it.
-
-    <extra_id_0> has the highest id of all, the next one the id before it.
-    """
-
-    has_chat_template = False
-
-    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
-        import sentencepiece
-
-        self._directory = directory
-        file = directory / "spiece.model"
-        if not file.is_file():
-            raise CheckpointError(f"{directory} has no spiece.model")
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
-        except (RuntimeError, OSError) as problem:
-            raise CheckpointError(
-                f"{file} is damaged ({_first_line(problem)}): download it again"
-            ) from None
-        self._own = self._processor.get_piece_size()
-        self._extra = self._extra_ids(file, settings)
-        eos = self._processor.eos_id()
-        self._eos = () if eos < 0 else (eos,)
-        controls = [id for id in range(self._own) if self._processor.is_control(id)]
-        self._special = frozenset([*controls, *range(self._own, self.size)])
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._eos
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special
-
-    @property
-    def size(self) -> int:
-        return self._own + self._extra
-
-    @property
-    def digest(self) -> str:
-        return _digest(self._directory)
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        # Every second part is the number of a sentinel; spaces around sentinels belong to them.
-        for place, part in enumerate(_SENTINEL.split(text)):
-            if place % 2 == 0:
-                ids += self._processor.encode(part)
-            elif int(part) < self._extra:
-                ids.append(self.size - 1 - int(part))
-            else:
-                ids += self._processor.encode(f"<extra_id_{part}>")
-        return [*ids, *self._eos]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._processor.decode([id for id in ids if id not in self._special])
-
-    def apply_chat(self, text: str) -> list[int]:
-        raise CheckpointError("this model has no chat template")
-
-    def pieces(self) -> list[str | None]:
-        own: list[str | None] = [self._processor.id_to_piece(id) for id in range(self._own)]
-        return own + [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
-
-    def _extra_ids(self, file: Path, settings: dict[str, Any]) -> int:
-        """How many there are behind the model's own pieces, some of which may be them (mT5's)."""
-        count = settings.get("extra_ids")
-        if count is None:
-            last = str(self._processor.id_to_piece(self._own - 1)) if self._own else ""
-            return 0 if "<extra_id_" in last else EXTRA
-        if type(count) is not int or not 0 <= count <= MOST_EXTRA:
-            raise CheckpointError(
-                f"{file.with_name('tokenizer_config.json')} has extra_ids {count!r}: need a whole "
-                "number, mostly 100"
-            )
-        return count
 
 
 class TransformersTokenizer:
@@ -253,7 +167,7 @@ class TransformersTokenizer:
 
     @property
     def digest(self) -> str:
-        return _digest(self._directory)
+        return digest_of(self._directory)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))
@@ -272,19 +186,19 @@ class TransformersTokenizer:
 
 def _of_encoder_decoder(directory: Path, settings: dict[str, Any]) -> Tokenizer:
     """The tokenizer of a T5 without tokenizer.json."""
-    named = settings.get("tokenizer_class") or _json(directory / "config.json").get(
+    named = settings.get("tokenizer_class") or read_json(directory / "config.json").get(
         "tokenizer_class"
     )
     if named == "ByT5Tokenizer":
-        return ByteTokenizer(settings, _json(directory / "added_tokens.json"))
+        return ByteTokenizer(settings, read_json(directory / "added_tokens.json"))
     if (directory / "spiece.model").is_file():
         return SentencePieceTokenizer(directory, settings)
     if not byte_level_bpe.is_here(directory):
         raise CheckpointError(
             f"{directory} has no tokenizer.json, no spiece.model, and no vocab.json with merges.txt"
         )
-    settings = _json(directory / "special_tokens_map.json") | settings
-    added = _json(directory / "added_tokens.json")
+    settings = read_json(directory / "special_tokens_map.json") | settings
+    added = read_json(directory / "added_tokens.json")
     read = byte_level_bpe.read(directory, named, settings, added)
     return FileTokenizer(directory, settings, ends_with_eos=read.closes, made=read.tokenizer)
 
@@ -296,7 +210,7 @@ def _from_file(file: Path) -> Any:
         return Loaded.from_file(str(file))
     except Exception as problem:  # the library raises plain Exception
         raise CheckpointError(
-            f"{file} is damaged ({_first_line(problem)}): download it again"
+            f"{file} is damaged ({first_line(problem)}): download it again"
         ) from None
 
 
@@ -307,7 +221,7 @@ def _from_transformers(directory: Path) -> Any:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as problem:  # many kinds, depending on the file that is wrong
         raise CheckpointError(
-            f"{directory} has no tokenizer that can be read ({_first_line(problem)})"
+            f"{directory} has no tokenizer that can be read ({first_line(problem)})"
         ) from None
 
 
@@ -321,30 +235,8 @@ def _apply_chat(tokenizer: Any, text: str) -> list[int]:
         )
     except Exception as problem:  # templates are programs and fail in their own ways
         raise CheckpointError(
-            f"the chat template cannot be applied ({_first_line(problem)}): use --no-chat-template"
+            f"the chat template cannot be applied ({first_line(problem)}): use --no-chat-template"
         ) from None
-
-
-def _json(file: Path) -> dict[str, Any]:
-    """A JSON object, {} where there is no file."""
-    if not file.is_file():
-        return {}
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        settings = None
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{file} is not a JSON object: download it again")
-    return settings
-
-
-def _digest(directory: Path) -> str:
-    whole = hashlib.blake2b(digest_size=16)
-    files = {file for pattern in FILES for file in directory.glob(pattern) if file.is_file()}
-    for file in sorted(files):
-        whole.update(file.name.encode() + b"\0")
-        whole.update(hashlib.blake2b(file.read_bytes()).digest())
-    return whole.hexdigest()
 
 
 def _token(value: Any) -> str | None:
@@ -357,7 +249,3 @@ def _by_id(vocabulary: dict[str, int], size: int) -> list[str | None]:
         if 0 <= id < size:
             pieces[id] = piece
     return pieces
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
