@@ -18,6 +18,7 @@ from ..errors import CheckpointError, OptionError
 from . import files, keys
 from .keys import Quantisation
 from .safetensors_file import DTYPES
+from .t5_purpose import check_generates
 from .tensors import Tensor, same
 
 
@@ -68,6 +69,7 @@ def recipe_for(directory: Path, quantisation: Quantisation | None) -> Recipe:
 
 def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation | None) -> Recipe:
     weights = files.Weights(directory)
+    check_generates(directory, config, weights.infos)
     places = keys.names(config, weights.infos)
     own_head = _own_head(weights, places)
     if not own_head:
@@ -123,8 +125,7 @@ def _check_t5(
     paths = {name.removesuffix(".scales") for name in places if name.endswith(".scales")}
     for name in shapes:
         if name not in places:
-            hint = " (an encoder alone cannot generate text)" if _encoder_only(places) else ""
-            raise CheckpointError(f"{directory} lacks the tensor {name}{hint}")
+            raise CheckpointError(f"{directory} lacks the tensor {name}")
     for name, place in places.items():
         path, _, _ = name.rpartition(".")
         if packed and path in paths and f"{path}.weight" in shapes:
@@ -139,10 +140,6 @@ def _check_t5(
             )
         if not mx.issubdtype(DTYPES[info.dtype], mx.floating):
             raise CheckpointError(f"{directory}: {place} holds {info.dtype} instead of weights")
-
-
-def _encoder_only(places: Mapping[str, str]) -> bool:
-    return not any(name.startswith("decoder.") for name in places)
 
 
 def _t5_quantised(
