@@ -94,7 +94,7 @@ def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation |
         tensors=tensors,
         outlines={name: weights.tensor(place).outline for name, place in places.items()},
         quantised=quantised,
-        notes=(*weights.notes, *_t5_notes(left, quantisation, quantised)),
+        notes=(*weights.notes, *_left_out(weights, left), *_t5_notes(quantisation, quantised)),
     )
 
 
@@ -162,14 +162,30 @@ def _t5_quantised(
     return found
 
 
+def _left_out(weights: files.Weights, left: list[str]) -> Iterator[str]:
+    """What was left out, and why."""
+    other = [
+        name
+        for name in keys.TWINS
+        if name in left
+        and keys.SHARED in weights.infos
+        and not same(weights.tensor(name), weights.tensor(keys.SHARED))
+    ]
+    plain = [name for name in left if name not in other]
+    if plain:
+        yield f"left out, copies or unused: {', '.join(plain)}"
+    if other:
+        yield (
+            f"left out, and no copies: {', '.join(other)}; T5 reads the words of both its halves "
+            f"from {keys.SHARED}"
+        )
+
+
 def _t5_notes(
-    left: list[str],
     quantisation: Quantisation | None,
     quantised: Mapping[str, Quantisation],
 ) -> tuple[str, ...]:
     notes = []
-    if left:
-        notes.append(f"left out, copies or unused: {', '.join(left)}")
     if quantisation is not None:
         wider = [name for name, how in quantised.items() if how.bits > quantisation.bits]
         if wider:

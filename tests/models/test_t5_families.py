@@ -84,6 +84,24 @@ def test_the_report_names_every_tensor_that_was_left_out(tmp_path: Path, family:
     assert len(dropped) >= 2 and all(name in said for name in dropped)
 
 
+def test_a_second_embedding_that_is_no_copy_is_told(tmp_path: Path) -> None:
+    source, out = tmp_path / "flan-t5", tmp_path / "out"
+    shutil.copytree(FIXTURES / "t5-families" / "flan-t5", source)
+    weights = dict(mx.load(str(source / "model.safetensors")))
+    weights["decoder.embed_tokens.weight"] = weights["decoder.embed_tokens.weight"] + 1
+    mx.eval(weights)
+    mx.save_safetensors(str(source / "model.safetensors"), weights)
+    notes = convert(str(source), out).notes
+    assert any("and no copies: decoder.embed_tokens.weight;" in note for note in notes)
+    assert "left out, copies or unused: encoder.embed_tokens.weight" in notes
+
+
+def test_bytes_need_no_tokenizer_files(tmp_path: Path) -> None:
+    notes = convert(str(FIXTURES / "t5-families" / "byt5"), tmp_path / "out").notes
+    assert not any("tokenizer" in note for note in notes)
+    assert load(tmp_path / "out").vocabulary == 384
+
+
 @pytest.mark.parametrize("family", sorted(TEXTS))
 def test_text_goes_through_the_familys_own_tokenizer(tmp_path: Path, family: str) -> None:
     source = whole(family, tmp_path / "source")
