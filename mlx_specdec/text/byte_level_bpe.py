@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from .tokenizer_files import content_of
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 _ROBERTA = ("RobertaTokenizer", "RobertaTokenizerFast")
@@ -94,18 +95,18 @@ def _add(
     """Special tokens, each under the id that the files give it; without one, behind the rest."""
     decoder = settings.get("added_tokens_decoder")
     by_id = decoder if isinstance(decoder, Mapping) else {}
-    tokens = {_content(token): token for token in by_id.values()}
+    tokens = {content_of(token): token for token in by_id.values()}
     for key, own in _NAMED.items():
         said = settings.get(key)
         if said is not None or (closes and tokenizer.token_to_id(own) is not None):
-            tokens[_content(said) or own] = said
+            tokens[content_of(said) or own] = said
     for key in _LISTS:
         listed = settings.get(key)
-        tokens |= {_content(each): each for each in (listed if isinstance(listed, list) else [])}
+        tokens |= {content_of(each): each for each in (listed if isinstance(listed, list) else [])}
     try:
-        ids = {_content(token): int(id) for id, token in by_id.items()}
+        ids = {content_of(token): int(id) for id, token in by_id.items()}
         ids |= {token: int(id) for token, id in added.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise CheckpointError(
             f"{directory} has an added token whose id is no number: download its tokenizer again"
         ) from None
@@ -129,7 +130,7 @@ def _close(
 
     pair = []
     for key in ("sep_token", "cls_token"):
-        token = _content(settings.get(key)) or _NAMED[key]
+        token = content_of(settings.get(key)) or _NAMED[key]
         id = tokenizer.token_to_id(token)
         if id is None:
             raise CheckpointError(
@@ -176,8 +177,3 @@ def _merges(file: Path) -> list[tuple[str, str]]:
             raise CheckpointError(f"{file} has no pair in line {number}: download it again")
         found.append((parts[0], parts[1]))
     return found
-
-
-def _content(token: Any) -> str | None:
-    token = token.get("content") if isinstance(token, Mapping) else token
-    return token if isinstance(token, str) and token else None

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .byte_letters import LETTERS
+from .tokenizer_files import content_of
 
 FIRST, BYTES = 3, 256
 """Byte b is id b + FIRST."""
@@ -35,7 +36,8 @@ class ByteTokenizer:
 
     def __init__(self, settings: Mapping[str, Any], added: Mapping[str, Any] | None = None) -> None:
         first = [
-            _content(settings.get(key)) or own for key, own in zip(_NAMED, _CONVENTION, strict=True)
+            content_of(settings.get(key)) or own
+            for key, own in zip(_NAMED, _CONVENTION, strict=True)
         ]
         behind = _behind(settings, added or {})
         self._ids = behind | {token: id for id, token in enumerate(first)}
@@ -90,10 +92,10 @@ def _behind(settings: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, 
     """Tokens behind the bytes: where a file says their ids these, else in the order listed."""
     decoder = settings.get("added_tokens_decoder")
     if isinstance(decoder, Mapping):
-        added = {str(_content(token)): id for id, token in decoder.items()} | dict(added)
+        added = {str(content_of(token)): id for id, token in decoder.items()} | dict(added)
     try:
         placed = {token: int(id) for token, id in added.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise CheckpointError(
             "an added token's id is no number: download the tokenizer again"
         ) from None
@@ -111,17 +113,12 @@ def _listed(settings: Mapping[str, Any]) -> list[str]:
     for key in ("additional_special_tokens", "extra_special_tokens"):
         tokens = settings.get(key)
         if isinstance(tokens, list) and tokens:
-            return [token for each in tokens if (token := _content(each))]
+            return [token for each in tokens if (token := content_of(each))]
     count = settings.get("extra_ids")
     count = EXTRA if count is None else count
     if type(count) is not int or not 0 <= count <= LONGEST_EXTRA:
         raise CheckpointError(f"tokenizer_config.json has extra_ids {count!r}: need a whole number")
     return [f"<extra_id_{index}>" for index in range(count)]
-
-
-def _content(token: Any) -> str | None:
-    token = token.get("content") if isinstance(token, Mapping) else token
-    return token if isinstance(token, str) and token else None
 
 
 def _swallows(settings: Mapping[str, Any], key: str, id: int) -> tuple[bool, bool]:

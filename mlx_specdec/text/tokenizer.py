@@ -14,7 +14,7 @@ from ..errors import CheckpointError
 from . import byte_level_bpe
 from .byte_tokenizer import ByteTokenizer
 from .sentence_piece import SentencePieceTokenizer
-from .tokenizer_files import digest_of, first_line, read_json
+from .tokenizer_files import content_of, digest_of, first_line, read_json
 
 Kind = Literal["encoder-decoder", "decoder-only"]
 
@@ -96,7 +96,7 @@ class FileTokenizer:
         self._tokenizer = _from_file(directory / "tokenizer.json") if made is None else made
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        eos = self._tokenizer.token_to_id(_token(settings.get("eos_token")) or "</s>")
+        eos = self._tokenizer.token_to_id(content_of(settings.get("eos_token")) or "</s>")
         self._eos = () if eos is None else (eos,)
         self._closing = self._eos if ends_with_eos else ()
         added = self._tokenizer.get_added_tokens_decoder()
@@ -237,10 +237,6 @@ def _apply_chat(tokenizer: Any, text: str) -> list[int]:
         raise CheckpointError(
             f"the chat template cannot be applied ({first_line(problem)}): use --no-chat-template"
         ) from None
-
-
-def _token(value: Any) -> str | None:
-    return value.get("content") if isinstance(value, dict) else value
 
 
 def _by_id(vocabulary: dict[str, int], size: int) -> list[str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         settings = None
     if not isinstance(settings, dict):
         raise CheckpointError(f"{file} is not a JSON object: download it again")
@@ -39,3 +40,9 @@ def digest_of(directory: Path) -> str:
 def first_line(problem: Exception) -> str:
     """What another library says is wrong, in one line."""
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+
+
+def content_of(token: Any) -> str | None:
+    """A special token's text, given as text or as an object; None for anything else."""
+    token = token.get("content") if isinstance(token, Mapping) else token
+    return token if isinstance(token, str) and token else None

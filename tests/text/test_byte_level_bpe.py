@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -126,3 +128,39 @@ def test_a_vocabulary_without_the_closing_token_is_named(files: Path) -> None:
     rewrite(files / "vocab.json", lambda told: told.pop("</s>"))
     with pytest.raises(CheckpointError, match=r"vocab\.json lacks '</s>'"):
         load_tokenizer(files, kind="encoder-decoder")
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 400)
+    | st.floats()
+    | st.sampled_from(["", "</s>", "<s>", "<extra_id_0>", "Ġ", "\ud800", "a" * 300, "9" * 30]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["0", "2", "330", "x", "content", "lstrip"]), inner)
+    ),
+    max_leaves=6,
+)
+KEYS = ["added_tokens_decoder", "additional_special_tokens", "extra_ids", "eos_token", "cls_token"]
+FILES = ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
+
+
+@pytest.mark.parametrize("kind", ["codet5", "byt5"])
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.sampled_from(FILES), st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1))
+def test_odd_settings_make_a_tokenizer_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, file: str, odd: dict[str, Any]
+) -> None:
+    directory = tmp_path_factory.mktemp("odd")
+    shutil.copytree(FIXTURE.with_name(kind), directory, dirs_exist_ok=True)
+    content = {"tokenizer_class": "ByT5Tokenizer"} if kind == "byt5" else {}
+    (directory / file).write_text(json.dumps({**content, **odd}), encoding="utf-8")
+    try:
+        tokenizer = load_tokenizer(directory, kind="encoder-decoder")
+    except CheckpointError as problem:
+        assert "\n" not in str(problem)
+    else:
+        ids = tokenizer.encode("a <extra_id_0> é </s> b")
+        assert all(0 <= id < tokenizer.size == len(tokenizer.pieces()) for id in ids)
+        assert "a" in tokenizer.decode(ids)
