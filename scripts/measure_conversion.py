@@ -1,11 +1,9 @@
 """Convert a synthetic T5 of many gigabytes: peak memory and time, against a plain copy.
 
     python scripts/measure_conversion.py --gigabytes 6 --formats zip,old,safetensors
-    python scripts/measure_conversion.py --gigabytes 0.5 --formats zip --kills 20
 
 Writes the checkpoint itself, without torch, into a temporary directory that it removes; three times
 the size has to be free. Memory is RssAnon (Linux): what the process holds besides mapped files.
-With --kills, conversions are killed at random moments instead, and what each leaves is printed.
 The last line is JSON.
 """
 
@@ -14,16 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import shutil
-import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -217,37 +213,12 @@ def measure(root: Path, kind: str, config: Mapping[str, Any], options: list[str]
     }
 
 
-def kill(
-    root: Path, kind: str, config: Mapping[str, Any], options: list[str], count: int
-) -> Iterator[dict[str, Any]]:
-    """Kill `count` conversions at random moments; then let one end."""
-    source, target = make(root, kind, config), root / "results" / "out"
-    target.parent.mkdir()
-    with open(os.devnull, "wb") as nowhere:
-        whole, _ = convert(source, target, options, nowhere)
-        shutil.rmtree(target)
-        draw = random.Random(0)
-        for _ in range(count):
-            moment = draw.uniform(0, whole)
-            process = subprocess.Popen(command(source, target, options), stderr=nowhere)
-            time.sleep(moment)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            left = sorted(str(path.relative_to(target.parent)) for path in target.parent.iterdir())
-            finished = target.is_dir()
-            shutil.rmtree(target, ignore_errors=True)
-            yield {"killed_after": round(moment, 2), "left": left, "finished": finished}
-        convert(source, target, options, nowhere)
-    yield {"killed_after": None, "left": [path.name for path in target.parent.iterdir()]}
-
-
 def main() -> None:
     """Read the command line, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=6.0)
     parser.add_argument("--formats", default=",".join(WRITERS))
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--max-shard-size", default=str(default_shard_bytes()))
     parser.add_argument("--dtype")
     asked = parser.parse_args()
@@ -259,14 +230,8 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for kind in asked.formats.split(","):
         with tempfile.TemporaryDirectory(dir=asked.directory) as name:
-            found = (
-                kill(Path(name), kind, config, options, asked.kills)
-                if asked.kills
-                else [measure(Path(name), kind, config, options)]
-            )
-            for each in found:
-                print(json.dumps(each), flush=True)
-                results.append(each)
+            results.append(measure(Path(name), kind, config, options))
+            print(json.dumps(results[-1]), flush=True)
     limit = int(1.2 * parse(asked.max_shard_size)) + EXTRA
     print(json.dumps({"anonymous_limit_bytes": limit, "results": results}))
 

@@ -273,6 +273,9 @@ def _words(dtype: str | None, quantisation: Quantisation | None) -> str:
 
 
 def _notes(recipe: Recipe, source: Path) -> tuple[str, ...]:
+    # ByT5's tokenizer is the class alone.
+    if recipe.config.get("tokenizer_class") == "ByT5Tokenizer":
+        return recipe.notes
     if any(not file.name.startswith("generation") for file in files.tokenizer_files(source)):
         return recipe.notes
     return (*recipe.notes, "the source has no tokenizer files: the result cannot read text yet")

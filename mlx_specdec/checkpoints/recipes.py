@@ -18,6 +18,7 @@ from ..errors import CheckpointError, OptionError
 from . import files, keys
 from .keys import Quantisation
 from .safetensors_file import DTYPES
+from .t5_purpose import check_generates
 from .tensors import Tensor, same
 
 
@@ -68,6 +69,7 @@ def recipe_for(directory: Path, quantisation: Quantisation | None) -> Recipe:
 
 def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation | None) -> Recipe:
     weights = files.Weights(directory)
+    check_generates(directory, config, weights.infos)
     places = keys.names(config, weights.infos)
     own_head = _own_head(weights, places)
     if not own_head:
@@ -92,7 +94,7 @@ def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation |
         tensors=tensors,
         outlines={name: weights.tensor(place).outline for name, place in places.items()},
         quantised=quantised,
-        notes=(*weights.notes, *_t5_notes(left, quantisation, quantised)),
+        notes=(*weights.notes, *_left_out(weights, left), *_t5_notes(quantisation, quantised)),
     )
 
 
@@ -123,8 +125,7 @@ def _check_t5(
     paths = {name.removesuffix(".scales") for name in places if name.endswith(".scales")}
     for name in shapes:
         if name not in places:
-            hint = " (an encoder alone cannot generate text)" if _encoder_only(places) else ""
-            raise CheckpointError(f"{directory} lacks the tensor {name}{hint}")
+            raise CheckpointError(f"{directory} lacks the tensor {name}")
     for name, place in places.items():
         path, _, _ = name.rpartition(".")
         if packed and path in paths and f"{path}.weight" in shapes:
@@ -139,10 +140,6 @@ def _check_t5(
             )
         if not mx.issubdtype(DTYPES[info.dtype], mx.floating):
             raise CheckpointError(f"{directory}: {place} holds {info.dtype} instead of weights")
-
-
-def _encoder_only(places: Mapping[str, str]) -> bool:
-    return not any(name.startswith("decoder.") for name in places)
 
 
 def _t5_quantised(
@@ -165,14 +162,30 @@ def _t5_quantised(
     return found
 
 
+def _left_out(weights: files.Weights, left: list[str]) -> Iterator[str]:
+    """What was left out, and why."""
+    other = [
+        name
+        for name in keys.TWINS
+        if name in left
+        and keys.SHARED in weights.infos
+        and not same(weights.tensor(name), weights.tensor(keys.SHARED))
+    ]
+    plain = [name for name in left if name not in other]
+    if plain:
+        yield f"left out, copies or unused: {', '.join(plain)}"
+    if other:
+        yield (
+            f"left out, and no copies: {', '.join(other)}; T5 reads the words of both its halves "
+            f"from {keys.SHARED}"
+        )
+
+
 def _t5_notes(
-    left: list[str],
     quantisation: Quantisation | None,
     quantised: Mapping[str, Quantisation],
 ) -> tuple[str, ...]:
     notes = []
-    if left:
-        notes.append(f"left out, copies or unused: {', '.join(left)}")
     if quantisation is not None:
         wider = [name for name, how in quantised.items() if how.bits > quantisation.bits]
         if wider:

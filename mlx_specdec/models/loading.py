@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 
 from ..cache_settings import CacheSettings
 from ..checkpoints import files, keys
+from ..checkpoints.t5_purpose import check_generates
 from ..errors import CheckpointError, OptionError
 from ..text.tokenizer import Kind
 from .base import Base
@@ -125,8 +126,9 @@ def _load_t5(
 def read_t5_weights(directory: Path, config: Mapping[str, Any]) -> dict[str, mx.array]:
     """All tensors under our names, lazily; a head that only repeats `shared` is left out."""
     weights: dict[str, mx.array] = {}
-    twin = None
-    for key, array in files.tensors(directory):
+    twin, stored = None, files.Weights(directory)
+    check_generates(directory, config, stored.infos)
+    for key, array in stored.tensors():
         if key in keys.TWINS:
             twin = array
         name = keys.translate(config, key)

@@ -6,17 +6,17 @@ transformers; a decoder-only one does for a chat template, or where it has no to
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import CheckpointError
+from . import byte_level_bpe
+from .byte_tokenizer import ByteTokenizer
+from .sentence_piece import SentencePieceTokenizer
+from .tokenizer_files import content_of, digest_of, first_line, read_json
 
 Kind = Literal["encoder-decoder", "decoder-only"]
-FILES = ("*token*", "spiece*", "vocab*", "merges*")
-"""What a tokenizer may consist of."""
 
 
 class Tokenizer(Protocol):
@@ -69,36 +69,34 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
 
     Raises CheckpointError where its files are missing or damaged.
     """
-    settings = _settings(directory)
+    settings = read_json(directory / "tokenizer_config.json")
     if (directory / "tokenizer.json").is_file():
         return FileTokenizer(directory, settings, ends_with_eos=kind == "encoder-decoder")
     if kind == "encoder-decoder":
-        return SentencePieceTokenizer(directory, settings)
+        return _of_encoder_decoder(directory, settings)
     return TransformersTokenizer(directory)
 
 
 class FileTokenizer:
     """tokenizer.json, read by the `tokenizers` library.
 
-    ends_with_eos: close every prompt with the end-of-sequence token, as T5 does.
+    ends_with_eos: close every prompt with the end-of-sequence token, as T5 does. made: the
+    library's tokenizer, where other files than tokenizer.json say what it is.
     """
 
     def __init__(
-        self, directory: Path, settings: dict[str, Any], *, ends_with_eos: bool = False
+        self,
+        directory: Path,
+        settings: dict[str, Any],
+        *,
+        ends_with_eos: bool = False,
+        made: Any = None,
     ) -> None:
-        from tokenizers import Tokenizer as Loaded
-
         self._directory = directory
-        file = directory / "tokenizer.json"
-        try:
-            self._tokenizer = Loaded.from_file(str(file))
-        except Exception as problem:  # the library raises plain Exception
-            raise CheckpointError(
-                f"{file} is damaged ({_first_line(problem)}): download it again"
-            ) from None
+        self._tokenizer = _from_file(directory / "tokenizer.json") if made is None else made
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        eos = self._tokenizer.token_to_id(_token(settings.get("eos_token")) or "</s>")
+        eos = self._tokenizer.token_to_id(content_of(settings.get("eos_token")) or "</s>")
         self._eos = () if eos is None else (eos,)
         self._closing = self._eos if ends_with_eos else ()
         added = self._tokenizer.get_added_tokens_decoder()
@@ -125,7 +123,7 @@ class FileTokenizer:
 
     @property
     def digest(self) -> str:
-        return _digest(self._directory)
+        return digest_of(self._directory)
 
     def encode(self, text: str) -> list[int]:
         ids = self._tokenizer.encode(text).ids
@@ -141,64 +139,6 @@ class FileTokenizer:
 
     def pieces(self) -> list[str | None]:
         return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self._size)
-
-
-class SentencePieceTokenizer:
-    """spiece.model, read by sentencepiece, with T5's extra ids behind it.
-
-    <extra_id_0> has the highest id of all, the next one the id before it.
-    """
-
-    has_chat_template = False
-
-    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
-        import sentencepiece
-
-        self._directory = directory
-        file = directory / "spiece.model"
-        if not file.is_file():
-            raise CheckpointError(f"{directory} has no tokenizer.json and no spiece.model")
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
-        except (RuntimeError, OSError) as problem:
-            raise CheckpointError(
-                f"{file} is damaged ({_first_line(problem)}): download it again"
-            ) from None
-        self._own = self._processor.get_piece_size()
-        self._extra = int(settings.get("extra_ids", 100))
-        eos = self._processor.eos_id()
-        self._eos = () if eos < 0 else (eos,)
-        controls = [id for id in range(self._own) if self._processor.is_control(id)]
-        self._special = frozenset([*controls, *range(self._own, self.size)])
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._eos
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special
-
-    @property
-    def size(self) -> int:
-        return self._own + self._extra
-
-    @property
-    def digest(self) -> str:
-        return _digest(self._directory)
-
-    def encode(self, text: str) -> list[int]:
-        return [*self._processor.encode(text), *self._eos]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._processor.decode([id for id in ids if id not in self._special])
-
-    def apply_chat(self, text: str) -> list[int]:
-        raise CheckpointError("this model has no chat template")
-
-    def pieces(self) -> list[str | None]:
-        own: list[str | None] = [self._processor.id_to_piece(id) for id in range(self._own)]
-        return own + [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
 
 
 class TransformersTokenizer:
@@ -227,7 +167,7 @@ class TransformersTokenizer:
 
     @property
     def digest(self) -> str:
-        return _digest(self._directory)
+        return digest_of(self._directory)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))
@@ -244,6 +184,36 @@ class TransformersTokenizer:
         return _by_id(self._tokenizer.get_vocab(), self.size)
 
 
+def _of_encoder_decoder(directory: Path, settings: dict[str, Any]) -> Tokenizer:
+    """The tokenizer of a T5 without tokenizer.json."""
+    named = settings.get("tokenizer_class") or read_json(directory / "config.json").get(
+        "tokenizer_class"
+    )
+    if named == "ByT5Tokenizer":
+        return ByteTokenizer(settings, read_json(directory / "added_tokens.json"))
+    if (directory / "spiece.model").is_file():
+        return SentencePieceTokenizer(directory, settings)
+    if not byte_level_bpe.is_here(directory):
+        raise CheckpointError(
+            f"{directory} has no tokenizer.json, no spiece.model, and no vocab.json with merges.txt"
+        )
+    settings = read_json(directory / "special_tokens_map.json") | settings
+    added = read_json(directory / "added_tokens.json")
+    read = byte_level_bpe.read(directory, named, settings, added)
+    return FileTokenizer(directory, settings, ends_with_eos=read.closes, made=read.tokenizer)
+
+
+def _from_file(file: Path) -> Any:
+    from tokenizers import Tokenizer as Loaded
+
+    try:
+        return Loaded.from_file(str(file))
+    except Exception as problem:  # the library raises plain Exception
+        raise CheckpointError(
+            f"{file} is damaged ({first_line(problem)}): download it again"
+        ) from None
+
+
 def _from_transformers(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
@@ -253,7 +223,7 @@ def _from_transformers(directory: Path) -> Any:
         )
     except Exception as problem:  # many kinds, depending on the file that is wrong
         raise CheckpointError(
-            f"{directory} has no tokenizer that can be read ({_first_line(problem)})"
+            f"{directory} has no tokenizer that can be read ({first_line(problem)})"
         ) from None
 
 
@@ -267,34 +237,8 @@ def _apply_chat(tokenizer: Any, text: str) -> list[int]:
         )
     except Exception as problem:  # templates are programs and fail in their own ways
         raise CheckpointError(
-            f"the chat template cannot be applied ({_first_line(problem)}): use --no-chat-template"
+            f"the chat template cannot be applied ({first_line(problem)}): use --no-chat-template"
         ) from None
-
-
-def _settings(directory: Path) -> dict[str, Any]:
-    file = directory / "tokenizer_config.json"
-    if not file.is_file():
-        return {}
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        settings = None
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{file} is not a JSON object: download it again")
-    return settings
-
-
-def _digest(directory: Path) -> str:
-    whole = hashlib.blake2b(digest_size=16)
-    files = {file for pattern in FILES for file in directory.glob(pattern) if file.is_file()}
-    for file in sorted(files):
-        whole.update(file.name.encode() + b"\0")
-        whole.update(hashlib.blake2b(file.read_bytes()).digest())
-    return whole.hexdigest()
-
-
-def _token(value: Any) -> str | None:
-    return value.get("content") if isinstance(value, dict) else value
 
 
 def _by_id(vocabulary: dict[str, int], size: int) -> list[str | None]:
@@ -303,7 +247,3 @@ def _by_id(vocabulary: dict[str, int], size: int) -> list[str | None]:
         if 0 <= id < size:
             pieces[id] = piece
     return pieces
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]

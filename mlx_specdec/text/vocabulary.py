@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ..errors import VocabularyError
+from .byte_letters import BYTES
 from .tokenizer import Tokenizer
 
 
@@ -86,17 +87,6 @@ def _spaced(piece: str) -> bytes:
 
 
 def _byte_level(piece: str) -> bytes:
-    if all(letter in _BYTES for letter in piece):
-        return bytes(_BYTES[letter] for letter in piece)
+    if all(letter in BYTES for letter in piece):
+        return bytes(BYTES[letter] for letter in piece)
     return piece.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    # Byte-level BPE writes printable bytes as themselves and the others as U+0100 and on, in order.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.errors import OptionError
+from mlx_specdec.text.byte_tokenizer import ByteTokenizer
 from mlx_specdec.text.stream import KEPT_WINDOW, LONGEST_WINDOW, StopStrings, TextStream
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -22,6 +23,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
         load_tokenizer(byte_level(root / "bytes"), kind="decoder-only"),
         load_tokenizer(unigram(root / "unigram"), kind="encoder-decoder"),
         load_tokenizer(sentence_piece(root / "pieces"), kind="encoder-decoder"),
+        ByteTokenizer({}),
     ]
 
 
@@ -35,7 +37,7 @@ def in_pushes(tokenizer: Tokenizer, ids: list[int], sizes: list[int]) -> list[st
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
-    st.integers(0, 2),
+    st.integers(0, 3),
     st.lists(st.integers(0, 10_000), max_size=90),
     st.lists(st.integers(0, 7), max_size=40),
 )
@@ -47,7 +49,7 @@ def test_random_ids_add_up_to_the_whole_text(
     assert "".join(in_pushes(tokenizer, ids, sizes)) == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_real_text_adds_up_and_comes_early(
     tokenizers: list[Tokenizer], which: int, size: int

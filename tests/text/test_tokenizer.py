@@ -122,3 +122,32 @@ def test_the_digest_changes_with_the_tokenizers_files_alone(tmp_path: Path, make
             assert tokenizer.digest != before
             file.write_bytes(content)
     assert tokenizer.digest == before
+
+
+def test_sentinels_in_a_prompt_are_tokens_that_swallow_the_spaces_around(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(sentence_piece(tmp_path), kind="encoder-decoder")
+
+    def body(text: str) -> list[int]:
+        return tokenizer.encode(text)[:-1]
+
+    top = tokenizer.size - 1
+    expected = [*body("Les"), top, *body("pates"), top - 99, 1]
+    assert tokenizer.encode("Les <extra_id_0> pates <extra_id_99>") == expected
+    assert top - 100 not in tokenizer.encode("<extra_id_100>")
+
+
+@pytest.mark.parametrize(("said", "extra"), [("{}", 100), ('{"extra_ids": 0}', 0)])
+def test_the_number_of_sentinels_is_said_by_the_settings(
+    tmp_path: Path, said: str, extra: int
+) -> None:
+    size = load_tokenizer(sentence_piece(tmp_path), kind="encoder-decoder").size - 100
+    (tmp_path / "tokenizer_config.json").write_text(said)
+    assert load_tokenizer(tmp_path, kind="encoder-decoder").size == size + extra
+
+
+@pytest.mark.parametrize("count", ["-1", '"many"', "1e3", "[100]"])
+def test_an_odd_number_of_sentinels_is_refused(tmp_path: Path, count: str) -> None:
+    sentence_piece(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"extra_ids": {count}}}')
+    with pytest.raises(CheckpointError, match="extra_ids"):
+        load_tokenizer(tmp_path, kind="encoder-decoder")

@@ -1,0 +1,98 @@
+"""spiece.model, T5's and mT5's vocabulary, with the sentinels that lie behind it.
+
+Knows sentencepiece. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from .tokenizer_files import digest_of, first_line
+
+EXTRA, MOST_EXTRA = 100, 100_000
+"""T5's sentinels, where nothing says how many there are, and the most that are believed."""
+_SENTINEL = re.compile(r" *<extra_id_(\d{1,6})> *", re.ASCII)
+
+
+class SentencePieceTokenizer:
+    """spiece.model, read by sentencepiece, with T5's extra ids behind it.
+
+    <extra_id_0> has the highest id of all, the next one the id before it.
+    """
+
+    has_chat_template = False
+
+    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
+        import sentencepiece
+
+        self._directory = directory
+        file = directory / "spiece.model"
+        if not file.is_file():
+            raise CheckpointError(f"{directory} has no spiece.model")
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        except (RuntimeError, OSError) as problem:
+            raise CheckpointError(
+                f"{file} is damaged ({first_line(problem)}): download it again"
+            ) from None
+        self._own = self._processor.get_piece_size()
+        self._extra = self._extra_ids(file, settings)
+        eos = self._processor.eos_id()
+        self._eos = () if eos < 0 else (eos,)
+        controls = [id for id in range(self._own) if self._processor.is_control(id)]
+        self._special = frozenset([*controls, *range(self._own, self.size)])
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._eos
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special
+
+    @property
+    def size(self) -> int:
+        return self._own + self._extra
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self._directory)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        # Every second part is the number of a sentinel; spaces around sentinels belong to them.
+        for place, part in enumerate(_SENTINEL.split(text)):
+            if place % 2 == 0:
+                ids += self._processor.encode(part)
+            elif int(part) < self._extra:
+                ids.append(self.size - 1 - int(part))
+            else:
+                ids += self._processor.encode(f"<extra_id_{part}>")
+        return [*ids, *self._eos]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._processor.decode([id for id in ids if id not in self._special])
+
+    def apply_chat(self, text: str) -> list[int]:
+        raise CheckpointError("this model has no chat template")
+
+    def pieces(self) -> list[str | None]:
+        own: list[str | None] = [self._processor.id_to_piece(id) for id in range(self._own)]
+        return own + [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
+
+    def _extra_ids(self, file: Path, settings: dict[str, Any]) -> int:
+        """How many there are behind the model's own pieces, some of which may be them (mT5's)."""
+        count = settings.get("extra_ids")
+        if count is None:
+            last = str(self._processor.id_to_piece(self._own - 1)) if self._own else ""
+            return 0 if "<extra_id_" in last else EXTRA
+        if type(count) is not int or not 0 <= count <= MOST_EXTRA:
+            raise CheckpointError(
+                f"{file.with_name('tokenizer_config.json')} has extra_ids {count!r}: need a whole "
+                "number, mostly 100"
+            )
+        return count

@@ -1,0 +1,48 @@
+"""Files of a tokenizer: JSON, and a digest of all. Knows nothing of what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+
+FILES = ("*token*", "spiece*", "vocab*", "merges*")
+"""What a tokenizer may consist of."""
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object, {} where there is no file."""
+    if not file.is_file():
+        return {}
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{file} is not a JSON object: download it again")
+    return settings
+
+
+def digest_of(directory: Path) -> str:
+    """Of all that a tokenizer may consist of."""
+    whole = hashlib.blake2b(digest_size=16)
+    files = {file for pattern in FILES for file in directory.glob(pattern) if file.is_file()}
+    for file in sorted(files):
+        whole.update(file.name.encode() + b"\0")
+        whole.update(hashlib.blake2b(file.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def first_line(problem: Exception) -> str:
+    """What another library says is wrong, in one line."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+
+
+def content_of(token: Any) -> str | None:
+    """A special token's text, given as text or as an object; None for anything else."""
+    token = token.get("content") if isinstance(token, Mapping) else token
+    return token if isinstance(token, str) and token else None
