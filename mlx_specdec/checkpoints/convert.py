@@ -18,6 +18,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError, OptionError
 from . import destination, files, keys, leftovers, sizes
+from .account import Account
 from .check import Differences, compare
 from .keys import Quantisation
 from .layouts import as_directory
@@ -58,6 +59,7 @@ class Report:
     logits: float | None
     logits_note: str
     notes: tuple[str, ...]
+    account: Account
 
     @property
     def bits_per_weight(self) -> float:
@@ -69,6 +71,7 @@ class Report:
         found = self.differences
         size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
         lines = [f"wrote {self.path}: {size}, {self.dtype}, {self.bits_per_weight:.2f} bits each"]
+        lines += self.account.describe()
         lines += self.notes
         checked = f"read back {found.tensors} tensors: largest difference {found.plain:.3g}"
         if found.plain:
@@ -167,6 +170,7 @@ def _convert(
         logits=logits,
         logits_note=logits_note,
         notes=_notes(recipe, source),
+        account=recipe.account,
     )
 
 

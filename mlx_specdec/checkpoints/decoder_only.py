@@ -20,6 +20,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError, OptionError
 from . import files, shards
+from .account import Account, take_stock
 from .keys import Q_BITS, Q_GROUP_SIZES, Quantisation
 from .recipes import Recipe
 from .tensors import Tensor
@@ -47,11 +48,8 @@ def decoder_only_recipe(
     if "vision_tower" not in getattr(opened.model, "model", {}):
         whole.pop("vision_config", None)
     casts = getattr(opened.model, "cast_predicate", lambda name: True)
-    # Where mlx-lm renames or joins tensors, what it left out cannot be told by name.
-    dropped = []
-    if found.keys() <= source.infos.keys():
-        dropped = sorted(source.infos.keys() - found.keys())
     computed = found.keys() - origins.keys()
+    account = _account(source, origins, sorted(computed), whole)
     del opened  # its arrays keep what they were made from
     work = _Computed(directory, source)
 
@@ -64,7 +62,6 @@ def decoder_only_recipe(
                 yield name, Tensor.of(fresh.pop(name))
 
     notes = list(source.notes)
-    notes += [f"left out, as mlx-lm does: {_list(dropped)}"] if dropped else []
     wider = sorted(name for name, how in quantised.items() if how != quantisation)
     if wider:
         notes.append(f"packed as mlx-lm asks: {_list(wider)}")
@@ -72,10 +69,36 @@ def decoder_only_recipe(
         config=whole,
         tensors=tensors,
         outlines=found,
+        account=account,
         scratch_nbytes=work.scratch_nbytes if computed else 0,
         quantised=quantised,
         keeps_dtype=lambda name: not casts(name),
         notes=tuple(notes),
+    )
+
+
+def _account(
+    source: files.Weights,
+    origins: Mapping[str, str],
+    computed: list[str],
+    config: Mapping[str, Any],
+) -> Account:
+    """What mlx-lm makes of each tensor. Which of them went into what it computes, it does not say:
+    these are all that it neither hands through nor is known to leave out."""
+    left = sorted(source.infos.keys() - origins.values())
+    tied: dict[str, str] = {}
+    dropped: dict[str, str] = {}
+    for name in left:
+        if name.endswith("lm_head.weight") and config.get("tie_word_embeddings"):
+            twin = name.replace("lm_head", "model.embed_tokens")
+            tied[name] = twin if twin in source.infos else "the embedding"
+        elif name.endswith(("inv_freq", "rope.freqs")):
+            dropped[name] = "it follows from config.json"
+        elif not computed:
+            dropped[name] = "mlx-lm's model has no such tensor"
+    joined = [name for name in left if name not in tied and name not in dropped]
+    return take_stock(
+        source.contents, origins, tied=tied, dropped=dropped, joined=joined, computed=computed
     )
 
 

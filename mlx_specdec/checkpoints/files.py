@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from . import safetensors_file, shards
+from .account import Contents, together
 from .gguf_file import GgufFile
 from .json_file import read_json
 from .llama2c_file import Llama2cFile
@@ -77,6 +78,11 @@ class Weights:
         return self._infos
 
     @property
+    def contents(self) -> Contents:
+        """What the files hold under their own names, in the types that they have there."""
+        return together(_contents(file) for file in self._files.values())
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about what reading does to the values."""
         models = [file for file in self._files.values() if isinstance(file, GgufFile | Llama2cFile)]
@@ -123,6 +129,10 @@ class Weights:
                     f"{directory / shard} lacks {shown:.200}, which {found.index} says it has: "
                     "download both again"
                 )
+
+
+def _contents(file: _Reader) -> Contents:
+    return Contents.plain(file.infos) if isinstance(file, SafetensorsFile) else file.contents
 
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:

@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
+from .account import Contents
 from .llama_layout import EMBEDDING, HEAD, Entry, configuration, entries, rotary_rows
 from .meta_params import PARAMS, Params, read_params
 from .safetensors_file import DTYPES, TensorInfo
@@ -84,6 +85,24 @@ class MetaFile:
             ),
             **params.scaling,
         }
+
+    @property
+    def contents(self) -> Contents:
+        """What the parts hold under Meta's names, joined."""
+        stored = {whole.entry.theirs: self._info(whole) for whole in self._wholes.values()}
+        tables = {
+            name: info
+            for part in self._parts
+            for name, info in part.infos.items()
+            if _DROPPED.fullmatch(name)
+        }
+        tied = HEAD in stored and "lm_head.weight" not in self.infos
+        return Contents(
+            {**stored, **tables},
+            {ours: self._wholes[ours].entry.theirs for ours in self.infos},
+            {HEAD: EMBEDDING} if tied else {},
+            dict.fromkeys(tables, f"it follows from {PARAMS}"),
+        )
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         """Entries begin .. end - 1 of a tensor along its first axis; read now."""

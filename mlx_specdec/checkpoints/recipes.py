@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError, OptionError
 from . import files, keys
+from .account import Account, take_stock
 from .keys import Quantisation
 from .safetensors_file import DTYPES
 from .tensors import Tensor, same
@@ -32,12 +33,13 @@ class Recipe:
     outlines: name -> a lazy array of the type and shape, which holds nothing.
     quantised: name -> how it is packed, for what is packed.
     keeps_dtype: whether a tensor stays in its type whatever is asked for.
-    notes: sentences for the user.
+    account: what becomes of each of the source's tensors. notes: sentences for the user.
     """
 
     config: Mapping[str, Any]
     tensors: Callable[[Path], Iterator[tuple[str, Tensor]]]
     outlines: Mapping[str, mx.array]
+    account: Account
     scratch_nbytes: int = 0
     quantised: Mapping[str, Quantisation] = field(default_factory=dict)
     keeps_dtype: Callable[[str], bool] = lambda name: False
@@ -82,6 +84,13 @@ def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation |
         "scale_decoder_outputs": keys.scales_output(config),
     }
     left = sorted(weights.infos.keys() - places.values())
+    copies = {*keys.TWINS, *(f"lm_head.{part}" for part in ("weight", *keys.PACKED))}
+    account = take_stock(
+        weights.contents,
+        places,
+        tied={name: places[keys.SHARED] for name in left if name in copies},
+        dropped={name: keys.UNUSED for name in left if name not in copies},
+    )
 
     def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
         for name, place in places.items():
@@ -91,8 +100,9 @@ def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation |
         config=written,
         tensors=tensors,
         outlines={name: weights.tensor(place).outline for name, place in places.items()},
+        account=account,
         quantised=quantised,
-        notes=(*weights.notes, *_t5_notes(left, quantisation, quantised)),
+        notes=(*weights.notes, *_t5_notes(quantisation, quantised)),
     )
 
 
@@ -166,13 +176,10 @@ def _t5_quantised(
 
 
 def _t5_notes(
-    left: list[str],
     quantisation: Quantisation | None,
     quantised: Mapping[str, Quantisation],
 ) -> tuple[str, ...]:
     notes = []
-    if left:
-        notes.append(f"left out, copies or unused: {', '.join(left)}")
     if quantisation is not None:
         wider = [name for name, how in quantised.items() if how.bits > quantisation.bits]
         if wider:

@@ -1,0 +1,117 @@
+"""The inspect command: what a checkpoint holds, as tables or one JSON object."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import render
+from .process import Version
+
+_LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..checkpoints.inspect import Inspection
+
+
+def inspect(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR_OR_FILE",
+            help="A model's directory, a .gguf or llama2.c file, or one file of tensors.",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    version: Version = False,
+) -> None:
+    """Show what a checkpoint of any supported format holds, without loading its weights."""
+    from .. import blas
+
+    blas.load()
+    from ..checkpoints.inspect import inspect as look
+
+    found = look(checkpoint)
+    text = json.dumps(found.as_dict(), ensure_ascii=False) + "\n" if as_json else _pretty(found)
+    render.write(sys.stdout, text)
+
+
+def _pretty(found: Inspection) -> str:
+    from rich.console import Console
+
+    colour = render.wants_colour(sys.stdout)
+    console = Console(file=sys.stdout, highlight=False, no_color=not colour)
+    with console.capture() as capture:
+        console.print(_summary(found))
+        console.print(_types(found))
+        console.print(_tensors(found))
+        for line in found.account.describe() if found.account is not None else ():
+            console.print(line, markup=False)
+        if found.problem:
+            console.print(f"Not convertible: {found.problem}", markup=False)
+    return capture.get()
+
+
+def _summary(found: Inspection) -> Table:
+    from rich.markup import escape
+
+    from ..checkpoints.sizes import show
+
+    table = _table("", ("", "left"))
+    files = [f"{name} ({show(nbytes)})" for name, nbytes in found.files.items()]
+    sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
+    weights = f"{found.parameters:,}, {show(found.nbytes)}, {found.bits_per_weight:.2f} bits each"
+    table.add_row("format", found.format)
+    table.add_row("model type", escape(found.model_type) or "unknown")
+    table.add_row("sizes", sizes or "unknown")
+    table.add_row("weights", weights)
+    table.add_row("quantised", escape(found.quantisation) or "no")
+    table.add_row("tokenizer", escape(found.tokenizer) or "none")
+    table.add_row("files", escape("\n".join(files)))
+    return table
+
+
+def _types(found: Inspection) -> Table:
+    from ..checkpoints.sizes import show
+
+    table = _table("type", ("tensors", "right"), ("size", "right"))
+    for dtype, (count, nbytes) in found.dtypes.items():
+        table.add_row(dtype, str(count), show(nbytes))
+    return table
+
+
+def _tensors(found: Inspection) -> Table:
+    """One line for what is the same in all layers."""
+    from rich.markup import escape
+
+    from ..checkpoints.sizes import show
+
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for row in found.tensors:
+        shape = " x ".join(map(str, row.shape)) or "scalar"
+        becomes = f"-> {row.becomes}" if row.becomes not in ("", row.name) else ""
+        parts = [_LAYER.sub(".*.", part, 1) for part in (row.name, becomes, row.note) if part]
+        key = ("\n".join(parts), row.dtype, shape)
+        groups.setdefault(key, []).append(row.nbytes)
+    table = _table("tensor", ("", "right"), ("type", "left"), ("shape", "left"), ("size", "right"))
+    for (name, dtype, shape), sizes in groups.items():
+        table.add_row(escape(name), str(len(sizes)), dtype, shape, show(sum(sizes)))
+    return table
+
+
+def _table(first: str, *others: tuple[str, str]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_header=bool(first))
+    table.add_column(first, overflow="fold")
+    for name, side in others:
+        justify = "right" if side == "right" else "left"
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
