@@ -10,7 +10,6 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,15 @@ import mlx.core as mx
 
 from ..errors import CheckpointError, OptionError
 from . import destination, files, keys, leftovers, sizes
-from .account import Account
 from .check import Differences, compare
+from .digests import Digests, FileDigest
 from .keys import Quantisation
-from .layouts import as_directory
+from .layouts import as_directory, originals
+from .meta_params import PARAMS
+from .provenance import Provenance
 from .recipes import Recipe, recipe_for
+from .report import Report as Report
+from .shards import FORMATS
 from .source import resolve
 from .tensors import Tensor
 from .writer import Change, Written, stored_nbytes, write_config, write_weights
@@ -39,53 +42,6 @@ OTHER_FILES_BYTES = 10_000_000
 """For the files beside the weights."""
 SAME_LOGITS = 1e-3
 """How far log-probabilities may lie apart where not one weight changed its value."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a conversion wrote and how it was checked.
-
-    parameters: weights, scales of packed ones not counted. nbytes: of the tensors written.
-    differences: see `check.Differences`. logits: largest absolute difference of log-probabilities,
-    None where they were not compared, and then logits_note says why.
-    """
-
-    path: Path
-    tensors: int
-    parameters: int
-    nbytes: int
-    dtype: str
-    differences: Differences
-    logits: float | None
-    logits_note: str
-    notes: tuple[str, ...]
-    account: Account
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Of the whole model, scales included."""
-        return 8 * self.nbytes / max(1, self.parameters)
-
-    def describe(self) -> str:
-        """All of it in a few lines."""
-        found = self.differences
-        size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
-        lines = [f"wrote {self.path}: {size}, {self.dtype}, {self.bits_per_weight:.2f} bits each"]
-        lines += self.account.describe()
-        lines += self.notes
-        checked = f"read back {found.tensors} tensors: largest difference {found.plain:.3g}"
-        if found.plain:
-            checked += f" ({found.plain_name})"
-        if found.packed is not None:
-            checked += f", of packed weights {found.packed:.3g} ({found.packed_name})"
-        lines.append(checked)
-        if self.logits is None:
-            lines.append(f"logits not compared: {self.logits_note}")
-        else:
-            lines.append(
-                f"log-probabilities on a fixed input: largest difference {self.logits:.3g}"
-            )
-        return "\n".join(lines)
 
 
 def convert(
@@ -127,20 +83,41 @@ def convert(
     source = resolve(
         model, revision=revision, progress=None if progress is None else lambda done, total: None
     )
+    name, commit = _name(model, source)
     with as_directory(source) as directory:
-        return _convert(directory, path, dtype, quantisation, shard_bytes, compare_logits, progress)
+        recipe = recipe_for(directory, quantisation)
+        own = originals(recipe.paths, source, directory)
+        with Digests([*own, *_configuration(source)]) as digests:
+
+            def provenance(result: Mapping[str, FileDigest]) -> Provenance:
+                return Provenance(
+                    name, commit, FORMATS[recipe.format], digests.result(), result, recipe.account
+                )
+
+            return _convert(
+                directory,
+                path,
+                recipe,
+                dtype,
+                quantisation,
+                shard_bytes,
+                provenance,
+                compare_logits,
+                progress,
+            )
 
 
 def _convert(
     source: Path,
     path: Path,
+    recipe: Recipe,
     dtype: str | None,
     quantisation: Quantisation | None,
     shard_bytes: int,
+    provenance: Callable[[Mapping[str, FileDigest]], Provenance],
     compare_logits: Callable[[Path, Path], float] | None,
     progress: Callable[[int, int], None] | None,
 ) -> Report:
-    recipe = recipe_for(source, quantisation)
     change = _changes(recipe, None if dtype is None else getattr(mx, dtype))
     destination.check_room(
         path, stored_nbytes(recipe.outlines, change) + recipe.scratch_nbytes + OTHER_FILES_BYTES
@@ -154,24 +131,44 @@ def _convert(
         for file in files.tokenizer_files(source):
             shutil.copyfile(file, work / file.name)
         write_config(work, _config(recipe, dtype), _quantization(recipe, quantisation))
-        differences = compare(work, recipe.tensors(scratch), change, steps.add)
-        shutil.rmtree(scratch, ignore_errors=True)
-        logits, logits_note = _logits(
-            source, work, written, differences, compare_logits, shard_bytes
-        )
+        with Digests(_results(work)) as digests:
+            differences = compare(work, recipe.tensors(scratch), change, steps.add)
+            shutil.rmtree(scratch, ignore_errors=True)
+            logits, logits_note = _logits(
+                source, work, written, differences, compare_logits, shard_bytes
+            )
+            report = Report(
+                path=path,
+                tensors=written.tensors,
+                parameters=written.parameters,
+                nbytes=written.nbytes,
+                dtype=_words(dtype, quantisation),
+                differences=differences,
+                logits=logits,
+                logits_note=logits_note,
+                notes=_notes(recipe, source),
+                provenance=provenance(digests.result()),
+            )
+        report.provenance.write(work, report.facts())
     steps.finish()
-    return Report(
-        path=path,
-        tensors=written.tensors,
-        parameters=written.parameters,
-        nbytes=written.nbytes,
-        dtype=_words(dtype, quantisation),
-        differences=differences,
-        logits=logits,
-        logits_note=logits_note,
-        notes=_notes(recipe, source),
-        account=recipe.account,
-    )
+    return report
+
+
+def _name(model: str, source: Path) -> tuple[str, str | None]:
+    """What to call a source, and the commit of what came from the Hub. The rest of a local path is
+    nobody else's business."""
+    if os.path.exists(os.path.expanduser(model)):
+        return source.resolve().name, None
+    return model, source.name if source.parent.name == "snapshots" else None
+
+
+def _configuration(source: Path) -> list[Path]:
+    """The file that describes a source, where there is one."""
+    return [source / name for name in ("config.json", PARAMS) if (source / name).is_file()]
+
+
+def _results(work: Path) -> list[Path]:
+    return [*sorted(work.glob("model*")), work / "config.json"]
 
 
 class _Steps:

@@ -70,6 +70,8 @@ def decoder_only_recipe(
         tensors=tensors,
         outlines=found,
         account=account,
+        format=source.format,
+        paths=source.paths,
         scratch_nbytes=work.scratch_nbytes if computed else 0,
         quantised=quantised,
         keeps_dtype=lambda name: not casts(name),

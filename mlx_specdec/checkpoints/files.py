@@ -60,6 +60,7 @@ class Weights:
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
         self._files: dict[Path, _Reader] = {}
+        self.format = found.format
         self.lazy = found.format == "safetensors"
         for file in found.files:
             self._files[file] = _READERS[found.format](file)
@@ -76,6 +77,11 @@ class Weights:
     def infos(self) -> Mapping[str, TensorInfo]:
         """Every tensor's type and shape, in the order of the files' bytes."""
         return self._infos
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files themselves, all parts of a model, in their order."""
+        return tuple(path for file, reader in self._files.items() for path in _paths(file, reader))
 
     @property
     def contents(self) -> Contents:
@@ -129,6 +135,10 @@ class Weights:
                     f"{directory / shard} lacks {shown:.200}, which {found.index} says it has: "
                     "download both again"
                 )
+
+
+def _paths(file: Path, reader: _Reader) -> tuple[Path, ...]:
+    return tuple(reader.paths) if isinstance(reader, GgufFile | MetaFile) else (file,)
 
 
 def _contents(file: _Reader) -> Contents:

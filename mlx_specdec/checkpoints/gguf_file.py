@@ -53,13 +53,13 @@ class GgufFile:
 
     infos: type and shape of every tensor under our name, its values expanded: packed types are F32,
     plain ones as they are stored. metadata: the file's. config: what config.json would say.
-    packed: names of the types that were expanded, sorted.
+    packed: names of the types that were expanded, sorted. paths: all parts.
     """
 
     def __init__(self, file: Path) -> None:
         """file: the model, or the first of its parts, the others beside it. Raises CheckpointError
         for a file that is truncated, damaged, or holds what is not supported here."""
-        files = parts_of(file)
+        self.paths = files = parts_of(file)
         self._maps = [open_map(each) for each in files]
         headers: list[Header] = []
         for number, each in enumerate(files):

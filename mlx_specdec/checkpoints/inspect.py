@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,12 @@ from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, keys, shards
 from .account import Account, Contents
 from .json_file import read_json
-from .layouts import as_directory
+from .layouts import as_directory, originals
 from .llama2c_file import is_llama2c
 from .recipes import recipe_for
 from .safetensors_file import SafetensorsFile, TensorInfo
 from .torch_file import TorchFile
 
-FORMATS: Mapping[str, str] = {
-    "safetensors": "safetensors",
-    "torch": "torch archive",
-    "gguf": "GGUF",
-    "meta": "Meta's layout",
-    "llama2c": "llama2.c",
-}
-"""By the name that `shards.find` has for each."""
 _SINGLE: Mapping[str, Callable[[Path], SafetensorsFile | TorchFile]] = {
     ".safetensors": SafetensorsFile,
     ".bin": TorchFile,
@@ -159,8 +151,7 @@ def _bare(file: Path) -> Inspection:
 
 
 def _inspect(path: Path, directory: Path) -> Inspection:
-    found = shards.find(directory)
-    contents = files.Weights(directory).contents
+    weights = files.Weights(directory)
     config: Mapping[str, Any] = {}
     account, problem = None, ""
     try:
@@ -168,22 +159,23 @@ def _inspect(path: Path, directory: Path) -> Inspection:
         account = recipe_for(directory, None).account
     except SpecdecError as caught:
         problem = str(caught).replace(str(directory), str(path))
-    made = directory != path
-    parts = found.files if not made else [file.resolve() for file in _parts(directory, found)]
-    tokenizer = _tokenizer(directory, made)
-    return _inspection(path, found.format, parts, config, contents, tokenizer, account, problem)
-
-
-def _parts(directory: Path, found: shards.Shards) -> list[Path]:
-    """All files of a model of which the first stands for the others."""
-    pattern = f"*{found.files[0].suffix}"
-    return sorted(directory.glob(pattern)) if len(found.files) == 1 else found.files
+    tokenizer = _tokenizer(directory, made=directory != path)
+    return _inspection(
+        path,
+        weights.format,
+        originals(weights.paths, path, directory),
+        config,
+        weights.contents,
+        tokenizer,
+        account,
+        problem,
+    )
 
 
 def _inspection(
     path: Path,
     kind: str,
-    parts: list[Path],
+    parts: Sequence[Path],
     config: Mapping[str, Any],
     contents: Contents,
     tokenizer: str,
@@ -195,7 +187,7 @@ def _inspection(
     left = {*contents.shared, *known.tied, *known.dropped}
     return Inspection(
         path=path,
-        format=FORMATS[kind],
+        format=shards.FORMATS[kind],
         model_type=str(config.get("model_type") or ""),
         files={file.name: file.stat().st_size for file in parts},
         sizes=_sizes(config),

@@ -33,13 +33,16 @@ class Recipe:
     outlines: name -> a lazy array of the type and shape, which holds nothing.
     quantised: name -> how it is packed, for what is packed.
     keeps_dtype: whether a tensor stays in its type whatever is asked for.
-    account: what becomes of each of the source's tensors. notes: sentences for the user.
+    account: what becomes of each of the source's tensors. paths: the source's files of weights, of
+    this format. notes: sentences for the user.
     """
 
     config: Mapping[str, Any]
     tensors: Callable[[Path], Iterator[tuple[str, Tensor]]]
     outlines: Mapping[str, mx.array]
     account: Account
+    format: str
+    paths: tuple[Path, ...]
     scratch_nbytes: int = 0
     quantised: Mapping[str, Quantisation] = field(default_factory=dict)
     keeps_dtype: Callable[[str], bool] = lambda name: False
@@ -101,6 +104,8 @@ def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation |
         tensors=tensors,
         outlines={name: weights.tensor(place).outline for name, place in places.items()},
         account=account,
+        format=weights.format,
+        paths=weights.paths,
         quantised=quantised,
         notes=(*weights.notes, *_t5_notes(quantisation, quantised)),
     )

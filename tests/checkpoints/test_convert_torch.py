@@ -96,7 +96,7 @@ def test_a_converted_llama_computes_what_transformers_does(tmp_path: Path) -> No
 
 def test_what_was_left_out_of_an_old_t5_is_said(tmp_path: Path) -> None:
     _, torch = pair("old-t5", tmp_path)
-    notes = " ".join(convert(str(torch), tmp_path / "out").notes)
+    notes = convert(str(torch), tmp_path / "out").describe()
     for name in ("lm_head.weight", "encoder.embed_tokens.weight", "relative_attention_bias.weight"):
         assert name in notes
 
