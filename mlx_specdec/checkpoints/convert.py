@@ -6,7 +6,6 @@ wants logits compared passes the function that does it.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -15,9 +14,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import CheckpointError, OptionError
+from ..errors import OptionError
 from . import destination, files, keys, leftovers, sizes
-from .check import Differences, compare
+from .check import compare
 from .digests import Digests, FileDigest
 from .keys import Quantisation
 from .layouts import as_directory, originals
@@ -28,20 +27,14 @@ from .report import Report as Report
 from .shards import FORMATS
 from .source import resolve
 from .tensors import Tensor
-from .writer import Change, Written, stored_nbytes, write_config, write_weights
+from .verify import Comparisons, TextChange, check_fits
+from .verify import verify as run_verify
+from .writer import Change, stored_nbytes, write_config, write_weights
 
 DTYPES = ("float32", "float16", "bfloat16")
 SCRATCH = "scratch"
-SHARE_OF_MEMORY = 0.5
-"""A model may take this much of the machine's memory when its logits are computed."""
-SHARE_OF_SHARD = 1.2
-"""And this much of a shard."""
-LOADED_BYTES = 6
-"""Of one weight while its model is loaded in float32: the result and what it was read as."""
 OTHER_FILES_BYTES = 10_000_000
 """For the files beside the weights."""
-SAME_LOGITS = 1e-3
-"""How far log-probabilities may lie apart where not one weight changed its value."""
 
 
 def convert(
@@ -55,7 +48,9 @@ def convert(
     revision: str | None = None,
     overwrite: bool = False,
     shard_bytes: int | None = None,
+    verify: bool = False,
     compare_logits: Callable[[Path, Path], float] | None = None,
+    compare_text: Callable[[Path, Path], TextChange | str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Write a T5 or decoder-only checkpoint as mlx-lm would, and check what was written.
@@ -65,9 +60,11 @@ def convert(
     to q_bits in groups of q_group_size (affine). overwrite: replace a model that lies at mlx_path.
     shard_bytes: the most bytes in one file of the result; 4 GB where None, a quarter of the memory
     on a small machine. What a conversion takes of memory stays below 1.2 times that and 300 MB.
-    compare_logits: gives the largest difference of log-probabilities of (source, result); asked
-    before the result is moved into place. progress: called with (done, total) bytes, read once to
-    write and once to check.
+    compare_logits: gives the largest difference of log-probabilities of (source, result);
+    compare_text: what became of a fixed text. Both are asked before the result is moved into place,
+    where whole models fit in memory and in what shard_bytes allows, the text of packed weights
+    only; verify: ask both whatever a shard is, and refuse models that do not fit.
+    progress: called with (done, total) bytes, read once to write and once to check.
 
     Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
     OptionError, OutputError.
@@ -101,8 +98,9 @@ def convert(
                 dtype,
                 quantisation,
                 shard_bytes,
+                verify,
                 provenance,
-                compare_logits,
+                Comparisons(compare_logits, compare_text),
                 progress,
             )
 
@@ -114,10 +112,13 @@ def _convert(
     dtype: str | None,
     quantisation: Quantisation | None,
     shard_bytes: int,
+    verified: bool,
     provenance: Callable[[Mapping[str, FileDigest]], Provenance],
-    compare_logits: Callable[[Path, Path], float] | None,
+    comparisons: Comparisons,
     progress: Callable[[int, int], None] | None,
 ) -> Report:
+    if verified:
+        check_fits(sum(outline.size for outline in recipe.outlines.values()))
     change = _changes(recipe, None if dtype is None else getattr(mx, dtype))
     destination.check_room(
         path, stored_nbytes(recipe.outlines, change) + recipe.scratch_nbytes + OTHER_FILES_BYTES
@@ -134,8 +135,14 @@ def _convert(
         with Digests(_results(work)) as digests:
             differences = compare(work, recipe.tensors(scratch), change, steps.add)
             shutil.rmtree(scratch, ignore_errors=True)
-            logits, logits_note = _logits(
-                source, work, written, differences, compare_logits, shard_bytes
+            found = run_verify(
+                source,
+                work,
+                written.parameters,
+                differences,
+                comparisons,
+                asked=verified,
+                shard_bytes=shard_bytes,
             )
             report = Report(
                 path=path,
@@ -144,8 +151,7 @@ def _convert(
                 nbytes=written.nbytes,
                 dtype=_words(dtype, quantisation),
                 differences=differences,
-                logits=logits,
-                logits_note=logits_note,
+                verified=found,
                 notes=_notes(recipe, source),
                 provenance=provenance(digests.result()),
             )
@@ -241,31 +247,6 @@ def _quantization(recipe: Recipe, default: Quantisation | None) -> Mapping[str, 
             path = name.removesuffix(".weight")
             entry[path] = {"group_size": how.group_size, "bits": how.bits}
     return entry
-
-
-def _logits(
-    source: Path,
-    result: Path,
-    written: Written,
-    differences: Differences,
-    compare_logits: Callable[[Path, Path], float] | None,
-    shard_bytes: int,
-) -> tuple[float | None, str]:
-    if compare_logits is None:
-        return None, "no comparison was asked for"
-    needed = written.parameters * LOADED_BYTES
-    if needed > SHARE_OF_MEMORY * sizes.memory():
-        return None, "a whole model does not fit in memory"
-    if needed > SHARE_OF_SHARD * shard_bytes:
-        return None, "a whole model takes more memory than --max-shard-size allows"
-    found = compare_logits(source, result)
-    unchanged = differences.plain == 0 and differences.packed is None
-    if math.isnan(found) or (unchanged and found > SAME_LOGITS):
-        raise CheckpointError(
-            f"the converted model does not compute what its source does (log-probabilities differ "
-            f"by {found:.3g}): please report this checkpoint"
-        )
-    return found, ""
 
 
 def _words(dtype: str | None, quantisation: Quantisation | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from .account import Account
 from .check import Differences
 from .provenance import Provenance
+from .verify import Verified
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,7 @@ class Report:
     """What a conversion wrote and how it was checked.
 
     parameters: weights, scales of packed ones not counted. nbytes: of the tensors written.
-    differences: see `check.Differences`. logits: largest absolute difference of log-probabilities,
-    None where they were not compared, and then logits_note says why.
+    differences: see `check.Differences`. verified: what running both models showed.
     """
 
     path: Path
@@ -29,8 +29,7 @@ class Report:
     nbytes: int
     dtype: str
     differences: Differences
-    logits: float | None
-    logits_note: str
+    verified: Verified
     notes: tuple[str, ...]
     provenance: Provenance
 
@@ -38,6 +37,16 @@ class Report:
     def account(self) -> Account:
         """What became of each of the source's tensors."""
         return self.provenance.account
+
+    @property
+    def logits(self) -> float | None:
+        """Largest absolute difference of log-probabilities, None where they were not compared."""
+        return self.verified.logits
+
+    @property
+    def logits_note(self) -> str:
+        """Why logits or text were not compared."""
+        return self.verified.note
 
     @property
     def bits_per_weight(self) -> float:
@@ -55,7 +64,7 @@ class Report:
             "bits_per_weight": round(self.bits_per_weight, 4),
             "largest_difference": found.plain,
             "largest_difference_of_packed": found.packed,
-            "largest_difference_of_log_probabilities": self.logits,
+            **self.verified.facts(),
         }
 
     def describe(self) -> str:
@@ -71,10 +80,5 @@ class Report:
         if found.packed is not None:
             checked += f", of packed weights {found.packed:.3g} ({found.packed_name})"
         lines.append(checked)
-        if self.logits is None:
-            lines.append(f"logits not compared: {self.logits_note}")
-        else:
-            lines.append(
-                f"log-probabilities on a fixed input: largest difference {self.logits:.3g}"
-            )
+        lines += self.verified.describe()
         return "\n".join(lines)

@@ -39,6 +39,12 @@ def convert(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what lies at the destination.")
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Run source and result and compare them, on a fixed text as well."
+        ),
+    ] = False,
     version: Version = False,
 ) -> None:
     """Turn a T5 or Llama-family checkpoint into MLX weights, and check them."""
@@ -48,6 +54,7 @@ def convert(
     from ..assemble import compare_logits
     from ..checkpoints import sizes
     from ..checkpoints.convert import convert as run
+    from ..faithful import compare_text
 
     shard_bytes = None if max_shard_size is None else sizes.parse(max_shard_size)
     with render.progress("converting", in_bytes=True) as report:
@@ -61,7 +68,9 @@ def convert(
             revision=revision,
             overwrite=overwrite,
             shard_bytes=shard_bytes,
+            verify=verify,
             compare_logits=compare_logits,
+            compare_text=compare_text,
             progress=report,
         )
     print(render.converted(done), file=sys.stderr)
