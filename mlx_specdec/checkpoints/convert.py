@@ -27,11 +27,13 @@ from .report import Report as Report
 from .shards import FORMATS
 from .source import resolve
 from .tensors import Tensor
+from .unpack import dequantised
+from .upload import check_repository, upload
 from .verify import Comparisons, TextChange, check_fits
 from .verify import verify as run_verify
+from .wanted import Wanted
 from .writer import Change, stored_nbytes, write_config, write_weights
 
-DTYPES = ("float32", "float16", "bfloat16")
 SCRATCH = "scratch"
 OTHER_FILES_BYTES = 10_000_000
 """For the files beside the weights."""
@@ -43,8 +45,12 @@ def convert(
     *,
     dtype: str | None = None,
     quantize: bool = False,
-    q_bits: int = 4,
-    q_group_size: int = 64,
+    q_bits: int | None = None,
+    q_group_size: int | None = None,
+    q_mode: str = "affine",
+    quant_predicate: str | None = None,
+    dequantize: bool = False,
+    upload_repo: str | None = None,
     revision: str | None = None,
     overwrite: bool = False,
     shard_bytes: int | None = None,
@@ -57,7 +63,10 @@ def convert(
 
     model: a directory, a .gguf file or a Hub name. mlx_path: the directory to make, weights/NAME
     by default. dtype: float32, float16 or bfloat16; as stored where None. quantize: pack matrices
-    to q_bits in groups of q_group_size (affine). overwrite: replace a model that lies at mlx_path.
+    to q_bits in groups of q_group_size, where None to those of q_mode (affine: 4 and 64; mxfp4,
+    nvfp4, mxfp8). quant_predicate: one of mlx-lm's mixed recipes, mixed_3_6 for example.
+    dequantize: unpack a quantised source. upload_repo: of the Hub, where the result goes as well.
+    overwrite: replace a model that lies at mlx_path.
     shard_bytes: the most bytes in one file of the result; 4 GB where None, a quarter of the memory
     on a small machine. What a conversion takes of memory stays below 1.2 times that and 300 MB.
     compare_logits: gives the largest difference of log-probabilities of (source, result);
@@ -70,8 +79,19 @@ def convert(
     OptionError, OutputError.
     """
     shard_bytes = sizes.default_shard_bytes() if shard_bytes is None else shard_bytes
-    _check_options(dtype, quantize, q_bits, q_group_size, shard_bytes)
-    quantisation = Quantisation(q_bits, q_group_size) if quantize else None
+    wanted = Wanted.checked(
+        dtype=dtype,
+        quantize=quantize,
+        bits=q_bits,
+        group_size=q_group_size,
+        mode=q_mode,
+        mixed=quant_predicate,
+        dequantize=dequantize,
+    )
+    if shard_bytes < 1:
+        raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
+    if upload_repo is not None:
+        check_repository(upload_repo)
     local = Path(os.path.expanduser(model))
     path = _destination(model, local, mlx_path)
     leftovers.sweep(path)
@@ -82,7 +102,9 @@ def convert(
     )
     name, commit = _name(model, source)
     with as_directory(source) as directory:
-        recipe = recipe_for(directory, quantisation)
+        recipe = recipe_for(directory, wanted.quantisation, wanted.mixed)
+        if wanted.dequantize:
+            recipe = dequantised(recipe)
         own = originals(recipe.paths, source, directory)
         with Digests([*own, *_configuration(source)]) as digests:
 
@@ -91,26 +113,32 @@ def convert(
                     name, commit, FORMATS[recipe.format], digests.result(), result, recipe.account
                 )
 
-            return _convert(
+            report = _convert(
                 directory,
                 path,
                 recipe,
-                dtype,
-                quantisation,
+                wanted,
                 shard_bytes,
                 verify,
                 provenance,
                 Comparisons(compare_logits, compare_text),
                 progress,
             )
+    if upload_repo is not None:
+        upload(
+            path,
+            upload_repo,
+            base_model=None if os.path.exists(local) else model,
+            by_mlx_lm=not keys.is_encoder_decoder(recipe.config),
+        )
+    return report
 
 
 def _convert(
     source: Path,
     path: Path,
     recipe: Recipe,
-    dtype: str | None,
-    quantisation: Quantisation | None,
+    wanted: Wanted,
     shard_bytes: int,
     verified: bool,
     provenance: Callable[[Mapping[str, FileDigest]], Provenance],
@@ -119,7 +147,7 @@ def _convert(
 ) -> Report:
     if verified:
         check_fits(sum(outline.size for outline in recipe.outlines.values()))
-    change = _changes(recipe, None if dtype is None else getattr(mx, dtype))
+    change = _changes(recipe, None if wanted.dtype is None else getattr(mx, wanted.dtype))
     destination.check_room(
         path, stored_nbytes(recipe.outlines, change) + recipe.scratch_nbytes + OTHER_FILES_BYTES
     )
@@ -131,7 +159,7 @@ def _convert(
         )
         for file in files.tokenizer_files(source):
             shutil.copyfile(file, work / file.name)
-        write_config(work, _config(recipe, dtype), _quantization(recipe, quantisation))
+        write_config(work, _config(recipe, wanted), _quantization(recipe, wanted.quantisation))
         with Digests(_results(work)) as digests:
             differences = compare(work, recipe.tensors(scratch), change, steps.add)
             shutil.rmtree(scratch, ignore_errors=True)
@@ -149,7 +177,7 @@ def _convert(
                 tensors=written.tensors,
                 parameters=written.parameters,
                 nbytes=written.nbytes,
-                dtype=_words(dtype, quantisation),
+                dtype=_words(wanted),
                 differences=differences,
                 verified=found,
                 notes=_notes(recipe, source),
@@ -194,20 +222,6 @@ class _Steps:
             self._report(self._total, self._total)
 
 
-def _check_options(
-    dtype: str | None, quantize: bool, bits: int, group_size: int, shard_bytes: int
-) -> None:
-    if dtype is not None and dtype not in DTYPES:
-        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    if quantize and bits not in keys.Q_BITS:
-        raise OptionError(f"q-bits must be one of {', '.join(map(str, keys.Q_BITS))}, not {bits}")
-    if quantize and group_size not in keys.Q_GROUP_SIZES:
-        sizes = ", ".join(map(str, keys.Q_GROUP_SIZES))
-        raise OptionError(f"q-group-size must be one of {sizes}, not {group_size}")
-    if shard_bytes < 1:
-        raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
-
-
 def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     if mlx_path is not None:
         path = Path(mlx_path).expanduser()
@@ -223,17 +237,18 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
 def _changes(recipe: Recipe, dtype: mx.Dtype | None) -> Callable[[str, Tensor], Change]:
     def change(name: str, tensor: Tensor) -> Change:
         casts = mx.issubdtype(tensor.dtype, mx.floating) and not recipe.keeps_dtype(name)
-        return Change(dtype if casts else None, recipe.quantised.get(name))
+        asked = dtype or recipe.natural.get(name)
+        return Change(asked if casts else None, recipe.quantised.get(name))
 
     return change
 
 
-def _config(recipe: Recipe, dtype: str | None) -> Mapping[str, Any]:
+def _config(recipe: Recipe, wanted: Wanted) -> Mapping[str, Any]:
     """The result's config.json; it names the type under whichever key the source has."""
     config = dict(recipe.config)
     for key in ("dtype", "torch_dtype"):
-        if dtype is not None and key in config:
-            config[key] = dtype
+        if wanted.dtype is not None and key in config:
+            config[key] = wanted.dtype
     return config
 
 
@@ -241,17 +256,25 @@ def _quantization(recipe: Recipe, default: Quantisation | None) -> Mapping[str, 
     if default is None:
         return None
     entry: dict[str, Any] = {"group_size": default.group_size, "bits": default.bits}
-    entry["mode"] = "affine"
+    entry["mode"] = default.mode
     for name, how in recipe.quantised.items():
         if how != default:
             path = name.removesuffix(".weight")
             entry[path] = {"group_size": how.group_size, "bits": how.bits}
+            if how.mode != "affine":
+                entry[path]["mode"] = how.mode
     return entry
 
 
-def _words(dtype: str | None, quantisation: Quantisation | None) -> str:
-    words = dtype or "types as stored"
-    return words if quantisation is None else f"{quantisation.bits}-bit, {words}"
+def _words(wanted: Wanted) -> str:
+    words, how = wanted.dtype or "types as stored", wanted.quantisation
+    if how is None:
+        return f"unpacked, {words}" if wanted.dequantize else words
+    return f"{wanted.mixed or f'{how.bits}-bit'}{_mode(how)}, {words}"
+
+
+def _mode(how: Quantisation) -> str:
+    return "" if how.mode == "affine" else f" {how.mode}"
 
 
 def _notes(recipe: Recipe, source: Path) -> tuple[str, ...]:

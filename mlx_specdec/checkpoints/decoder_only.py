@@ -19,16 +19,16 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError, OptionError
-from . import files, shards
+from . import files, keys, shards
 from .account import Account, take_stock
-from .keys import Q_BITS, Q_GROUP_SIZES, Quantisation
+from .keys import Quantisation
 from .recipes import Recipe
 from .tensors import Tensor
 from .writer import Change, write_weights
 
 
 def decoder_only_recipe(
-    directory: Path, config: Mapping[str, Any], quantisation: Quantisation | None
+    directory: Path, config: Mapping[str, Any], quantisation: Quantisation | None, mixed: str = ""
 ) -> Recipe:
     """See `recipes.recipe_for`. Raises CheckpointError and OptionError as it says."""
     if config.get("model_file"):
@@ -44,7 +44,7 @@ def decoder_only_recipe(
     if quantisation is not None:
         if "quantization" in whole:
             raise OptionError(f"{directory} is quantised already: leave --quantize out")
-        quantised = _choose(opened.model, quantisation)
+        quantised = _choose(opened.model, quantisation, mixed)
     if "vision_tower" not in getattr(opened.model, "model", {}):
         whole.pop("vision_config", None)
     casts = getattr(opened.model, "cast_predicate", lambda name: True)
@@ -235,9 +235,11 @@ def _check(expected: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[in
             )
 
 
-def _choose(model: Any, default: Quantisation) -> dict[str, Quantisation]:
+def _choose(model: Any, default: Quantisation, mixed: str) -> dict[str, Quantisation]:
     """What mlx-lm's own converter would pack, and how."""
     own = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+    if mixed:
+        own = _mixed(model, default, mixed)
     chosen = {}
     for path, module in _leaves(model):
         if not hasattr(module, "to_quantized") or module.weight.shape[-1] % default.group_size:
@@ -246,11 +248,13 @@ def _choose(model: Any, default: Quantisation) -> dict[str, Quantisation]:
         how = default
         if isinstance(answer, Mapping):
             how = Quantisation(
-                answer.get("bits", default.bits), answer.get("group_size", default.group_size)
+                answer.get("bits", default.bits),
+                answer.get("group_size", default.group_size),
+                answer.get("mode", "affine"),
             )
-            if answer.get("mode", "affine") != "affine" or how.bits not in Q_BITS:
+            if not keys.is_known(how):
                 raise OptionError(f"mlx-lm packs {path} in a way that is not supported here")
-            if how.group_size not in Q_GROUP_SIZES or module.weight.shape[-1] % how.group_size:
+            if module.weight.shape[-1] % how.group_size:
                 continue
         if answer:
             chosen[f"{path}.weight"] = how
@@ -259,6 +263,19 @@ def _choose(model: Any, default: Quantisation) -> dict[str, Quantisation]:
             f"no layer's width is a multiple of {default.group_size}: give a smaller --q-group-size"
         )
     return chosen
+
+
+def _mixed(model: Any, default: Quantisation, mixed: str) -> Any:
+    """mlx-lm's predicate of this name. Raises OptionError for a model that it does not suit."""
+    from mlx_lm.convert import mixed_quant_predicate_builder
+
+    try:
+        return mixed_quant_predicate_builder(mixed, model, default.group_size)
+    except ValueError as problem:
+        raise OptionError(
+            f"{mixed} does not suit this model, mlx-lm says ({problem}): leave --quant-predicate "
+            "out"
+        ) from problem
 
 
 def _leaves(model: Any) -> list[tuple[str, Any]]:

@@ -25,10 +25,27 @@ def convert(
         typer.Option("--dtype", help="As stored where not given."),
     ] = None,
     quantize: Annotated[bool, typer.Option("--quantize", "-q", help="Quantise.")] = False,
-    q_bits: Annotated[int, typer.Option("--q-bits", help="Bits of a quantised weight.")] = 4,
+    q_bits: Annotated[
+        int | None, typer.Option("--q-bits", help="Bits of a quantised weight; 4 by default.")
+    ] = None,
     q_group_size: Annotated[
-        int, typer.Option("--q-group-size", help="Weights that share one scale.")
-    ] = 64,
+        int | None,
+        typer.Option("--q-group-size", help="Weights that share one scale; 64 by default."),
+    ] = None,
+    q_mode: Annotated[
+        Literal["affine", "mxfp4", "nvfp4", "mxfp8"],
+        typer.Option("--q-mode", help="MLX's number format of quantised weights."),
+    ] = "affine",
+    quant_predicate: Annotated[
+        Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"] | None,
+        typer.Option("--quant-predicate", help="One of mlx-lm's recipes of mixed widths."),
+    ] = None,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", "-d", help="Unpack a quantised source.")
+    ] = False,
+    upload_repo: Annotated[
+        str | None, typer.Option("--upload-repo", help="USER/NAME on the Hub to upload to.")
+    ] = None,
     max_shard_size: Annotated[
         str | None,
         typer.Option(
@@ -65,6 +82,10 @@ def convert(
             quantize=quantize,
             q_bits=q_bits,
             q_group_size=q_group_size,
+            q_mode=q_mode,
+            quant_predicate=quant_predicate,
+            dequantize=dequantize,
+            upload_repo=upload_repo,
             revision=revision,
             overwrite=overwrite,
             shard_bytes=shard_bytes,
