@@ -20,6 +20,8 @@ from .text.tokenizer import Tokenizer, load_tokenizer
 
 LONGEST = 256
 """Tokens of one text."""
+STEP = 32
+"""Tokens of one pass: whole rows of logits are in memory for no more."""
 
 
 def compare_text(source: Path, result: Path) -> TextChange | str:
@@ -78,9 +80,12 @@ def _score(model: Base, prompt: list[int], text: list[int]) -> tuple[mx.array, m
     wanted = text[:room]
     if not wanted or max(wanted) >= model.vocabulary:
         raise PromptError("the tokenizer makes ids of it that the model does not have")
-    fed = mx.array([last + wanted[:-1]], dtype=mx.int32)
-    logits = context.advance(fed).logits[0].astype(mx.float32)
-    chosen = mx.take_along_axis(logits, mx.array(wanted, dtype=mx.int32)[:, None], axis=-1)[:, 0]
-    log_p, top = chosen - mx.logsumexp(logits, axis=-1), mx.argmax(logits, axis=-1)
-    mx.eval(log_p, top)
-    return log_p, top
+    fed, parts = last + wanted[:-1], []
+    for begin in range(0, len(fed), STEP):
+        logits = context.advance(mx.array([fed[begin : begin + STEP]])).logits[0]
+        logits = logits.astype(mx.float32)
+        token = mx.array(wanted[begin : begin + STEP])[:, None]
+        log_p = mx.take_along_axis(logits, token, axis=-1)[:, 0] - mx.logsumexp(logits, axis=-1)
+        parts.append((log_p, mx.argmax(logits, axis=-1)))
+        mx.eval(parts[-1])
+    return mx.concatenate([one for one, _ in parts]), mx.concatenate([top for _, top in parts])

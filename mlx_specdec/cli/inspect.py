@@ -52,15 +52,13 @@ def _pretty(found: Inspection) -> str:
         console.print(_types(found))
         console.print(_tensors(found))
         for line in found.account.describe() if found.account is not None else ():
-            console.print(line, markup=False)
+            console.print(_safe(line))
         if found.problem:
-            console.print(f"Not convertible: {found.problem}", markup=False)
+            console.print(_safe(f"Not convertible: {found.problem}"))
     return capture.get()
 
 
 def _summary(found: Inspection) -> Table:
-    from rich.markup import escape
-
     from ..checkpoints.sizes import show
 
     table = _table("", ("", "left"))
@@ -68,12 +66,12 @@ def _summary(found: Inspection) -> Table:
     sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     weights = f"{found.parameters:,}, {show(found.nbytes)}, {found.bits_per_weight:.2f} bits each"
     table.add_row("format", found.format)
-    table.add_row("model type", escape(found.model_type) or "unknown")
+    table.add_row("model type", _safe(found.model_type) or "unknown")
     table.add_row("sizes", sizes or "unknown")
     table.add_row("weights", weights)
-    table.add_row("quantised", escape(found.quantisation) or "no")
-    table.add_row("tokenizer", escape(found.tokenizer) or "none")
-    table.add_row("files", escape("\n".join(files)))
+    table.add_row("quantised", _safe(found.quantisation) or "no")
+    table.add_row("tokenizer", _safe(found.tokenizer) or "none")
+    table.add_row("files", _safe("\n".join(files)))
     return table
 
 
@@ -88,8 +86,6 @@ def _types(found: Inspection) -> Table:
 
 def _tensors(found: Inspection) -> Table:
     """One line for what is the same in all layers."""
-    from rich.markup import escape
-
     from ..checkpoints.sizes import show
 
     groups: dict[tuple[str, ...], list[int]] = {}
@@ -101,8 +97,17 @@ def _tensors(found: Inspection) -> Table:
         groups.setdefault(key, []).append(row.nbytes)
     table = _table("tensor", ("", "right"), ("type", "left"), ("shape", "left"), ("size", "right"))
     for (name, dtype, shape), sizes in groups.items():
-        table.add_row(escape(name), str(len(sizes)), dtype, shape, show(sum(sizes)))
+        table.add_row(_safe(name), str(len(sizes)), dtype, shape, show(sum(sizes)))
     return table
+
+
+def _safe(text: str) -> str:
+    """Words of a checkpoint are nobody's commands, to the terminal or to rich."""
+    from rich.markup import escape
+
+    return escape(
+        "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    )
 
 
 def _table(first: str, *others: tuple[str, str]) -> Table:
