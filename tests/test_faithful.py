@@ -114,6 +114,12 @@ def test_text_is_scored_of_plain_weights_only_when_asked(t5: Path, tmp_path: Pat
     assert asked.verified.text is not None and asked.verified.text.largest == 0
 
 
+def test_to_verify_without_a_way_to_compare_is_refused(t5: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="compare_logits"):
+        convert(str(t5), tmp_path / "out", verify=True)
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_tokenizer_that_is_missing_is_told(t5: Path, tmp_path: Path) -> None:
     source = tmp_path / "bare"
     source.mkdir()

@@ -90,6 +90,8 @@ def convert(
     )
     if shard_bytes < 1:
         raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
+    if verify and compare_logits is None:
+        raise OptionError("to verify needs compare_logits: mlx_specdec.assemble has one")
     if upload_repo is not None:
         check_repository(upload_repo)
     local = Path(os.path.expanduser(model))
