@@ -12,6 +12,7 @@ import typer
 from . import render
 from .process import Version
 
+_PARTS = ("weight", "scales", "biases")
 _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 
 if TYPE_CHECKING:
@@ -85,19 +86,26 @@ def _types(found: Inspection) -> Table:
 
 
 def _tensors(found: Inspection) -> Table:
-    """One line for what is the same in all layers."""
+    """One line for what is the same in all layers; scales and biases go with their matrix."""
     from ..checkpoints.sizes import show
 
     groups: dict[tuple[str, ...], list[int]] = {}
+    sizes = {row.name: row.nbytes for row in found.tensors}
     for row in found.tensors:
+        path, _, part = row.name.rpartition(".")
+        packed = f"{path}.scales" in sizes and part in _PARTS
+        if packed and part != "weight":
+            continue
+        nbytes = sum(sizes.get(f"{path}.{p}", 0) for p in _PARTS) if packed else row.nbytes
+        dtype = f"{row.dtype}, packed" if packed else row.dtype
         shape = " x ".join(map(str, row.shape)) or "scalar"
         becomes = f"-> {row.becomes}" if row.becomes not in ("", row.name) else ""
         parts = [_LAYER.sub(".*.", part, 1) for part in (row.name, becomes, row.note) if part]
-        key = ("\n".join(parts), row.dtype, shape)
-        groups.setdefault(key, []).append(row.nbytes)
+        key = ("\n".join(parts), dtype, shape)
+        groups.setdefault(key, []).append(nbytes)
     table = _table("tensor", ("", "right"), ("type", "left"), ("shape", "left"), ("size", "right"))
-    for (name, dtype, shape), sizes in groups.items():
-        table.add_row(_safe(name), str(len(sizes)), dtype, shape, show(sum(sizes)))
+    for (name, dtype, shape), each in groups.items():
+        table.add_row(_safe(name), str(len(each)), dtype, shape, show(sum(each)))
     return table
 
 
