@@ -23,9 +23,12 @@ FILE = "provenance.json"
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a model comes from. name: a Hub name, or that of the directory or file. revision: the
-    commit on the Hub, None for what is local. format: in words. source, result: file -> its digest, of
-    weights and configuration."""
+    """Where a model comes from.
+
+    name: a Hub name, or that of the directory or file. revision: the commit on the Hub, None for
+    what is local. format: in words. source, result: file -> its digest, of weights and
+    configuration.
+    """
 
     name: str
     revision: str | None
