@@ -49,6 +49,7 @@ MAY_IMPORT = {
         "text",
         "verification",
     },
+    "faithful": {"checkpoints", "errors", "models", "text"},
     "training": {"assemble", "checkpoints", "contracts", "errors", "models", "options"},
     "estimate": {
         "assemble",
@@ -79,6 +80,7 @@ MAY_IMPORT = {
         "errors",
         "draft_lengths",
         "estimate",
+        "faithful",
         "options",
         "proposers",
         "cache_settings",

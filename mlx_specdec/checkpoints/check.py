@@ -5,7 +5,7 @@ Knows how far type and packing may move a value. Knows nothing of models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..errors import OutputError
 from .files import Weights
-from .keys import PACKED, Quantisation
+from .keys import Quantisation
 from .tensors import Tensor
 from .writer import Change
 
@@ -53,7 +53,8 @@ def compare(
         asked = change(name, source)
         packed = asked.quantisation is not None
         path = name.removesuffix(".weight")
-        expected |= {name, *(f"{path}.{part}" for part in PACKED if packed)}
+        parts = asked.quantisation.parts if asked.quantisation is not None else ()
+        expected |= {name, *(f"{path}.{part}" for part in parts)}
         if not expected <= written.infos.keys():
             raise OutputError(_sentence(name, "is missing"))
         difference = _difference(written, name, source, asked, progress)
@@ -93,7 +94,8 @@ def _difference(
             difference = _plain(found.rows(begin, end), name, piece, asked)
         else:
             path = name.removesuffix(".weight")
-            parts = [written.rows(f"{path}.{part}", begin, end) for part in ("weight", *PACKED)]
+            names = ("weight", *asked.quantisation.parts)
+            parts = {part: written.rows(f"{path}.{part}", begin, end) for part in names}
             difference = _packed(parts, name, piece, asked, asked.quantisation)
             del parts
         largest = max(largest, difference)
@@ -113,25 +115,21 @@ def _plain(found: mx.array, name: str, source: mx.array, asked: Change) -> float
 
 
 def _packed(
-    parts: list[mx.array],
+    parts: Mapping[str, mx.array],
     name: str,
     source: mx.array,
     asked: Change,
     how: Quantisation,
 ) -> float:
-    weight, scales, biases = parts
+    scales = parts["scales"]
     try:
-        values = mx.dequantize(
-            weight,
-            scales.astype(mx.float32),
-            biases.astype(mx.float32),
-            group_size=how.group_size,
-            bits=how.bits,
-        )
+        values = how.unpack(parts["weight"], scales, parts.get("biases"))
     except ValueError as problem:
         raise OutputError(_sentence(name, "is not packed as asked")) from problem
     if values.shape != source.shape:
         raise OutputError(_sentence(name, "has another shape than its source"))
+    if how.mode != "affine":
+        return _same_packing(parts, name, values, source, asked, how)
     groups = (*source.shape[:-1], -1, how.group_size)
     distance = mx.max(_distance(values, source).reshape(groups), axis=-1)
     reach = mx.max(mx.abs(source.astype(mx.float32)).reshape(groups), axis=-1)
@@ -140,6 +138,22 @@ def _packed(
             _sentence(name, "differs from its source by more than quantisation explains")
         )
     return _largest(distance)
+
+
+def _same_packing(
+    parts: Mapping[str, mx.array],
+    name: str,
+    values: mx.array,
+    source: mx.array,
+    asked: Change,
+    how: Quantisation,
+) -> float:
+    """As `_packed`, of formats whose steps grow with the values: packed again, the source has to
+    give the same bits."""
+    again = how.pack(source if asked.dtype is None else source.astype(asked.dtype))
+    if not all(mx.array_equal(parts[part], again[part]).item() for part in again):
+        raise OutputError(_sentence(name, "differs from its source"))
+    return _largest(_distance(values, source))
 
 
 def _allowed(scales: mx.array, reach: mx.array, dtype: mx.Dtype, how: Quantisation) -> mx.array:

@@ -6,83 +6,37 @@ wants logits compared passes the function that does it.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from ..errors import CheckpointError, OptionError
+from ..errors import OptionError
 from . import destination, files, keys, leftovers, sizes
-from .check import Differences, compare
+from .check import compare
+from .digests import Digests, FileDigest
 from .keys import Quantisation
-from .layouts import as_directory
+from .layouts import as_directory, originals
+from .meta_params import PARAMS
+from .provenance import Provenance
 from .recipes import Recipe, recipe_for
+from .report import Report as Report
+from .shards import FORMATS
 from .source import resolve
 from .tensors import Tensor
-from .writer import Change, Written, stored_nbytes, write_config, write_weights
+from .unpack import dequantised
+from .upload import check_repository, upload
+from .verify import Comparisons, TextChange, check_fits
+from .verify import verify as run_verify
+from .wanted import Wanted
+from .writer import Change, stored_nbytes, write_config, write_weights
 
-DTYPES = ("float32", "float16", "bfloat16")
 SCRATCH = "scratch"
-SHARE_OF_MEMORY = 0.5
-"""A model may take this much of the machine's memory when its logits are computed."""
-SHARE_OF_SHARD = 1.2
-"""And this much of a shard."""
-LOADED_BYTES = 6
-"""Of one weight while its model is loaded in float32: the result and what it was read as."""
 OTHER_FILES_BYTES = 10_000_000
 """For the files beside the weights."""
-SAME_LOGITS = 1e-3
-"""How far log-probabilities may lie apart where not one weight changed its value."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a conversion wrote and how it was checked.
-
-    parameters: weights, scales of packed ones not counted. nbytes: of the tensors written.
-    differences: see `check.Differences`. logits: largest absolute difference of log-probabilities,
-    None where they were not compared, and then logits_note says why.
-    """
-
-    path: Path
-    tensors: int
-    parameters: int
-    nbytes: int
-    dtype: str
-    differences: Differences
-    logits: float | None
-    logits_note: str
-    notes: tuple[str, ...]
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Of the whole model, scales included."""
-        return 8 * self.nbytes / max(1, self.parameters)
-
-    def describe(self) -> str:
-        """All of it in a few lines."""
-        found = self.differences
-        size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
-        lines = [f"wrote {self.path}: {size}, {self.dtype}, {self.bits_per_weight:.2f} bits each"]
-        lines += self.notes
-        checked = f"read back {found.tensors} tensors: largest difference {found.plain:.3g}"
-        if found.plain:
-            checked += f" ({found.plain_name})"
-        if found.packed is not None:
-            checked += f", of packed weights {found.packed:.3g} ({found.packed_name})"
-        lines.append(checked)
-        if self.logits is None:
-            lines.append(f"logits not compared: {self.logits_note}")
-        else:
-            lines.append(
-                f"log-probabilities on a fixed input: largest difference {self.logits:.3g}"
-            )
-        return "\n".join(lines)
 
 
 def convert(
@@ -91,31 +45,55 @@ def convert(
     *,
     dtype: str | None = None,
     quantize: bool = False,
-    q_bits: int = 4,
-    q_group_size: int = 64,
+    q_bits: int | None = None,
+    q_group_size: int | None = None,
+    q_mode: str = "affine",
+    quant_predicate: str | None = None,
+    dequantize: bool = False,
+    upload_repo: str | None = None,
     revision: str | None = None,
     overwrite: bool = False,
     shard_bytes: int | None = None,
+    verify: bool = False,
     compare_logits: Callable[[Path, Path], float] | None = None,
+    compare_text: Callable[[Path, Path], TextChange | str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Write a T5 or decoder-only checkpoint as mlx-lm would, and check what was written.
 
     model: a directory, a .gguf file or a Hub name. mlx_path: the directory to make, weights/NAME
     by default. dtype: float32, float16 or bfloat16; as stored where None. quantize: pack matrices
-    to q_bits in groups of q_group_size (affine). overwrite: replace a model that lies at mlx_path.
+    to q_bits in groups of q_group_size, where None to those of q_mode (affine: 4 and 64; mxfp4,
+    nvfp4, mxfp8). quant_predicate: one of mlx-lm's mixed recipes, mixed_3_6 for example.
+    dequantize: unpack a quantised source. upload_repo: of the Hub, where the result goes as well.
+    overwrite: replace a model that lies at mlx_path.
     shard_bytes: the most bytes in one file of the result; 4 GB where None, a quarter of the memory
     on a small machine. What a conversion takes of memory stays below 1.2 times that and 300 MB.
-    compare_logits: gives the largest difference of log-probabilities of (source, result); asked
-    before the result is moved into place. progress: called with (done, total) bytes, read once to
-    write and once to check.
+    compare_logits: gives the largest difference of log-probabilities of (source, result);
+    compare_text: what became of a fixed text. Both are asked before the result is moved into place,
+    where whole models fit in memory and in what shard_bytes allows, the text of packed weights
+    only; verify: ask both whatever a shard is, and refuse models that do not fit.
+    progress: called with (done, total) bytes, read once to write and once to check.
 
     Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
     OptionError, OutputError.
     """
     shard_bytes = sizes.default_shard_bytes() if shard_bytes is None else shard_bytes
-    _check_options(dtype, quantize, q_bits, q_group_size, shard_bytes)
-    quantisation = Quantisation(q_bits, q_group_size) if quantize else None
+    wanted = Wanted.checked(
+        dtype=dtype,
+        quantize=quantize,
+        bits=q_bits,
+        group_size=q_group_size,
+        mode=q_mode,
+        mixed=quant_predicate,
+        dequantize=dequantize,
+    )
+    if shard_bytes < 1:
+        raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
+    if verify and compare_logits is None:
+        raise OptionError("to verify needs compare_logits: mlx_specdec.assemble has one")
+    if upload_repo is not None:
+        check_repository(upload_repo)
     local = Path(os.path.expanduser(model))
     path = _destination(model, local, mlx_path)
     leftovers.sweep(path)
@@ -124,21 +102,54 @@ def convert(
     source = resolve(
         model, revision=revision, progress=None if progress is None else lambda done, total: None
     )
+    name, commit = _name(model, source)
     with as_directory(source) as directory:
-        return _convert(directory, path, dtype, quantisation, shard_bytes, compare_logits, progress)
+        recipe = recipe_for(directory, wanted.quantisation, wanted.mixed)
+        if wanted.dequantize:
+            recipe = dequantised(recipe)
+        own = originals(recipe.paths, source, directory)
+        with Digests([*own, *_configuration(source)]) as digests:
+
+            def provenance(result: Mapping[str, FileDigest]) -> Provenance:
+                return Provenance(
+                    name, commit, FORMATS[recipe.format], digests.result(), result, recipe.account
+                )
+
+            report = _convert(
+                directory,
+                path,
+                recipe,
+                wanted,
+                shard_bytes,
+                verify,
+                provenance,
+                Comparisons(compare_logits, compare_text),
+                progress,
+            )
+    if upload_repo is not None:
+        upload(
+            path,
+            upload_repo,
+            base_model=None if os.path.exists(local) else model,
+            by_mlx_lm=not keys.is_encoder_decoder(recipe.config),
+        )
+    return report
 
 
 def _convert(
     source: Path,
     path: Path,
-    dtype: str | None,
-    quantisation: Quantisation | None,
+    recipe: Recipe,
+    wanted: Wanted,
     shard_bytes: int,
-    compare_logits: Callable[[Path, Path], float] | None,
+    verified: bool,
+    provenance: Callable[[Mapping[str, FileDigest]], Provenance],
+    comparisons: Comparisons,
     progress: Callable[[int, int], None] | None,
 ) -> Report:
-    recipe = recipe_for(source, quantisation)
-    change = _changes(recipe, None if dtype is None else getattr(mx, dtype))
+    if verified:
+        check_fits(sum(outline.size for outline in recipe.outlines.values()))
+    change = _changes(recipe, None if wanted.dtype is None else getattr(mx, wanted.dtype))
     destination.check_room(
         path, stored_nbytes(recipe.outlines, change) + recipe.scratch_nbytes + OTHER_FILES_BYTES
     )
@@ -150,24 +161,50 @@ def _convert(
         )
         for file in files.tokenizer_files(source):
             shutil.copyfile(file, work / file.name)
-        write_config(work, _config(recipe, dtype), _quantization(recipe, quantisation))
-        differences = compare(work, recipe.tensors(scratch), change, steps.add)
-        shutil.rmtree(scratch, ignore_errors=True)
-        logits, logits_note = _logits(
-            source, work, written, differences, compare_logits, shard_bytes
-        )
+        write_config(work, _config(recipe, wanted), _quantization(recipe, wanted.quantisation))
+        with Digests(_results(work)) as digests:
+            differences = compare(work, recipe.tensors(scratch), change, steps.add)
+            shutil.rmtree(scratch, ignore_errors=True)
+            found = run_verify(
+                source,
+                work,
+                written.parameters,
+                differences,
+                comparisons,
+                asked=verified,
+                shard_bytes=shard_bytes,
+            )
+            report = Report(
+                path=path,
+                tensors=written.tensors,
+                parameters=written.parameters,
+                nbytes=written.nbytes,
+                dtype=_words(wanted),
+                differences=differences,
+                verified=found,
+                notes=_notes(recipe, source),
+                provenance=provenance(digests.result()),
+            )
+        report.provenance.write(work, report.facts())
     steps.finish()
-    return Report(
-        path=path,
-        tensors=written.tensors,
-        parameters=written.parameters,
-        nbytes=written.nbytes,
-        dtype=_words(dtype, quantisation),
-        differences=differences,
-        logits=logits,
-        logits_note=logits_note,
-        notes=_notes(recipe, source),
-    )
+    return report
+
+
+def _name(model: str, source: Path) -> tuple[str, str | None]:
+    """What to call a source, and the commit of what came from the Hub. The rest of a local path is
+    nobody else's business."""
+    if os.path.exists(os.path.expanduser(model)):
+        return source.resolve().name, None
+    return model, source.name if source.parent.name == "snapshots" else None
+
+
+def _configuration(source: Path) -> list[Path]:
+    """The file that describes a source, where there is one."""
+    return [source / name for name in ("config.json", PARAMS) if (source / name).is_file()]
+
+
+def _results(work: Path) -> list[Path]:
+    return [*sorted(work.glob("model*")), work / "config.json"]
 
 
 class _Steps:
@@ -187,20 +224,6 @@ class _Steps:
             self._report(self._total, self._total)
 
 
-def _check_options(
-    dtype: str | None, quantize: bool, bits: int, group_size: int, shard_bytes: int
-) -> None:
-    if dtype is not None and dtype not in DTYPES:
-        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    if quantize and bits not in keys.Q_BITS:
-        raise OptionError(f"q-bits must be one of {', '.join(map(str, keys.Q_BITS))}, not {bits}")
-    if quantize and group_size not in keys.Q_GROUP_SIZES:
-        sizes = ", ".join(map(str, keys.Q_GROUP_SIZES))
-        raise OptionError(f"q-group-size must be one of {sizes}, not {group_size}")
-    if shard_bytes < 1:
-        raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
-
-
 def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     if mlx_path is not None:
         path = Path(mlx_path).expanduser()
@@ -216,17 +239,18 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
 def _changes(recipe: Recipe, dtype: mx.Dtype | None) -> Callable[[str, Tensor], Change]:
     def change(name: str, tensor: Tensor) -> Change:
         casts = mx.issubdtype(tensor.dtype, mx.floating) and not recipe.keeps_dtype(name)
-        return Change(dtype if casts else None, recipe.quantised.get(name))
+        asked = dtype or recipe.natural.get(name)
+        return Change(asked if casts else None, recipe.quantised.get(name))
 
     return change
 
 
-def _config(recipe: Recipe, dtype: str | None) -> Mapping[str, Any]:
+def _config(recipe: Recipe, wanted: Wanted) -> Mapping[str, Any]:
     """The result's config.json; it names the type under whichever key the source has."""
     config = dict(recipe.config)
     for key in ("dtype", "torch_dtype"):
-        if dtype is not None and key in config:
-            config[key] = dtype
+        if wanted.dtype is not None and key in config:
+            config[key] = wanted.dtype
     return config
 
 
@@ -234,42 +258,25 @@ def _quantization(recipe: Recipe, default: Quantisation | None) -> Mapping[str, 
     if default is None:
         return None
     entry: dict[str, Any] = {"group_size": default.group_size, "bits": default.bits}
-    entry["mode"] = "affine"
+    entry["mode"] = default.mode
     for name, how in recipe.quantised.items():
         if how != default:
             path = name.removesuffix(".weight")
             entry[path] = {"group_size": how.group_size, "bits": how.bits}
+            if how.mode != "affine":
+                entry[path]["mode"] = how.mode
     return entry
 
 
-def _logits(
-    source: Path,
-    result: Path,
-    written: Written,
-    differences: Differences,
-    compare_logits: Callable[[Path, Path], float] | None,
-    shard_bytes: int,
-) -> tuple[float | None, str]:
-    if compare_logits is None:
-        return None, "no comparison was asked for"
-    needed = written.parameters * LOADED_BYTES
-    if needed > SHARE_OF_MEMORY * sizes.memory():
-        return None, "a whole model does not fit in memory"
-    if needed > SHARE_OF_SHARD * shard_bytes:
-        return None, "a whole model takes more memory than --max-shard-size allows"
-    found = compare_logits(source, result)
-    unchanged = differences.plain == 0 and differences.packed is None
-    if math.isnan(found) or (unchanged and found > SAME_LOGITS):
-        raise CheckpointError(
-            f"the converted model does not compute what its source does (log-probabilities differ "
-            f"by {found:.3g}): please report this checkpoint"
-        )
-    return found, ""
+def _words(wanted: Wanted) -> str:
+    words, how = wanted.dtype or "types as stored", wanted.quantisation
+    if how is None:
+        return f"unpacked, {words}" if wanted.dequantize else words
+    return f"{wanted.mixed or f'{how.bits}-bit'}{_mode(how)}, {words}"
 
 
-def _words(dtype: str | None, quantisation: Quantisation | None) -> str:
-    words = dtype or "types as stored"
-    return words if quantisation is None else f"{quantisation.bits}-bit, {words}"
+def _mode(how: Quantisation) -> str:
+    return "" if how.mode == "affine" else f" {how.mode}"
 
 
 def _notes(recipe: Recipe, source: Path) -> tuple[str, ...]:

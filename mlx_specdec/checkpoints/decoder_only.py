@@ -19,15 +19,16 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError, OptionError
-from . import files, shards
-from .keys import Q_BITS, Q_GROUP_SIZES, Quantisation
+from . import files, keys, shards
+from .account import Account, take_stock
+from .keys import Quantisation
 from .recipes import Recipe
 from .tensors import Tensor
 from .writer import Change, write_weights
 
 
 def decoder_only_recipe(
-    directory: Path, config: Mapping[str, Any], quantisation: Quantisation | None
+    directory: Path, config: Mapping[str, Any], quantisation: Quantisation | None, mixed: str = ""
 ) -> Recipe:
     """See `recipes.recipe_for`. Raises CheckpointError and OptionError as it says."""
     if config.get("model_file"):
@@ -43,15 +44,12 @@ def decoder_only_recipe(
     if quantisation is not None:
         if "quantization" in whole:
             raise OptionError(f"{directory} is quantised already: leave --quantize out")
-        quantised = _choose(opened.model, quantisation)
+        quantised = _choose(opened.model, quantisation, mixed)
     if "vision_tower" not in getattr(opened.model, "model", {}):
         whole.pop("vision_config", None)
     casts = getattr(opened.model, "cast_predicate", lambda name: True)
-    # Where mlx-lm renames or joins tensors, what it left out cannot be told by name.
-    dropped = []
-    if found.keys() <= source.infos.keys():
-        dropped = sorted(source.infos.keys() - found.keys())
     computed = found.keys() - origins.keys()
+    account = _account(source, origins, sorted(computed), whole)
     del opened  # its arrays keep what they were made from
     work = _Computed(directory, source)
 
@@ -64,7 +62,6 @@ def decoder_only_recipe(
                 yield name, Tensor.of(fresh.pop(name))
 
     notes = list(source.notes)
-    notes += [f"left out, as mlx-lm does: {_list(dropped)}"] if dropped else []
     wider = sorted(name for name, how in quantised.items() if how != quantisation)
     if wider:
         notes.append(f"packed as mlx-lm asks: {_list(wider)}")
@@ -72,10 +69,38 @@ def decoder_only_recipe(
         config=whole,
         tensors=tensors,
         outlines=found,
+        account=account,
+        format=source.format,
+        paths=source.paths,
         scratch_nbytes=work.scratch_nbytes if computed else 0,
         quantised=quantised,
         keeps_dtype=lambda name: not casts(name),
         notes=tuple(notes),
+    )
+
+
+def _account(
+    source: files.Weights,
+    origins: Mapping[str, str],
+    computed: list[str],
+    config: Mapping[str, Any],
+) -> Account:
+    """What mlx-lm makes of each tensor. Which of them went into what it computes, it does not say:
+    these are all that it neither hands through nor is known to leave out."""
+    left = sorted(source.infos.keys() - origins.values())
+    tied: dict[str, str] = {}
+    dropped: dict[str, str] = {}
+    for name in left:
+        if name.endswith("lm_head.weight") and config.get("tie_word_embeddings"):
+            twin = name.replace("lm_head", "model.embed_tokens")
+            tied[name] = twin if twin in source.infos else "the embedding"
+        elif name.endswith(("inv_freq", "rope.freqs")):
+            dropped[name] = "it follows from config.json"
+        elif not computed:
+            dropped[name] = "mlx-lm's model has no such tensor"
+    joined = [name for name in left if name not in tied and name not in dropped]
+    return take_stock(
+        source.contents, origins, tied=tied, dropped=dropped, joined=joined, computed=computed
     )
 
 
@@ -210,9 +235,11 @@ def _check(expected: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[in
             )
 
 
-def _choose(model: Any, default: Quantisation) -> dict[str, Quantisation]:
+def _choose(model: Any, default: Quantisation, mixed: str) -> dict[str, Quantisation]:
     """What mlx-lm's own converter would pack, and how."""
     own = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+    if mixed:
+        own = _mixed(model, default, mixed)
     chosen = {}
     for path, module in _leaves(model):
         if not hasattr(module, "to_quantized") or module.weight.shape[-1] % default.group_size:
@@ -221,11 +248,13 @@ def _choose(model: Any, default: Quantisation) -> dict[str, Quantisation]:
         how = default
         if isinstance(answer, Mapping):
             how = Quantisation(
-                answer.get("bits", default.bits), answer.get("group_size", default.group_size)
+                answer.get("bits", default.bits),
+                answer.get("group_size", default.group_size),
+                answer.get("mode", "affine"),
             )
-            if answer.get("mode", "affine") != "affine" or how.bits not in Q_BITS:
+            if not keys.is_known(how):
                 raise OptionError(f"mlx-lm packs {path} in a way that is not supported here")
-            if how.group_size not in Q_GROUP_SIZES or module.weight.shape[-1] % how.group_size:
+            if module.weight.shape[-1] % how.group_size:
                 continue
         if answer:
             chosen[f"{path}.weight"] = how
@@ -234,6 +263,19 @@ def _choose(model: Any, default: Quantisation) -> dict[str, Quantisation]:
             f"no layer's width is a multiple of {default.group_size}: give a smaller --q-group-size"
         )
     return chosen
+
+
+def _mixed(model: Any, default: Quantisation, mixed: str) -> Any:
+    """mlx-lm's predicate of this name. Raises OptionError for a model that it does not suit."""
+    from mlx_lm.convert import mixed_quant_predicate_builder
+
+    try:
+        return mixed_quant_predicate_builder(mixed, model, default.group_size)
+    except ValueError as problem:
+        raise OptionError(
+            f"{mixed} does not suit this model, mlx-lm says ({problem}): leave --quant-predicate "
+            "out"
+        ) from problem
 
 
 def _leaves(model: Any) -> list[tuple[str, Any]]:

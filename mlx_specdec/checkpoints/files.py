@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from . import safetensors_file, shards
+from .account import Contents, together
 from .gguf_file import GgufFile
 from .json_file import read_json
 from .llama2c_file import Llama2cFile
@@ -59,6 +60,7 @@ class Weights:
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
         self._files: dict[Path, _Reader] = {}
+        self.format = found.format
         self.lazy = found.format == "safetensors"
         for file in found.files:
             self._files[file] = _READERS[found.format](file)
@@ -75,6 +77,16 @@ class Weights:
     def infos(self) -> Mapping[str, TensorInfo]:
         """Every tensor's type and shape, in the order of the files' bytes."""
         return self._infos
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files themselves, all parts of a model, in their order."""
+        return tuple(path for file, reader in self._files.items() for path in _paths(file, reader))
+
+    @property
+    def contents(self) -> Contents:
+        """What the files hold under their own names, in the types that they have there."""
+        return together(_contents(file) for file in self._files.values())
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -123,6 +135,14 @@ class Weights:
                     f"{directory / shard} lacks {shown:.200}, which {found.index} says it has: "
                     "download both again"
                 )
+
+
+def _paths(file: Path, reader: _Reader) -> tuple[Path, ...]:
+    return tuple(reader.paths) if isinstance(reader, GgufFile | MetaFile) else (file,)
+
+
+def _contents(file: _Reader) -> Contents:
+    return Contents.plain(file.infos) if isinstance(file, SafetensorsFile) else file.contents
 
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:

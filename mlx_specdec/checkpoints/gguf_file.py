@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from .account import Contents
 from .gguf_decoder_only import FAMILIES, decoder_only_layout
 from .gguf_header import Damaged, Entry, Header, read_header
 from .gguf_layout import Finder, Layout
@@ -52,13 +53,13 @@ class GgufFile:
 
     infos: type and shape of every tensor under our name, its values expanded: packed types are F32,
     plain ones as they are stored. metadata: the file's. config: what config.json would say.
-    packed: names of the types that were expanded, sorted.
+    packed: names of the types that were expanded, sorted. paths: all parts.
     """
 
     def __init__(self, file: Path) -> None:
         """file: the model, or the first of its parts, the others beside it. Raises CheckpointError
         for a file that is truncated, damaged, or holds what is not supported here."""
-        files = parts_of(file)
+        self.paths = files = parts_of(file)
         self._maps = [open_map(each) for each in files]
         headers: list[Header] = []
         for number, each in enumerate(files):
@@ -71,9 +72,24 @@ class GgufFile:
             layout = self._layout()
             self.config: Mapping[str, Any] = layout.config
             self._places = layout.places
+            self._left = layout.left
             self.infos: Mapping[str, TensorInfo] = self._infos()
         kinds = {self._stored[place.name].kind for place in self._places.values()}
         self.packed = sorted(kind.name for kind in kinds if not kind.numpy)
+
+    @property
+    def contents(self) -> Contents:
+        """What the file holds under llama.cpp's names, packed types as they are."""
+        head, embedding = "output.weight", "token_embd.weight"
+        return Contents(
+            {
+                name: TensorInfo(stored.kind.name, stored.entry.shape, _nbytes(stored))
+                for name, stored in self._stored.items()
+            },
+            {ours: place.name for ours, place in self._places.items()},
+            {name: embedding for name in self._left if name == head},
+            {name: "config.json says what it says" for name in self._left if name != head},
+        )
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         """Entries begin .. end - 1 of a tensor along its first axis; read now."""

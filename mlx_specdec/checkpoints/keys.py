@@ -1,7 +1,7 @@
-"""What tensors are called here, and which of them may be quantised. Data and small pure functions.
+"""What tensors are called here, which of them may be quantised, and how. Data and pure functions.
 
-T5 keeps Hugging Face's names; decoder-only models keep theirs too, mlx-lm maps them. Knows names
-and shapes. Knows nothing of files and holds no tensor.
+T5 keeps Hugging Face's names; decoder-only models keep theirs too, mlx-lm maps them. Knows names,
+shapes and MLX's packings. Knows nothing of files and holds no tensor.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import mlx.core as mx
 
 from ..errors import CheckpointError
 
@@ -40,6 +42,8 @@ _DROPPED = re.compile(
     r"(encoder|decoder)\.embed_tokens\.weight"
     r"|decoder\.block\.\d+\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
+UNUSED = "no T5 has positions in its cross-attention"
+"""Why the only tensors that are dropped and no copies are dropped."""
 # Measured on an English-French T5 of 8 M weights, groups of 64, 120 unseen sentences: everything at
 # 4 bits costs 0.054 nats of KL divergence per token, with the tied embedding at 8 bits 0.030, for
 # 11 % more bytes. No other matrix helps as much: 8 bits for DenseReluDense.wo give 0.050.
@@ -51,10 +55,43 @@ _KEPT = re.compile(r"relative_attention_bias")
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How one matrix is packed: bits per weight, and weights that share a scale and a bias."""
+    """How one matrix is packed: bits per weight, and weights that share a scale and a bias; mode:
+    MLX's name of the number format, of which only affine has biases."""
 
     bits: int
     group_size: int
+    mode: str = "affine"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a packed matrix has beside its weight."""
+        return PACKED if self.mode == "affine" else PACKED[:1]
+
+    def pack(self, rows: mx.array) -> dict[str, mx.array]:
+        """Rows of a matrix as "weight" and `parts`. Works on single rows: pieces give the same."""
+        packed = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
+        return dict(zip(("weight", *self.parts), packed, strict=True))
+
+    def unpack(self, weight: mx.array, scales: mx.array, biases: mx.array | None) -> mx.array:
+        """The values, float32. Raises ValueError where the parts do not fit."""
+        if self.mode == "affine" and biases is not None:
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        values = mx.dequantize(
+            weight, scales, biases, group_size=self.group_size, bits=self.bits, mode=self.mode
+        )
+        return values.astype(mx.float32)
+
+
+MODES = {
+    "affine": Quantisation(4, 64),
+    "mxfp4": Quantisation(4, 32, "mxfp4"),
+    "nvfp4": Quantisation(4, 16, "nvfp4"),
+    "mxfp8": Quantisation(8, 32, "mxfp8"),
+}
+"""MLX's number formats, each with what mlx-lm takes where nothing is asked for; all but affine have
+one size only."""
+MIXED = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4_6": (4, 6)}
+"""mlx-lm's mixed recipes: the bits of most matrices, and of those that suffer more."""
 
 
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
@@ -133,12 +170,21 @@ def quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(entry, Mapping):
         raise CheckpointError("config.json has a quantization entry that is no object")
     for part in (entry, *(each for each in entry.values() if isinstance(each, Mapping))):
-        if part.get("bits") not in Q_BITS or part.get("group_size") not in Q_GROUP_SIZES:
+        numbers: list[Any] = [part.get(key) for key in ("bits", "group_size", "mode")]
+        bits, group_size, mode = numbers
+        if not is_known(Quantisation(bits, group_size, mode or "affine")):
             raise CheckpointError(
                 f"config.json asks for {part.get('bits')!r} bits in groups of "
                 f"{part.get('group_size')!r}: not a quantisation that MLX has"
             )
     return entry
+
+
+def is_known(how: Quantisation) -> bool:
+    """Whether MLX can pack so."""
+    if how.mode == "affine":
+        return how.bits in Q_BITS and how.group_size in Q_GROUP_SIZES
+    return how in MODES.values()
 
 
 def quantizable(
@@ -187,14 +233,44 @@ def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> i
 
 
 def quantisation_of(
-    config: Mapping[str, Any], key: str, shape: tuple[int, ...], default: Quantisation
+    config: Mapping[str, Any],
+    key: str,
+    shape: tuple[int, ...],
+    default: Quantisation,
+    mixed: str = "",
 ) -> Quantisation | None:
     """How one of a T5's weights is packed, None for what is left alone.
 
-    Embedding and head get at least 8 bits, the rest what is asked for.
+    Embedding and head get at least 8 bits, the rest what is asked for. mixed: a key of MIXED; the
+    values of attention and the output of the feed-forward network then have its wider bits in some
+    blocks, those that mlx-lm's recipes choose.
     """
     if not quantizable(config, key, shape, default.group_size):
         return None
     if is_encoder_decoder(config) and _WIDER.fullmatch(key):
-        return Quantisation(max(default.bits, WIDER_BITS), default.group_size)
+        return _wider(default, shape)
+    if mixed and _has_more_bits(config, key):
+        return Quantisation(MIXED[mixed][1], default.group_size)
     return default
+
+
+def _wider(default: Quantisation, shape: tuple[int, ...]) -> Quantisation:
+    if default.mode == "affine":
+        return Quantisation(max(default.bits, WIDER_BITS), default.group_size)
+    wider = MODES["mxfp8"]
+    return wider if shape[-1] % wider.group_size == 0 else default
+
+
+_SENSITIVE = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*\.(v|wo)\.weight")
+
+
+def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
+    """The first and the last eighth of a stack's blocks, and every third between."""
+    found = _SENSITIVE.fullmatch(key)
+    if found is None:
+        return False
+    depth = _size(config, "num_layers")
+    if found[1] == "decoder":
+        depth = _size(config, "num_decoder_layers", depth)
+    block, eighth = int(found[2]), depth // 8
+    return block < eighth or block >= 7 * depth // 8 or (block - eighth) % 3 == 2

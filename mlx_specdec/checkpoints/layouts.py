@@ -6,8 +6,9 @@ tokenizer files made from the source's own, and links to the weights, which stay
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def as_directory(source: Path) -> Iterator[Path]:
         except CheckpointError as problem:
             # The user knows nothing of the temporary directory.
             raise CheckpointError(str(problem).replace(made, str(source))) from problem.__cause__
+
+
+def originals(paths: Iterable[Path], source: Path, directory: Path) -> list[Path]:
+    """The source's own files, of which `directory`, where it was laid down, has links."""
+    if directory == source:
+        return list(paths)
+    return [Path(os.readlink(path)) if path.is_symlink() else path for path in paths]
 
 
 @contextmanager

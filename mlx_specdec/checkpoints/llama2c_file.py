@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from .account import Contents
 from .llama_layout import Absurd, Entry, Sizes, configuration, entries, rotary_rows
 from .mapped import open_map, to_mlx
 from .safetensors_file import TensorInfo
@@ -107,6 +108,21 @@ class Llama2cFile:
             theta=_THETA,
             length=header.length,
             tied=header.tied,
+        )
+
+    @property
+    def contents(self) -> Contents:
+        """What the file holds; it has no names, these are Meta's."""
+        return Contents(
+            {
+                place.entry.theirs: TensorInfo(
+                    "F32" if place.scales is None else "Q8_0",
+                    place.entry.shape,
+                    sum(_nbytes(self._header, place.entry)),
+                )
+                for place in self._places.values()
+            },
+            {ours: place.entry.theirs for ours, place in self._places.items()},
         )
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:

@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
+from .account import Contents
 from .llama_layout import EMBEDDING, HEAD, Entry, configuration, entries, rotary_rows
 from .meta_params import PARAMS, Params, read_params
 from .safetensors_file import DTYPES, TensorInfo
@@ -43,14 +44,15 @@ class MetaFile:
     """The tensors of one model.
 
     infos: type and shape of every tensor, joined; a head that repeats the embedding is left out.
-    config: what config.json would say. scaled: whether positions are stretched, as since Llama 3.1.
+    config: what config.json would say. scaled: whether positions are stretched, as since
+    Llama 3.1. paths: all parts.
     """
 
     def __init__(self, file: Path) -> None:
         """file: the first part, the others and params.json beside it. Raises CheckpointError for a
         missing part, and for parts or a params.json that contradict each other."""
-        self._paths = parts_of(file)
-        self._parts = [TorchFile(path) for path in self._paths]
+        self.paths = parts_of(file)
+        self._parts = [TorchFile(path) for path in self.paths]
         params = read_params(file.parent / PARAMS)
         self._check_count(params)
         sizes = params.sizes(self._vocabulary())
@@ -85,6 +87,24 @@ class MetaFile:
             **params.scaling,
         }
 
+    @property
+    def contents(self) -> Contents:
+        """What the parts hold under Meta's names, joined."""
+        stored = {whole.entry.theirs: self._info(whole) for whole in self._wholes.values()}
+        tables = {
+            name: info
+            for part in self._parts
+            for name, info in part.infos.items()
+            if _DROPPED.fullmatch(name)
+        }
+        tied = HEAD in stored and "lm_head.weight" not in self.infos
+        return Contents(
+            {**stored, **tables},
+            {ours: self._wholes[ours].entry.theirs for ours in self.infos},
+            {HEAD: EMBEDDING} if tied else {},
+            dict.fromkeys(tables, f"it follows from {PARAMS}"),
+        )
+
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         """Entries begin .. end - 1 of a tensor along its first axis; read now."""
         whole = self._wholes[name]
@@ -115,14 +135,14 @@ class MetaFile:
         count, rows = len(self._parts), info.shape[0] if info is not None and info.shape else 0
         if rows and params.queries % rows == 0 and params.queries // rows > count:
             raise CheckpointError(
-                f"{self._paths[0].parent} has {count} of the {params.queries // rows} parts that "
+                f"{self.paths[0].parent} has {count} of the {params.queries // rows} parts that "
                 f"{PARAMS} asks for: the rest is missing, or that file is another model's"
             )
 
     def _vocabulary(self) -> int:
         """Tokens: the head is cut along them by every generation, the embedding only since the
         third, where a part of it then has as many rows as one of the head."""
-        infos, path = self._parts[0].infos, self._paths[0]
+        infos, path = self._parts[0].infos, self.paths[0]
         for name in (HEAD, EMBEDDING):
             if name in infos:
                 if len(infos[name].shape) != 2:
@@ -133,7 +153,7 @@ class MetaFile:
     def _whole(self, entry: Entry) -> _Whole:
         """How the parts of a tensor make one. Raises CheckpointError where they do not."""
         shapes = []
-        for path, part in zip(self._paths, self._parts, strict=True):
+        for path, part in zip(self.paths, self._parts, strict=True):
             info = part.infos.get(entry.theirs)
             if info is None:
                 raise CheckpointError(f"{path} lacks {entry.theirs}: download it again")
@@ -163,13 +183,13 @@ class MetaFile:
         found = " and ".join(map(str, sorted(set(shapes))[:3]))
         parts = "" if len(shapes) == 1 else f" in each of {len(shapes)} parts"
         return (
-            f"{self._paths[0].parent}: {entry.theirs} has shape {found}{parts} where {PARAMS} asks "
+            f"{self.paths[0].parent}: {entry.theirs} has shape {found}{parts} where {PARAMS} asks "
             f"for {entry.shape} in all"
         )
 
     def _check_extra(self) -> None:
         known = {whole.entry.theirs for whole in self._wholes.values()}
-        for path, part in zip(self._paths, self._parts, strict=True):
+        for path, part in zip(self.paths, self._parts, strict=True):
             extra = sorted(n for n in part.infos.keys() - known if not _DROPPED.fullmatch(n))
             if extra:
                 raise CheckpointError(
@@ -183,7 +203,7 @@ class MetaFile:
                 first, *rest = (_tensor(part, whole.entry.theirs) for part in self._parts)
                 if not all(same(first, other) for other in rest):
                     raise CheckpointError(
-                        f"{self._paths[0].parent} holds parts of different models: their "
+                        f"{self.paths[0].parent} holds parts of different models: their "
                         f"{whole.entry.theirs} differ"
                     )
 

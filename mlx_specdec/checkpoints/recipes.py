@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError, OptionError
 from . import files, keys
+from .account import Account, take_stock
 from .keys import Quantisation
 from .safetensors_file import DTYPES
 from .t5_purpose import check_generates
@@ -32,15 +33,21 @@ class Recipe:
         the way goes into it, at most scratch_nbytes, and whoever made the call removes it.
     outlines: name -> a lazy array of the type and shape, which holds nothing.
     quantised: name -> how it is packed, for what is packed.
+    natural: name -> the type that it is written in where none is asked for, if not its own.
     keeps_dtype: whether a tensor stays in its type whatever is asked for.
-    notes: sentences for the user.
+    account: what becomes of each of the source's tensors. paths: the source's files of weights, of
+    this format. notes: sentences for the user.
     """
 
     config: Mapping[str, Any]
     tensors: Callable[[Path], Iterator[tuple[str, Tensor]]]
     outlines: Mapping[str, mx.array]
+    account: Account
+    format: str
+    paths: tuple[Path, ...]
     scratch_nbytes: int = 0
     quantised: Mapping[str, Quantisation] = field(default_factory=dict)
+    natural: Mapping[str, mx.Dtype] = field(default_factory=dict)
     keeps_dtype: Callable[[str], bool] = lambda name: False
     notes: tuple[str, ...] = ()
 
@@ -50,24 +57,28 @@ class Recipe:
         return sum(outline.nbytes for outline in self.outlines.values())
 
 
-def recipe_for(directory: Path, quantisation: Quantisation | None) -> Recipe:
+def recipe_for(directory: Path, quantisation: Quantisation | None, mixed: str = "") -> Recipe:
     """The recipe of a directory with config.json and weights in any format that is read here.
 
-    quantisation: of what may be quantised, None to leave all as it is. Raises CheckpointError for
-    sources that are damaged, incomplete or not supported, OptionError where they cannot be
-    quantised so.
+    quantisation: of what may be quantised, None to leave all as it is. mixed: a recipe of several
+    widths, a key of `keys.MIXED`, of which quantisation has the smaller.
+
+    Raises CheckpointError for sources that are damaged, incomplete or not supported, OptionError
+    where they cannot be quantised so.
     """
     config = files.read_config(directory)
     if quantisation is not None and (config.get("quantization") is not None):
         raise OptionError(f"{directory} is quantised already: leave --quantize out")
     if keys.is_encoder_decoder(config):
-        return _t5(directory, config, quantisation)
+        return _t5(directory, config, quantisation, mixed)
     from .decoder_only import decoder_only_recipe
 
-    return decoder_only_recipe(directory, config, quantisation)
+    return decoder_only_recipe(directory, config, quantisation, mixed)
 
 
-def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation | None) -> Recipe:
+def _t5(
+    directory: Path, config: Mapping[str, Any], quantisation: Quantisation | None, mixed: str
+) -> Recipe:
     weights = files.Weights(directory)
     check_generates(directory, config, weights.infos)
     places = keys.names(config, weights.infos)
@@ -77,13 +88,20 @@ def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation |
             places.pop(f"lm_head.{part}", None)
     shapes = keys.t5_shapes(config, own_head=own_head)
     _check_t5(directory, config, weights, places, shapes)
-    quantised = _t5_quantised(config, shapes, quantisation)
+    quantised = _t5_quantised(config, shapes, quantisation, mixed)
     written = {
         **config,
         "tie_word_embeddings": not own_head,
         "scale_decoder_outputs": keys.scales_output(config),
     }
     left = sorted(weights.infos.keys() - places.values())
+    copies = {*keys.TWINS, *(f"lm_head.{part}" for part in ("weight", *keys.PACKED))}
+    account = take_stock(
+        weights.contents,
+        places,
+        tied={name: places[keys.SHARED] for name in left if name in copies},
+        dropped={name: keys.UNUSED for name in left if name not in copies},
+    )
 
     def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
         for name, place in places.items():
@@ -93,6 +111,9 @@ def _t5(directory: Path, config: Mapping[str, Any], quantisation: Quantisation |
         config=written,
         tensors=tensors,
         outlines={name: weights.tensor(place).outline for name, place in places.items()},
+        account=account,
+        format=weights.format,
+        paths=weights.paths,
         quantised=quantised,
         notes=(*weights.notes, *_left_out(weights, left), *_t5_notes(quantisation, quantised)),
     )
@@ -146,13 +167,14 @@ def _t5_quantised(
     config: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
     quantisation: Quantisation | None,
+    mixed: str,
 ) -> dict[str, Quantisation]:
     if quantisation is None:
         return {}
     found = {
         name: how
         for name, shape in shapes.items()
-        if (how := keys.quantisation_of(config, name, shape, quantisation)) is not None
+        if (how := keys.quantisation_of(config, name, shape, quantisation, mixed)) is not None
     }
     if not found:
         raise OptionError(
@@ -187,8 +209,11 @@ def _t5_notes(
 ) -> tuple[str, ...]:
     notes = []
     if quantisation is not None:
-        wider = [name for name, how in quantised.items() if how.bits > quantisation.bits]
-        if wider:
-            notes.append(f"packed to {keys.WIDER_BITS} bits, they suffer most: {', '.join(wider)}")
+        wider: dict[int, list[str]] = {}
+        for name, how in quantised.items():
+            if how.bits > quantisation.bits:
+                wider.setdefault(how.bits, []).append(name)
+        for bits, names in wider.items():
+            notes.append(f"packed to {bits} bits, they suffer most: {', '.join(names)}")
         notes.append("not packed: norms and relative attention biases")
     return tuple(notes)

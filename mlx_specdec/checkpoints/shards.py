@@ -42,6 +42,14 @@ GGUF = ".gguf"
 LLAMA2C = ".llama2c"
 """No name of llama2.c's own: links to its files are called so, see `llama_source`."""
 META = "consolidated.*.pth"
+FORMATS: Mapping[str, str] = {
+    "safetensors": "safetensors",
+    "torch": "torch archive",
+    "gguf": "GGUF",
+    "meta": "Meta's layout",
+    "llama2c": "llama2.c",
+}
+"""In words, by the name that `find` has for each."""
 
 
 @dataclass(frozen=True)

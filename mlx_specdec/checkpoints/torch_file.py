@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from . import torch_legacy, torch_zip
+from .account import Contents
 from .mapped import open_map, to_mlx
 from .pickle_machine import Refused
 from .safetensors_file import DTYPES, TensorInfo
@@ -46,6 +48,16 @@ class TorchFile:
             }
         except Refused as problem:
             raise CheckpointError(f"{file} {problem}") from None
+
+    @property
+    def contents(self) -> Contents:
+        """What the file holds; tied tensors point to one storage."""
+        shared: dict[str, str] = {}
+        first: dict[Tensor, str] = {}
+        for name, tensor in self._tensors.items():
+            if first.setdefault(tensor, name) != name:
+                shared[name] = first[tensor]
+        return replace(Contents.plain(self.infos), shared=shared)
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         """Entries begin .. end - 1 along the first axis; a scalar whole. Read now, copied once."""

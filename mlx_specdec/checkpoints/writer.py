@@ -132,11 +132,8 @@ def _stored(name: str, cast: mx.array, change: Change) -> dict[str, mx.array]:
     """What is stored for some rows of a tensor, by name."""
     if change.quantisation is None:
         return {name: cast}
-    how = change.quantisation
-    packed = mx.quantize(cast, group_size=how.group_size, bits=how.bits)
     path = name.removesuffix(".weight")
-    parts = zip(("weight", "scales", "biases"), packed, strict=True)
-    return {f"{path}.{part}": each for part, each in parts}
+    return {f"{path}.{part}": each for part, each in change.quantisation.pack(cast).items()}
 
 
 def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]) -> list[str]:

@@ -13,6 +13,7 @@ from .calibrate import calibrate
 from .convert import convert
 from .estimate import estimate
 from .generate import generate
+from .inspect import inspect
 from .process import Version, exit_with, run_one
 from .train_medusa import train_medusa
 
@@ -23,6 +24,7 @@ __all__ = [
     "convert",
     "estimate",
     "generate",
+    "inspect",
     "main",
     "run_one",
     "train_medusa",
@@ -43,6 +45,7 @@ def _front(version: Version = False) -> None:
 
 app.command()(generate)
 app.command()(convert)
+app.command()(inspect)
 app.command()(calibrate)
 app.command()(bench)
 app.command()(estimate)

@@ -25,10 +25,27 @@ def convert(
         typer.Option("--dtype", help="As stored where not given."),
     ] = None,
     quantize: Annotated[bool, typer.Option("--quantize", "-q", help="Quantise.")] = False,
-    q_bits: Annotated[int, typer.Option("--q-bits", help="Bits of a quantised weight.")] = 4,
+    q_bits: Annotated[
+        int | None, typer.Option("--q-bits", help="Bits of a quantised weight; 4 by default.")
+    ] = None,
     q_group_size: Annotated[
-        int, typer.Option("--q-group-size", help="Weights that share one scale.")
-    ] = 64,
+        int | None,
+        typer.Option("--q-group-size", help="Weights that share one scale; 64 by default."),
+    ] = None,
+    q_mode: Annotated[
+        Literal["affine", "mxfp4", "nvfp4", "mxfp8"],
+        typer.Option("--q-mode", help="MLX's number format of quantised weights."),
+    ] = "affine",
+    quant_predicate: Annotated[
+        Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"] | None,
+        typer.Option("--quant-predicate", help="One of mlx-lm's recipes of mixed widths."),
+    ] = None,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", "-d", help="Unpack a quantised source.")
+    ] = False,
+    upload_repo: Annotated[
+        str | None, typer.Option("--upload-repo", help="USER/NAME on the Hub to upload to.")
+    ] = None,
     max_shard_size: Annotated[
         str | None,
         typer.Option(
@@ -39,6 +56,12 @@ def convert(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what lies at the destination.")
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Run source and result and compare them, on a fixed text as well."
+        ),
+    ] = False,
     version: Version = False,
 ) -> None:
     """Turn a T5 or Llama-family checkpoint into MLX weights, and check them."""
@@ -48,6 +71,7 @@ def convert(
     from ..assemble import compare_logits
     from ..checkpoints import sizes
     from ..checkpoints.convert import convert as run
+    from ..faithful import compare_text
 
     shard_bytes = None if max_shard_size is None else sizes.parse(max_shard_size)
     with render.progress("converting", in_bytes=True) as report:
@@ -58,10 +82,16 @@ def convert(
             quantize=quantize,
             q_bits=q_bits,
             q_group_size=q_group_size,
+            q_mode=q_mode,
+            quant_predicate=quant_predicate,
+            dequantize=dequantize,
+            upload_repo=upload_repo,
             revision=revision,
             overwrite=overwrite,
             shard_bytes=shard_bytes,
+            verify=verify,
             compare_logits=compare_logits,
+            compare_text=compare_text,
             progress=report,
         )
     print(render.converted(done), file=sys.stderr)

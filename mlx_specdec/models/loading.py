@@ -208,7 +208,7 @@ def _packing(stored: Mapping[str, Any], path: str) -> keys.Quantisation:
     """How one matrix of a quantised checkpoint is packed."""
     own = stored.get(path)
     how = own if isinstance(own, Mapping) else stored
-    return keys.Quantisation(bits=how["bits"], group_size=how["group_size"])
+    return keys.Quantisation(how["bits"], how["group_size"], how.get("mode", "affine"))
 
 
 def quantise_on_load(network: T5, config: Mapping[str, Any], bits: int, group_size: int) -> None:
@@ -236,7 +236,7 @@ def _pack(network: T5, choose: Callable[[str, tuple[int, ...]], keys.Quantisatio
     """Quantise every matrix for which `choose` says how; gives whether there was one."""
     packed = False
 
-    def predicate(path: str, module: nn.Module) -> bool | dict[str, int]:
+    def predicate(path: str, module: nn.Module) -> bool | dict[str, int | str]:
         nonlocal packed
         if not hasattr(module, "to_quantized"):
             return False
@@ -244,7 +244,7 @@ def _pack(network: T5, choose: Callable[[str, tuple[int, ...]], keys.Quantisatio
         if how is None or module.weight.shape[-1] % how.group_size:
             return False
         packed = True
-        return {"bits": how.bits, "group_size": how.group_size}
+        return {"bits": how.bits, "group_size": how.group_size, "mode": how.mode}
 
     nn.quantize(network, class_predicate=predicate)
     return packed
@@ -273,5 +273,6 @@ def _dequantised(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> 
                 weights.get(f"{path}.biases"),
                 group_size=how.group_size,
                 bits=how.bits,
+                mode=how.mode,
             )
     return result

@@ -18,6 +18,7 @@ from mlx_specdec.cli.app import (
     convert,
     estimate,
     generate,
+    inspect,
     run_one,
     train_medusa,
 )
@@ -34,6 +35,7 @@ COMMANDS = {
     "convert": convert,
     "estimate": estimate,
     "generate": generate,
+    "inspect": inspect,
     "train-medusa": train_medusa,
 }
 

@@ -48,6 +48,21 @@ def test_quantised_results_load(run: Run, t5: Path) -> None:
     assert run("generate", PROMPT, "--model", "q8", "-m", 9, "--quiet").code == 0
 
 
+def test_quantised_results_tell_what_became_of_the_text(run: Run, t5: Path) -> None:
+    asked = ("--model", t5, "--mlx-path", "q4", "-q", "--q-mode", "mxfp4")
+    done = run("convert", *asked)
+    assert done.code == 0 and "mxfp4" in done.err and "perplexity" in done.err
+    back = run("convert", "--model", "q4", "--mlx-path", "out", "--dequantize", "--verify")
+    assert back.code == 0 and "unpacked" in back.err and "perplexity" in back.err
+    assert run("generate", PROMPT, "--model", "out", "-m", 9, "--quiet").code == 0
+
+
+def test_where_a_result_comes_from_is_printed_and_lies_beside_it(run: Run, t5: Path) -> None:
+    done = run("convert", "--model", t5, "--mlx-path", "out")
+    assert f"source {t5.name}: safetensors, digest" in done.err and "read " in done.err
+    assert (Path("out") / "provenance.json").is_file()
+
+
 def test_shards_are_as_small_as_asked_for(run: Run, t5: Path) -> None:
     done = run("convert", "--model", t5, "--mlx-path", "out", "--max-shard-size", "0.05MB")
     assert done.code == 0 and (Path("out") / "model.safetensors.index.json").is_file()
@@ -69,6 +84,10 @@ def test_an_existing_result_is_only_replaced_when_asked(run: Run, t5: Path) -> N
         (None, ("--quantize", "--q-bits", "7"), "q-bits"),
         (None, ("--quantize", "--q-group-size", "48"), "q-group-size"),
         (None, ("--dtype", "float8"), "--dtype"),
+        (None, ("--q-mode", "fp9"), "--q-mode"),
+        (None, ("--quant-predicate", "mixed_3_6"), "--quantize"),
+        (None, ("--dequantize",), "not quantised"),
+        (None, ("--upload-repo", "nobody"), "USER/NAME"),
         (None, ("--max-shard-size", "much"), "no size"),
         (lambda d: (d / "config.json").unlink(), (), "config.json"),
         (lambda d: (d / "model.safetensors").unlink(), (), "safetensors"),

@@ -1,0 +1,139 @@
+"""Whether a converted model computes what its source does, where both can be loaded.
+
+Knows when they can, what of the answer is an error and how it is told. Models are loaded and run by
+functions that the caller hands in: checkpoints know no arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, OptionError
+from . import sizes
+from .check import Differences
+
+SHARE_OF_MEMORY = 0.5
+"""A model may take this much of the machine's memory when its logits are computed."""
+SHARE_OF_SHARD = 1.2
+"""And this much of a shard, unless the comparison was asked for."""
+LOADED_BYTES = 6
+"""Of one weight while its model is loaded in float32: the result and what it was read as."""
+SAME_LOGITS = 1e-3
+"""How far log-probabilities may lie apart where not one weight changed its value."""
+
+
+@dataclass(frozen=True)
+class TextChange:
+    """How a fixed text fares with source and result, teacher-forced, token by token.
+
+    tokens: how many were scored. Perplexities are exp(-mean log p). mean and largest: of the
+    absolute change of log p of the text's own tokens, in nats. same_first: share of positions where
+    both models hold the same token for the likeliest.
+    """
+
+    tokens: int
+    source_perplexity: float
+    result_perplexity: float
+    mean: float
+    largest: float
+    same_first: float
+
+    def describe(self) -> str:
+        """In one line."""
+        return (
+            f"fixed text of {self.tokens} tokens: perplexity {self.source_perplexity:.4g} -> "
+            f"{self.result_perplexity:.4g}, log-probability changes by {self.mean:.3g} on average, "
+            f"{self.largest:.3g} at most; same first choice at {self.same_first:.1%}"
+        )
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """How to compare two checkpoints, (source, result); None: not at all.
+
+    logits: the largest difference of log-probabilities on a fixed input of token ids. text: what
+    becomes of a fixed text, or a sentence that says why that is not known.
+    """
+
+    logits: Callable[[Path, Path], float] | None = None
+    text: Callable[[Path, Path], TextChange | str] | None = None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found. logits None: not compared, and `note` says why; text likewise, None as well
+    where nobody asked for it."""
+
+    logits: float | None
+    text: TextChange | None
+    note: str
+
+    def describe(self) -> list[str]:
+        """In lines."""
+        lines = []
+        if self.logits is not None:
+            lines.append(
+                f"log-probabilities on a fixed input: largest difference {self.logits:.3g}"
+            )
+            if self.note:
+                lines.append(f"fixed text not scored: {self.note}")
+        else:
+            lines.append(f"logits not compared: {self.note}")
+        return lines + ([self.text.describe()] if self.text is not None else [])
+
+    def facts(self) -> dict[str, Any]:
+        """For provenance.json."""
+        return {
+            "largest_difference_of_log_probabilities": self.logits,
+            "fixed_text": None if self.text is None else asdict(self.text),
+        }
+
+
+def check_fits(parameters: int) -> None:
+    """Raises OptionError where models of so many weights cannot be loaded to be compared."""
+    needed, room = parameters * LOADED_BYTES, SHARE_OF_MEMORY * sizes.memory()
+    if needed > room:
+        raise OptionError(
+            f"to verify takes {sizes.show(needed)} of memory, and {sizes.show(int(room))} may be "
+            "used here: leave --verify out, every tensor is compared all the same"
+        )
+
+
+def verify(
+    source: Path,
+    result: Path,
+    parameters: int,
+    differences: Differences,
+    how: Comparisons,
+    *,
+    asked: bool,
+    shard_bytes: int,
+) -> Verified:
+    """Compare where it is possible; a fixed text too if `asked`, or where weights were packed.
+
+    Raises CheckpointError where the result cannot be right.
+    """
+    if how.logits is None:
+        return Verified(None, None, "no comparison was asked for")
+    needed = parameters * LOADED_BYTES
+    if needed > SHARE_OF_MEMORY * sizes.memory():
+        return Verified(None, None, "a whole model does not fit in memory")
+    if not asked and needed > SHARE_OF_SHARD * shard_bytes:
+        return Verified(
+            None, None, "a whole model takes more memory than --max-shard-size allows; see --verify"
+        )
+    found = how.logits(source, result)
+    unchanged = differences.plain == 0 and differences.packed is None
+    if math.isnan(found) or (unchanged and found > SAME_LOGITS):
+        raise CheckpointError(
+            f"the converted model does not compute what its source does (log-probabilities differ "
+            f"by {found:.3g}): please report this checkpoint"
+        )
+    if how.text is None or not (asked or differences.packed is not None):
+        return Verified(found, None, "")
+    text = how.text(source, result)
+    return Verified(found, None, text) if isinstance(text, str) else Verified(found, text, "")

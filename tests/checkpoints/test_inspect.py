@@ -1,0 +1,152 @@
+"""What is told of a checkpoint is what its files hold, in every format, converted or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.checkpoints import keys
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.inspect import Inspection, inspect
+from mlx_specdec.checkpoints.safetensors_file import SafetensorsFile
+from mlx_specdec.checkpoints.torch_file import TorchFile
+from mlx_specdec.errors import CheckpointError, SourceError
+
+from .makers import T5, t5_weights, write_t5
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def row(found: Inspection, name: str) -> Any:
+    return next(row for row in found.tensors if row.name == name)
+
+
+@pytest.mark.parametrize(
+    ("place", "format", "model_type", "quantised"),
+    [
+        ("t5/mt5", "safetensors", "mt5", ""),
+        ("torch/llama", "safetensors", "llama", ""),
+        ("gguf/llama-q4_0.gguf", "GGUF", "llama", "Q4_0"),
+        ("gguf/t5-f16.gguf", "GGUF", "t5", ""),
+        ("meta/llama3", "Meta's layout", "llama", ""),
+        ("llama2c/legacy.bin", "llama2.c", "llama", ""),
+        ("llama2c/v2.bin", "llama2.c", "llama", "Q8_0"),
+    ],
+)
+def test_every_format_is_told_apart_and_agrees_with_its_conversion(
+    tmp_path: Path, place: str, format: str, model_type: str, quantised: str
+) -> None:
+    found = inspect(str(FIXTURES / place))
+    assert (found.format, found.model_type, found.problem) == (format, model_type, "")
+    assert quantised in found.quantisation and bool(quantised) is bool(found.quantisation)
+    report = convert(str(FIXTURES / place), tmp_path / "out")
+    assert found.parameters == report.parameters
+    result = inspect(str(tmp_path / "out"))
+    assert result.parameters == report.parameters and result.nbytes == report.nbytes
+    assert {row.becomes for row in found.tensors} - {""} == {row.name for row in result.tensors}
+    assert report.account == found.account
+
+
+def test_no_weight_is_read_of_a_checkpoint_without_a_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, *arguments: Any) -> mx.array:
+        raise AssertionError("a weight was read")
+
+    for reader in (SafetensorsFile, TorchFile):
+        monkeypatch.setattr(reader, "rows", refuse)
+    assert inspect(str(write_t5(tmp_path / "t5"))).problem == ""
+    found = inspect(str(FIXTURES / "torch" / "sharded-t5"))
+    assert found.format == "torch archive" and len(found.files) > 1
+
+
+def test_bits_of_packed_weights_count_scales_and_not_copies(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    report = convert(str(source), tmp_path / "out", quantize=True, q_group_size=32)
+    found = inspect(str(tmp_path / "out"))
+    assert found.bits_per_weight == report.bits_per_weight
+    assert found.parameters == report.parameters
+    assert found.quantisation == "4 bits in groups of 32; some matrices 8"
+
+
+def test_tied_and_dropped_tensors_are_named_with_the_reason(tmp_path: Path) -> None:
+    weights = t5_weights(T5)
+    weights.update(dict.fromkeys(("lm_head.weight", *keys.TWINS), weights["shared.weight"] + 0))
+    weights[BIAS] = mx.zeros((8, 4))
+    source = write_t5(tmp_path / "t5", weights=weights)
+    found = inspect(str(source))
+    assert found.account is not None
+    assert found.account.tied == dict.fromkeys(
+        sorted(("lm_head.weight", *keys.TWINS)), "shared.weight"
+    )
+    assert found.account.dropped == {BIAS: keys.UNUSED}
+    assert row(found, BIAS).note == f"dropped: {keys.UNUSED}"
+    assert found.bits_per_weight == 32 and found.nbytes > found.kept_nbytes
+
+
+def test_a_head_copied_into_a_gguf_file_is_told_as_tied() -> None:
+    found = inspect(str(FIXTURES / "gguf" / "t5-copied-head.gguf"))
+    assert row(found, "output.weight").note == "tied to token_embd.weight"
+    assert row(found, "token_embd.weight").becomes == "shared.weight"
+    assert row(found, "token_embd.weight").dtype == "Q8_0"
+
+
+def test_tensors_that_share_their_bytes_in_an_archive_are_counted_once() -> None:
+    found = inspect(str(FIXTURES / "torch" / "old-t5" / "pytorch_model.bin"))
+    assert found.nbytes < sum(row.nbytes for row in found.tensors)
+    shared = [row for row in found.tensors if row.note.startswith("the bytes of")]
+    assert shared and found.nbytes <= sum(found.files.values())
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda config: config.update(model_type="warp_drive"), "warp_drive"),
+        (lambda config: config.update(d_ff=65), "config.json asks for"),
+    ],
+)
+def test_what_cannot_be_converted_is_shown_and_the_reason_told(
+    tmp_path: Path, harm: Any, says: str
+) -> None:
+    source = write_t5(tmp_path / "t5")
+    config = {**T5}
+    harm(config)
+    (source / "config.json").write_text(json.dumps(config))
+    found = inspect(str(source))
+    assert says in found.problem and found.account is None and len(found.tensors) > 10
+
+
+def test_an_encoder_alone_is_shown_and_named(tmp_path: Path) -> None:
+    weights = {n: a for n, a in t5_weights(T5).items() if not n.startswith("decoder")}
+    found = inspect(str(write_t5(tmp_path / "t5", weights=weights)))
+    assert "encoder alone" in found.problem
+
+
+def test_a_single_file_of_tensors_is_shown_without_a_configuration(tmp_path: Path) -> None:
+    found = inspect(str(write_t5(tmp_path / "t5") / "model.safetensors"))
+    assert found.model_type == "" and "directory" in found.problem
+    assert found.parameters == sum(array.size for array in t5_weights(T5).values())
+
+
+def test_tokenizers_are_told_also_where_they_are_made(tmp_path: Path) -> None:
+    assert inspect(str(write_t5(tmp_path / "t5"))).tokenizer == "spiece.model"
+    made = inspect(str(FIXTURES / "gguf" / "llama-f16.gguf")).tokenizer
+    assert made.startswith("tokenizer.json") and "made from" in made
+
+
+def test_damage_and_nothing_at_all_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="there is no file"):
+        inspect(str(tmp_path / "nothing"))
+    with pytest.raises(CheckpointError, match="no weights"):
+        inspect(str(tmp_path))
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(CheckpointError, match="no format"):
+        inspect(str(tmp_path / "notes.txt"))
+    (tmp_path / "cut.safetensors").write_bytes(b"1234")
+    with pytest.raises(CheckpointError, match="truncated"):
+        inspect(str(tmp_path / "cut.safetensors"))

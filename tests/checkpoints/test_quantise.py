@@ -1,0 +1,233 @@
+"""Number formats, mixed recipes and unpacking: what arrives, and what loads again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.utils
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.convert import mixed_quant_predicate_builder
+
+from mlx_specdec.assemble import compare_logits
+from mlx_specdec.checkpoints import files, keys, writer
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.inspect import inspect
+from mlx_specdec.errors import OptionError, OutputError
+from mlx_specdec.models.loading import load_model
+
+from .. import tiny
+from .makers import T5, write_t5
+
+FORMATS = ("mxfp4", "nvfp4", "mxfp8")
+
+
+def entry_of(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "config.json").read_text())["quantization"]
+
+
+def read(directory: Path) -> dict[str, mx.array]:
+    return dict(files.tensors(directory))
+
+
+@pytest.mark.parametrize("mode", FORMATS)
+def test_a_t5_in_every_number_format_loads_and_stays_near(tmp_path: Path, mode: str) -> None:
+    source = write_t5(tmp_path / "t5")
+    report = convert(
+        str(source), tmp_path / "out", quantize=True, q_mode=mode, compare_logits=compare_logits
+    )
+    how = keys.MODES[mode]
+    entry, after, before = entry_of(tmp_path / "out"), read(tmp_path / "out"), read(source)
+    assert (entry["bits"], entry["group_size"], entry["mode"]) == (how.bits, how.group_size, mode)
+    assert not any(name.endswith(".biases") for name in after)
+    name = "encoder.block.0.layer.0.SelfAttention.q"
+    values = how.unpack(after[f"{name}.weight"], after[f"{name}.scales"], None)
+    assert mx.array_equal(values, how.unpack(*_packed(how, before[f"{name}.weight"]), None))
+    if mode != "mxfp8":
+        assert entry["shared"] == {"bits": 8, "group_size": 32, "mode": "mxfp8"}
+    assert report.logits is not None and report.differences.packed is not None
+    assert 0 < report.differences.packed < 1.5
+    for dtype in ("auto", "float32"):
+        load_model(tmp_path / "out", dtype=dtype)
+    assert inspect(str(tmp_path / "out")).parameters == report.parameters
+
+
+def _packed(how: keys.Quantisation, rows: mx.array) -> tuple[mx.array, mx.array]:
+    parts = how.pack(rows)
+    return parts["weight"], parts["scales"]
+
+
+@pytest.mark.parametrize("mode", FORMATS)
+def test_mlx_lm_computes_the_same_from_a_llama_packed_here_or_there(
+    tmp_path: Path, mode: str
+) -> None:
+    source = tiny.write("llama", tmp_path / "llama")
+    convert(str(source), tmp_path / "out", quantize=True, q_mode=mode)
+    model, _ = mlx_lm.utils.load_model(tmp_path / "out")
+    theirs, config = mlx_lm.utils.load_model(source)
+    theirs, _ = mlx_lm.utils.quantize_model(theirs, config, None, None, mode)
+    mine, other = (dict(tree_flatten(each.parameters())) for each in (model, theirs))
+    assert mine.keys() == other.keys()
+    assert all(mx.array_equal(mine[name], other[name]).item() for name in mine)
+
+
+@pytest.mark.parametrize("recipe", sorted(keys.MIXED))
+def test_mixed_recipes_of_a_llama_are_mlx_lms(tmp_path: Path, recipe: str) -> None:
+    source = tiny.write("llama", tmp_path / "llama")
+    asked = {"quantize": True, "q_group_size": 32, "quant_predicate": recipe}
+    report = convert(str(source), tmp_path / "out", **asked)
+    theirs, config = mlx_lm.utils.load_model(source)
+    predicate = mixed_quant_predicate_builder(recipe, theirs, 32)
+    theirs, _ = mlx_lm.utils.quantize_model(theirs, config, 32, 4, quant_predicate=predicate)
+    model, _ = mlx_lm.utils.load_model(tmp_path / "out")
+    mine, other = (dict(tree_flatten(each.parameters())) for each in (model, theirs))
+    assert mine.keys() == other.keys()
+    assert all(mx.array_equal(mine[name], other[name]).item() for name in mine)
+    assert recipe in report.describe()
+
+
+def test_a_mixed_t5_has_wider_values_in_some_blocks_and_never_a_narrow_embedding(
+    tmp_path: Path,
+) -> None:
+    deep = {"num_layers": 8, "num_decoder_layers": 8}
+    source = write_t5(tmp_path / "t5", deep)
+    convert(
+        str(source),
+        tmp_path / "out",
+        quantize=True,
+        q_group_size=32,
+        quant_predicate="mixed_3_6",
+        compare_logits=compare_logits,
+    )
+    entry = entry_of(tmp_path / "out")
+    assert entry["bits"] == 3 and entry["shared"]["bits"] == 8
+    wide = {path for path, how in entry.items() if isinstance(how, dict) and how["bits"] == 6}
+    blocks = {int(path.split(".")[2]) for path in wide}
+    assert blocks == {0, 3, 6, 7}
+    assert {path.rpartition(".")[2] for path in wide} == {"v", "wo"}
+    load_model(tmp_path / "out")
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("mode", ["affine", "mxfp4"])
+def test_unpacking_gives_the_values_that_were_packed(
+    tmp_path: Path, family: str, mode: str
+) -> None:
+    source = tmp_path / "source"
+    if family == "t5":
+        write_t5(source)
+    else:
+        tiny.write("llama", source)
+    size = {"q_group_size": 32} if mode == "affine" else {}
+    convert(str(source), tmp_path / "q", quantize=True, q_mode=mode, **size)
+    report = convert(
+        str(tmp_path / "q"),
+        tmp_path / "out",
+        dtype="float32",
+        dequantize=True,
+        compare_logits=compare_logits,
+    )
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "quantization" not in config and "quantization_config" not in config
+    packed, whole, first = read(tmp_path / "q"), read(tmp_path / "out"), read(source)
+    assert whole.keys() == first.keys()
+    entry = entry_of(tmp_path / "q")
+    for name, array in whole.items():
+        path = name.removesuffix(".weight")
+        if f"{path}.scales" not in packed:
+            continue
+        own = entry.get(path, entry)
+        values = mx.dequantize(
+            packed[name],
+            packed[f"{path}.scales"],
+            packed.get(f"{path}.biases"),
+            group_size=own["group_size"],
+            bits=own["bits"],
+            mode=own.get("mode", "affine"),
+        )
+        assert mx.allclose(array, values.astype(mx.float32), rtol=1e-6, atol=1e-6).item()
+    assert report.differences.plain == 0 and report.logits is not None and report.logits < 1e-3
+    assert report.account.computed and "unpacked" in report.describe()
+
+
+def test_unpacked_weights_have_the_type_of_their_scales_unless_asked(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    convert(str(source), tmp_path / "q", quantize=True, q_group_size=32, dtype="bfloat16")
+    convert(str(tmp_path / "q"), tmp_path / "out", dequantize=True)
+    assert {array.dtype for array in read(tmp_path / "out").values()} == {mx.bfloat16}
+
+
+def test_a_wrong_byte_in_a_number_format_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = writer._name_shards
+
+    def spoil(directory: Path, *rest: Any) -> None:
+        real(directory, *rest)
+        file = directory / "model.safetensors"
+        content = bytearray(file.read_bytes())
+        length = int.from_bytes(content[:8], "little")
+        entry = json.loads(content[8 : 8 + length])[
+            "encoder.block.0.layer.0.SelfAttention.q.weight"
+        ]
+        content[8 + length + entry["data_offsets"][0] + 1] ^= 1
+        file.write_bytes(bytes(content))
+
+    monkeypatch.setattr(writer, "_name_shards", spoil)
+    with pytest.raises(OutputError, match=r"SelfAttention\.q"):
+        convert(str(write_t5(tmp_path / "t5")), tmp_path / "out", quantize=True, q_mode="mxfp4")
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"quantize": True, "dequantize": True}, "not both"),
+        ({"dequantize": True}, "not quantised"),
+        ({"q_mode": "mxfp4"}, "--quantize"),
+        ({"quant_predicate": "mixed_3_6"}, "--quantize"),
+        ({"quantize": True, "q_mode": "fp3"}, "q-mode"),
+        ({"quantize": True, "q_mode": "mxfp4", "q_bits": 8}, "leave --q-bits"),
+        ({"quantize": True, "q_mode": "mxfp8", "quant_predicate": "mixed_3_6"}, "q-mode"),
+        ({"quantize": True, "quant_predicate": "mixed_9_9"}, "quant-predicate"),
+        ({"quantize": True, "quant_predicate": "mixed_3_6", "q_bits": 4}, "q-bits"),
+        ({"upload_repo": "nobody"}, "USER/NAME"),
+        ({"upload_repo": "../../etc"}, "USER/NAME"),
+    ],
+)
+def test_what_contradicts_itself_is_one_sentence_before_anything_is_written(
+    tmp_path: Path, asked: dict[str, Any], says: str
+) -> None:
+    source = write_t5(tmp_path / "t5")
+    with pytest.raises(OptionError, match=says):
+        convert(str(source), tmp_path / "out", **asked)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_that_does_not_suit_a_model_is_told(tmp_path: Path) -> None:
+    source = tiny.write("mamba2", tmp_path / "mamba2")
+    with pytest.raises(OptionError, match="does not suit"):
+        convert(
+            str(source),
+            tmp_path / "out",
+            quantize=True,
+            q_group_size=32,
+            quant_predicate="mixed_3_6",
+        )
+
+
+def test_bits_of_a_t5s_recipe_follow_the_depth_of_its_own_stack() -> None:
+    config = {**T5, "num_layers": 16, "num_decoder_layers": 2}
+    default = keys.Quantisation(3, 32)
+
+    def bits(stack: str, block: int, part: str) -> int:
+        key = f"{stack}.block.{block}.layer.0.{part}.weight"
+        how = keys.quantisation_of(config, key, (32, 32), default, "mixed_3_6")
+        assert how is not None
+        return how.bits
+
+    assert [bits("encoder", n, "SelfAttention.v") for n in range(6)] == [6, 6, 3, 3, 6, 3]
+    assert bits("decoder", 0, "SelfAttention.v") == 3 and bits("decoder", 1, "SelfAttention.v") == 6
+    assert bits("encoder", 0, "SelfAttention.k") == 3

@@ -1,0 +1,78 @@
+"""What is uploaded, and by whom; no network is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub as hub
+import mlx_lm.utils
+import pytest
+
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.errors import OutputError
+
+from .. import tiny
+from .makers import write_t5
+
+
+class Hub:
+    """Keeps what it is asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[str] = []
+        self.uploaded: list[tuple[Path, str]] = []
+        monkeypatch.setattr(hub.HfApi, "create_repo", self.create)
+        monkeypatch.setattr(hub.HfApi, "upload_folder", self.upload)
+        monkeypatch.delattr(hub.HfApi, "upload_large_folder", raising=False)
+
+    def create(self, *, repo_id: str, exist_ok: bool) -> None:
+        self.made.append(repo_id)
+
+    def upload(self, *, folder_path: str, repo_id: str, repo_type: str) -> None:
+        self.uploaded.append((Path(folder_path), repo_id))
+
+
+def test_a_t5_is_uploaded_whole_with_a_card_that_names_this_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Hub(monkeypatch)
+    monkeypatch.setattr(mlx_lm.utils, "upload_to_hub", lambda *rest: 1 / 0)
+    convert(str(write_t5(tmp_path / "t5")), tmp_path / "out", upload_repo="me/my-t5")
+    assert api.made == ["me/my-t5"] and api.uploaded == [(tmp_path / "out", "me/my-t5")]
+    card = hub.ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.library_name == "mlx" and card.data.base_model is None
+    assert "mlx-specdec" in card.text and "mlx_lm" not in card.text
+
+
+def test_a_llama_goes_through_mlx_lms_helper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(mlx_lm.utils, "upload_to_hub", lambda *rest: seen.append(rest))
+    monkeypatch.setattr(hub.HfApi, "create_repo", lambda *rest, **more: 1 / 0)
+    convert(str(tiny.write("llama", tmp_path / "a")), tmp_path / "out", upload_repo="me/llama")
+    assert seen == [(str(tmp_path / "out"), "me/llama")]
+
+
+def test_mlx_lms_real_helper_with_a_hub_that_lacks_its_function_still_uploads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Hub(monkeypatch)
+    convert(str(tiny.write("llama", tmp_path / "a")), tmp_path / "out", upload_repo="me/llama")
+    assert api.uploaded == [(tmp_path / "out", "me/llama")]
+    assert "mlx_lm" in hub.ModelCard.load(tmp_path / "out" / "README.md").text
+
+
+def test_an_upload_that_fails_is_one_sentence_and_the_model_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, **rest: Any) -> None:
+        raise RuntimeError("401 Client Error\nmore")
+
+    monkeypatch.setattr(hub.HfApi, "create_repo", refuse)
+    with pytest.raises(OutputError) as caught:
+        convert(str(write_t5(tmp_path / "t5")), tmp_path / "out", upload_repo="me/my-t5")
+    text = str(caught.value)
+    assert "\n" not in text and "401" in text and "is converted" in text
+    assert (tmp_path / "out" / "model.safetensors").is_file()

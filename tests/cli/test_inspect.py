@@ -1,0 +1,45 @@
+"""The inspect command: tables for people, one object for programs, one line for mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .conftest import Run
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def test_tables_say_format_family_bits_and_new_names(run: Run) -> None:
+    done = run("inspect", FIXTURES / "llama2c" / "v2.bin")
+    assert done.code == 0 and done.err == ""
+    for part in ("llama2.c", "Q8_0", "bits each", "norm.weight", "-> model.norm.weight"):
+        assert part in done.out
+    assert done.out.count("layers.*.attention.wq.weight") == 1
+
+
+def test_json_lists_every_tensor_once(run: Run, t5: Path) -> None:
+    done = run("inspect", t5, "--json")
+    found = json.loads(done.out)
+    names = [tensor["name"] for tensor in found["tensors"]]
+    assert len(names) == len(set(names)) and "shared.weight" in names
+    assert found["model_type"] == "t5" and found["bits_per_weight"] == 32
+    assert found["problem"] is None and found["dropped"] == {}
+
+
+def test_a_hostile_family_name_gives_the_terminal_no_orders(
+    run: Run, t5: Path, tmp_path: Path
+) -> None:
+    for file in t5.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((t5 / "config.json").read_text())
+    config["model_type"] = "\x1b[31m[bold]t5"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = run("inspect", tmp_path)
+    assert done.code == 0 and "\x1b" not in done.out and "[bold]t5" in done.out
+    assert "Not convertible" in done.out
+
+
+def test_what_is_no_checkpoint_is_one_line(run: Run, tmp_path: Path) -> None:
+    done = run("inspect", tmp_path / "nothing")
+    assert done.code == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1

@@ -1,0 +1,145 @@
+"""What a conversion is said to do to the fixed text is what an unhurried computation finds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.assemble import compare_logits
+from mlx_specdec.checkpoints import sizes
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.verify import TextChange
+from mlx_specdec.errors import OptionError
+from mlx_specdec.faithful import LONGEST, compare_text
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.text.fixed import PAIRS, PASSAGE
+from mlx_specdec.text.tokenizer import load_tokenizer
+
+from .cli.conftest import make_llama, make_t5
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_t5(tmp_path_factory.mktemp("t5"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama"))
+
+
+def token_by_token(directory: Path) -> list[float]:
+    """Log p of every token of the text, one pass a token."""
+    loaded = load_model(directory, dtype="float32")
+    tokenizer = load_tokenizer(directory, kind=loaded.kind)
+    if loaded.kind == "encoder-decoder":
+        texts = [(tokenizer.encode(prompt), tokenizer.encode(text)) for prompt, text in PAIRS]
+    else:
+        ids = tokenizer.encode(PASSAGE)
+        texts = [(ids[:1], ids[1:])]
+    found = []
+    for prompt, text in texts:
+        context, last = loaded.model.open(prompt), loaded.model.prefix(prompt)[-1]
+        room = min(LONGEST, (loaded.model.max_length or 10**9) - 1)
+        for token in text[:room]:
+            row = context.advance(mx.array([[last]])).logits[0, -1]
+            found.append((row[token] - mx.logsumexp(row)).item())
+            last = token
+    return found
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_perplexity_and_change_are_those_of_single_steps(
+    family: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    source = request.getfixturevalue(family)
+    convert(str(source), tmp_path / "q", quantize=True, q_bits=3, q_group_size=32)
+    found = compare_text(source, tmp_path / "q")
+    assert isinstance(found, TextChange)
+    first, second = token_by_token(source), token_by_token(tmp_path / "q")
+    assert found.tokens == len(first) == len(second) > 100
+    assert found.source_perplexity == pytest.approx(math.exp(-sum(first) / len(first)), rel=1e-4)
+    assert found.result_perplexity == pytest.approx(math.exp(-sum(second) / len(first)), rel=1e-4)
+    changes = [abs(one - two) for one, two in zip(first, second, strict=True)]
+    assert found.largest == pytest.approx(max(changes), abs=1e-4)
+    assert found.mean == pytest.approx(sum(changes) / len(changes), abs=1e-4)
+    assert 0 < found.mean < found.largest and 0 <= found.same_first <= 1
+
+
+def test_the_same_weights_leave_the_text_as_it_is(t5: Path) -> None:
+    found = compare_text(t5, t5)
+    assert isinstance(found, TextChange)
+    assert (found.largest, found.same_first) == (0, 1)
+    assert found.source_perplexity == found.result_perplexity
+
+
+def test_fewer_bits_change_more(t5: Path, tmp_path: Path) -> None:
+    means = []
+    for bits in (8, 4, 2):
+        out = tmp_path / str(bits)
+        report = convert(
+            str(t5),
+            out,
+            quantize=True,
+            q_bits=bits,
+            q_group_size=32,
+            compare_logits=compare_logits,
+            compare_text=compare_text,
+        )
+        assert report.verified.text is not None
+        means.append(report.verified.text.mean)
+        told = json.loads((out / "provenance.json").read_text())["result"]["fixed_text"]
+        assert told["mean"] == report.verified.text.mean
+        assert "perplexity" in report.describe()
+    assert means == sorted(means) and means[0] < means[2]
+
+
+def test_text_is_scored_of_plain_weights_only_when_asked(t5: Path, tmp_path: Path) -> None:
+    quiet = convert(
+        str(t5), tmp_path / "a", compare_logits=compare_logits, compare_text=lambda a, b: 1 / 0
+    )
+    assert quiet.verified.text is None and quiet.logits == 0
+    asked = convert(
+        str(t5),
+        tmp_path / "b",
+        shard_bytes=1000,
+        verify=True,
+        compare_logits=compare_logits,
+        compare_text=compare_text,
+    )
+    assert asked.verified.text is not None and asked.verified.text.largest == 0
+
+
+def test_to_verify_without_a_way_to_compare_is_refused(t5: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="compare_logits"):
+        convert(str(t5), tmp_path / "out", verify=True)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_tokenizer_that_is_missing_is_told(t5: Path, tmp_path: Path) -> None:
+    source = tmp_path / "bare"
+    source.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (source / name).write_bytes((t5 / name).read_bytes())
+    report = convert(
+        str(source),
+        tmp_path / "out",
+        verify=True,
+        compare_logits=compare_logits,
+        compare_text=compare_text,
+    )
+    assert report.logits == 0 and report.verified.text is None
+    assert "fixed text not scored" in report.describe()
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "memory", lambda: 10_000)
+    with pytest.raises(OptionError, match="leave --verify out"):
+        convert(str(t5), tmp_path / "out", shard_bytes=10**9, verify=True)
+    assert not any(tmp_path.iterdir())
