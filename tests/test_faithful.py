@@ -141,5 +141,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(sizes, "memory", lambda: 10_000)
     with pytest.raises(OptionError, match="leave --verify out"):
-        convert(str(t5), tmp_path / "out", shard_bytes=10**9, verify=True)
+        convert(
+            str(t5),
+            tmp_path / "out",
+            shard_bytes=10**9,
+            verify=True,
+            compare_logits=compare_logits,
+        )
     assert not any(tmp_path.iterdir())
