@@ -95,13 +95,7 @@ def _t5(
         "scale_decoder_outputs": keys.scales_output(config),
     }
     left = sorted(weights.infos.keys() - places.values())
-    copies = {*keys.TWINS, *(f"lm_head.{part}" for part in ("weight", *keys.PACKED))}
-    account = take_stock(
-        weights.contents,
-        places,
-        tied={name: places[keys.SHARED] for name in left if name in copies},
-        dropped={name: keys.UNUSED for name in left if name not in copies},
-    )
+    account = _account(weights, places, left)
 
     def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
         for name, place in places.items():
@@ -115,7 +109,7 @@ def _t5(
         format=weights.format,
         paths=weights.paths,
         quantised=quantised,
-        notes=(*weights.notes, *_left_out(weights, left), *_t5_notes(quantisation, quantised)),
+        notes=(*weights.notes, *_t5_notes(quantisation, quantised)),
     )
 
 
@@ -184,23 +178,20 @@ def _t5_quantised(
     return found
 
 
-def _left_out(weights: files.Weights, left: list[str]) -> Iterator[str]:
-    """What was left out, and why."""
-    other = [
-        name
-        for name in keys.TWINS
-        if name in left
-        and keys.SHARED in weights.infos
-        and not same(weights.tensor(name), weights.tensor(keys.SHARED))
-    ]
-    plain = [name for name in left if name not in other]
-    if plain:
-        yield f"left out, copies or unused: {', '.join(plain)}"
-    if other:
-        yield (
-            f"left out, and no copies: {', '.join(other)}; T5 reads the words of both its halves "
-            f"from {keys.SHARED}"
-        )
+def _account(weights: files.Weights, places: Mapping[str, str], left: list[str]) -> Account:
+    """What was left out, and why: copies of the embedding, tables that only look like copies, and
+    positions that nothing reads."""
+    shared = places[keys.SHARED]
+    tied, dropped = {}, {}
+    for name in left:
+        # A head that is left out has been found to be a copy.
+        if name in keys.TWINS and not same(weights.tensor(name), weights.tensor(shared)):
+            dropped[name] = f"no copy, but T5 reads the words of both its halves from {shared}"
+        elif name in keys.TWINS or name.startswith("lm_head."):
+            tied[name] = shared
+        else:
+            dropped[name] = keys.UNUSED
+    return take_stock(weights.contents, places, tied=tied, dropped=dropped)
 
 
 def _t5_notes(
