@@ -2,9 +2,10 @@
 
     python scripts/measure_kills.py --megabytes 100 --kills 20 --formats zip,old,safetensors
 
-Makes a synthetic T5, converts it once to know how long that takes and what the result is, and then
-starts, kills and starts again. One line of JSON a kill; the last line sums up. Ends with 1 where a
-killed conversion left anything but a hidden directory, or the next one failed or did not clean.
+Makes a synthetic T5, converts it once to know how long the writing takes and what the result is,
+and then starts, kills and starts again; seconds count from the first thing on the disk. One line of
+JSON a kill; the last line sums up. Ends with 1 where a killed conversion left anything but a hidden
+directory or the whole result, or where the next one failed or did not clean.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ SMALL: dict[str, Any] = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_heads": 
 """t5-small's widths; t5-11b's do not fit into 100 MB."""
 SECONDS = 600
 """After which a conversion counts as hanging."""
+POLLED_EVERY = 0.001
 
 
 def small(nbytes: float) -> dict[str, Any]:
@@ -58,23 +60,30 @@ def left_in(parent: Path) -> dict[str, dict[str, int]]:
     return found
 
 
+def start(source: Path, target: Path, options: list[str]) -> subprocess.Popen[bytes]:
+    """A conversion, once there is something on the disk; before, a kill could leave nothing."""
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command(source, target, options), **silent)
+    while process.poll() is None and not any(target.parent.iterdir()):
+        time.sleep(POLLED_EVERY)
+    return process
+
+
 def run(source: Path, target: Path, options: list[str]) -> tuple[bool, float]:
-    """Whether a conversion that is let alone ends well, and its seconds."""
+    """Whether a conversion that is let alone ends well, and the seconds of its writing."""
+    process = start(source, target, options)
     begin = time.perf_counter()
-    done = subprocess.run(
-        command(source, target, options), capture_output=True, check=False, timeout=SECONDS
-    )
-    return done.returncode == 0, time.perf_counter() - begin
+    return process.wait(timeout=SECONDS) == 0, time.perf_counter() - begin
 
 
 def kill(source: Path, target: Path, options: list[str], moment: float) -> bool:
-    """Start one and kill it; whether it was still running then."""
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command(source, target, options), **silent) as process:
-        try:
-            process.wait(timeout=moment)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
+    """Start one and kill it so many seconds into its writing; whether it was still running then."""
+    process = start(source, target, options)
+    try:
+        process.wait(timeout=moment)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     return process.returncode == -signal.SIGKILL
 
 
@@ -87,30 +96,31 @@ def kills(
     if not well:
         sys.exit("the conversion fails even when it is let alone")
     wanted = contents(target)
-    shutil.rmtree(target)
     draw = random.Random(seed)
-    for _ in range(count):
+    while count:
+        shutil.rmtree(target, ignore_errors=True)
         moment = draw.uniform(0, whole)
-        killed = kill(source, target, options, moment)
+        if not kill(source, target, options, moment):
+            # It was faster this time, and ended before: no kill. Later ones come earlier.
+            whole = min(whole, moment)
+            continue
+        count -= 1
         left = left_in(target.parent)
         # A kill after the last step finds a result, which has to be the whole one.
         finished = target.is_dir()
         sound = contents(target) == wanted if finished else True
         hidden = all(name.startswith(f".{target.name}.") for name in left.keys() - {target.name})
         shutil.rmtree(target, ignore_errors=True)
-        well, seconds = run(source, target, options)
+        well, _ = run(source, target, options)
         clean = [path.name for path in target.parent.iterdir()] == [target.name]
         yield {
-            "killed_after": round(moment, 2),
-            "of": round(whole, 2),
-            "killed": killed,
+            "killed_after": round(moment, 3),
+            "of": round(whole, 3),
             "left": left,
             "finished": finished,
             "only_hidden_or_whole": hidden and sound,
             "again": well and clean and contents(target) == wanted,
-            "again_seconds": round(seconds, 2),
         }
-        shutil.rmtree(target, ignore_errors=True)
 
 
 def summary(results: list[Mapping[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,12 @@ def test_killed_conversions_leave_only_hidden_work_and_start_again(
     assert len(each) == found["kills"] == found["succeeded_again"] == 4
     assert found["could_be_taken_for_finished"] == 0
     for kill in each:
-        assert kill["again"] and all(
-            name == "out" if kill["finished"] else name.startswith(".out.") for name in kill["left"]
+        assert (
+            kill["left"]
+            and kill["again"]
+            and all(
+                name == "out" if kill["finished"] else name.startswith(".out.")
+                for name in kill["left"]
+            )
         )
     assert list(tmp_path.iterdir()) == []
