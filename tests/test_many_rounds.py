@@ -13,7 +13,7 @@ import pytest
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.cache_settings import CacheSettings
-from mlx_specdec.contracts import Noise, Progress, Proposal, Round, Scores
+from mlx_specdec.contracts import Noise, Proposal, Round, Scores
 from mlx_specdec.errors import RewindError
 from mlx_specdec.models import rewinding
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
@@ -100,11 +100,11 @@ def forced(
 ) -> list[Forced]:
     made: list[Forced] = []
 
-    def proposer(checked: Pair, options: Options, progress: Progress | None = None) -> Forced:
+    def proposer(checked: Pair, options: Options, lengths: object) -> Forced:
         made.append(Forced(checked.draft, text, PATTERNS[pattern]))
         return made[-1]
 
-    monkeypatch.setattr(assemble, "_proposer", proposer)
+    monkeypatch.setattr(assemble, "make_proposer", proposer)
     return made
 
 
