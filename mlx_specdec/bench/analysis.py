@@ -66,7 +66,7 @@ class Figures:
 @dataclass(frozen=True)
 class Analysis:
     """All figures. plain_step: seconds of a token in plain decoding. predictions: by proposer,
-    S(gamma) for gamma = 1 and on. costs: of passes measured alone."""
+    S(gamma) for gamma = 1 and on. costs: of passes, measured between the texts."""
 
     methods: tuple[Figures, ...]
     plain_step: float
@@ -130,7 +130,8 @@ def _predictions(
         acceptance_by_position(samples),
         costs.draft / step,
         lambda rows: seconds(rows) / step,
-        other / step,
+        (costs.start + other) / step,
+        [sample.counted for sample in found.samples[found.methods[0].name].values()],
     )
     return {"draft": speeds} if speeds else {}
 

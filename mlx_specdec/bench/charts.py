@@ -61,7 +61,7 @@ def _speed_up(analysis: Analysis) -> Chart | None:
     ]
     text = "Tokens per second over plain decoding's (the line at 1), with 95 % intervals."
     if analysis.predictions:
-        text += " Dashed: S(γ), from acceptance and the costs below."
+        text += " Dashed: S(γ), from acceptance, the lengths of the texts and the costs below."
     if autos:
         text += f" Chosen while decoding: {', '.join(autos)}."
     drawing = line_chart(series, x_label="tokens drafted a round", y_label="× plain", base=1.0)
@@ -110,8 +110,8 @@ def _costs(analysis: Analysis) -> Chart | None:
     costs, step = analysis.costs, analysis.plain_step
     if costs is None:
         return None
-    alone = [Point(rows, seconds / step) for rows, seconds in sorted(costs.passes.items())]
-    series = [Series("target pass, measured alone", "verify", alone)]
+    measured = [Point(rows, seconds / step) for rows, seconds in sorted(costs.passes.items())]
+    series = [Series("target pass, measured between texts", "verify", measured)]
     rounds = sorted(
         (_length(one) + 1, one.parts.verify / step)
         for one in analysis.methods

@@ -1,7 +1,7 @@
 """From costs to speed-ups, and from a few layers to all of them. Plain numbers, no models.
 
 The model of a round: S(gamma) = (sum over i = 0 .. gamma of alpha ** i) / (gamma c + V(gamma + 1)
-+ r), everything in plain decoding steps (Leviathan et al., arXiv 2211.17192, section 3, with a
++ o + r), everything in plain decoding steps (Leviathan et al., arXiv 2211.17192, section 3, with a
 measured V in the place of 1). Acceptance is taken to be the same at every position.
 """
 
@@ -17,10 +17,12 @@ ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 @dataclass(frozen=True)
 class Costs:
     """In plain steps of the target. draft: one draft step (c). passes: entry m - 1 is a pass over m
-    tokens (V(m)). replays: what is rejected costs a pass over the tokens that are kept."""
+    tokens (V(m)). start: what the first pass of a round takes longer (o). replays: what is rejected
+    costs a pass over the tokens that are kept."""
 
     draft: float
     passes: tuple[float, ...]
+    start: float = 0.0
     replays: bool = False
 
     @property
@@ -47,7 +49,7 @@ def round_cost(costs: Costs, alpha: float, gamma: int) -> float:
     """A round in plain steps; 1 for gamma = 0, which is a plain step."""
     if gamma == 0:
         return 1.0
-    cost = gamma * costs.draft + costs.passes[gamma]
+    cost = gamma * costs.draft + costs.passes[gamma] + costs.start
     if costs.replays:
         # Where one was rejected, a pass over what stays.
         kept = round(_kept_if_rejected(alpha, gamma))

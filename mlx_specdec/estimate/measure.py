@@ -1,7 +1,8 @@
 """Seconds of one model's passes on this machine.
 
 Knows a Model, a clock and how decoding calls a model: plain steps pipelined, drafts one token a
-pass, a target's pass over several tokens with one blocking read. Knows no outlines and no pairs.
+pass, a target's pass over several tokens behind another pass, which hides the building of its
+graph. Knows no outlines and no pairs.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ FEWEST = 1
 
 @dataclass(frozen=True)
 class Timings:
-    """Medians in seconds. step: a plain, pipelined step. draft: a step of a proposal. passes: over
-    so many tokens, one read included. replays: taking tokens back costs a pass. spread: median
-    distance of the plain or draft steps from their median, relative to it."""
+    """Medians in seconds. step: a plain, pipelined step. draft: a step of a proposal behind another
+    one. passes: over so many tokens, behind a step. start: what a round's first pass takes longer,
+    since nothing runs yet while its graph is built. replays: taking tokens back costs a pass.
+    spread: median distance of the plain or draft steps from their median, relative to it."""
 
     step: float
     draft: float
     passes: Mapping[int, float]
+    start: float = 0.0
     replays: bool = False
     spread: float = 0.0
 
@@ -68,26 +71,31 @@ class Probe:
         if self._wanted.steps:
             self._step.append(self._timed(self._plain) / STEPS)
         if self._wanted.drafts:
-            self._draft.append(self._timed(self._propose) / STEPS)
-            self._take_back(0)
+            for count, kept in self._drafts.items():
+                kept.append(self._timed(partial(self._propose, count)))
+                self._take_back(0)
         for size in self._wanted.sizes:
             self._passes[size].append(self._timed(partial(self._pass, size)))
-            self._take_back(1)
+            self._take_back(2)
 
     def forget(self) -> None:
         """Drop what was measured so far, which was warming up."""
         self._step: list[float] = []
-        self._draft: list[float] = []
+        self._drafts: dict[int, list[float]] = {1: [], STEPS: []}
         self._passes: dict[int, list[float]] = {size: [] for size in self._wanted.sizes}
 
     def timings(self) -> Timings:
         """Medians of everything; 0 for what is not wanted."""
+        step = median(self._step or [0.0])
+        alone, chain = (median(kept or [0.0]) for kept in self._drafts.values())
+        draft = max(0.0, (chain - alone) / (STEPS - 1))
         return Timings(
-            step=median(self._step or [0.0]),
-            draft=median(self._draft or [0.0]),
-            passes={size: median(seconds) for size, seconds in self._passes.items()},
+            step=step,
+            draft=draft,
+            passes={size: max(0.0, median(kept) - step) for size, kept in self._passes.items()},
+            start=max(0.0, alone - draft),
             replays=bool(getattr(self._context, "replays", False)),
-            spread=_spread(self._step or self._draft),
+            spread=_spread(self._step or self._drafts[STEPS]),
         )
 
     def _timed(self, work: Callable[[], None]) -> float:
@@ -106,16 +114,17 @@ class Probe:
             pending = following
         _read(pending)
 
-    def _propose(self) -> None:
-        """STEPS drafted tokens, read once."""
+    def _propose(self, count: int) -> None:
+        """`count` drafted tokens, read once."""
         token = self._token
-        for _ in range(STEPS):
+        for _ in range(count):
             token = self._choose(token, 1)
         _read(token)
 
     def _pass(self, size: int) -> None:
-        tokens = mx.broadcast_to(self._token, (1, size))
-        _read(self._choose(tokens, size - 1))
+        """A pass over `size` tokens behind a plain step."""
+        before = self._choose(self._token, 0)
+        _read(self._choose(mx.broadcast_to(before, (1, size)), size - 1))
 
     def _choose(self, tokens: mx.array, proposed: int) -> mx.array:
         """One pass and its greedy choices, submitted."""

@@ -121,6 +121,7 @@ def speeds(target: Timings, draft: Timings) -> Speeds:
     costs = Costs(
         draft=draft.draft / target.step,
         passes=tuple(seconds / target.step for seconds in passes),
+        start=draft.start / target.step,
         replays=target.replays,
     )
     return Speeds(
@@ -128,6 +129,7 @@ def speeds(target: Timings, draft: Timings) -> Speeds:
         draft_seconds=draft.draft,
         draft_cost=costs.draft,
         passes=costs.passes,
+        start=costs.start,
         replays=costs.replays,
         spread=max(target.spread, draft.spread),
         predictions=tuple(best(costs, alpha) for alpha in ALPHAS),
@@ -143,6 +145,7 @@ def extended(few: Timings, more: Timings, depths: tuple[int, int], depth: int) -
             size: extrapolate(few.passes[size], seconds, depths, depth)
             for size, seconds in more.passes.items()
         },
+        start=extrapolate(few.start, more.start, depths, depth),
         replays=more.replays,
         spread=max(few.spread, more.spread),
     )

@@ -34,14 +34,16 @@ class Speeds:
     """What was measured, and what follows from it.
 
     step_seconds, draft_seconds: a plain step of the target, a draft step. draft_cost: the one in
-    the other (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m). replays: what
-    is rejected costs another pass. spread: by how much a typical sample was off, relatively.
+    the other (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m). start: what the
+    first pass of a round takes longer, in plain steps. replays: what is rejected costs another
+    pass. spread: by how much a typical sample was off, relatively.
     """
 
     step_seconds: float
     draft_seconds: float
     draft_cost: float
     passes: tuple[float, ...]
+    start: float
     replays: bool
     spread: float
     predictions: tuple[Prediction, ...]

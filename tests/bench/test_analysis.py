@@ -8,7 +8,7 @@ import pytest
 
 from mlx_specdec.bench.analysis import acceptance_by_position, analyse
 from mlx_specdec.bench.costs import PassCosts
-from mlx_specdec.bench.prediction import between, predicted_speed_ups
+from mlx_specdec.bench.prediction import between, expected_rounds, predicted_speed_ups
 
 from .makers import measured, method, sample
 
@@ -20,6 +20,21 @@ def test_the_prediction_is_the_formula() -> None:
     # (1 + .8 + .6) / (2 * .1 + V(3) + .05)
     speeds = predicted_speed_ups([0.8, 0.6], 0.1, lambda rows: 1 + 0.2 * (rows - 1), 0.05)
     assert speeds == pytest.approx([1.8 / 1.35, 2.4 / 1.65])
+
+
+def test_a_text_that_ends_cuts_its_last_round_short() -> None:
+    # Two tokens, both drafted ones always kept: one round of three suffices, and one of two.
+    assert expected_rounds([1.0, 1.0], 4) == pytest.approx([0, 1, 1, 1, 2])
+    # Half of the rounds emit two tokens: R(2) = 1 + R(1) / 2, R(3) = 1 + R(2) / 2 + R(1) / 2.
+    assert expected_rounds([0.5], 3) == pytest.approx([0, 1, 1.5, 2.25])
+    speeds = predicted_speed_ups([0.5], 0.1, lambda rows: 1.0, 0.0, [2, 3])
+    assert speeds == pytest.approx([5 / 3.75 / 1.1])
+
+
+def test_a_long_text_is_decoded_as_fast_as_one_without_end() -> None:
+    endless = predicted_speed_ups([0.8, 0.6], 0.1, lambda rows: 1.2, 0.0)
+    ending = predicted_speed_ups([0.8, 0.6], 0.1, lambda rows: 1.2, 0.0, [5000])
+    assert ending == pytest.approx(endless, rel=1e-3)
 
 
 def test_costs_between_measured_lengths_lie_on_straight_lines() -> None:
@@ -45,7 +60,7 @@ def test_figures_of_one_method() -> None:
         ["a", "b"],
         parts={"draft 3": [sample(0.6, rounds, draft=0.06, verify=0.11)]},
     )
-    analysis = analyse(found, PassCosts(draft=0.015, passes={1: 0.15, 2: 0.2, 4: 0.3}))
+    analysis = analyse(found, PassCosts(0.015, {1: 0.15, 2: 0.2, 4: 0.3}, start=0.015))
     assert analysis is not None
     plain, draft = analysis.methods
     assert analysis.plain_step == pytest.approx(0.15)
@@ -62,8 +77,10 @@ def test_figures_of_one_method() -> None:
     assert draft.parts is not None
     assert (draft.parts.draft, draft.parts.verify) == pytest.approx((0.06, 0.11))
     assert draft.parts.other == pytest.approx(0.03)
-    # Plain steps of 0.15 s: c = 0.1, V(4) = 2, o = 0.2.
-    assert draft.predicted == pytest.approx((1 + 1 + 1 + 1 / 3) / (0.3 + 2 + 0.2))
+    # Plain steps of 0.15 s: c = 0.1, V(4) = 2, o = 0.2 in the loop and 0.1 at a round's start. The
+    # first two drafted tokens always stay, so a text of ten tokens takes R(10) rounds.
+    rounds = expected_rounds([1, 1, 1 / 3], 10)[10]
+    assert draft.predicted == pytest.approx(10 / rounds / (0.3 + 2 + 0.2 + 0.1))
     assert analysis.predictions["draft"][2] == draft.predicted
 
 

@@ -24,6 +24,8 @@ def test_the_speed_up_is_tokens_over_cost() -> None:
     costs = Costs(draft=0.25, passes=(1.0, 1.1, 1.25))
     assert emitted(0.5, 2) == 1.75
     assert speed_up(costs, 0.5, 2) == pytest.approx(1.0)
+    # What every round waits for at its start is part of its cost.
+    assert speed_up(Costs(0.25, (1.0, 1.1, 1.25), start=0.25), 0.5, 2) == pytest.approx(1.75 / 2)
     # With free passes and drafts it is the geometric sum of Leviathan et al., equation 1.
     free = Costs(draft=0.0, passes=(1.0,) * 6)
     assert speed_up(free, 0.8, 5) == pytest.approx((1 - 0.8**6) / (1 - 0.8))

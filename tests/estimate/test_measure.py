@@ -2,75 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Progress, Scores
 from mlx_specdec.estimate.measure import FEWEST, SIZES, STEPS, Probe, Wanted, measure
 
-STALL = 1000.0
-
-
-class Clock:
-    """Seconds that only passes move."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class PricedContext:
-    """A pass over m tokens takes fixed + m * per_row; everything it is asked is remembered."""
-
-    replays = True
-
-    def __init__(self, clock: Clock, fixed: float, per_row: float) -> None:
-        self._clock, self._fixed, self._per_row = clock, fixed, per_row
-        self._seen = self.final = 0
-        self.passes: list[tuple[int, int]] = []
-        self.stalled = ()
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return (self._seen,)
-
-    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        rows = tokens.shape[1]
-        self.passes.append((rows, proposed))
-        self._seen += rows
-        if proposed < rows:
-            self.final = self._seen - proposed
-        stall = STALL if len(self.passes) in self.stalled else 0.0
-        self._clock.now += self._fixed + rows * self._per_row + stall
-        return Scores(mx.zeros((1, rows, 5)))
-
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        assert self.final <= lengths[0] <= self._seen
-        self._seen = lengths[0]
-        self._clock.now += 77  # never part of what is measured
-
-
-class PricedModel:
-    """Opens one context."""
-
-    vocabulary = 5
-
-    def __init__(self, clock: Clock, fixed: float = 1.0, per_row: float = 0.25) -> None:
-        self.context = PricedContext(clock, fixed, per_row)
-        self.prompts: list[list[int]] = []
-
-    def prefix(self, prompt: Sequence[int]) -> list[int]:
-        return list(prompt)
-
-    def open(self, prompt: Sequence[int], progress: Progress | None = None) -> PricedContext:
-        self.prompts.append(list(prompt))
-        self.context._seen = len(prompt) - 1
-        return self.context
-
+from ..priced import STALL, Clock, PricedModel
 
 EVERYTHING = Wanted(steps=True, drafts=True, sizes=SIZES)
 
@@ -84,6 +20,16 @@ def test_every_kind_of_pass_is_measured_as_what_it_costs() -> None:
     assert timings.draft == pytest.approx(1.25)
     assert timings.passes == pytest.approx({size: 1 + 0.25 * size for size in SIZES})
     assert timings.replays
+
+
+def test_a_wait_before_the_first_draft_is_paid_once_a_round() -> None:
+    clock = Clock()
+    model = PricedModel(clock)
+    probe = Probe(model, 10, Wanted(drafts=True), clock)
+    model.context.begins = 0.5
+    measure([probe], turns=2, seconds=1e9, clock=clock)
+    timings = probe.timings()
+    assert (timings.draft, timings.start) == pytest.approx((1.25, 0.5))
 
 
 def test_the_spread_is_of_a_typical_sample() -> None:
@@ -101,7 +47,7 @@ def test_the_spread_is_of_a_typical_sample() -> None:
 def test_a_stall_moves_no_median_and_the_first_turn_counts_for_nothing() -> None:
     clock = Clock()
     model = PricedModel(clock)
-    a_turn = 2 * STEPS + len(SIZES)
+    a_turn = 2 * STEPS + 1 + 2 * len(SIZES)
     # All of the first turn, behind the prompt's own pass, and one pass of the third.
     model.context.stalled = (*range(2, 2 + a_turn), 2 + 2 * a_turn + 3)
     probe = Probe(model, 10, EVERYTHING, clock)
@@ -119,8 +65,8 @@ def test_passes_are_fed_as_decoding_feeds_them() -> None:
     model.context.passes.clear()
     probe.turn()
     # Plain steps are final, drafted tokens are not, a round's first row is the newest token.
-    assert model.context.passes == [(1, 0)] * STEPS + [(1, 1)] * STEPS + [(3, 2)]
-    assert model.context.lengths[0] == before + STEPS + 1
+    assert model.context.passes == [(1, 0)] * STEPS + [(1, 1)] * (1 + STEPS) + [(1, 0), (3, 2)]
+    assert model.context.lengths[0] == before + STEPS + 2
 
 
 def test_models_are_measured_in_turns_until_the_time_is_over() -> None:
@@ -150,5 +96,5 @@ def test_what_is_not_wanted_is_not_measured() -> None:
     probe = Probe(model, 4, Wanted(drafts=True), clock)
     model.context.passes.clear()
     measure([probe], turns=1, seconds=1e9, clock=clock)
-    assert len(model.context.passes) == 2 * STEPS
+    assert len(model.context.passes) == 2 * (1 + STEPS)
     assert (probe.timings().step, probe.timings().passes) == (0.0, {})

@@ -30,14 +30,15 @@ def ticking():
 def test_speeds_are_seconds_in_the_unit_of_a_plain_step() -> None:
     passes = {1: 2.2, 2: 2.4, 3: 2.6, 4: 2.8, 5: 3.0, 9: 3.8, 17: 5.4}
     target = Timings(step=2.0, draft=0.0, passes=passes)
-    draft = Timings(step=0.0, draft=0.3, passes={})
+    draft = Timings(step=0.0, draft=0.3, passes={}, start=0.1)
     found = speeds(target, draft)
     assert found.draft_cost == pytest.approx(0.15)
     assert found.passes == pytest.approx([1 + 0.1 * m for m in range(1, 18)])
-    costs = Costs(found.draft_cost, found.passes)
+    assert found.start == pytest.approx(0.05)
+    costs = Costs(found.draft_cost, found.passes, found.start)
     assert found.predictions == tuple(best(costs, p.alpha) for p in found.predictions)
     assert [p.alpha for p in found.predictions] == [0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
-    assert not found.replays and speeds(Timings(2.0, 0.0, passes, True), draft).replays
+    assert not found.replays and speeds(Timings(2.0, 0.0, passes, replays=True), draft).replays
 
 
 def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
@@ -46,6 +47,7 @@ def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
             step=0.5 + 0.1 * depth,
             draft=0.4 + 0.2 * depth,
             passes={m: 0.6 + 0.1 * m * depth for m in (1, 4)},
+            start=0.1 * depth,
             replays=True,
         )
 
@@ -53,6 +55,7 @@ def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
     assert whole.step == pytest.approx(timings(40).step)
     assert whole.draft == pytest.approx(timings(40).draft)
     assert whole.passes == pytest.approx(timings(40).passes)
+    assert whole.start == pytest.approx(timings(40).start)
     assert whole.replays
 
 
@@ -72,9 +75,9 @@ def test_times_that_vary_are_remarked_on() -> None:
 def test_a_pair_is_measured_from_its_configurations(pair: tuple[dict, dict]) -> None:
     found = estimate(Asked("big", pair[0]), Asked("small", pair[1]), QUICK, clock=ticking())
     assert found.fits and found.speeds is not None
-    # Everything took one tick: STEPS plain steps, STEPS drafts, or a pass of any size.
-    assert found.speeds.draft_cost == 1
-    assert found.speeds.passes == pytest.approx([STEPS] * 17)
+    # Everything took one tick: STEPS plain steps, one draft or many, a step and a pass of any size.
+    assert (found.speeds.draft_cost, found.speeds.start) == (0, STEPS)
+    assert found.speeds.passes == pytest.approx([STEPS - 1] * 17)
     assert all(p.num_draft == 0 and p.speed_up == 1 for p in found.speeds.predictions)
     assert found.target.measured_layers is None is found.draft.measured_layers
     assert (found.target.name, found.draft.name) == ("big", "small")
