@@ -69,6 +69,7 @@ MAY_IMPORT = {
         "options",
         "proposers",
     },
+    "__main__": {"cli"},
     "cli": {
         "training",
         "assemble",

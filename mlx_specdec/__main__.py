@@ -1,0 +1,5 @@
+"""`python -m mlx_specdec` is `mlx-specdec`."""
+
+from .cli.app import main
+
+main()
