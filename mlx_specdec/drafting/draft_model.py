@@ -51,7 +51,7 @@ class DraftModel:
         """Greedy at temperature 0, else drawn with the round's draft noise. Abstains where the text
         has outgrown the draft's positions."""
         context = self._opened()
-        limit = min(limit, self._room(len(committed)))
+        limit = self._within_positions(limit, len(committed))
         if limit < 1:
             return Proposal(mx.zeros((1, 0), dtype=mx.int32))
         unseen = committed[context.lengths[0] :]
@@ -82,9 +82,9 @@ class DraftModel:
             raise RuntimeError("propose and observe come after begin")
         return self._context
 
-    def _room(self, committed: int) -> int:
+    def _within_positions(self, limit: int, committed: int) -> int:
         longest = self._model.max_length
-        return committed if longest is None else longest - committed
+        return limit if longest is None else min(limit, longest - committed)
 
     def _own(self, logits: mx.array) -> mx.array:
         return logits if self._translation is None else self._translation.rows(logits)
