@@ -49,8 +49,8 @@ def test_the_json_object_is_all_that_is_printed(run: Run, pair: tuple[object, ..
         "blas",
     ]
     assert found["fits"] and found["device"] == "cpu"
-    assert len(found["speeds"]["passes"]) == 17 and min(found["speeds"]["passes"]) > 0
-    assert found["speeds"]["draft_cost"] > 0
+    assert len(found["speeds"]["passes"]) == 17 and min(found["speeds"]["passes"]) >= 0
+    assert found["speeds"]["draft_cost"] >= 0
     assert [one["alpha"] for one in found["speeds"]["predictions"]][-1] == 0.95
     assert found["target"]["layers"] == 5 and found["draft"]["layers"] == 1
 
