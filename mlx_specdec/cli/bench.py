@@ -86,7 +86,8 @@ def bench(
         int | None, typer.Option("--q-bits", help="Quantise the target on load.")
     ] = None,
     draft_q_bits: Annotated[
-        int | None, typer.Option("--draft-q-bits", help="Quantise the draft on load.")
+        int | None,
+        typer.Option("--draft-q-bits", "--draft-bits", help="Quantise the draft on load."),
     ] = None,
     no_chat_template: Annotated[
         bool, typer.Option("--no-chat-template", help="Take prompts as they are.")

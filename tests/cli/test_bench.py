@@ -59,3 +59,13 @@ def test_what_cannot_be_measured_is_told(run: Run, t5: Path, prompts: Path, tmp_
     told(run("bench", tmp_path / "none.txt", "--model", t5), "none.txt")
     told(run("bench", "--model", t5), "prompts")
     told(run(*asked, "--proposer", "draft"), "draft-model")
+
+
+def test_a_target_that_drafts_for_itself_takes_bits_under_either_name(
+    run: Run, llama: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("def read(path):\n", encoding="utf-8")
+    asked = ("bench", file, "--model", llama, "--draft-model", "self", "--num-draft", 2)
+    told(run(*asked, "--draft-bits", 7), "draft-bits must be one of")
+    told(run(*asked, "--draft-q-bits", 7), "draft-bits must be one of")
