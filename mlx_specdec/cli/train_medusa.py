@@ -154,6 +154,6 @@ def _summary(done: Trained) -> str:
     outcome = done.outcome
     again = ", going on from an earlier run" if done.resumed else ""
     return (
-        f"{done.output}: {outcome.epochs} epochs on {outcome.rows} tokens in {done.seconds:.0f} s"
-        f"{again}; on {outcome.held_out} held-out tokens {_shares(outcome.accuracy)}"
+        f"{done.output}: {outcome.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s"
+        f"{again}; on {done.held_out} held-out tokens {_shares(outcome.figures)}"
     )

@@ -1,7 +1,7 @@
-"""Rows -> trained heads: steps, held-out accuracy, early stop, and checkpoints to go on from.
+"""A task -> what it trains, trained: steps, held-out figures, early stop and checkpoints.
 
-Knows the optimiser and its files. Knows nothing of texts and of models. Interrupted at any moment
-and started again, it ends with the heads that it would have had anyway.
+Knows the optimiser and its files. Knows nothing of texts and of what is trained. Interrupted at any
+moment and started again, it ends with the very weights that it would have had anyway.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,10 +19,7 @@ from mlx import optimizers
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints import safetensors_file
-from ..models.medusa_heads import MedusaHeads
-from .new_heads import Accuracy, Tally, loss
-from .rows import Rows
-from .settings import Fitting
+from .settings import Schedule
 
 HELD_OUT = 0.1
 STEPS_BETWEEN = 50
@@ -29,67 +27,106 @@ STEPS_BETWEEN = 50
 
 Step = Callable[[int, int, float], None]
 """Called after each step with (done, total, its loss)."""
-Measured = Callable[[int, Accuracy], None]
-"""Called after each epoch with its number, from 1, and held-out accuracy."""
+
+
+class Figures(Protocol):
+    """What was measured on held-out texts."""
+
+    @property
+    def score(self) -> float:
+        """The smaller the better."""
+        ...
+
+
+F = TypeVar("F", bound=Figures, covariant=True)
+
+
+class Task(Protocol[F]):
+    """Something to train."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Whose trainable parameters are learned."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch, one or more."""
+        ...
+
+    def batch(self, epoch: int, place: int) -> tuple[mx.array, ...]:
+        """One batch of an epoch, the same whenever it is asked for; epochs and places from 0."""
+        ...
+
+    def loss(self, *batch: mx.array) -> mx.array:
+        """Of the module as it is, one number; gradients are taken through it."""
+        ...
+
+    def judge(self) -> F:
+        """Of the module as it is, on held-out texts."""
+        ...
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """accuracy: of the heads kept, those of the best epoch. epochs: how many there were."""
+class Outcome(Generic[F]):
+    """figures: of what was kept, the best epoch's. best: its number, 0 for the start. epochs: how
+    many there were."""
 
-    accuracy: Accuracy
+    figures: F
+    best: int
     epochs: int
-    rows: int
-    held_out: int
 
 
-class Fit:
-    """One training of `heads`, which end as the best of all epochs.
+class Fit(Generic[F]):
+    """One training of a task's module, which ends as the best of all epochs.
 
-    file: the checkpoint, read where it exists and written on the way.
+    file: the checkpoint, read where it exists and written on the way. keep_start: whether the start
+    is one of those that may be the best; it is then measured as epoch 0.
     """
 
-    def __init__(self, heads: MedusaHeads, rows: Rows, settings: Fitting, file: Path) -> None:
-        self._heads = heads
-        self._rows = rows
-        self._settings = settings
+    def __init__(
+        self, task: Task[F], schedule: Schedule, file: Path, *, keep_start: bool = False
+    ) -> None:
+        self._task = task
+        self._module = task.module
+        self._schedule = schedule
         self._file = file
-        self._targets = rows.targets(heads.count)
-        self._train, self._held_out = rows.split(HELD_OUT)
-        self._per_epoch = -(-len(self._train) // settings.batch)
-        self._total = self._per_epoch * settings.epochs
-        self._optimizer = optimizers.AdamW(learning_rate=self._schedule())
+        self._keep_start = keep_start
+        self._total = task.steps * schedule.epochs
+        self._optimizer = optimizers.AdamW(self._rate(), bias_correction=True)
         self._step = 0
-        self._order = -1, self._train
         self._best: tuple[int, float] | None = None
-        self._best_weights = _copy(heads)
-        self._optimizer.init(heads.trainable_parameters())
+        self._best_weights = _copy(self._module)
+        self._optimizer.init(self._module.trainable_parameters())
         if file.exists():
             self._read()
 
-    def run(self, step: Step, measured: Measured) -> Outcome:
-        """Train to the end."""
-        learn = nn.value_and_grad(self._heads, lambda *rows: loss(self._heads, *rows))
+    def run(self, step: Step, measured: Callable[[int, F], None]) -> Outcome[F]:
+        """Train to the end. measured: called after each epoch with its number, from 1."""
+        learn = nn.value_and_grad(self._module, self._task.loss)
+        if self._keep_start and self._best is None:
+            measured(0, self._judge())
         while self._step < self._total and not self._stuck():
-            value, gradients = learn(*self._batch())
-            self._optimizer.update(self._heads, gradients)
-            mx.eval(value, self._heads.parameters(), self._optimizer.state)
+            value, gradients = learn(*self._task.batch(*divmod(self._step, self._task.steps)))
+            self._optimizer.update(self._module, gradients)
+            mx.eval(value, self._module.parameters(), self._optimizer.state)
             self._step += 1
-            if self._step % self._per_epoch == 0:
+            if self._step % self._task.steps == 0:
                 measured(self._epochs, self._judge())
             elif self._step % STEPS_BETWEEN == 0:
                 self._write()
             step(self._step, self._total, float(value.item()))
-        self._heads.update(tree_unflatten(list(self._best_weights.items())))
-        return Outcome(self._accuracy(), self._epochs, len(self._train), len(self._held_out))
+        self._module.update(tree_unflatten(list(self._best_weights.items())))
+        best = self._best[0] if self._best else 0
+        return Outcome(self._task.judge(), best, self._epochs)
 
     @property
     def _epochs(self) -> int:
-        return self._step // self._per_epoch
+        return self._step // self._task.steps
 
-    def _schedule(self) -> Callable[[mx.array], mx.array]:
-        rate = self._settings.learning_rate
-        rising = max(1, int(self._settings.warm_up * self._total))
+    def _rate(self) -> Callable[[mx.array], mx.array]:
+        rate = self._schedule.learning_rate
+        rising = max(1, int(self._schedule.warm_up * self._total))
         return optimizers.join_schedules(
             [
                 optimizers.linear_schedule(rate / rising, rate, rising),
@@ -98,50 +135,31 @@ class Fit:
             [rising],
         )
 
-    def _batch(self) -> tuple[mx.array, mx.array]:
-        """The rows of the next step: each once an epoch, in an order that the seed gives."""
-        epoch, place = divmod(self._step, self._per_epoch)
-        if self._order[0] != epoch:
-            draw = np.random.default_rng((self._settings.seed, epoch))
-            self._order = epoch, draw.permutation(self._train)
-        order = self._order[1]
-        size = self._settings.batch
-        # Sorted, because they are read from a disk.
-        return self._take(np.sort(order[place * size : (place + 1) * size]))
-
-    def _take(self, rows: np.ndarray) -> tuple[mx.array, mx.array]:
-        return self._rows.states(rows), mx.array(self._targets[rows])
-
-    def _judge(self) -> Accuracy:
-        """At the end of an epoch: keep the heads if they are the best."""
-        accuracy = self._accuracy()
-        if self._best is None or accuracy.loss < self._best[1]:
-            self._best = (self._epochs, accuracy.loss)
-            self._best_weights = _copy(self._heads)
+    def _judge(self) -> F:
+        """At the end of an epoch: keep the module if it is the best."""
+        figures = self._task.judge()
+        score = float(np.float32(figures.score))  # as a checkpoint has it
+        if self._best is None or score < self._best[1]:
+            self._best = (self._epochs, score)
+            self._best_weights = _copy(self._module)
         self._write()
-        return accuracy
+        return figures
 
     def _stuck(self) -> bool:
         """Whether the last epochs brought nothing; decided between epochs."""
-        if self._best is None or self._step % self._per_epoch:
+        if self._best is None or self._step % self._task.steps:
             return False
-        return self._epochs - self._best[0] >= self._settings.patience
-
-    def _accuracy(self) -> Accuracy:
-        tally, size = Tally(self._heads.count), self._settings.batch
-        for start in range(0, len(self._held_out), size):
-            tally.add(self._heads, *self._take(self._held_out[start : start + size]))
-        return tally.accuracy()
+        return self._epochs - self._best[0] >= self._schedule.patience
 
     def _write(self) -> None:
-        best = self._best or (0, 0.0)
+        epoch, score = self._best or (-1, 0.0)
         tensors = {
-            **{f"heads.{name}": array for name, array in _copy(self._heads).items()},
+            **{f"module.{name}": array for name, array in _copy(self._module).items()},
             **{f"best.{name}": array for name, array in self._best_weights.items()},
             **{f"optimizer.{name}": array for name, array in tree_flatten(self._optimizer.state)},
             "step": mx.array(self._step),
-            "best_epoch": mx.array(best[0]),
-            "best_loss": mx.array(best[1]),
+            "best_epoch": mx.array(epoch),
+            "best_score": mx.array(score),
         }
         new = self._file.with_name("new.safetensors")
         mx.save_safetensors(str(new), tensors)
@@ -158,17 +176,17 @@ class Fit:
                 if name.startswith(prefix)
             ]
 
-        self._heads.update(tree_unflatten(part("heads.")))
+        self._module.update(tree_unflatten(part("module.")))
         self._best_weights = dict(part("best."))
         self._optimizer.state = tree_unflatten(part("optimizer."))
         self._step, epoch = (int(_number(tensors[name])) for name in ("step", "best_epoch"))
-        self._best = (epoch, _number(tensors["best_loss"])) if epoch else None
-        mx.eval(self._heads.parameters(), self._best_weights, self._optimizer.state)
+        self._best = (epoch, _number(tensors["best_score"])) if epoch >= 0 else None
+        mx.eval(self._module.parameters(), self._best_weights, self._optimizer.state)
 
 
-def _copy(heads: MedusaHeads) -> dict[str, mx.array]:
+def _copy(module: nn.Module) -> dict[str, mx.array]:
     """Arrays are never written to: keeping them is a copy."""
-    return dict(tree_flatten(heads.parameters()))
+    return dict(tree_flatten(module.parameters()))
 
 
 def _number(array: mx.array) -> float:

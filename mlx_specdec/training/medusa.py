@@ -26,6 +26,7 @@ from ..models.medusa_heads import MedusaHeads
 from . import data
 from .collect import collect
 from .fit import Fit, Outcome
+from .head_task import HeadTask
 from .new_heads import Accuracy, fresh
 from .rows import Rows
 from .settings import Collecting, Fitting
@@ -49,10 +50,13 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Trained:
-    """seconds: of this run alone; resumed: whether an earlier one had begun it."""
+    """rows, held_out: hidden states that were learned from, and that were not. seconds: of this run
+    alone; resumed: whether an earlier one had begun it."""
 
     output: Path
-    outcome: Outcome
+    outcome: Outcome[Accuracy]
+    rows: int
+    held_out: int
     seconds: float
     resumed: bool
 
@@ -88,7 +92,8 @@ def train(
         collect(pair, samples, collecting, rows, watcher.collected)
         _kept(work / "fit", {**known, **{f"fit {k}": v for k, v in asdict(fitting).items()}})
         heads = fresh(base, fitting.heads, fitting.layers, own_output=fitting.own_output)
-        fit = Fit(heads, rows, fitting, work / "fit" / "checkpoint.safetensors")
+        task = HeadTask(heads, rows, fitting.batch, fitting.seed)
+        fit = Fit(task, fitting, work / "fit" / "checkpoint.safetensors")
         outcome = fit.run(watcher.stepped, watcher.measured)
         with destination.directory(output) as directory:
             write(directory, heads, _base_name(pair.name, output))
@@ -98,7 +103,8 @@ def train(
         raise OutputError(
             f"{output} cannot be trained: {reason}: choose another --output"
         ) from None
-    return Trained(output, outcome, time.perf_counter() - started, resumed)
+    seconds = time.perf_counter() - started
+    return Trained(output, outcome, task.rows, task.held_out, seconds, resumed)
 
 
 def write(directory: Path, heads: MedusaHeads, base: str) -> None:

@@ -28,6 +28,11 @@ class Accuracy:
     top1: tuple[float, ...]
     top5: tuple[float, ...]
 
+    @property
+    def score(self) -> float:
+        """What a fit makes small: the loss."""
+        return self.loss
+
 
 def fresh(base: Base, count: int, layers: int, *, own_output: bool) -> MedusaHeads:
     """Heads that say what the base says of the next token: residual layers that add nothing.

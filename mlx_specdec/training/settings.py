@@ -31,18 +31,13 @@ class Collecting:
 
 
 @dataclass(frozen=True)
-class Fitting:
-    """What heads are, and how they learn.
+class Schedule:
+    """How anything learns.
 
-    own_output: an output layer for each, from which the base's is the start; else the base's own.
-    batch: hidden states of one step. patience: epochs without progress on held-out texts that end
-    the training. The learning rate rises over the first `warm_up` of all steps, then falls as a
-    cosine.
+    batch: what one step sees. patience: epochs without progress on held-out texts that end the
+    training. The learning rate rises over the first `warm_up` of all steps, then falls as a cosine.
     """
 
-    heads: int = 3
-    layers: int = 1
-    own_output: bool = False
     batch: int = 256
     epochs: int = 20
     learning_rate: float = 1e-3
@@ -51,13 +46,29 @@ class Fitting:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least("heads", self.heads, 1, MOST_HEADS)
-        _at_least("layers", self.layers, 1, 4)
         _at_least("batch", self.batch, 1)
         _at_least("epochs", self.epochs, 1)
         _at_least("patience", self.patience, 1)
         if not 0 < self.learning_rate < 1:
             raise OptionError(f"learning-rate must lie between 0 and 1, not {self.learning_rate}")
+
+
+@dataclass(frozen=True)
+class Fitting(Schedule):
+    """What heads are, and how they learn.
+
+    own_output: an output layer for each, from which the base's is the start; else the base's own.
+    batch: hidden states of one step.
+    """
+
+    heads: int = 3
+    layers: int = 1
+    own_output: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least("heads", self.heads, 1, MOST_HEADS)
+        _at_least("layers", self.layers, 1, 4)
+        super().__post_init__()
 
 
 def _at_least(name: str, value: int, least: int, most: int | None = None) -> None:

@@ -14,7 +14,8 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.medusa_heads import MedusaHeads
 from mlx_specdec.training import fit as fitting
 from mlx_specdec.training.fit import Fit
-from mlx_specdec.training.new_heads import DECAY, Tally, fresh, loss
+from mlx_specdec.training.head_task import HeadTask
+from mlx_specdec.training.new_heads import DECAY, Accuracy, Tally, fresh, loss
 from mlx_specdec.training.rows import Rows
 from mlx_specdec.training.settings import Fitting
 
@@ -38,6 +39,10 @@ def counting(directory: Path, width: int, samples: int = 12) -> Rows:
         tokens = [(sample + place) % 8 for place in range(10)]
         rows.append([8 + token for token in tokens], marks[mx.array(tokens)])
     return rows
+
+
+def fit_of(heads: MedusaHeads, rows: Rows, settings: Fitting, file: Path) -> Fit[Accuracy]:
+    return Fit(HeadTask(heads, rows, settings.batch, settings.seed), settings, file)
 
 
 def ignore(*said: object) -> None:
@@ -64,15 +69,17 @@ def test_heads_learn_what_can_be_learned(own_output: bool, base: Base, tmp_path:
     heads = fresh(base, 2, 1, own_output=own_output)
     settings = Fitting(heads=2, epochs=15, batch=16, learning_rate=0.02, own_output=own_output)
     accuracies, losses = [], []
-    fit = Fit(heads, counting(tmp_path, base.width), settings, tmp_path / "c.safetensors")
+    rows = counting(tmp_path, base.width)
+    fit = fit_of(heads, rows, settings, tmp_path / "c.safetensors")
     outcome = fit.run(
         lambda done, total, value: losses.append(value),
         lambda epoch, accuracy: accuracies.append(accuracy),
     )
     assert losses[-1] < 0.1 * losses[0]
-    assert outcome.accuracy.top1 == outcome.accuracy.top5 == (1.0, 1.0)
-    assert outcome.accuracy.loss == pytest.approx(min(one.loss for one in accuracies), abs=1e-5)
-    assert (outcome.rows, outcome.held_out) == (110, 10)
+    assert outcome.figures.top1 == outcome.figures.top5 == (1.0, 1.0)
+    assert outcome.figures.loss == pytest.approx(min(one.loss for one in accuracies), abs=1e-5)
+    task = HeadTask(heads, rows, 16, 0)
+    assert (task.rows, task.held_out) == (110, 10)
 
 
 def test_the_base_stays_as_it_is(base: Base, tmp_path: Path) -> None:
@@ -80,7 +87,7 @@ def test_the_base_stays_as_it_is(base: Base, tmp_path: Path) -> None:
     before = np.array(base.head(state))
     heads = fresh(base, 1, 1, own_output=False)
     settings = Fitting(heads=1, epochs=2, batch=32, learning_rate=0.02)
-    Fit(heads, counting(tmp_path, base.width), settings, tmp_path / "c").run(ignore, ignore)
+    fit_of(heads, counting(tmp_path, base.width), settings, tmp_path / "c").run(ignore, ignore)
     assert np.array_equal(np.array(base.head(state)), before)
 
 
@@ -94,7 +101,7 @@ def test_an_interrupted_training_ends_with_the_same_heads(
 
     def made(file: str) -> tuple[MedusaHeads, Fit]:
         heads = fresh(base, 2, 1, own_output=False)
-        return heads, Fit(heads, rows, settings, tmp_path / file)
+        return heads, fit_of(heads, rows, settings, tmp_path / file)
 
     expected, whole = made("whole.safetensors")
     outcome = whole.run(ignore, ignore)
@@ -111,7 +118,7 @@ def test_an_interrupted_training_ends_with_the_same_heads(
     assert again.run(lambda done, total, value: steps.append(done), ignore) == outcome
     assert at - 3 < steps[0] <= at + 1, "only steps since the last checkpoint are made again"
     for found, right in zip(weights(heads), weights(expected), strict=True):
-        np.testing.assert_allclose(found, right, atol=1e-6)
+        assert np.array_equal(found, right), "bit for bit"
 
 
 def test_it_stops_when_held_out_texts_no_longer_profit(base: Base, tmp_path: Path) -> None:
@@ -122,12 +129,12 @@ def test_it_stops_when_held_out_texts_no_longer_profit(base: Base, tmp_path: Pat
     settings = Fitting(heads=1, epochs=50, batch=32, learning_rate=0.05, patience=2)
     accuracies = []
     heads = fresh(base, 1, 1, own_output=True)
-    outcome = Fit(heads, rows, settings, tmp_path / "c.safetensors").run(
+    outcome = fit_of(heads, rows, settings, tmp_path / "c.safetensors").run(
         ignore, lambda epoch, accuracy: accuracies.append(accuracy.loss)
     )
     best = accuracies.index(min(accuracies))
     assert outcome.epochs == len(accuracies) == best + 1 + 2
-    assert outcome.accuracy.loss == pytest.approx(min(accuracies), abs=1e-4)
+    assert outcome.figures.loss == pytest.approx(min(accuracies), abs=1e-4)
 
 
 def test_losses_and_shares_leave_out_what_was_not_asked(base: Base) -> None:
@@ -159,4 +166,4 @@ def test_a_damaged_checkpoint_is_named(base: Base, tmp_path: Path) -> None:
     file.write_bytes(b"nothing of use")
     heads = fresh(base, 1, 1, own_output=False)
     with pytest.raises(CheckpointError, match="truncated or no safetensors"):
-        Fit(heads, counting(tmp_path / "rows", base.width), Fitting(heads=1), file)
+        fit_of(heads, counting(tmp_path / "rows", base.width), Fitting(heads=1), file)
