@@ -59,6 +59,9 @@ def train_medusa(
         float,
         typer.Option("--temperature", "--temp", help="At which the model continues the prompts."),
     ] = COLLECTING.temperature,
+    texts_at_once: Annotated[
+        int, typer.Option("--texts-at-once", help="Texts that the model writes in one pass.")
+    ] = COLLECTING.texts_at_once,
     batch: Annotated[
         int, typer.Option("--batch", help="Hidden states in one step.")
     ] = FITTING.batch,
@@ -76,7 +79,7 @@ def train_medusa(
     version: Version = False,
 ) -> None:
     """Train Medusa heads for a model on this machine. Interrupted, it goes on when run again."""
-    collecting = Collecting(samples, length, not no_self_distill, temperature, seed)
+    collecting = Collecting(samples, length, not no_self_distill, temperature, seed, texts_at_once)
     fitting = Fitting(
         heads=heads,
         layers=layers,

@@ -5,11 +5,16 @@ Knows names only.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
 
 from ..contracts import Model
+
+BatchPass = Callable[[mx.array], mx.array]
+"""Sees the next tokens of several texts, (batch, m) int32, and gives (batch, m, vocabulary)
+logits."""
 
 
 class Base(Model, Protocol):
@@ -27,4 +32,12 @@ class Base(Model, Protocol):
 
     def head(self, states: mx.array) -> mx.array:
         """(batch, m, width), as "final" is -> logits (batch, m, vocabulary)."""
+        ...
+
+    def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
+        """Texts that begin together, of which nothing has been seen but an encoder's sources.
+
+        Nothing of them can be taken back. What to feed is `prefix` of each prompt, and what
+        follows. Raises PromptError as `open` does.
+        """
         ...

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from ..cache_settings import CacheSettings
 from ..contracts import Progress, Scores
 from ..errors import OptionError, PromptError, RewindError
+from .base import BatchPass
 from .cache_kinds import cache_maker
 from .rewinding import RewindableCache, evaluate
 
@@ -147,6 +148,13 @@ class DecoderOnlyModel:
         context = DecoderOnlyContext(self, self._make_caches())
         context.prefill(prompt[:-1], progress)
         return context
+
+    def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
+        """A pass over several texts at once, their prompts included; as base.Base says."""
+        for prompt in prompts:
+            self._check_prompt(prompt)
+        entries = self._make_caches()
+        return lambda tokens: self.network(tokens, cache=entries)
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:

@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 
 from ..contracts import Progress, Scores
 from ..errors import PromptError, RewindError
+from .base import BatchPass
 from .kv_cache import STEP, KVCache
 from .t5 import T5
 
@@ -65,6 +66,38 @@ class EncoderDecoderModel:
 
         Raises PromptError for an empty prompt, or one with ids that the model does not have.
         """
+        self._check_prompt(prompt)
+        if progress is not None:
+            progress(0, len(prompt))
+        memory = self.network.encode(mx.array([list(prompt)], dtype=mx.int32))
+        projected = self.network.project_memory(memory)
+        mx.eval(projected)
+        if progress is not None:
+            progress(len(prompt), len(prompt))
+        return EncoderDecoderContext(self, projected)
+
+    def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
+        """The encoder runs over all sources at once; as base.Base says."""
+        for prompt in prompts:
+            self._check_prompt(prompt)
+        longest = max(len(prompt) for prompt in prompts)
+        # What stands in the place of padding is hidden.
+        padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
+        lengths = mx.array([[len(prompt)] for prompt in prompts])
+        mask = mx.arange(longest) < lengths
+        memory = self.network.encode(mx.array(padded, dtype=mx.int32), mask)
+        projected = self.network.project_memory(memory)
+        mx.eval(projected)
+        caches = [KVCache() for _ in projected]
+
+        def advance(tokens: mx.array) -> mx.array:
+            masks = self.masks(caches[0].length, tokens.shape[1])
+            states = self.network.decode(tokens, caches, projected, masks, mask)
+            return self.network.head(states)
+
+        return advance
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:
             raise PromptError("the prompt is empty: give some text")
         # MLX reads past the embedding table without a word.
@@ -74,14 +107,6 @@ class EncoderDecoderModel:
                 f"token id {strange} of the prompt is not among the model's {self.vocabulary}: "
                 "the tokenizer belongs to another model"
             )
-        if progress is not None:
-            progress(0, len(prompt))
-        memory = self.network.encode(mx.array([list(prompt)], dtype=mx.int32))
-        projected = self.network.project_memory(memory)
-        mx.eval(projected)
-        if progress is not None:
-            progress(len(prompt), len(prompt))
-        return EncoderDecoderContext(self, projected)
 
     def masks(self, start: int, rows: int) -> list[mx.array]:
         """Per decoder layer what is added to the scores of positions start .. start + rows - 1."""

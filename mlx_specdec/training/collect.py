@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from ..assemble import Pair, generate
+from ..assemble import Pair
 from ..contracts import Progress
 from ..errors import PromptError
 from ..models.encoder_decoder import EncoderDecoderModel
-from ..options import Options
 from .data import Sample
 from .rows import Rows
 from .settings import Collecting
+from .writing import Order, batches, write
 
 TAP = "final"
 
@@ -48,15 +48,14 @@ def collect(
     pieces = list(_pieces(pair, samples, settings))[: settings.samples]
     done = len(rows.lengths)
     progress(min(done, len(pieces)), len(pieces))
-    for number in range(done, len(pieces)):
-        piece = pieces[number]
-        tokens = piece.continuation or _continue(pair, piece, settings, number)
+    for prompt, tokens in _texts(pair, pieces, settings, done):
         # One token has a state that predicts it, and none after it for a head to guess.
         if len(tokens) < 2:
             rows.append((), None)
         else:
-            rows.append(tokens, _states(pair, piece.prompt, tokens))
-        progress(number + 1, len(pieces))
+            rows.append(tokens, _states(pair, prompt, tokens))
+        done += 1
+        progress(done, len(pieces))
     if int((rows.lengths > 0).sum()) < 2:
         raise PromptError(
             "the data has fewer than two texts to learn from: give more of them"
@@ -98,17 +97,27 @@ def _prompt(pair: Pair, text: str, settings: Collecting) -> list[int]:
     return pair.tokenizer.encode(text)
 
 
-def _continue(pair: Pair, piece: Piece, settings: Collecting, number: int) -> tuple[int, ...]:
+def _texts(
+    pair: Pair, pieces: Sequence[Piece], settings: Collecting, done: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Prompt and continuation of every piece but the first `done` in the order of learning."""
+    if not settings.self_distill:
+        yield from ((piece.prompt, piece.continuation) for piece in pieces[done:])
+        return
+    lengths = [len(piece.prompt) for piece in pieces]
+    for batch in batches(lengths, settings.texts_at_once, settings.seed):
+        # Of a batch that was cut off, the rest: a text is the same in whatever batch.
+        rest, done = batch[done:], max(0, done - len(batch))
+        orders = [_order(pair, pieces[number], settings, number) for number in rest]
+        texts = write(pair, orders, settings.temperature) if orders else []
+        yield from ((order.prompt, text) for order, text in zip(orders, texts, strict=True))
+
+
+def _order(pair: Pair, piece: Piece, settings: Collecting, number: int) -> Order:
     room = settings.length
     if not isinstance(pair.target, EncoderDecoderModel):
         room -= len(piece.prompt)
-    options = Options(
-        max_tokens=room,
-        regular=True,
-        temperature=settings.temperature,
-        seed=settings.seed + number,
-    )
-    return generate(pair, piece.prompt, options).tokens
+    return Order(piece.prompt, room, settings.seed + number)
 
 
 def _states(pair: Pair, prompt: Sequence[int], tokens: Sequence[int]) -> mx.array:

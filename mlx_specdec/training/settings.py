@@ -14,7 +14,8 @@ class Collecting:
     """Which texts heads learn from.
 
     samples: most texts. length: tokens of one, prompt included (of the continuation alone for
-    encoder-decoder models). self_distill: the model continues the prompts itself, at `temperature`.
+    encoder-decoder models). self_distill: the model continues the prompts itself, at `temperature`,
+    `texts_at_once` of them in one pass.
     """
 
     samples: int = 500
@@ -22,10 +23,12 @@ class Collecting:
     self_distill: bool = True
     temperature: float = 0.0
     seed: int = 0
+    texts_at_once: int = 16
 
     def __post_init__(self) -> None:
         _at_least("samples", self.samples, 2)
         _at_least("length", self.length, 8)
+        _at_least("texts-at-once", self.texts_at_once, 1)
         if not 0 <= self.temperature < float("inf"):
             raise OptionError(f"temperature must be 0 or more, not {self.temperature}")
 
