@@ -12,6 +12,8 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -55,6 +57,18 @@ def name() -> str:
     if _loaded:
         return _loaded[0][0]
     return "accelerate" if sys.platform == "darwin" else "bundled"
+
+
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """Gives MKL its number of threads back after the block: torch sets it, too, for everybody."""
+    mkl = next((library for label, library in _loaded if label == "mkl"), None)
+    before = mkl.MKL_Get_Max_Threads() if mkl is not None else 0
+    try:
+        yield
+    finally:
+        if mkl is not None:
+            mkl.MKL_Set_Num_Threads(ctypes.c_int(before))
 
 
 def _replaceable() -> bool:

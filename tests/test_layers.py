@@ -61,6 +61,7 @@ MAY_IMPORT = {
     "bench": {
         "assemble",
         "blas",
+        "checkpoints",
         "contracts",
         "decoding",
         "draft_lengths",

@@ -176,6 +176,7 @@ def _facts(setting: Setting) -> str:
         "device": f"{setting.device}, BLAS {setting.blas}",
         "machine": f"{setting.machine}, {setting.system}",
         "versions": f"Python {setting.python}, {versions}",
+        "other programs": "; ".join(setting.notes) or "not measured",
         "date": setting.date,
     }
     rows = (f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items())

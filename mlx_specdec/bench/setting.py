@@ -6,6 +6,7 @@ Knows where an operating system keeps the name of its processor. Knows no figure
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +23,10 @@ CPU_NAMES = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that a figure depends on, apart from the prompts themselves."""
+    """Everything that a figure depends on, apart from the prompts themselves.
+
+    notes: sentences on the other programs that were measured, or were not.
+    """
 
     model: str
     draft_model: str | None
@@ -40,13 +44,14 @@ class Setting:
     python: str
     versions: dict[str, str]
     date: str
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dictionaries, for JSON."""
         return asdict(self)
 
 
-def setting(pair: Pair, options: Options, prompts: Path) -> Setting:
+def setting(pair: Pair, options: Options, prompts: Path, notes: Sequence[str] = ()) -> Setting:
     """This machine, now. versions: of the packages that take part, where they are installed."""
     names = ("mlx", "mlx-lm", "transformers", "torch")
     found = {name: _version(name) for name in names}
@@ -70,6 +75,7 @@ def setting(pair: Pair, options: Options, prompts: Path) -> Setting:
             **{name: number for name, number in found.items() if number is not None},
         },
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        notes=tuple(notes),
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..assemble import Pair
     from ..bench.analysis import Analysis
     from ..bench.methods import Length, Method
+    from ..bench.peers import Peers
     from ..bench.prompts import Prompt
 
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
@@ -137,9 +138,13 @@ def bench(
         draft_q_bits=draft_q_bits,
         draft_vocab=draft_vocab,
     )
-    methods = _methods(pair, options, proposer or [_own(pair)], lengths, peers)
+    methods = _methods(pair, options, proposer or [_own(pair)], lengths)
+    others = _peers(pair, options, lengths) if peers else None
+    if others is not None:
+        methods += others.methods
     analysis = _measure(pair, options, asked, methods, repeats, warmup)
-    _tell(pair, options, file, analysis, report, as_json)
+    notes = others.notes if others is not None else ()
+    _tell(pair, options, file, notes, analysis, report, as_json)
     if analysis.interrupted:
         raise KeyboardInterrupt
 
@@ -191,22 +196,20 @@ def _own(pair: Pair) -> str:
 
 
 def _methods(
-    pair: Pair,
-    options: Options,
-    proposers: Sequence[str],
-    lengths: Sequence[Length],
-    peers: bool,
+    pair: Pair, options: Options, proposers: Sequence[str], lengths: Sequence[Length]
 ) -> list[Method]:
     from ..bench.methods import own_methods
-    from ..bench.mlx_lm_peer import mlx_lm_methods
 
-    methods = own_methods(pair, options, list(dict.fromkeys(proposers)), lengths)
-    if peers:
-        others = mlx_lm_methods(pair, options, lengths)
-        if not others:
-            print("no peer can run these models here", file=sys.stderr)
-        methods += others
-    return methods
+    return own_methods(pair, options, list(dict.fromkeys(proposers)), lengths)
+
+
+def _peers(pair: Pair, options: Options, lengths: Sequence[Length]) -> Peers:
+    from ..bench.peers import find_peers
+
+    found = find_peers(pair, options, lengths)
+    if not found.methods:
+        print("no peer can run these models here", file=sys.stderr)
+    return found
 
 
 def _measure(
@@ -245,6 +248,7 @@ def _tell(
     pair: Pair,
     options: Options,
     prompts: Path,
+    notes: Sequence[str],
     analysis: Analysis,
     report: Path | None,
     as_json: bool,
@@ -252,7 +256,7 @@ def _tell(
     from ..bench.report import write_report
     from ..bench.setting import setting
 
-    around = setting(pair, options, prompts)
+    around = setting(pair, options, prompts, notes)
     told: dict[str, Any] = {"setting": around.as_dict(), **analysis.as_dict()}
     bench_table.show(analysis, around, sys.stderr if as_json else sys.stdout)
     differences = bench_table.describe_differences(analysis)

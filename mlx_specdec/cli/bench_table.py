@@ -37,7 +37,7 @@ def show(analysis: Analysis, setting: Setting, stream: TextIO) -> None:
     from rich.text import Text
 
     table = Table(title=_title(setting), title_justify="left", caption_justify="left")
-    table.caption = _caption(analysis)
+    table.caption = _caption(analysis, setting)
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     best = _best(analysis.methods)
@@ -78,10 +78,11 @@ def _title(setting: Setting) -> str:
     )
 
 
-def _caption(analysis: Analysis) -> str:
+def _caption(analysis: Analysis, setting: Setting) -> str:
     texts = f"{analysis.texts} texts, each up to {analysis.repeats} times, methods in turns"
     skipped = f"; {len(analysis.skipped)} skipped" if analysis.skipped else ""
-    return texts + skipped + ("; interrupted" if analysis.interrupted else "")
+    told = texts + skipped + ("; interrupted" if analysis.interrupted else "")
+    return "\n".join([told, *setting.notes])
 
 
 def _row(figures: Figures) -> Sequence[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,28 @@ def test_a_target_that_drafts_for_itself_takes_bits_under_either_name(
     asked = ("bench", file, "--model", llama, "--draft-model", "self", "--num-draft", 2)
     told(run(*asked, "--draft-bits", 7), "draft-bits must be one of")
     told(run(*asked, "--draft-q-bits", 7), "draft-bits must be one of")
+
+
+def test_peers_are_told_about_and_a_missing_one_is_no_error(
+    run: Run, t5: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Importing what stands there as None fails as if it were not installed.
+    monkeypatch.setitem(sys.modules, "torch", None)
+    page = tmp_path / "report.html"
+    asked = ("bench", prompts, "--model", t5, "--num-draft", 2, "--repeats", 1, "-m", 8)
+    done = run(*asked, "--peers", "--json", "--report", page)
+    assert done.code == 0
+    note = "transformers is left out: torch is not installed"
+    assert note in json.loads(done.out)["setting"]["notes"]
+    assert note in done.err and note in page.read_text(encoding="utf-8")
+
+
+def test_peers_are_not_looked_for_unless_asked_for(
+    run: Run, t5: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*given: object) -> None:
+        raise AssertionError("looked for peers")
+
+    monkeypatch.setattr("mlx_specdec.bench.peers.find_peers", never)
+    asked = ("bench", prompts, "--model", t5, "--num-draft", 2, "--repeats", 1, "-m", 4)
+    assert run(*asked).code == 0

@@ -1,0 +1,184 @@
+"""transformers' own plain and assisted generation of the same weights, in the same process.
+
+Knows transformers' generate. Both families of models; the draft is the assistant.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..assemble import Pair
+from ..checkpoints import files
+from ..checkpoints.layouts import as_directory
+from ..checkpoints.source import resolve_config
+from ..contracts import Model
+from ..errors import PromptError
+from ..options import SELF, Options
+from .hugging_face import HuggingFace, NoPeerError, one_line
+from .methods import Length, Method, Runner, Sample
+from .transformers_models import build
+
+FAMILY = "transformers"
+Clock = Callable[[], float]
+
+
+def transformers_methods(
+    pair: Pair,
+    options: Options,
+    lengths: Sequence[Length],
+    hugging: HuggingFace,
+    clock: Clock = time.perf_counter,
+) -> list[Method]:
+    """Plain, and assisted where the draft can be an assistant: always the same number of drafted
+    tokens, whatever their probability.
+
+    Sampled texts are another generator's, so that only greedy ones are held to plain decoding's,
+    and those only where both sides compute in float32. Raises NoPeerError.
+    """
+    if pair.heads is not None:
+        raise NoPeerError("it has no Medusa heads: name their base model as the model")
+    target = _built(hugging, pair.name, pair.target)
+    same_text = options.temperature == 0 and pair.dtype == "float32"
+    runs = {0: _Generation(hugging, pair, options, target, None, 0, clock)}
+    assisted = [length for length in lengths if isinstance(length, int) and length > 0]
+    if _can_assist(pair) and assisted:
+        draft = _built(hugging, str(pair.draft_name), pair.draft)
+        for length in assisted:
+            runs[length] = _Generation(hugging, pair, options, target, draft, length, clock)
+    for run in runs.values():
+        _try(run, pair)
+    return [
+        Method(f"transformers {length or 'plain'}", FAMILY, length, same_text, run)
+        for length, run in runs.items()
+    ]
+
+
+def _can_assist(pair: Pair) -> bool:
+    """A draft with the target's own vocabulary and weights of its own."""
+    return pair.draft is not None and pair.translation is None and pair.draft_name != SELF
+
+
+def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
+    with as_directory(resolve_config(name)) as directory:
+        config = files.read_config(directory)
+    return build(hugging, config, model.network)
+
+
+def _try(run: Runner, pair: Pair) -> None:
+    """Find out before a long measurement. Raises NoPeerError."""
+    token = min(pair.vocabulary - 1, 2)
+    try:
+        run([token, token])
+    except Exception as problem:  # another program's, about models that it has and cannot run so
+        raise NoPeerError(f"it cannot generate: {one_line(problem)}") from problem
+
+
+class _Generation:
+    """A Runner. length: drafted tokens a round where there is a draft, else 0."""
+
+    def __init__(
+        self,
+        hugging: HuggingFace,
+        pair: Pair,
+        options: Options,
+        target: Any,
+        draft: Any,
+        length: int,
+        clock: Clock,
+    ) -> None:
+        self._hugging = hugging
+        self._model: Model = pair.target
+        self._eos = sorted(pair.eos_token_ids)
+        self._options = options
+        self._target = target
+        self._draft = draft
+        self._length = length
+        self._clock = clock
+
+    def __call__(self, prompt: Sequence[int]) -> Sample:
+        """Raises PromptError where the model has no room for a token."""
+        tokens = self._hugging.torch.tensor([list(prompt)])
+        rest = {}
+        if self._draft is not None:
+            self._draft.generation_config = self._hugging.transformers.GenerationConfig(
+                num_assistant_tokens=self._length,
+                num_assistant_tokens_schedule="constant",
+                assistant_confidence_threshold=0.0,
+            )
+            rest["assistant_model"] = self._draft
+        heard = Listener(self._clock)
+        with self._hugging.at_work(self._options.seed):
+            self._target.generate(
+                tokens,
+                attention_mask=self._hugging.torch.ones_like(tokens),
+                generation_config=self._settings(prompt),
+                streamer=heard,
+                **rest,
+            )
+        return heard.sample()
+
+    def _settings(self, prompt: Sequence[int]) -> Any:
+        prefix, longest = self._model.prefix(prompt), self._model.max_length
+        room = self._options.max_tokens
+        if longest is not None:
+            room = min(room, longest - len(prefix))
+        if room < 1:
+            raise PromptError(f"the prompt has {len(prefix)} tokens and the model takes {longest}")
+        settings = {
+            "max_new_tokens": room,
+            "eos_token_id": self._eos or None,
+            "pad_token_id": self._eos[0] if self._eos else 0,
+            "decoder_start_token_id": prefix[-1],
+            **sampling(self._options),
+        }
+        return self._hugging.transformers.GenerationConfig(**settings)
+
+
+def sampling(options: Options) -> dict[str, Any]:
+    """The law in transformers' words; the order of the filters is the same."""
+    if options.temperature == 0:
+        return {"do_sample": False}
+    asked = {
+        "do_sample": True,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+    }
+    return {**asked, "min_p": options.min_p} if options.min_p else asked
+
+
+class Listener:
+    """A streamer that keeps when tokens came.
+
+    transformers hands it the prompt, then the tokens of a round at a time. The first round has the
+    prompt pass in it, so that its tokens are not counted.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rounds: list[list[int]] = []
+        self._has_prompt = False
+        self._first = self._last = clock()
+
+    def put(self, tokens: Any) -> None:
+        """tokens: (n,) or (1, n), on the CPU."""
+        if not self._has_prompt:
+            self._has_prompt = True
+            return
+        self._last = self._clock()
+        if not self._rounds:
+            self._first = self._last
+        self._rounds.append([int(token) for token in tokens.reshape(-1).tolist()])
+
+    def end(self) -> None:
+        """Part of a streamer; the last round has been heard."""
+
+    def sample(self) -> Sample:
+        """What was heard."""
+        tokens = tuple(token for each in self._rounds for token in each)
+        first = len(self._rounds[0]) if self._rounds else 0
+        return Sample(
+            tokens, len(tokens) - first, self._last - self._first, max(0, len(self._rounds) - 1)
+        )

@@ -1,0 +1,88 @@
+"""In the place of torch and transformers: it keeps what it was asked and streams chosen tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from mlx_specdec.bench.hugging_face import HuggingFace
+
+
+class FakeModel:
+    """A model of transformers with the given tensors, some of them tied to others."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], tied: Sequence[str] = ()) -> None:
+        self.config = SimpleNamespace(model_type="t5", num_layers=0, tie_word_embeddings=True)
+        self.lm_head = SimpleNamespace(weight=None)
+        self.generation_config: Any = None
+        self.loaded: dict[str, np.ndarray] = {}
+        self.asked: list[dict[str, Any]] = []
+        self.says: list[list[int]] = [[5], [6, 7], [1]]
+        self._shapes, self._tied = shapes, tied
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {name: np.zeros(shape) for name, shape in self._shapes.items()}
+
+    def named_parameters(self) -> list[tuple[str, np.ndarray]]:
+        return [each for each in self.state_dict().items() if each[0] not in self._tied]
+
+    def load_state_dict(self, given: dict[str, np.ndarray], strict: bool, assign: bool) -> None:
+        self.loaded = given
+
+    def tie_weights(self) -> None:
+        self.lm_head.weight = "tied"
+
+    def eval(self) -> FakeModel:
+        return self
+
+    def generate(self, tokens: np.ndarray, streamer: Any, **asked: Any) -> None:
+        self.asked.append({"tokens": tokens, **asked})
+        for each in [[0], *self.says]:
+            streamer.put(np.array(each))
+        streamer.end()
+
+
+class FakeHuggingFace:
+    """models: handed out in turn. told: what AutoConfig was told. threads: all numbers set."""
+
+    def __init__(self, *models: FakeModel) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.kinds: list[str] = []
+        self.threads: list[int] = []
+        self.seeds: list[int] = []
+        self._models = iter(models)
+        torch = SimpleNamespace(
+            __version__="2.fake",
+            float32="float32",
+            tensor=np.array,
+            ones_like=np.ones_like,
+            from_numpy=lambda array: array,
+            inference_mode=nullcontext,
+            set_num_threads=self.threads.append,
+            manual_seed=self.seeds.append,
+            nn=SimpleNamespace(Parameter=lambda array, requires_grad: array),
+        )
+        transformers = SimpleNamespace(
+            __version__="5.fake",
+            AutoConfig=SimpleNamespace(for_model=self._config),
+            AutoModelForSeq2SeqLM=self._auto("seq2seq"),
+            AutoModelForCausalLM=self._auto("causal"),
+            GenerationConfig=SimpleNamespace,
+        )
+        self.installed = HuggingFace(torch, transformers, threads=2)
+
+    def _config(self, **told: Any) -> dict[str, Any]:
+        self.told.append(told)
+        return told
+
+    def _auto(self, kind: str) -> SimpleNamespace:
+        def from_config(config: Any, dtype: str, trust_remote_code: bool) -> FakeModel:
+            assert dtype == "float32" and trust_remote_code is False
+            self.kinds.append(kind)
+            return next(self._models)
+
+        return SimpleNamespace(from_config=from_config)

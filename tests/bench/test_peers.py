@@ -1,0 +1,155 @@
+"""transformers as a peer, with a stand-in for it: what it is asked, and what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlx_specdec.assemble import Pair, load
+from mlx_specdec.bench.hugging_face import HuggingFace, NoPeerError
+from mlx_specdec.bench.peers import find_peers
+from mlx_specdec.bench.transformers_models import weights
+from mlx_specdec.bench.transformers_peer import Listener, sampling, transformers_methods
+from mlx_specdec.errors import PromptError
+from mlx_specdec.options import SELF, Options
+
+from ..cli.conftest import make_llama
+from .fake_hugging_face import FakeHuggingFace, FakeModel
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def pair(llama: Path) -> Pair:
+    return load(llama, llama, dtype="float32")
+
+
+def fake_for(pair: Pair, count: int = 2) -> tuple[FakeHuggingFace, list[FakeModel]]:
+    target: Any = pair.target
+    shapes = {name: array.shape for name, array in weights(target.network).items()}
+    models = [FakeModel(shapes) for _ in range(count)]
+    return FakeHuggingFace(*models), models
+
+
+def ticking() -> Callable[[], float]:
+    times = iter(range(100))
+    return lambda: float(next(times))
+
+
+def test_plain_and_every_fixed_length_are_methods_on_the_same_weights(pair: Pair) -> None:
+    fake, (target, draft) = fake_for(pair)
+    methods = transformers_methods(pair, Options(), [1, 4, "auto"], fake.installed)
+    assert [(one.name, one.num_draft, one.same_text) for one in methods] == [
+        ("transformers plain", 0, True),
+        ("transformers 1", 1, True),
+        ("transformers 4", 4, True),
+    ]
+    for method in methods:
+        method.run([3, 4])
+    plain, _, assisted = target.asked[-3:]
+    assert "assistant_model" not in plain and assisted["assistant_model"] is draft
+    assert assisted["tokens"].tolist() == [[3, 4]]
+    drafting = draft.generation_config
+    assert drafting.num_assistant_tokens == 4 and drafting.assistant_confidence_threshold == 0
+    assert drafting.num_assistant_tokens_schedule == "constant"
+    assert set(fake.threads) == {2} and set(fake.seeds) == {0}
+
+
+def test_tokens_after_the_round_with_the_prompt_pass_are_counted(pair: Pair) -> None:
+    fake, _ = fake_for(pair)
+    plain = transformers_methods(pair, Options(), [], fake.installed, ticking())[0]
+    sample = plain.run([3])
+    assert sample.tokens == (5, 6, 7, 1)
+    assert (sample.counted, sample.rounds, sample.seconds) == (3, 2, 2.0)
+
+
+def test_a_text_of_one_round_counts_nothing() -> None:
+    heard = Listener(ticking())
+    heard.put(SimpleNamespace())
+    heard.end()
+    assert heard.sample().tokens == () and heard.sample().counted == 0
+
+
+def test_the_law_is_the_same_and_sampled_texts_promise_no_sameness(pair: Pair) -> None:
+    assert sampling(Options()) == {"do_sample": False}
+    asked = Options(temperature=0.7, top_k=5, top_p=0.9)
+    told = {"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9}
+    assert sampling(asked) == told
+    assert sampling(Options(temperature=1, min_p=0.1))["min_p"] == 0.1
+    fake, (target, _) = fake_for(pair)
+    method = transformers_methods(pair, asked, [], fake.installed)[0]
+    assert not method.same_text
+    assert target.asked[0]["generation_config"].top_k == 5
+
+
+def test_other_number_formats_than_float32_promise_no_sameness(llama: Path) -> None:
+    pair = load(llama, dtype="bfloat16")
+    fake, _ = fake_for(pair, 1)
+    assert not transformers_methods(pair, Options(), [], fake.installed)[0].same_text
+
+
+def test_a_text_ends_where_ours_does(pair: Pair) -> None:
+    fake, (target, _) = fake_for(pair)
+    longest = pair.target.max_length
+    assert longest is not None
+    run = transformers_methods(pair, Options(max_tokens=50), [], fake.installed)[0].run
+    run([3] * (longest - 20))
+    settings = target.asked[-1]["generation_config"]
+    assert settings.max_new_tokens == 20
+    assert settings.eos_token_id == sorted(pair.eos_token_ids)
+    with pytest.raises(PromptError, match="takes"):
+        run([3] * longest)
+
+
+def test_a_target_that_drafts_for_itself_is_no_assistant(pair: Pair) -> None:
+    fake, _ = fake_for(pair, 1)
+    own = replace(pair, draft_name=SELF)
+    methods = transformers_methods(own, Options(), [2], fake.installed)
+    assert [one.name for one in methods] == ["transformers plain"]
+
+
+def test_what_transformers_cannot_run_is_known_before_anything_is_measured(pair: Pair) -> None:
+    fake, (target, _) = fake_for(pair)
+
+    def refuse(*given: Any, **asked: Any) -> None:
+        raise ValueError("not with this model\nbecause")
+
+    target.generate = refuse  # type: ignore[method-assign]
+    with pytest.raises(NoPeerError, match=r"not with this model$"):
+        transformers_methods(pair, Options(), [], fake.installed)
+
+
+def test_every_program_is_told_about(pair: Pair) -> None:
+    fake, _ = fake_for(pair)
+    found = find_peers(pair, Options(), [2], lambda: fake.installed)
+    assert [one.name for one in found.methods] == [
+        "mlx-lm plain",
+        "mlx-lm 2",
+        "transformers plain",
+        "transformers 2",
+    ]
+    assert found.notes == ("transformers 5.fake on torch 2.fake: CPU, float32, 2 threads",)
+
+
+def test_without_torch_the_others_run_and_a_note_says_so(pair: Pair) -> None:
+    def missing() -> HuggingFace:
+        raise NoPeerError("torch is not installed")
+
+    found = find_peers(pair, Options(), [2], missing)
+    assert [one.family for one in found.methods] == ["mlx-lm", "mlx-lm"]
+    assert found.notes == ("transformers is left out: torch is not installed",)
+
+
+def test_heads_are_refused(pair: Pair) -> None:
+    fake, _ = fake_for(pair)
+    heads: Any = SimpleNamespace()
+    with pytest.raises(NoPeerError, match="base model"):
+        transformers_methods(replace(pair, heads=heads), Options(), [1], fake.installed)
