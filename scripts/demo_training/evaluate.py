@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, T5ForConditionalGeneration
 
 from .batches import IGNORED, padded
-from .python_code import library_files, read_texts, split, stream_of
+from .python_code import stream_of
+from .texts import PREFIX, library_files, read_pairs, read_texts, split
 from .tokenizer_files import encode_all
-from .translation import PREFIX, greedy, read_pairs
+from .translation import greedy
 
 MAX_TOKENS = 100
 SAMPLE = "Let's go to the store and buy some groceries including eggs, avocadoes, and bread."

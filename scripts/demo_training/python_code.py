@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,42 +11,12 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from .optimise import Budget, train
+from .texts import library_files, read_texts, split
 from .tokenizer_files import END_OF_TEXT, EOS, build_byte_level, carry_tokenizer, kept_or_built
 from .translation import divergence, finish
 
-HELD_OUT = 40
 WINDOW = 256
 BATCH_WINDOWS = 10
-
-
-def library_files(root: Path | None = None) -> list[Path]:
-    """The standard library's .py files without encodings/, in a fixed order."""
-    root = root or Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        file
-        for file in root.rglob("*.py")
-        if not {"encodings", "site-packages", "__pycache__"} & set(file.relative_to(root).parts)
-    ]
-    return sorted(files)
-
-
-def split(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Files to learn from, and HELD_OUT others (fewer of a small library), always the same."""
-    order = list(files)
-    random.Random(0).shuffle(order)
-    count = min(HELD_OUT, len(order) // 4)
-    return order[count:], order[:count]
-
-
-def read_texts(files: Sequence[Path]) -> list[str]:
-    """The files that are UTF-8."""
-    texts = []
-    for file in files:
-        try:
-            texts.append(file.read_text(encoding="utf-8"))
-        except UnicodeDecodeError:
-            continue
-    return texts
 
 
 def stream_of(texts: Sequence[str], tokenizer: Tokenizer) -> torch.Tensor:

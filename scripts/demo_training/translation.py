@@ -17,39 +17,12 @@ from transformers import (
 )
 
 from .batches import Batch, Example, bucketed, padded
-from .lists import list_sentence
 from .optimise import Budget, train
+from .texts import PREFIX, read_pairs, with_joined, with_lists
 from .tokenizer_files import EOS, build_unigram, carry_tokenizer, encode_all, kept_or_built
 
-PREFIX = "translate English to French: "
-JOINED_SHARE = 0.12
-LIST_SHARE = 0.08
 LONGEST = 120
 BATCH_TOKENS = 2600
-
-
-def read_pairs(file: Path) -> list[tuple[str, str]]:
-    """Lines of English, tab, French; further columns are ignored."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    fields = (line.split("\t") for line in lines if "\t" in line)
-    return [(source, target) for source, target, *_ in fields]
-
-
-def with_joined(pairs: Sequence[tuple[str, str]], dice: random.Random) -> list[tuple[str, str]]:
-    """The pairs, some of them joined by two to four: single sentences do not teach length."""
-    result = []
-    rest = list(pairs)
-    dice.shuffle(rest)
-    while rest:
-        count = dice.choice([2, 2, 3, 4]) if dice.random() < JOINED_SHARE else 1
-        group, rest = rest[-count:], rest[: len(rest) - count]
-        result.append((" ".join(s for s, _ in group), " ".join(t for _, t in group)))
-    return result
-
-
-def with_lists(pairs: Sequence[tuple[str, str]], dice: random.Random) -> list[tuple[str, str]]:
-    """The pairs and, for every hundred, some sentences of ours with lists of things."""
-    return [*pairs, *(list_sentence(dice) for _ in range(round(LIST_SHARE * len(pairs))))]
 
 
 def examples_of(pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[Example]:
