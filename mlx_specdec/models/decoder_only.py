@@ -172,8 +172,9 @@ class DecoderOnlyModel:
                 "the tokenizer belongs to another model"
             )
 
-    def run(self, tokens: mx.array, entries: list[Any], tap: _Tap | None = None) -> Scores:
-        """One pass over `tokens` (1, m) int32, which `entries`, the caches, remember."""
+    def run(self, tokens: mx.array, entries: list[Any] | None, tap: _Tap | None = None) -> Scores:
+        """One pass over `tokens` (batch, m) int32, which `entries`, the caches, remember; None:
+        over whole texts, of which nothing is remembered."""
         if tap is None:
             return Scores(self.network(tokens, cache=entries))
         tap.arm()

@@ -47,8 +47,8 @@ class DecoderOnlyOutline:
                 "checkpoints is never run"
             )
         self._config = config if depth is None else with_depth(config, depth)
-        with _own_randomness():
-            network = _network(self._config, name)
+        with own_randomness():
+            network = network_of(self._config, name)
             self._network = in_asked_numbers(network, name, dtype, q_bits, q_group_size)
         self.dtype = in_words(self._network)
         self.nbytes = nbytes_of(self._network)
@@ -83,15 +83,20 @@ class DecoderOnlyOutline:
 
 
 def with_depth(config: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """The configuration of a model of the first `depth` layers.
+    """The configuration of a model of the first `depth` layers; see `with_layers`."""
+    return with_layers(config, range(depth))
 
-    Lists with an entry per layer are cut as well. Raises CheckpointError where config.json does not
-    say how many layers there are.
+
+def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
+    """The configuration of a model of some layers, named by their numbers.
+
+    Lists with an entry per layer keep those of the chosen ones. Raises CheckpointError where
+    config.json does not say how many layers there are.
     """
     changed = dict(config)
     inner = config.get("text_config")
     if isinstance(inner, Mapping) and any(key in inner for key in DEPTHS):
-        changed["text_config"] = with_depth(inner, depth)
+        changed["text_config"] = with_layers(inner, chosen)
         return changed
     named = [key for key in DEPTHS if isinstance(config.get(key), int)]
     if not named:
@@ -99,13 +104,13 @@ def with_depth(config: Mapping[str, Any], depth: int) -> dict[str, Any]:
     layers = config[named[0]]
     for key, value in config.items():
         if key in named:
-            changed[key] = depth
+            changed[key] = len(chosen)
         elif isinstance(value, list) and len(value) == layers:
-            changed[key] = value[:depth]
+            changed[key] = [value[number] for number in chosen if number < layers]
     return changed
 
 
-def _network(config: Mapping[str, Any], name: str) -> nn.Module:
+def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
     """mlx-lm's model with weights as they are stored, packed or not; nothing is computed."""
     kind, arguments = classes(config)
     try:
@@ -162,7 +167,7 @@ def _cache_look(cache: Any) -> Hashable:
 
 
 @contextmanager
-def _own_randomness() -> Iterator[None]:
+def own_randomness() -> Iterator[None]:
     """mlx-lm's classes draw from MLX's global state, which is put back as it was."""
     state: Any = mx.random.state
     high, low = state[0].tolist()

@@ -47,7 +47,7 @@ def packed_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
 
     Raises OptionError where nothing can be packed further.
     """
-    twin = _twin(network, {})
+    twin = twin_of(network)
     shared = _looked_up(twin)
     packed = [
         (path, found)
@@ -81,13 +81,14 @@ def _packed(module: nn.Module, bits: int, group_size: int) -> nn.Module | None:
     if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
         if module.bits <= bits:
             return None
-        module = _expanded(module)
+        module = expanded(module)
     if not hasattr(module, "to_quantized") or module.weight.shape[-1] % group_size:
         return None
     return module.to_quantized(group_size=group_size, bits=bits)
 
 
-def _expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
+def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
+    """The plain layer that a packed one was made of, as far as its bits tell."""
     weight = mx.dequantize(
         module.weight,
         module.scales,
@@ -105,6 +106,12 @@ def _expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
             plain.bias = module.bias
     plain.weight = weight
     return plain
+
+
+def twin_of(network: nn.Module) -> nn.Module:
+    """Another tree of modules over the same arrays: what is put into one is not in the other."""
+    twin: nn.Module = _twin(network, {})
+    return twin
 
 
 def _twin(part: Any, known: dict[int, Any]) -> Any:

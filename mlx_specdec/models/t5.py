@@ -265,15 +265,16 @@ class T5(nn.Module):
     def decode(
         self,
         tokens: mx.array,
-        caches: Sequence[KVCache],
+        caches: Sequence[KVCache | None],
         memory: Sequence[KeysValues],
         masks: Sequence[mx.array],
         memory_mask: mx.array | None = None,
     ) -> mx.array:
         """What the head is given: (batch, m, d_model), normed and scaled.
 
-        tokens: (batch, m) int32, the next positions after what the caches hold. masks: from
-        `Stack.masks`. memory_mask: (batch, n) bool, False for the source's padding.
+        tokens: (batch, m) int32, the next positions after what the caches hold; without caches, the
+        first. masks: from `Stack.masks`. memory_mask: (batch, n) bool, False for the source's
+        padding.
         """
         states = self.shared(tokens)
         hidden = _hide(memory_mask, states.dtype)

@@ -1,0 +1,123 @@
+"""Smaller models out of larger ones: whose layers they have, and which shapes there are."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_specdec.checkpoints.files import read_config
+from mlx_specdec.contracts import Model
+from mlx_specdec.errors import OptionError
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.shaped import shaped
+
+from .. import tiny
+from ..test_same_text import FIXTURES
+
+T5 = FIXTURES / "tied-scaled-relu"
+
+
+def weights(model: Model) -> dict[str, np.ndarray]:
+    return {name: np.array(array) for name, array in tree_flatten(model.network.parameters())}
+
+
+def llama(layers: int = 4, **changes: object) -> tuple[Model, dict]:
+    asked = {"num_hidden_layers": layers, **changes}
+    return DecoderOnlyModel(tiny.build("llama", **asked)), {**tiny.CONFIGS["llama"], **asked}
+
+
+@pytest.mark.parametrize(
+    ("layers", "chosen"), [(1, [0]), (2, [0, 3]), (3, [0, 2, 3]), (4, [0, 1, 2, 3])]
+)
+def test_layers_are_the_targets_own_evenly_chosen(layers: int, chosen: list[int]) -> None:
+    model, config = llama()
+    small, changed = shaped(model, config, layers, None, 0)
+    assert changed["num_hidden_layers"] == layers
+    given, found = weights(model), weights(small)
+    for at, number in enumerate(chosen):
+        name = "mlp.up_proj.weight"
+        assert np.array_equal(
+            found[f"model.layers.{at}.{name}"], given[f"model.layers.{number}.{name}"]
+        )
+    assert np.array_equal(found["lm_head.weight"], given["lm_head.weight"])
+
+
+def test_all_layers_are_the_target_again() -> None:
+    model, config = llama()
+    small, _ = shaped(model, config, 4, None, 0)
+    tokens = mx.array([[5, 6, 7]])
+    assert mx.array_equal(small.network(tokens), model.network(tokens))
+
+
+def test_lists_with_an_entry_a_layer_keep_those_of_the_chosen_ones() -> None:
+    config = tiny.CONFIGS["llama_sliding"]
+    model = DecoderOnlyModel(tiny.build("llama_sliding"))
+    _, changed = shaped(model, config, 2, None, 0)
+    assert changed["layer_types"] == ["sliding_attention", "full_attention"]
+
+
+def test_t5_keeps_its_encoder_and_some_of_its_decoder() -> None:
+    model = load_model(T5, dtype="float32").model
+    small, changed = shaped(model, read_config(T5), 1, None, 0)
+    assert changed["num_decoder_layers"] == 1
+    given, found = weights(model), weights(small)
+    assert all(np.array_equal(array, given[name]) for name, array in found.items())
+    assert {name for name in given if name.startswith("encoder.")} <= found.keys()
+    assert not any(name.startswith("decoder.block.1.") for name in found)
+
+
+def test_a_packed_target_gives_plain_layers_and_stays_packed() -> None:
+    model, config = llama(hidden_size=64, intermediate_size=64)
+    nn.quantize(model.network, 32, 4)
+    small, changed = shaped(model, {**config, "quantization": {"bits": 4}}, 2, None, 0)
+    assert "quantization" not in changed
+    assert {array.dtype for array in weights(small).values()} == {np.dtype(np.float32)}
+    assert any(isinstance(module, nn.QuantizedLinear) for module in model.network.modules())
+
+
+def test_another_width_is_random_by_its_seed_and_leaves_mlx_state_alone() -> None:
+    model, config = llama(num_attention_heads=4, num_key_value_heads=2)
+    before = [part.tolist() for part in mx.random.state]
+    first, changed = shaped(model, config, 2, 16, 0)
+    again, _ = shaped(model, config, 2, 16, 0)
+    other, _ = shaped(model, config, 2, 16, 1)
+    assert [part.tolist() for part in mx.random.state] == before
+    assert (changed["hidden_size"], changed["intermediate_size"]) == (16, 24)
+    assert (changed["num_attention_heads"], changed["num_key_value_heads"]) == (2, 1)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    assert weights(first)[name].shape == (16, 16)
+    assert np.array_equal(weights(first)[name], weights(again)[name])
+    assert not np.array_equal(weights(first)[name], weights(other)[name])
+    assert first.vocabulary == model.vocabulary
+
+
+def test_t5_may_have_another_width_too() -> None:
+    model, config = load_model(T5, dtype="float32").model, read_config(T5)
+    width = config["d_model"] // 2
+    small, changed = shaped(model, config, 1, width, 0)
+    assert changed["d_model"] == small.width == width
+    assert small.vocabulary == model.vocabulary
+
+
+def test_more_layers_than_there_are_is_refused() -> None:
+    model, config = llama()
+    with pytest.raises(OptionError, match="layers must be 1 to the target's 4, not 5"):
+        shaped(model, config, 5, None, 0)
+
+
+def test_layers_that_are_not_alike_are_refused() -> None:
+    config = tiny.CONFIGS["qwen3_next"]
+    model = DecoderOnlyModel(tiny.build("qwen3_next"))
+    with pytest.raises(OptionError, match="layers are not alike"):
+        shaped(model, config, 3, None, 0)
+
+
+def test_a_configuration_without_a_width_is_refused() -> None:
+    config = tiny.CONFIGS["gemma3_wrapped"]
+    model = DecoderOnlyModel(tiny.build("gemma3_wrapped"))
+    with pytest.raises(OptionError, match="no width that can be chosen"):
+        shaped(model, config, 1, 16, 0)

@@ -1,0 +1,104 @@
+"""Models to be trained: they say what they said before, and have gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+
+from mlx_specdec.contracts import Model
+from mlx_specdec.errors import OptionError
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.trainable import Trainable, trainable
+
+from .. import tiny
+from ..test_same_text import FIXTURES
+
+PROMPTS = [[3, 4, 5], [6] * 12, [7, 8]]
+TEXTS = [list(range(9, 21)), [21, 22], [5] * 7]
+
+
+def of_context(model: Model, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray:
+    context = model.open(prompt)
+    fed = [model.prefix(prompt)[-1], *text[:-1]]
+    return np.array(context.advance(mx.array([fed], dtype=mx.int32)).logits[0])
+
+
+def check_same(model: Model, draft: Trainable) -> None:
+    found = np.array(draft.logits(*draft.inputs(PROMPTS, TEXTS)))
+    pairs = zip(PROMPTS, TEXTS, strict=True)
+    expected = np.concatenate([of_context(model, prompt, text) for prompt, text in pairs])
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", sorted(set(tiny.CONFIGS) - {"recurrent_gemma"}))
+def test_padded_texts_get_the_logits_that_each_gets_alone(name: str) -> None:
+    model = DecoderOnlyModel(tiny.build(name))
+    check_same(model, trainable(model))
+
+
+def t5_models() -> list[str]:
+    return sorted(path.parent.name for path in FIXTURES.glob("*/config.json"))
+
+
+@pytest.mark.parametrize("name", t5_models())
+def test_sources_and_texts_of_t5_may_be_padded(name: str) -> None:
+    model = load_model(FIXTURES / name, dtype="float32").model
+    check_same(model, trainable(model))
+
+
+def test_a_model_without_gradient_is_refused() -> None:
+    with pytest.raises(OptionError, match="recurrent_gemma cannot be trained: take another kind"):
+        trainable(DecoderOnlyModel(tiny.build("recurrent_gemma")))
+
+
+def test_packed_layers_are_unpacked_in_the_copy_alone() -> None:
+    network = tiny.build("llama", hidden_size=96, intermediate_size=64)
+    nn.quantize(network, 32, 4)
+    model = DecoderOnlyModel(network)
+    draft = trainable(model)
+    arrays = [array for _, array in tree_flatten(draft.network.parameters())]
+    assert {array.dtype for array in arrays} == {mx.float32}
+    assert any(isinstance(module, nn.QuantizedLinear) for module in network.modules())
+    check_same(model, draft)
+
+
+def test_layers_packed_in_an_unknown_way_are_refused() -> None:
+    network = tiny.build("mixtral", hidden_size=64, intermediate_size=64)
+    nn.quantize(network, 32, 4)
+    with pytest.raises(OptionError, match="is quantised in a way that cannot be trained"):
+        trainable(DecoderOnlyModel(network))
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_gradients_are_those_of_finite_differences(family: str) -> None:
+    if family == "llama":
+        draft = trainable(DecoderOnlyModel(tiny.build("llama", num_hidden_layers=1)))
+    else:
+        draft = trainable(load_model(FIXTURES / t5_models()[0], dtype="float32").model)
+    inputs = draft.inputs(PROMPTS, TEXTS)
+    marks = mx.random.normal(draft.logits(*inputs).shape, key=mx.random.key(0))
+
+    def value() -> mx.array:
+        return (nn.log_softmax(draft.logits(*inputs)) * marks).mean()
+
+    _, gradients = nn.value_and_grad(draft.network, value)()
+    start = dict(tree_flatten(draft.network.parameters()))
+    keys = mx.random.split(mx.random.key(1), len(start))
+    for key, (name, gradient) in zip(keys, tree_flatten(gradients), strict=True):
+        direction = mx.random.normal(gradient.shape, key=key)
+        step = 2e-3 * mx.abs(start[name]).mean()
+        sides = []
+        for sign in (1, -1):
+            moved = start[name] + sign * step * direction
+            draft.network.update(tree_unflatten([(name, moved)]))
+            sides.append(value().item())
+        draft.network.update(tree_unflatten([(name, start[name])]))
+        expected = (sides[0] - sides[1]) / (2 * step.item())
+        found = (gradient * direction).sum().item()
+        assert found == pytest.approx(expected, rel=0.05, abs=2e-3), name
