@@ -50,7 +50,7 @@ MAY_IMPORT = {
         "verification",
     },
     "faithful": {"checkpoints", "errors", "models", "text"},
-    "training": {"assemble", "checkpoints", "contracts", "errors", "models", "sampling"},
+    "training": {"assemble", "checkpoints", "contracts", "errors", "models", "options", "sampling"},
     "estimate": {
         "assemble",
         "checkpoints",

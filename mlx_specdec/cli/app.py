@@ -15,6 +15,7 @@ from .estimate import estimate
 from .generate import generate
 from .inspect import inspect
 from .process import Version, exit_with, run_one
+from .train_draft import train_draft
 from .train_medusa import train_medusa
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "inspect",
     "main",
     "run_one",
+    "train_draft",
     "train_medusa",
 ]
 
@@ -50,6 +52,7 @@ app.command()(calibrate)
 app.command()(bench)
 app.command()(estimate)
 app.command()(train_medusa)
+app.command()(train_draft)
 
 
 def main() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +12,9 @@ import typer
 from ..training.settings import Collecting, Fitting
 from .pairs import load_pair
 from .process import Version
+from .training_bars import watcher
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-
     from ..training.medusa import Trained
     from ..training.new_heads import Accuracy
 
@@ -95,53 +92,13 @@ def train_medusa(
     pair = load_pair(model, None, dtype=dtype)
     from ..training.medusa import train
 
-    with _bars() as watcher:
-        done = train(pair, data, output, collecting, fitting, watcher)
+    with watcher(_line) as watching:
+        done = train(pair, data, output, collecting, fitting, watching)
     print(_summary(done), file=sys.stderr)
 
 
-class _Watcher:
-    """Two bars on standard error, and a line after every epoch."""
-
-    def __init__(self, bars: Bars | None) -> None:
-        self._bars = bars
-        if bars is not None:
-            self._texts = bars.add_task("reading texts", total=None, visible=False)
-            self._steps = bars.add_task("training", total=None, visible=False)
-
-    def collected(self, done: int, total: int) -> None:
-        if self._bars is not None:
-            self._bars.update(self._texts, completed=done, total=total, visible=done < total)
-
-    def stepped(self, done: int, total: int, loss: float) -> None:
-        if self._bars is not None:
-            self._bars.update(
-                self._steps,
-                description=f"training, loss {loss:.3f}",
-                completed=done,
-                total=total,
-                visible=True,
-            )
-
-    def measured(self, epoch: int, accuracy: Accuracy) -> None:
-        line = f"epoch {epoch}: held-out loss {accuracy.loss:.3f}, {_shares(accuracy)}"
-        if self._bars is not None:
-            self._bars.console.print(line, highlight=False)
-        else:
-            print(line, file=sys.stderr)
-
-
-@contextmanager
-def _bars() -> Iterator[_Watcher]:
-    if not sys.stderr.isatty():
-        yield _Watcher(None)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        yield _Watcher(bars)
+def _line(epoch: int, accuracy: Accuracy) -> str:
+    return f"epoch {epoch}: held-out loss {accuracy.loss:.3f}, {_shares(accuracy)}"
 
 
 def _shares(accuracy: Accuracy) -> str:

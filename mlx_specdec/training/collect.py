@@ -42,9 +42,7 @@ def collect(
 
     Raises PromptError where fewer than two samples are of use.
     """
-    longest = pair.target.max_length
-    if longest is not None and longest < settings.length:
-        settings = replace(settings, length=longest)
+    settings = _within(pair, settings)
     pieces = list(_pieces(pair, samples, settings))[: settings.samples]
     done = len(rows.lengths)
     progress(min(done, len(pieces)), len(pieces))
@@ -61,6 +59,23 @@ def collect(
             "the data has fewer than two texts to learn from: give more of them"
             + ("" if settings.self_distill else ', with "target" for an encoder-decoder model')
         )
+
+
+def prompts(pair: Pair, samples: Sequence[Sample], settings: Collecting) -> list[tuple[int, ...]]:
+    """What stands before each sample of the rows that `collect` fills, in their order."""
+    settings = _within(pair, settings)
+    pieces = list(_pieces(pair, samples, settings))[: settings.samples]
+    if not settings.self_distill:
+        return [piece.prompt for piece in pieces]
+    return [pieces[number].prompt for batch in _batches(pieces, settings) for number in batch]
+
+
+def _within(pair: Pair, settings: Collecting) -> Collecting:
+    """No text is longer than the model takes."""
+    longest = pair.target.max_length
+    if longest is None or longest >= settings.length:
+        return settings
+    return replace(settings, length=longest)
 
 
 def _pieces(pair: Pair, samples: Sequence[Sample], settings: Collecting) -> Iterator[Piece]:
@@ -104,13 +119,18 @@ def _texts(
     if not settings.self_distill:
         yield from ((piece.prompt, piece.continuation) for piece in pieces[done:])
         return
-    lengths = [len(piece.prompt) for piece in pieces]
-    for batch in batches(lengths, settings.texts_at_once, settings.seed):
+    for batch in _batches(pieces, settings):
         # Of a batch that was cut off, the rest: a text is the same in whatever batch.
         rest, done = batch[done:], max(0, done - len(batch))
         orders = [_order(pair, pieces[number], settings, number) for number in rest]
         texts = write(pair, orders, settings.temperature) if orders else []
         yield from ((order.prompt, text) for order, text in zip(orders, texts, strict=True))
+
+
+def _batches(pieces: Sequence[Piece], settings: Collecting) -> list[list[int]]:
+    """Numbers of the pieces that are written together, in the order of learning."""
+    lengths = [len(piece.prompt) for piece in pieces]
+    return batches(lengths, settings.texts_at_once, settings.seed)
 
 
 def _order(pair: Pair, piece: Piece, settings: Collecting, number: int) -> Order:

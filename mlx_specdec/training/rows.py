@@ -60,13 +60,28 @@ class Rows:
         return np.where(places < ends[:, None], found, -1).astype(np.int32)
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the rows to learn from, and of those held out: the last samples, at least one,
-        with that share of all rows or less."""
-        lengths = self.lengths
-        used = np.flatnonzero(lengths)
+        """Numbers of the rows to learn from, and of those held out: those of the samples of
+        `split_samples`."""
+        first = self.starts[self.split_samples(share)[1][0]]
+        return np.arange(first), np.arange(first, int(self.lengths.sum()))
+
+    def split_samples(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the samples with tokens to learn from, and of those held out: the last ones,
+        at least one, with that share of them or less."""
+        used = np.flatnonzero(self.lengths)
         held = max(1, int(share * len(used)))
-        first = int(lengths[: used[-held]].sum())
-        return np.arange(first), np.arange(first, int(lengths.sum()))
+        return used[:-held], used[-held:]
+
+    @property
+    def starts(self) -> np.ndarray:
+        """(samples,) int64: the first row of each."""
+        lengths = self.lengths.astype(np.int64)
+        return np.cumsum(lengths) - lengths
+
+    def texts(self) -> list[list[int]]:
+        """The tokens of every sample."""
+        tokens = np.fromfile(self._tokens, np.int32)
+        return [part.tolist() for part in np.split(tokens, self.starts[1:])]
 
 
 def _append(file: Path, values: np.ndarray) -> None:

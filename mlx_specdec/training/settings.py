@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..errors import OptionError
 
 MOST_HEADS = 16
+DIVERGENCES = ("forward", "reverse", "jsd", "tvd")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,43 @@ class Fitting(Schedule):
         _at_least("heads", self.heads, 1, MOST_HEADS)
         _at_least("layers", self.layers, 1, 4)
         super().__post_init__()
+
+
+@dataclass(frozen=True)
+class Distilling(Schedule):
+    """How a draft learns its target's law.
+
+    batch: texts of one step. divergence: what is made small, one of DIVERGENCES: forward is
+    KL(target || draft), reverse the other way round, jsd between, tvd the rejected share itself.
+    """
+
+    batch: int = 8
+    learning_rate: float = 5e-4
+    divergence: str = "forward"
+
+    def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise OptionError(
+                f"divergence must be one of {', '.join(DIVERGENCES)}, not {self.divergence!r}"
+            )
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A draft to begin with where there is none.
+
+    layers: how many, of the target's own, evenly chosen. width: of hidden states; the weights are
+    then random ones, and the draft has to learn everything.
+    """
+
+    layers: int
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("layers", self.layers, 1)
+        if self.width is not None:
+            _at_least("width", self.width, 1)
 
 
 def _at_least(name: str, value: int, least: int, most: int | None = None) -> None:

@@ -20,6 +20,7 @@ from mlx_specdec.cli.app import (
     generate,
     inspect,
     run_one,
+    train_draft,
     train_medusa,
 )
 from mlx_specdec.models.t5 import T5
@@ -36,6 +37,7 @@ COMMANDS = {
     "estimate": estimate,
     "generate": generate,
     "inspect": inspect,
+    "train-draft": train_draft,
     "train-medusa": train_medusa,
 }
 

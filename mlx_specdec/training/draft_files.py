@@ -1,0 +1,96 @@
+"""A trained network -> a directory that loads as a draft model, and says where it comes from.
+
+Knows config.json, tokenizer files and provenance.json. Knows nothing of how it was trained.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map_with_path
+
+from .. import __version__
+from ..checkpoints import files, keys, provenance, sizes
+from ..checkpoints.digests import Digests
+from ..checkpoints.tensors import Tensor
+from ..checkpoints.writer import Change, write_config, write_weights
+from ..errors import CheckpointError
+from ..models.loading import load_model
+from ..models.t5 import T5
+from .beginnings import Beginning
+
+STORED = mx.bfloat16
+
+
+def round_as_stored(network: nn.Module) -> None:
+    """Every weight becomes what will be read again; all stay float32."""
+
+    def rounded(path: str, array: mx.array) -> mx.array:
+        return array.astype(_stored(network, path, array)).astype(array.dtype)
+
+    network.update(tree_map_with_path(rounded, network.parameters()))
+    mx.eval(network.parameters())
+
+
+def write(
+    directory: Path, network: nn.Module, beginning: Beginning, facts: Mapping[str, Any]
+) -> None:
+    """All files of the model; facts: what provenance.json tells besides digests.
+
+    Raises CheckpointError where it does not load as it was; OSError as the system raises it.
+    """
+    tensors = [(name, Tensor.of(array)) for name, array in sorted(_weights(network).items())]
+    write_weights(
+        directory,
+        tensors,
+        lambda name, tensor: Change(),
+        shard_bytes=sizes.default_shard_bytes(),
+    )
+    write_config(directory, _config(network, beginning.config), None)
+    for file in files.tokenizer_files(beginning.directory):
+        shutil.copyfile(file, directory / file.name)
+    _check(directory, network)
+    with Digests([*sorted(directory.glob("model*")), directory / "config.json"]) as digests:
+        found = {name: asdict(digest) for name, digest in digests.result().items()}
+    whole = {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__, **facts}  # type: ignore[attr-defined]
+    text = json.dumps({**whole, "files": found}, indent=2, ensure_ascii=False)
+    (directory / provenance.FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _weights(network: nn.Module) -> dict[str, mx.array]:
+    return {
+        name: array.astype(_stored(network, name, array))
+        for name, array in tree_flatten(network.parameters())
+    }
+
+
+def _stored(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:
+    """Half precision, but for what a model wants kept."""
+    may = getattr(network, "cast_predicate", lambda _: True)
+    return STORED if may(name) and mx.issubdtype(array.dtype, mx.floating) else array.dtype
+
+
+def _config(network: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
+    changed = {key: value for key, value in config.items() if not key.startswith("quantization")}
+    changed["dtype"] = str(STORED).rpartition(".")[2]
+    changed.pop("torch_dtype", None)
+    if isinstance(network, T5):
+        changed["tie_word_embeddings"] = not network.config.own_head
+        changed["scale_decoder_outputs"] = keys.scales_output(config)
+    return changed
+
+
+def _check(directory: Path, network: nn.Module) -> None:
+    """Read everything once more."""
+    loaded: nn.Module = load_model(directory, dtype="float32").model.network  # type: ignore[attr-defined]
+    found = dict(tree_flatten(loaded.parameters()))
+    for name, array in tree_flatten(network.parameters()):
+        if name not in found or not mx.array_equal(found[name], array).item():
+            raise CheckpointError(f"{name} is not read as it was written: this draft is no good")

@@ -1,0 +1,88 @@
+"""train-draft, and generate with what it wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("texts") / "texts"
+    file.write_text("some words\nother words\nmore of them\nthe last\n")
+    return file
+
+
+def few(output: Path) -> list[object]:
+    return ["--output", output, "--epochs", 2, "--batch", 2, "--length", 32, "--lr", 0.01]
+
+
+def test_a_draft_is_trained_from_another_and_used(
+    run: Run, texts: Path, t5: Path, t5_draft: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "draft"
+    begun = ["--model", t5, "--draft-model", t5_draft, "--data", texts]
+    done = run("train-draft", *begun, *few(output), "--divergence", "jsd", "--temperature", 1)
+    assert (done.code, done.out) == (0, "")
+    assert "start: held-out loss" in done.err
+    assert "epoch 1: held-out loss" in done.err
+    asked = ["--model", t5, "--prompt", "words", "--max-tokens", 12, "--json"]
+    plain = json.loads(run("generate", *asked).out)
+    found = json.loads(run("generate", *asked, "--draft-model", output).out)
+    assert found["tokens"] == plain["tokens"]
+
+
+def test_a_draft_is_trained_from_layers(run: Run, texts: Path, llama: Path, tmp_path: Path) -> None:
+    begun = ["--model", llama, "--layers", 1, "--data", texts]
+    done = run("train-draft", *begun, *few(tmp_path / "draft"))
+    assert done.code == 0
+    assert "same first choice" in done.err.splitlines()[-1]
+    config = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert config["num_hidden_layers"] == 1
+
+
+def test_no_gain_is_one_line(run: Run, texts: Path, t5: Path, tmp_path: Path) -> None:
+    begun = ["--model", t5, "--draft-model", t5, "--data", texts]
+    done = run("train-draft", *begun, *few(tmp_path / "draft"), "--lr", 0.3)
+    assert done.code == 0
+    assert "no gain, the start is kept" in done.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "either --draft-model, a draft to begin with, or --layers"),
+        (["--layers", 1, "--draft-model", "x"], "either --draft-model"),
+        (["--width", 16, "--draft-model", "x"], "leave --width out"),
+        (["--layers", 0], "layers must be 1 or more, not 0"),
+        (["--layers", 9], "layers must be 1 to the target's 2, not 9"),
+        (["--layers", 1, "--divergence", "other"], "divergence must be one of forward, reverse"),
+        (["--layers", 1, "--samples", 1], "samples must be 2 or more"),
+        (["--layers", 1, "--data", "/nowhere/texts"], "cannot read the data from /nowhere/texts"),
+        (["--draft-model", "/nowhere"], "there is no directory /nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    flags: list[object], said: str, run: Run, llama: Path, texts: Path, tmp_path: Path
+) -> None:
+    given = ["--model", llama, "--data", texts, "--output", tmp_path / "draft"]
+    outcome = run("train-draft", *given, *flags)
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+    assert said in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_of_the_other_family_is_one_line(
+    run: Run, llama: Path, t5: Path, texts: Path, tmp_path: Path
+) -> None:
+    begun = ["--model", llama, "--draft-model", t5, "--data", texts]
+    outcome = run("train-draft", *begun, "--output", tmp_path / "draft")
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert "give a draft of the target's own kind" in outcome.err

@@ -1,0 +1,88 @@
+"""Divergences: their values, their gradients, and what is told of held-out rows."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.training.divergence import DIVERGENCES, Tally, log_law
+from mlx_specdec.training.settings import DIVERGENCES as NAMES
+
+ROWS, SIZE = 3, 7
+
+
+def logits(seed: int, rows: int = ROWS) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 2, (rows, SIZE))
+
+
+def law(values: np.ndarray) -> np.ndarray:
+    powers = np.exp(values - values.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def expected(kind: str, target: np.ndarray, draft: np.ndarray) -> np.ndarray:
+    p, q = law(target), law(draft)
+
+    def relative(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return (first * np.log(first / second)).sum(axis=-1)
+
+    middle = (p + q) / 2
+    return {
+        "forward": relative(p, q),
+        "reverse": relative(q, p),
+        "jsd": (relative(p, middle) + relative(q, middle)) / 2,
+        "tvd": 1 - np.minimum(p, q).sum(axis=-1),
+    }[kind]
+
+
+def measured(kind: str, target: np.ndarray, draft: mx.array) -> mx.array:
+    return DIVERGENCES[kind](log_law(mx.array(target)), log_law(draft))
+
+
+def test_every_name_has_a_divergence() -> None:
+    assert tuple(DIVERGENCES) == NAMES
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_values_are_those_of_the_formulas(kind: str) -> None:
+    found = measured(kind, logits(0), mx.array(logits(1)))
+    np.testing.assert_allclose(np.array(found), expected(kind, logits(0), logits(1)), atol=1e-5)
+    same = measured(kind, logits(0), mx.array(logits(0)))
+    np.testing.assert_allclose(np.array(same), np.zeros(ROWS), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_gradients_are_those_of_finite_differences(kind: str) -> None:
+    target, draft, step = logits(2), logits(3), 1e-5
+    found = np.array(mx.grad(lambda q: measured(kind, target, q).sum())(mx.array(draft)))
+    for place in np.ndindex(draft.shape):
+        moved = np.zeros_like(draft)
+        moved[place] = step
+        up, down = (expected(kind, target, draft + sign * moved).sum() for sign in (1, -1))
+        assert found[place] == pytest.approx((up - down) / (2 * step), abs=2e-4)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_tokens_without_any_probability_do_no_harm(kind: str) -> None:
+    target, draft = logits(4), logits(5)
+    target[:, 0] = draft[:, 1] = -np.inf
+    value, gradient = mx.value_and_grad(lambda q: measured(kind, target, q).sum())(mx.array(draft))
+    assert np.isfinite(value.item())
+    assert np.isfinite(np.array(gradient)).all()
+
+
+def test_a_tally_tells_acceptance_agreement_and_loss_over_all_rows() -> None:
+    target, draft = logits(6, 5), logits(7, 5)
+    draft[0] = target[0]
+    tally = Tally("reverse")
+    tally.add(mx.array(target[:2]), mx.array(draft[:2]))
+    tally.add(mx.array(target[2:]), mx.array(draft[2:]))
+    found = tally.closeness()
+    assert found.loss == pytest.approx(expected("reverse", target, draft).mean(), abs=1e-5)
+    accepted = np.minimum(law(target), law(draft)).sum(axis=-1).mean()
+    assert found.acceptance == pytest.approx(accepted, abs=1e-5)
+    assert found.score == pytest.approx(1 - accepted, abs=1e-5)
+    agreeing = (target.argmax(axis=-1) == draft.argmax(axis=-1)).mean()
+    assert found.agreement == pytest.approx(agreeing)
+    assert 0 < agreeing < 1
