@@ -50,13 +50,23 @@ class Watcher(Generic[F]):
 
 @contextmanager
 def watcher(line: Callable[[int, F], str]) -> Iterator[Watcher[F]]:
-    """Bars are gone when the block ends; the lines stay."""
+    """Bars are gone when the block ends; the lines stay. An interruption is told how to go on."""
+    try:
+        with _bars() as bars:
+            yield Watcher(bars, line)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        raise
+
+
+@contextmanager
+def _bars() -> Iterator[Bars | None]:
     if not sys.stderr.isatty():
-        yield Watcher(None, line)
+        yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        yield Watcher(bars, line)
+        yield bars

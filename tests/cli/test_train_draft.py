@@ -52,6 +52,23 @@ def test_no_gain_is_one_line(run: Run, texts: Path, t5: Path, tmp_path: Path) ->
     assert "no gain, the start is kept" in done.err.splitlines()[-1]
 
 
+def test_an_interruption_is_one_line_and_leaves_no_result(
+    run: Run, texts: Path, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlx_specdec.training import fit
+
+    def interrupt(self: object) -> None:
+        raise KeyboardInterrupt
+
+    begun = ["--model", t5, "--layers", 1, "--data", texts]
+    with monkeypatch.context() as changed:
+        changed.setattr(fit.Fit, "_judge", interrupt)
+        done = run("train-draft", *begun, *few(tmp_path / "draft"))
+    assert (done.code, done.err) == (130, "interrupted: the same command goes on from here\n")
+    assert not (tmp_path / "draft").exists()
+    assert run("train-draft", *begun, *few(tmp_path / "draft")).code == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -52,6 +52,14 @@ def test_whole_samples_are_held_out(tmp_path: Path) -> None:
     assert rows.split(0.0)[1].tolist() == [3, 4], "at least one sample"
 
 
+def test_samples_are_told_apart(tmp_path: Path) -> None:
+    rows = filled(tmp_path)
+    assert rows.texts() == [[10, 11, 12], [], [20, 21]]
+    assert rows.starts.tolist() == [0, 3, 3]
+    train, held_out = rows.split_samples(0.1)
+    assert (train.tolist(), held_out.tolist()) == ([0], [2]), "none without tokens"
+
+
 def test_rows_that_are_opened_again_are_as_they_were(tmp_path: Path) -> None:
     first = filled(tmp_path)
     again = Rows(tmp_path, WIDTH, mx.float32)
