@@ -22,6 +22,7 @@ from ..errors import CheckpointError, OptionError
 from . import files, keys, shards
 from .account import Account, take_stock
 from .keys import Quantisation
+from .plausible import check_numbers
 from .recipes import Recipe
 from .tensors import Tensor
 from .writer import Change, write_weights
@@ -33,11 +34,12 @@ def decoder_only_recipe(
     """See `recipes.recipe_for`. Raises CheckpointError and OptionError as it says."""
     if config.get("model_file"):
         raise CheckpointError(
-            f"{directory} needs its own Python file ({config['model_file']}) to run, and code from "
-            "checkpoints is never run"
+            f"{directory} needs its own Python file ({config['model_file']!a:.80}) to run, and "
+            "code from checkpoints is never run"
         )
     source = files.Weights(directory)
     _check_names(directory)
+    check_numbers(directory, config, len(source.infos))
     opened = _open(directory, _leaves_of(source))
     whole, found, origins = opened.config, opened.outlines, opened.origins
     quantised: dict[str, Quantisation] = {}
@@ -183,10 +185,10 @@ def _open(directory: Path, leaves: Mapping[str, mx.array]) -> _Opened:
     except CheckpointError:
         raise
     except KeyError as problem:
-        raise CheckpointError(f"{directory} lacks {problem.args[0]}") from problem
-    except (ValueError, TypeError, AttributeError, IndexError, RuntimeError) as problem:
+        raise CheckpointError(f"{directory} lacks {problem.args[0]!s:.200}") from problem
+    except Exception as problem:  # its classes check nothing: whatever fails first tells
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        raise CheckpointError(f"{directory} cannot be read by mlx-lm: {reason}") from problem
+        raise CheckpointError(f"{directory} cannot be read by mlx-lm: {reason:.200}") from problem
     names = {id(array): name for name, array in leaves.items()}
     origins = {name: names[id(array)] for name, array in caught.items() if id(array) in names}
     return _Opened(model, config, caught, origins)
@@ -204,8 +206,8 @@ def _catching(
         plain, arguments = _get_classes(config)
     except ValueError as problem:
         raise CheckpointError(
-            f"model_type {config.get('model_type')!r} is not supported by the installed mlx-lm, "
-            "nor is it a T5"
+            f"model_type {config.get('model_type')!a:.60} is not supported by the installed "
+            "mlx-lm, nor is it a T5"
         ) from problem
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:

@@ -185,7 +185,9 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
             continue
         found = ids if isinstance(ids, list) else [ids]
         if not all(type(token) is int for token in found):
-            raise CheckpointError(f"{directory} has an eos_token_id that is no token id: {ids!r}")
+            raise CheckpointError(
+                f"{directory} has an eos_token_id that is no token id: {ids!a:.80}"
+            )
         return tuple(found)
     return ()
 

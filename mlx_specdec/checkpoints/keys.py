@@ -36,6 +36,9 @@ Q_GROUP_SIZES = (32, 64, 128)
 SHARED, HEAD = "shared.weight", "lm_head.weight"
 TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 PACKED = ("scales", "biases")
+LARGEST = 2**31 - 1
+"""Extent of an array that MLX has."""
+MOST_LAYERS = 10_000
 
 # Copies of shared.weight, and a bias that old checkpoints hold and no T5 uses.
 _DROPPED = re.compile(
@@ -143,11 +146,13 @@ def t5_shapes(config: Mapping[str, Any], *, own_head: bool) -> dict[str, tuple[i
     """Every tensor of a T5 and its shape before any packing.
 
     own_head: the head is not a copy of `shared`. Raises CheckpointError where config.json lacks a
-    size.
+    size, or has one that cannot be.
     """
     width, vocabulary = _size(config, "d_model"), _size(config, "vocab_size")
     depths = {"encoder": _size(config, "num_layers")}
     depths["decoder"] = _size(config, "num_decoder_layers", depths["encoder"])
+    if max(depths.values()) > MOST_LAYERS:
+        raise CheckpointError(f"config.json asks for {max(depths.values())} layers: no T5 has them")
     shapes: dict[str, tuple[int, ...]] = {SHARED: (vocabulary, width)}
     if own_head:
         shapes[HEAD] = (vocabulary, width)
@@ -174,14 +179,16 @@ def quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         bits, group_size, mode = numbers
         if not is_known(Quantisation(bits, group_size, mode or "affine")):
             raise CheckpointError(
-                f"config.json asks for {part.get('bits')!r} bits in groups of "
-                f"{part.get('group_size')!r}: not a quantisation that MLX has"
+                f"config.json asks for {_short(part.get('bits'))} bits in groups of "
+                f"{_short(part.get('group_size'))}: not a quantisation that MLX has"
             )
     return entry
 
 
 def is_known(how: Quantisation) -> bool:
     """Whether MLX can pack so."""
+    if type(how.bits) is not int or type(how.group_size) is not int:
+        return False
     if how.mode == "affine":
         return how.bits in Q_BITS and how.group_size in Q_GROUP_SIZES
     return how in MODES.values()
@@ -227,9 +234,16 @@ def _block_shapes(
 def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise CheckpointError(f"config.json needs {name}, a whole number above 0, not {value!r}")
+    if type(value) is not int or not 1 <= value <= LARGEST:
+        raise CheckpointError(
+            f"config.json needs {name}, a whole number above 0, not {_short(value)}"
+        )
     return value
+
+
+def _short(value: Any) -> str:
+    # A number of thousands of digits is none that Python writes out.
+    return "one so large" if type(value) is int and value > LARGEST else f"{value!a:.40}"
 
 
 def quantisation_of(

@@ -7,7 +7,6 @@ first wrong one. Imports mlx-lm and with it transformers (about a second).
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,8 @@ from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
 from ..cache_settings import CacheSettings
 from ..checkpoints import files, safetensors_file
-from ..errors import CheckpointError, OptionError
+from ..checkpoints.plausible import check_numbers
+from ..errors import CheckpointError, OptionError, SpecdecError
 from .decoder_only import DecoderOnlyModel
 from .number_format import expands, on_cpu
 
@@ -48,11 +48,13 @@ def load_decoder_only(
     """
     model = in_asked_numbers(_read(directory, config), str(directory), dtype, q_bits, q_group_size)
     mx.eval(model.parameters())
-    return (
-        DecoderOnlyModel(model, max_length(config), caches),
-        _eos(directory, config),
-        in_words(model),
-    )
+    try:
+        runnable = DecoderOnlyModel(model, max_length(config), caches)
+    except (SpecdecError, RuntimeError, MemoryError, OSError):
+        raise
+    except Exception as error:  # building one pass shows what config.json has that nobody can run
+        raise CheckpointError(f"{directory} cannot be run: {_first_line(error):.200}") from error
+    return runnable, _eos(directory, config), in_words(model)
 
 
 def in_asked_numbers(
@@ -78,10 +80,11 @@ def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
     """The model with its weights not computed yet, so that what fails later is no file's fault."""
     if config.get("model_file"):
         raise CheckpointError(
-            f"{directory} needs its own Python file ({config['model_file']}) to run, and code from "
-            "checkpoints is never run"
+            f"{directory} needs its own Python file ({config['model_file']!a:.80}) to run, and "
+            "code from checkpoints is never run"
         )
     given = dict(files.tensors(directory))
+    check_numbers(directory, config, len(given))
     for file in directory.glob("model*.safetensors"):  # mlx-lm opens all, asked to or not
         safetensors_file.read_header(file)
     try:
@@ -93,10 +96,10 @@ def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
                 strict=False,
                 get_model_classes=lambda config: _checked_classes(config, given),
             )
-    except CheckpointError:
+    except (CheckpointError, RuntimeError, MemoryError, OSError):
         raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{directory} cannot be loaded: {_first_line(error)}") from error
+    except Exception as error:  # mlx-lm's classes check nothing: whatever fails first tells
+        raise CheckpointError(f"{directory} cannot be loaded: {_first_line(error):.200}") from error
     model.__class__ = type(model).__mro__[1]
     return model
 
@@ -141,7 +144,7 @@ def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
         return _get_classes(dict(config))
     except ValueError as error:
         raise CheckpointError(
-            f"model_type {kind!r} is not supported by the installed mlx-lm"
+            f"model_type {kind!a:.60} is not supported by the installed mlx-lm"
         ) from error
 
 
@@ -205,26 +208,22 @@ def _quantise(model: nn.Module, bits: int, group_size: int) -> None:
 
 def max_length(config: Mapping[str, Any]) -> int | None:
     """Longest text in tokens that a decoder-only model's config.json allows; None: no end."""
-    for part in (config.get("text_config") or {}, config):
+    for part in (_text_config(config), config):
         for key in ("max_position_embeddings", "n_positions"):
             if isinstance(part.get(key), int):
                 return int(part[key])
     return None
 
 
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a wrapper's configuration that is about its language model; maybe empty."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else {}
+
+
 def _eos(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    generation = directory / "generation_config.json"
-    settings: Any = {}
-    if generation.exists():
-        try:
-            settings = json.loads(generation.read_text("utf-8"))
-        except ValueError as error:
-            raise CheckpointError(f"{generation} is not JSON: delete or replace it") from error
-    for part in (settings, config, config.get("text_config") or {}):
-        ids = part.get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    return ()
+    found = files.eos_token_ids(directory, config)
+    return found or files.eos_token_ids(directory, _text_config(config))
 
 
 def in_words(model: nn.Module) -> str:

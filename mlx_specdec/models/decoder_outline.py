@@ -43,8 +43,8 @@ class DecoderOnlyOutline:
     ) -> None:
         if config.get("model_file"):
             raise CheckpointError(
-                f"{name} needs its own Python file ({config['model_file']}) to run, and code from "
-                "checkpoints is never run"
+                f"{name} needs its own Python file ({config['model_file']!a:.80}) to run, and "
+                "code from checkpoints is never run"
             )
         self._config = config if depth is None else with_depth(config, depth)
         with own_randomness():
