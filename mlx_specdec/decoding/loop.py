@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..contracts import Context, NoiseSource, Proposal, Proposer, Round, Rule, Scores, Verdict
-from ..sampling.law import Law
+from ..sampling.law import Law, last_rows
 from .draft_length import DraftLength
 from .ending import Emission, Ending
 from .margins import Margins
@@ -130,7 +130,7 @@ class Decoding:
     def _submit(self, tokens: mx.array, chosen: mx.array | None) -> _Pending:
         """Start a pass over `tokens`, all final; `chosen` is what of it is not committed yet."""
         scores = self._target.advance(tokens, taps=self._taps)
-        rows = self._law.rows(scores.logits[:, -1:], self._committed, chosen)
+        rows = self._law.rows(last_rows(scores.logits, 1), self._committed, chosen)
         position = self._position() + (0 if chosen is None else chosen.shape[1])
         verdict = self._rule.judge(rows, self._nothing, self._noise.at(self._round, position))
         mx.async_eval(verdict.next)
@@ -141,7 +141,11 @@ class Decoding:
     def _speculate(self, proposer: Proposer, count: int) -> Emission:
         timed = self._recorder.wants_times()
         clock = self._recorder.clock
-        started = clock()
+        started = began = clock()
+        if timed:
+            # Leads and replays of earlier rounds are still computed, and not by the draft.
+            mx.synchronize()
+            began = clock()
         noise = self._noise.at(self._round, self._position())
         proposal = proposer.propose(self._committed, count, noise)
         self._abstained = proposal.size == 0
@@ -156,7 +160,7 @@ class Decoding:
             mx.eval(scores.logits)
         verified_at = clock()
         rows = self._law.rows(
-            scores.logits[:, -(proposal.size + 1) :], self._committed, proposal.tokens
+            last_rows(scores.logits, proposal.size + 1), self._committed, proposal.tokens
         )
         verdict = self._rule.judge(rows, proposal, noise)
         mx.async_eval(verdict.next, verdict.kept)
@@ -167,7 +171,7 @@ class Decoding:
         emission = self._commit(decided, proposal, _Pending(scores, verdict))
         times = RoundTimes(clock() - started)
         if timed:
-            times = RoundTimes(times.total, drafted_at - started, verified_at - drafted_at)
+            times = RoundTimes(times.total, drafted_at - began, verified_at - drafted_at)
         self._recorder.add_speculative(
             proposal.size, accepted, len(emission.tokens), times, proposal.source
         )

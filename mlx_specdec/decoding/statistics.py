@@ -86,7 +86,10 @@ class Statistics:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Seconds of one speculative round; draft and verify are None where it was not timed."""
+    """Seconds of one speculative round; draft and verify are None where it was not timed.
+
+    total has in it whatever earlier rounds left to the device; the parts have not.
+    """
 
     total: float
     draft: float | None = None

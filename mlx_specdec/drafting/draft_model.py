@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..contracts import Context, Model, Noise, Progress, Proposal, Round, Scores
-from ..sampling.law import Law, choose
+from ..sampling.law import Law, choose, last_rows
 from ..sampling.settings import Sampling
 from .translation import Translation
 
@@ -61,7 +61,7 @@ class DraftModel:
         for index in range(limit):
             scores = context.advance(fed, proposed=min(index, 1))
             before = mx.concatenate(drafted, axis=1) if drafted else None
-            row = self._law.rows(self._own(scores.logits[:, -1:]), committed, before)
+            row = self._law.rows(self._own(last_rows(scores.logits, 1)), committed, before)
             tokens = choose(row, noise.draft(index))
             mx.async_eval(tokens)
             fed = tokens if self._translation is None else self._translation.feed_array(tokens)

@@ -26,6 +26,11 @@ def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
     return mx.concatenate([logits, tail], axis=-1)
 
 
+def last_rows(logits: mx.array, count: int) -> mx.array:
+    """(1, m, width) -> (1, count, width); itself where there are no more, as in most passes."""
+    return logits if logits.shape[1] == count else logits[:, -count:]
+
+
 def apply_logit_bias(logits: mx.array, bias: Mapping[int, float]) -> mx.array:
     """Add `bias` to single entries; ids beyond the vocabulary are ignored."""
     known = {token: value for token, value in bias.items() if token < logits.shape[-1]}

@@ -262,3 +262,24 @@ def test_what_is_found_while_a_step_is_in_flight_is_verified_one_token_later(see
     # Eleven plain steps, then rounds of five tokens: 30 = 11 + 3 * 5 + 4.
     assert stats.rounds == 11 + 4
     assert stats.accepted == 3 * 4 + 3
+
+
+def test_what_earlier_rounds_left_to_compute_is_not_the_drafts_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    def wait() -> None:
+        now[0] += 5.0
+
+    monkeypatch.setattr(mx, "synchronize", wait)
+    recorder = Recorder(time_all=True, clock=lambda: now[0])
+    context = TableContext()
+    guesser = Guesser(lambda position, limit: [0] * limit)
+    tokens, _, _ = run(decoding(context, guesser, room=6, recorder=recorder))
+    stats = recorder.summary(
+        load=0, prompt=0, decoding=now[0], peak_memory_bytes=0, device="cpu", blas="none"
+    )
+    assert len(tokens) == 6 and stats.timed_rounds > 0
+    assert (stats.seconds.draft, stats.seconds.verify) == (0, 0)
+    assert stats.seconds.other == 5.0 * stats.timed_rounds
