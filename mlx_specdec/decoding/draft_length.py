@@ -135,7 +135,8 @@ class AutoLength:
     badly known, were kind, since costs need not rise in a line; and while plain decoding is best
     for probes, so that a draft that turns good is noticed.
 
-    After the first EAGER rounds it thinks again in every EVERYth round only: thinking is not free.
+    After the first EAGER rounds it thinks again in every EVERYth round only, and never where the
+    proposer abstained: thinking is not free.
     """
 
     MOST = 16
@@ -197,6 +198,9 @@ class AutoLength:
             self._observe_round(drafted, accepted, seconds, draft)
         else:
             self._observe_plain(seconds)
+        if self._begun and not drafted and self._asked:
+            # The proposer abstained: nothing of drafts was learned, and thinking costs more.
+            return
         if self._begun:
             rounds = self._plain + self._speculative
             due = rounds < self.EAGER or rounds % self.EVERY == 0

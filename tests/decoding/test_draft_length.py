@@ -46,6 +46,26 @@ def test_no_more_is_asked_for_than_a_proposer_has(most: int) -> None:
         assert max(chosen) == chosen[-1] == most
 
 
+def test_it_does_not_think_while_a_proposer_abstains(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+    plan = AutoLength._plan
+    monkeypatch.setattr(AutoLength, "_plan", lambda self: plans.append(1) or plan(self))
+    for known in (None, {count: 1 + 0.1 * count for count in range(1, 17)}):
+        lengths = AutoLength(known)
+        for _ in range(AutoLength.PLAIN_FIRST):
+            lengths.choose(10_000)
+            lengths.observe(0, 0, 1.0)
+        asked = lengths.choose(10_000)
+        plans.clear()
+        for _ in range(200):
+            assert lengths.choose(10_000) == asked > 0
+            lengths.observe(0, 0, 1.0)
+        assert plans == []
+        for _ in range(AutoLength.EVERY):
+            lengths.observe(lengths.choose(10_000), 1, 1.2)
+        assert plans
+
+
 def test_a_hopeless_draft_is_parked_and_still_probed() -> None:
     lengths, chosen = AutoLength(), []
     for _ in range(3000):
