@@ -26,13 +26,14 @@ def lay_down(source: Path, directory: Path) -> None:
     the file or its parts.
 
     Where tokenizer.json lies beside the file, it is taken in the place of one made from the
-    metadata. Raises CheckpointError.
+    metadata. Raises CheckpointError, also for a link out of the directory beside the file.
     """
     file = shards.find(source).files[0] if source.is_dir() else source
     if not file.is_file():
         raise CheckpointError(f"{file} is no file")
+    parts = shards.all_own(parts_of(file))
     model = GgufFile(file)
-    for part in parts_of(file):
+    for part in parts:
         (directory / part.name).symlink_to(part.absolute())
     try:
         ends = _ends(model.metadata)
@@ -47,7 +48,7 @@ def _tokenizer(file: Path, model: GgufFile, directory: Path) -> None:
     if (file.parent / "tokenizer.json").is_file():
         for name in _TOKENIZER:
             if (file.parent / name).is_file():
-                shutil.copyfile(file.parent / name, directory / name)
+                shutil.copyfile(shards.own(file.parent / name), directory / name)
         return
     tokenizer = build(model.metadata)
     if tokenizer is not None:

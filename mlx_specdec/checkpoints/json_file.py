@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from .regular import check_regular
 
 DEEPEST = 50
 """Objects and lists in each other; those of real files have seven."""
@@ -14,6 +15,7 @@ DEEPEST = 50
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a file. Raises CheckpointError where it cannot be read or is no JSON object."""
+    check_regular(file)
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as problem:

@@ -16,6 +16,7 @@ from .llama2c_file import Llama2cFile, is_llama2c
 from .llama_text import BINARY, MODEL, read_tokenizer
 from .meta_file import MetaFile, parts_of
 from .meta_params import PARAMS
+from .regular import check_regular
 
 BIN = ".bin"
 _STOPS = [1, 2]
@@ -39,7 +40,7 @@ def lay_down_meta(source: Path, directory: Path) -> None:
 
     Raises CheckpointError.
     """
-    parts = parts_of(source / "consolidated.00.pth")
+    parts = shards.all_own(parts_of(source / "consolidated.00.pth"))
     model = MetaFile(parts[0])
     for file in (*parts, source / PARAMS):
         (directory / file.name).symlink_to(file.absolute())
@@ -85,6 +86,7 @@ def _finish(
 
 def _check_kind(file: Path) -> None:
     """Raises CheckpointError for what many other files called .bin are."""
+    check_regular(file)
     try:
         with file.open("rb") as stream:
             start = stream.read(2)
@@ -95,7 +97,8 @@ def _check_kind(file: Path) -> None:
 
 
 def _tokenizer(places: tuple[Path, ...]) -> Path | None:
-    return next((file for file in places if file.is_file()), None)
+    """The first that is there. Raises CheckpointError for a link out of its directory."""
+    return next((shards.own(file) for file in places if file.is_file()), None)
 
 
 def _binaries(directory: Path) -> list[Path]:

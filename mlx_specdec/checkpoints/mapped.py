@@ -12,10 +12,12 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from .regular import check_regular
 
 
 def open_map(file: Path) -> mmap.mmap:
     """A read-only map of a whole file. Raises CheckpointError, also for an empty file."""
+    check_regular(file)
     try:
         with file.open("rb") as stream:
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from .mapped import open_map, to_mlx
+from .regular import check_regular
 
 LONGEST_HEADER = 100_000_000
 LONGEST_NAME = 1000
@@ -138,6 +139,7 @@ def load(file: Path) -> dict[str, mx.array]:
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
     """The parsed header, and how many bytes of tensors follow it."""
+    check_regular(file)
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from .json_file import read_json
+from .regular import check_regular
 
 _FOREIGN = ("*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5", "*.npz")
 
@@ -73,6 +74,8 @@ def find(directory: Path) -> Shards:
     """
     for layout in (_SAFETENSORS, _TORCH):
         index = directory / layout.index
+        check_regular(index)
+        check_regular(directory / layout.single)
         if index.is_file():
             places = _places(index, layout)
             files = [_shard(directory, name) for name in sorted(set(places.values()))]
@@ -137,12 +140,13 @@ def present(directory: Path) -> bool:
 
 
 def _complete(files: list[Path]) -> list[Path]:
-    """The same files. Raises CheckpointError where one says that there are more of them."""
+    """The same files. Raises CheckpointError where one says that there are more of them, or is one
+    of several and leads out of the directory."""
     for file in files:
         part = re.fullmatch(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)", file.name)
         for number in range(1, int(part[3]) + 1 if part else 0):
             _shard(file.parent, f"{part[1]}{number:05d}-of-{part[3]}{part[4]}" if part else "")
-    return files
+    return all_own(files)
 
 
 def _shard(directory: Path, name: str) -> Path:
@@ -163,6 +167,12 @@ def own(file: Path) -> Path:
             f"{file} is a link out of its directory: put the file itself there, if you trust it"
         )
     return file
+
+
+def all_own(files: list[Path]) -> list[Path]:
+    """The same files, of one model. A single one may be a link to wherever its owner keeps it;
+    raises CheckpointError, as `own`, for one of several."""
+    return [own(file) for file in files] if len(files) > 1 else files
 
 
 def _places(index: Path, layout: _Layout) -> dict[str, str]:
