@@ -83,7 +83,12 @@ def _subtitle(setting: Setting) -> str:
 def _warnings(analysis: Analysis, setting: Setting) -> Iterator[str]:
     if analysis.interrupted:
         yield '<p class="warning">Interrupted: these are the texts measured until then.</p>'
-    if setting.lossy:
+    if setting.simulated_acceptance is not None:
+        yield (
+            f'<p class="warning">Simulated: drafted tokens stayed with probability '
+            f"{setting.simulated_acceptance:g}. What was made is no text.</p>"
+        )
+    elif setting.lossy:
         yield '<p class="warning">Lossy settings: texts may differ from the target\'s own.</p>'
     if analysis.skipped:
         first = next(iter(analysis.skipped.values()))

@@ -25,7 +25,8 @@ CPU_NAMES = Path("/proc/cpuinfo")
 class Setting:
     """Everything that a figure depends on, apart from the prompts themselves.
 
-    notes: sentences on the other programs that were measured, or were not.
+    notes: sentences on the other programs that were measured, or were not. simulated_acceptance:
+    where drafted tokens were kept with this probability, and what was made is no text.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Setting:
     versions: dict[str, str]
     date: str
     notes: tuple[str, ...] = ()
+    simulated_acceptance: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dictionaries, for JSON."""
@@ -76,6 +78,7 @@ def setting(pair: Pair, options: Options, prompts: Path, notes: Sequence[str] = 
         },
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         notes=tuple(notes),
+        simulated_acceptance=options.simulated_acceptance,
     )
 
 

@@ -80,6 +80,14 @@ def bench(
     rule: Annotated[
         str | None, typer.Option("--rule", help="coupled (default), token, block or typical.")
     ] = None,
+    simulate_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            "--simulate-acceptance",
+            help="Measure decoding as if so many drafted tokens were accepted; makes no text. "
+            "Weights that are not here are random.",
+        ),
+    ] = None,
     dtype: Annotated[
         str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")
     ] = "auto",
@@ -118,7 +126,10 @@ def bench(
         top_p=top_p,
         top_k=top_k,
         min_p=min_p,
+        simulated_acceptance=simulate_acceptance,
     )
+    if peers and simulate_acceptance is not None:
+        raise OptionError("peers judge what they draft: leave out --simulate-acceptance or --peers")
     lengths = _lengths(num_draft)
     _check_counts(limit=limit, repeats=repeats, max_tokens=max_tokens)
     if warmup < 0:
@@ -137,6 +148,7 @@ def bench(
         q_bits=q_bits,
         draft_q_bits=draft_q_bits,
         draft_vocab=draft_vocab,
+        random_weights=simulate_acceptance is not None,
     )
     methods = _methods(pair, options, proposer or [_own(pair)], lengths)
     others = _peers(pair, options, lengths) if peers else None

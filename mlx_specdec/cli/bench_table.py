@@ -72,8 +72,10 @@ def describe_differences(analysis: Analysis) -> str:
 
 def _title(setting: Setting) -> str:
     draft = f" with {setting.draft_model}" if setting.draft_model else ""
+    share = setting.simulated_acceptance
+    simulated = "" if share is None else f"simulated acceptance {share:g}, no text; "
     return (
-        f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; "
+        f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; {simulated}"
         f"{setting.device}, BLAS {setting.blas}"
     )
 

@@ -102,3 +102,32 @@ def test_what_does_not_go_together_is_refused(
     done = run("generate", "x", "--model", bare, "--draft-model", bare, *arguments)
     assert done.code == 2 and done.out == ""
     assert words in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "depth"), [(T5, "num_decoder_layers"), (LLAMA, "num_hidden_layers")]
+)
+def test_bench_tells_what_a_round_of_a_pair_without_weights_costs(
+    run: Run, tmp_path: Path, config: dict, depth: str
+) -> None:
+    file, page = tmp_path / "prompts.txt", tmp_path / "report.html"
+    file.write_text("one\ntwo\n", encoding="utf-8")
+    asked = ("bench", file, *pair_of(tmp_path, config, depth), "-m", 12, "--num-draft", 3)
+    asked = (*asked, "--repeats", 1, "--simulate-acceptance", 1, "--json", "--report", page)
+    done = run(*asked)
+    assert done.code == 0
+    found = json.loads(done.out)
+    assert found["setting"]["simulated_acceptance"] == 1 and found["setting"]["lossy"]
+    plain, drafted = found["methods"]
+    assert plain["tokens_per_round"] == 1 and drafted["acceptance_rate"] == 1
+    assert drafted["compared"] == 0 and set(drafted["parts"]) == {"draft", "verify", "other"}
+    assert "simulated acceptance 1, no text" in " ".join(done.err.split())
+    assert "What was made is no text" in page.read_text(encoding="utf-8")
+
+
+def test_peers_do_not_simulate(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\n", encoding="utf-8")
+    bare = only_config(tmp_path / "bare", LLAMA)
+    done = run("bench", file, "--model", bare, "--peers", "--simulate-acceptance", 0.5)
+    assert done.code == 2 and "leave out" in done.err and done.err.count("\n") == 1
