@@ -14,6 +14,9 @@ import mlx.core as mx
 
 from .settings import Sampling
 
+STRETCHES = 256
+"""Of a row of the vocabulary, when its two largest entries are looked for; measured."""
+
 
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
     """Cut logits to `vocabulary` entries, or fill up with -inf: the tail gets no probability."""
@@ -169,8 +172,30 @@ def lead(scored: mx.array) -> mx.array:
 
     scored: (..., vocabulary), at least two entries. Returns (...) float32.
     """
-    best = mx.argmax(scored, axis=-1, keepdims=True)
-    top = mx.take_along_axis(scored, best, axis=-1)
-    # Measured: a quarter of the time of a comparison with every index.
-    others = mx.put_along_axis(scored, best, mx.array(-mx.inf, dtype=scored.dtype), axis=-1)
+    few = _contenders(scored)
+    best = mx.argmax(few, axis=-1, keepdims=True)
+    top = mx.take_along_axis(few, best, axis=-1)
+    others = _without(few, best)
     return (top[..., 0] - mx.max(others, axis=-1)).astype(mx.float32)
+
+
+def _contenders(scored: mx.array) -> mx.array:
+    """A few entries of each row, the two largest among them.
+
+    Rows are cut into stretches: the second largest is in the same stretch as the largest, or
+    leads another one. Copies of whole rows, which this avoids, are most of what a lead costs.
+    """
+    width = scored.shape[-1] // STRETCHES
+    if width < 2:
+        return scored
+    cut = STRETCHES * width
+    stretches = scored[..., :cut].reshape(*scored.shape[:-1], STRETCHES, width)
+    leaders = mx.max(stretches, axis=-1)
+    best = mx.argmax(leaders, axis=-1, keepdims=True)
+    own = mx.take_along_axis(stretches, best[..., None], axis=-2)[..., 0, :]
+    return mx.concatenate([own, _without(leaders, best), scored[..., cut:]], axis=-1)
+
+
+def _without(rows: mx.array, index: mx.array) -> mx.array:
+    """Rows whose entry at `index`, (..., 1), is -inf."""
+    return mx.put_along_axis(rows, index, mx.array(-mx.inf, dtype=rows.dtype), axis=-1)

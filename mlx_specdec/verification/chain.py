@@ -16,6 +16,6 @@ def row_after(rows: mx.array, kept: mx.array) -> mx.array:
     """Row number kept.sum() of each sequence: (batch, n + 1, ...), (batch, n) -> (batch, ...)."""
     if kept.shape[-1] == 0:
         return rows[:, 0]
-    count = mx.sum(kept.astype(mx.int32), axis=-1, keepdims=True)
+    count = mx.sum(kept, axis=-1, keepdims=True)
     index = count.reshape(count.shape + (1,) * (rows.ndim - 2))
     return mx.take_along_axis(rows, index, axis=1)[:, 0]

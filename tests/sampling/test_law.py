@@ -178,6 +178,22 @@ def test_the_lead_is_best_minus_second_best() -> None:
     assert lead(scored).tolist() == [[0.5, 0.0]]
 
 
+@pytest.mark.parametrize("width", [2, 300, 512, 600, 1029])
+def test_the_two_best_are_found_wherever_they_lie(width: int) -> None:
+    random = np.random.default_rng(width)
+    rows = random.normal(size=(40, width)).astype(np.float32)
+    for row in rows:
+        # Neighbours, equals, and the last entries, which no stretch of equal length has.
+        first, second = random.integers(0, width, 2)
+        row[first], row[second], row[-1] = 9, random.choice([9, 8.5]), random.choice([9.5, 0])
+    ordered = np.sort(rows, axis=1)
+    expected = ordered[:, -1] - ordered[:, -2]
+    assert np.array_equal(np.array(lead(mx.array(rows[None])))[0], expected)
+    halved = mx.array(rows).astype(mx.bfloat16)
+    ordered = np.sort(np.array(halved.astype(mx.float32)), axis=1)
+    assert np.allclose(np.array(lead(halved)), ordered[:, -1] - ordered[:, -2], atol=0.05)
+
+
 def test_a_lone_possible_token_leads_by_infinity() -> None:
     scored = mx.array([[[-mx.inf, 3.0, -mx.inf]]])
     assert lead(scored).tolist() == [[float("inf")]]
