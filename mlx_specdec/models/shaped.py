@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints import keys
 from ..contracts import Model
-from ..errors import OptionError
+from ..errors import CheckpointError, OptionError
 from .encoder_decoder import EncoderDecoderModel
 from .self_draft import twin_of
 from .t5 import T5
@@ -102,10 +102,17 @@ def _empty(model: Model, config: dict[str, Any]) -> Model:
     from .decoder_only import DecoderOnlyModel
     from .decoder_outline import network_of, own_randomness
 
-    with own_randomness():
-        network = network_of(config, "the draft")
-        mx.eval(network.parameters())
-    return DecoderOnlyModel(network, max_length(config))
+    try:
+        with own_randomness():
+            network = network_of(config, "the draft")
+            mx.eval(network.parameters())
+        return DecoderOnlyModel(network, max_length(config))
+    except (CheckpointError, IndexError, ValueError) as problem:
+        # Some families need a layer of each of their kinds.
+        raise OptionError(
+            f"a model of type {config.get('model_type')} cannot have this shape: give more layers, "
+            "or a draft model to begin with"
+        ) from problem
 
 
 def _copied(

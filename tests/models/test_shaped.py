@@ -116,6 +116,13 @@ def test_layers_that_are_not_alike_are_refused() -> None:
         shaped(model, config, 3, None, 0)
 
 
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss"])
+def test_families_that_need_a_layer_of_each_kind_say_so(name: str) -> None:
+    model = DecoderOnlyModel(tiny.build(name))
+    with pytest.raises(OptionError, match="cannot have this shape: give more layers"):
+        shaped(model, tiny.CONFIGS[name], 1, None, 0)
+
+
 def test_a_configuration_without_a_width_is_refused() -> None:
     config = tiny.CONFIGS["gemma3_wrapped"]
     model = DecoderOnlyModel(tiny.build("gemma3_wrapped"))
