@@ -139,9 +139,9 @@ def compare_logits(source: Path, written: Path) -> float:
     rows = []
     for directory in (source, written):
         loaded = load_model(directory, dtype="float32")
-        prompt = [2 + index % 61 for index in range(32)]
+        prompt = [2 + index for index in range(8)]
         context = loaded.model.open(prompt)
-        fed = mx.array([loaded.model.prefix(prompt)[-1:] + prompt[:8]], dtype=mx.int32)
+        fed = mx.array([loaded.model.prefix(prompt)[-1:] + prompt[:4]], dtype=mx.int32)
         logits = context.advance(fed).logits.astype(mx.float32)
         rows.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         mx.eval(rows[-1])

@@ -20,6 +20,9 @@ SHARE_OF_MEMORY = 0.5
 """A model may take this much of the machine's memory when its logits are computed."""
 SHARE_OF_SHARD = 1.2
 """And this much of a shard, unless the comparison was asked for."""
+QUICK_BYTES = 600_000_000
+"""Nor more than this, unless it was asked for or weights were packed: to run both models takes
+longer than to convert, above some 100 million weights by several times."""
 LOADED_BYTES = 6
 """Of one weight while its model is loaded in float32: the result and what it was read as."""
 SAME_LOGITS = 1e-3
@@ -113,7 +116,8 @@ def verify(
     asked: bool,
     shard_bytes: int,
 ) -> Verified:
-    """Compare where it is possible; a fixed text too if `asked`, or where weights were packed.
+    """Compare where it is possible, and where it costs little or weights were packed or it was
+    `asked` for; in the last two cases a fixed text too.
 
     Raises CheckpointError where the result cannot be right.
     """
@@ -126,6 +130,8 @@ def verify(
         return Verified(
             None, None, "a whole model takes more memory than --max-shard-size allows; see --verify"
         )
+    if not asked and differences.packed is None and needed > QUICK_BYTES:
+        return Verified(None, None, "it would take longer than the conversion; see --verify")
     found = how.logits(source, result)
     unchanged = differences.plain == 0 and differences.packed is None
     if math.isnan(found) or (unchanged and found > SAME_LOGITS):

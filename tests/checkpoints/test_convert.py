@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints import files, keys, writer
+from mlx_specdec.checkpoints import files, keys, verify, writer
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.tensors import PIECE_BYTES
 from mlx_specdec.errors import (
@@ -265,6 +265,36 @@ def test_models_too_large_for_memory_are_converted_without_logits(
         str(write_t5(tmp_path / "t5")), tmp_path / "out", compare_logits=lambda a, b: 1 / 0
     )
     assert report.logits is None and "memory" in report.logits_note
+
+
+def test_logits_are_left_out_where_they_would_take_longer_than_the_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = str(write_t5(tmp_path / "t5"))
+    needed = 6 * sum(array.size for array in t5_weights(T5).values())
+    monkeypatch.setattr(verify, "QUICK_BYTES", needed - 1)
+    report = convert(source, tmp_path / "a", compare_logits=lambda a, b: 1 / 0)
+    assert report.logits is None
+    assert "longer than the conversion" in report.describe() and "--verify" in report.describe()
+    compared: dict[str, Any] = {"compare_logits": lambda a, b: 0.0}
+    assert convert(source, tmp_path / "b", verify=True, **compared).logits == 0.0
+    packed = convert(source, tmp_path / "c", quantize=True, q_group_size=32, **compared)
+    assert packed.logits == 0.0
+    monkeypatch.setattr(verify, "QUICK_BYTES", needed)
+    assert convert(source, tmp_path / "d", **compared).logits == 0.0
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_rights_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    source = write_t5(tmp_path / "t5")
+    before = os.umask(umask)
+    try:
+        convert(str(source), tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777 & ~umask
+    rights = {file.stat().st_mode & 0o777 for file in (tmp_path / "out").iterdir()}
+    assert rights == {0o666 & ~umask}
 
 
 def test_logits_are_left_out_where_they_would_take_more_memory_than_was_allowed(
