@@ -23,7 +23,7 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
 from ..errors import SourceError, SpecdecError
-from . import hub_problems, shards, sizes
+from . import hub_problems, leftovers, shards, sizes
 from .hub_files import choose
 
 CONFIG = "config.json"
@@ -64,6 +64,9 @@ class Repository:
         if problem is not None:
             return self._cached(problem)
         choice = choose(self._name, self._listed)
+        leftovers.sweep_downloads(
+            Path(hub.constants.HF_HUB_CACHE) / f"models--{self._name.replace('/', '--')}"
+        )
         self._check_room((*choice.beside, *choice.weights))
         directory = Path()
         # Weights come last: where they are, the rest is.

@@ -6,6 +6,7 @@ tokenizer files made from the source's own, and links to the weights, which stay
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import CheckpointError, OutputError
-from . import gguf_source
+from . import gguf_source, leftovers
 from .llama_source import is_llama2c_source, is_meta, lay_down_llama2c, lay_down_meta
 from .shards import is_gguf
 
@@ -37,14 +38,17 @@ def as_directory(source: Path) -> Iterator[Path]:
     if lay_down is None:
         yield source
         return
-    with tempfile.TemporaryDirectory(prefix="mlx-specdec-") as made:
+    with contextlib.ExitStack() as left:
+        with _written(tempfile.gettempdir()):
+            made = left.enter_context(leftovers.temporary())
         try:
-            with _written(made):
-                lay_down(source, Path(made))
-            yield Path(made)
+            with _written(str(made)):
+                lay_down(source, made)
+            yield made
         except CheckpointError as problem:
             # The user knows nothing of the temporary directory.
-            raise CheckpointError(str(problem).replace(made, str(source))) from problem.__cause__
+            said = str(problem).replace(str(made), str(source))
+            raise CheckpointError(said) from problem.__cause__
 
 
 def originals(paths: Iterable[Path], source: Path, directory: Path) -> list[Path]:

@@ -1,7 +1,8 @@
-"""Directories of conversions that were killed: told from those of living ones, and cleaned away.
+"""What killed conversions and downloads leave: told from what living ones use, and cleaned away.
 
 Every directory of work is locked while its process lives, and the system lets go of the lock with
-the process, however that ends. Knows names and locks. Knows nothing of what the directories hold.
+the process, however that ends; huggingface_hub locks its downloads likewise. Knows names and locks.
+Knows nothing of what lies there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+TEMPORARY = "mlx-specdec-"
+_TEMPORARY = re.compile(rf"{TEMPORARY}[0-9a-f]{{8}}")
+_DOWNLOAD = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})\.[0-9a-f]{8}\.incomplete")
 
 
 def make(destination: Path) -> tuple[Path, int | None]:
@@ -59,6 +67,57 @@ def sweep(destination: Path) -> None:
             if name.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
                 with contextlib.suppress(OSError):
                     _clean(path, destination)
+
+
+@contextmanager
+def temporary() -> Iterator[Path]:
+    """A new directory where the system has such, removed when the block ends; first what killed
+    processes left there is. Raises OSError where it cannot be made."""
+    root = Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError):
+        for path in sorted(root.glob(f"{TEMPORARY}*")):
+            if _TEMPORARY.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+                with contextlib.suppress(OSError):
+                    _clean(path, path)
+    path, held = None, None
+    try:
+        while path is None or not path.is_dir():  # another process may have swept it unlocked
+            unlock(held)
+            path = root / f"{TEMPORARY}{secrets.token_hex(4)}"
+            path.mkdir(mode=0o700)
+            held = lock(path)
+        yield path
+    finally:
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=True)
+        unlock(held)
+
+
+def sweep_downloads(repository: Path) -> None:
+    """Remove what killed downloads left of a repository in huggingface_hub's cache: each begins a
+    file of its own, which no other goes on with.
+
+    repository: its folder there. What is being downloaded now is locked, and stays.
+    """
+    locks = repository.parent / ".locks" / repository.name
+    with contextlib.suppress(OSError):
+        for path in sorted((repository / "blobs").iterdir()):
+            name = _DOWNLOAD.fullmatch(path.name)
+            if name is not None and path.is_file() and not path.is_symlink():
+                with contextlib.suppress(OSError):
+                    _remove_unlocked(path, locks / f"{name[1]}.lock")
+
+
+def _remove_unlocked(file: Path, lock_file: Path) -> None:
+    if not lock_file.exists():
+        file.unlink()
+        return
+    held = os.open(lock_file, os.O_RDWR)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while it is being downloaded
+        file.unlink()
+    finally:
+        os.close(held)
 
 
 def _clean(path: Path, destination: Path) -> None:

@@ -245,6 +245,14 @@ def test_what_arrived_damaged_and_unnoticed_is_found_before_it_is_used(
     assert held_in(resolve(NAME)) == WHOLE
 
 
+def test_what_a_killed_download_left_is_swept(hub: Hub, tmp_path: Path) -> None:
+    blobs = tmp_path / "cache" / "models--some--model" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{digest(WEIGHTS)}.0123abcd.incomplete").write_bytes(WEIGHTS[:99])
+    assert held_in(resolve(NAME)) == WHOLE
+    assert not [name for name in cached(tmp_path) if name.endswith(".incomplete")]
+
+
 @pytest.mark.parametrize("size", [len(WEIGHTS) - 1, len(WEIGHTS) + 1])
 def test_a_file_of_another_size_is_told(size: int, hub: Hub, tmp_path: Path) -> None:
     hub.altered = {"model.safetensors": bytes(size)}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -121,3 +124,59 @@ def test_only_leftovers_of_this_place_are_swept(tmp_path: Path) -> None:
 def test_a_place_without_a_parent_needs_no_sweeping(tmp_path: Path) -> None:
     leftovers.sweep(tmp_path / "none" / "out")
     assert listing(tmp_path) == {}
+
+
+LAID_DOWN = """
+import os, signal, sys
+from pathlib import Path
+from mlx_specdec.checkpoints.layouts import as_directory
+
+with as_directory(Path(sys.argv[1])) as made:
+    assert (made / "config.json").is_file()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_temporary_directories_of_killed_processes_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(__file__).parents[1] / "fixtures" / "llama2c" / "v1.bin"
+    command = [sys.executable, "-c", LAID_DOWN, str(source)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob("mlx-specdec-*")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("mlx-specdec-mine", "mlx-specdec-0123abcd5", "mlx"):
+        (tmp_path / name).mkdir()
+    with leftovers.temporary() as first:
+        with leftovers.temporary() as second:
+            assert first.is_dir() and second.is_dir() and first != second
+            assert first.stat().st_mode & 0o777 == 0o700
+        assert not left.exists() and not second.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "mlx",
+        "mlx-specdec-0123abcd5",
+        "mlx-specdec-mine",
+    ]
+
+
+def test_only_downloads_that_nobody_goes_on_with_are_removed(tmp_path: Path) -> None:
+    repository = tmp_path / "models--some--model"
+    blobs, locks = repository / "blobs", tmp_path / ".locks" / repository.name
+    blobs.mkdir(parents=True)
+    locks.mkdir(parents=True)
+    dead, living, whole = ("1" * 64, "2" * 40, "3" * 64)
+    for name in (f"{dead}.0123abcd.incomplete", f"{living}.0123abcd.incomplete", whole, "x.y"):
+        (blobs / name).write_bytes(b"x")
+    for name in (dead, living):
+        (locks / f"{name}.lock").write_bytes(b"")
+    with (locks / f"{living}.lock").open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        leftovers.sweep_downloads(repository)
+    found = sorted(path.name for path in blobs.iterdir())
+    assert found == sorted([f"{living}.0123abcd.incomplete", whole, "x.y"])
+    (locks / f"{living}.lock").unlink()
+    leftovers.sweep_downloads(repository)
+    assert sorted(path.name for path in blobs.iterdir()) == sorted([whole, "x.y"])
+    leftovers.sweep_downloads(tmp_path / "models--none")
