@@ -55,6 +55,18 @@ KINDS = {
         Kind("bool", "u1", "BOOL"),
     )
 }
+UNREAD = {
+    **{f"float8_{name}": f"float8_{name}" for name in ("e5m2", "e5m2fnuz", "e4m3fnuz", "e8m0fnu")},
+    **{name: name for name in ("complex32", "complex64", "complex128")},
+    **{name: name for name in ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")},
+    "ComplexHalfStorage": "complex32",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+    "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8",
+    "QInt32Storage": "qint32",
+}
+"""Names in torch of element types that MLX does not have, or that weights are not kept in here."""
 _CLASSES = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .pickle_machine import LONGEST_INTEGER, Buffer, Constructor, Machine, Refused, as_text
+from .torch_objects import UNREAD
 
 PROTOCOLS = range(2, 6)
 
@@ -153,6 +154,8 @@ def _admit(machine: Machine, module: Any, name: Any) -> Any:
     if not isinstance(module, str) or not isinstance(name, str):
         raise Refused("is damaged: its pickle asks for something by what is no name")
     if (module, name) not in machine.admitted:
+        if module == "torch" and name in UNREAD:
+            raise Refused(f"holds tensors of the type {UNREAD[name]}, which is not read here")
         shown = ascii(f"{module}.{name}")[1:-1]
         raise Refused(
             f"is refused: it asks for {shown:.120}, and weights need nothing of the kind (it may "

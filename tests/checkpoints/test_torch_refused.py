@@ -86,7 +86,6 @@ def test_real_exploits_are_refused_by_name_and_nothing_runs(
         "torch._utils._rebuild_qtensor",
         "torch._utils._rebuild_sparse_tensor",
         "torch._utils.__builtins__",
-        "torch.ComplexFloatStorage",
         "torch.nn.modules.linear.Linear",
         "numpy.core.multiarray._reconstruct",
         "numpy.load",
@@ -107,6 +106,23 @@ def test_every_other_name_is_refused_with_the_name(tmp_path: Path, name: str) ->
         Raw(encode(module) + encode(last) + b"\x93"),
     ):
         assert f"it asks for {name}," in refused(write_zip(tmp_path / "x.bin", value, DATA))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ComplexFloatStorage", "complex64"),
+        ("ComplexDoubleStorage", "complex128"),
+        ("QInt8Storage", "qint8"),
+        ("complex64", "complex64"),
+        ("float8_e5m2", "float8_e5m2"),
+        ("float8_e4m3fnuz", "float8_e4m3fnuz"),
+    ],
+)
+def test_types_that_are_not_read_are_named(tmp_path: Path, name: str, kind: str) -> None:
+    for value in ({"w": Name("torch", name)}, {"w": Call(Name("torch", name), ())}):
+        text = refused(write_zip(tmp_path / "x.bin", value, DATA))
+        assert f"of the type {kind}," in text and "malicious" not in text
 
 
 def test_a_name_is_admitted_as_a_whole_only() -> None:
