@@ -26,6 +26,7 @@ from .gguf_layout import Finder, Layout
 from .gguf_metadata import Metadata
 from .gguf_t5 import t5_layout
 from .gguf_types import ElementType, element_type, expand
+from .llama_layout import rotary_rows
 from .mapped import open_map
 from .safetensors_file import DTYPES, TensorInfo
 
@@ -97,7 +98,7 @@ class GgufFile:
         entry = self._stored[place.name].entry
         chosen: slice | np.ndarray[Any, Any] = slice(begin, end)
         if place.heads:
-            chosen = _rotary_rows(begin, end, entry.shape[0] // place.heads)
+            chosen = rotary_rows(begin, end, entry.shape[0] // place.heads)
         values = self._read(place.name, chosen)
         return values.astype(DTYPES[self.infos[name].dtype])
 
@@ -238,14 +239,3 @@ def _stored(entry: Entry, header: Header, part: int) -> _Stored:
 
 def _nbytes(stored: _Stored) -> int:
     return math.prod(stored.entry.shape[:-1]) * stored.row_nbytes
-
-
-def _rotary_rows(begin: int, end: int, width: int) -> np.ndarray[Any, Any]:
-    """Where rows begin .. end - 1 lie in a file that has the two halves of each head interleaved.
-
-    Within a head of `width` rows, Hugging Face has the first of all rotated pairs and then the
-    second of all; llama.cpp has pair after pair, as Meta's code.
-    """
-    rows = np.arange(begin, end)
-    head, inside = rows // width, rows % width
-    return head * width + inside % (width // 2) * 2 + inside // (width // 2)

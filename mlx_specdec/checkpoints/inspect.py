@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, keys, shards
 from .account import Account, Contents
+from .inspection import Inspection, Row
 from .json_file import read_json
 from .layouts import as_directory, originals
 from .llama2c_file import is_llama2c
 from .recipes import recipe_for
-from .safetensors_file import SafetensorsFile, TensorInfo
+from .safetensors_file import LARGEST_EXTENT, SafetensorsFile, TensorInfo
 from .torch_file import TorchFile
 
 _SINGLE: Mapping[str, Callable[[Path], SafetensorsFile | TorchFile]] = {
@@ -40,86 +40,6 @@ _SIZES = (
     ("num_key_value_heads",),
     ("vocab_size",),
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One tensor. name, dtype, shape, nbytes: as the files have them. becomes: its name in a
-    converted model, "" where it does not go there under one name. note: why not, or what else."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    becomes: str
-    note: str
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What a checkpoint holds.
-
-    files: name -> bytes, of the weights. sizes: from the configuration. nbytes: of all tensors,
-    those that share bytes counted once; kept_nbytes: without copies and what is dropped.
-    parameters: of those, packed ones unpacked, scales not counted. quantisation: in words, "" for
-    none. tokenizer: in words. account: what a conversion would make of the tensors, None
-    where `problem` says why it cannot be converted.
-    """
-
-    path: Path
-    format: str
-    model_type: str
-    files: Mapping[str, int]
-    sizes: Mapping[str, int]
-    tensors: tuple[Row, ...]
-    parameters: int
-    nbytes: int
-    kept_nbytes: int
-    quantisation: str
-    tokenizer: str
-    account: Account | None
-    problem: str
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Of what is kept, scales included."""
-        return 8 * self.kept_nbytes / max(1, self.parameters)
-
-    @property
-    def dtypes(self) -> dict[str, tuple[int, int]]:
-        """Type -> how many tensors, and their bytes, the most bytes first."""
-        found: dict[str, tuple[int, int]] = {}
-        for row in self.tensors:
-            count, nbytes = found.get(row.dtype, (0, 0))
-            found[row.dtype] = (count + 1, nbytes + row.nbytes)
-        return dict(sorted(found.items(), key=lambda pair: -pair[1][1]))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON has it."""
-        account = self.account
-        return {
-            "path": str(self.path),
-            "format": self.format,
-            "model_type": self.model_type or None,
-            "files": dict(self.files),
-            "sizes": dict(self.sizes),
-            "parameters": self.parameters,
-            "bytes": self.nbytes,
-            "bits_per_weight": self.bits_per_weight,
-            "dtypes": {
-                dtype: {"tensors": count, "bytes": nbytes}
-                for dtype, (count, nbytes) in self.dtypes.items()
-            },
-            "quantisation": self.quantisation or None,
-            "tokenizer": self.tokenizer or None,
-            "tied": None if account is None else dict(account.tied),
-            "dropped": None if account is None else dict(account.dropped),
-            "problem": self.problem or None,
-            "tensors": [
-                {**vars(row), "shape": list(row.shape), "becomes": row.becomes or None}
-                for row in self.tensors
-            ],
-        }
 
 
 def inspect(name: str) -> Inspection:
@@ -233,7 +153,8 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
     inner = config.get("text_config")
     whole = {**config, **(inner if isinstance(inner, Mapping) else {})}
     names = [name for group in _SIZES for name in group]
-    return {name: whole[name] for name in names if type(whole.get(name)) is int}
+    found = {name: whole.get(name) for name in names}
+    return {n: size for n, size in found.items() if type(size) is int and size <= LARGEST_EXTENT}
 
 
 def _group_sizes(config: Mapping[str, Any]) -> Callable[[str], int]:
@@ -244,7 +165,7 @@ def _group_sizes(config: Mapping[str, Any]) -> Callable[[str], int]:
     def group(path: str) -> int:
         own = whole.get(path)
         size = (own if isinstance(own, Mapping) else whole).get("group_size")
-        return size if type(size) is int and size > 0 else 1
+        return size if type(size) is int and 0 < size <= LARGEST_EXTENT else 1
 
     return group
 
@@ -268,10 +189,10 @@ def _quantisation(stored: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
     """How weights are packed, in words; "" where none are."""
     entry: Any = config.get("quantization")
     if isinstance(entry, Mapping):
-        words = f"{entry.get('bits')} bits in groups of {entry.get('group_size')}"
+        words = f"{entry.get('bits')!s:.40} bits in groups of {entry.get('group_size')!s:.40}"
         if entry.get("mode", "affine") != "affine":
-            words += f", {entry['mode']}"
-        others = sorted({str(e.get("bits")) for e in entry.values() if isinstance(e, Mapping)})
+            words += f", {entry['mode']!s:.40}"
+        others = sorted({f"{e.get('bits')!s:.9}" for e in entry.values() if isinstance(e, Mapping)})
         return words + (f"; some matrices {', '.join(others)}" if others else "")
     packed = sorted({info.dtype for info in stored.values() if info.dtype.startswith(_PACKED)})
     return ", ".join(packed)

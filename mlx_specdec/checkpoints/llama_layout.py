@@ -90,7 +90,7 @@ def _layer(sizes: Sizes) -> Iterator[tuple[str, Entry]]:
 
 
 def rotary_rows(begin: int, end: int, head_width: int) -> np.ndarray[Any, Any]:
-    """Where rows begin .. end - 1 of Hugging Face's order lie in Meta's.
+    """Where rows begin .. end - 1 of Hugging Face's order lie in Meta's, which is llama.cpp's too.
 
     Meta rotates neighbours: rows 2i and 2i + 1 of a head make a pair. Hugging Face rotates halves:
     the first of each pair come first, then the second of each.
