@@ -83,7 +83,8 @@ class Provenance:
             },
         }
         text = json.dumps(whole, indent=2, ensure_ascii=False)
-        (directory / FILE).write_text(text + "\n", encoding="utf-8")
+        # Bytes of a name that are no text become escapes, which JSON has as well.
+        (directory / FILE).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def _files(digests: Mapping[str, FileDigest]) -> dict[str, Any]:

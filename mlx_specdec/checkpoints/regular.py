@@ -1,6 +1,6 @@
-"""Files that are files: a pipe would be waited for, a device never ends.
+"""Files that can be opened: a pipe would be waited for, a device never ends, MLX reads UTF-8 paths.
 
-Knows kinds of files. Knows nothing of what is in them.
+Knows kinds and names of files. Knows nothing of what is in them.
 """
 
 from __future__ import annotations
@@ -29,3 +29,13 @@ def check_regular(file: Path) -> None:
         return
     if kind in _KINDS:
         raise CheckpointError(f"{file} is {_KINDS[kind]}: put a file there")
+
+
+def check_path(file: Path) -> None:
+    """Raises CheckpointError where MLX itself cannot open a file, by whatever name it has."""
+    try:
+        str(file).encode("utf-8")
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"{file} cannot be opened by MLX, which takes paths in UTF-8 alone: rename it"
+        ) from None

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from .mapped import open_map, to_mlx
-from .regular import check_regular
+from .regular import check_path, check_regular
 
 LONGEST_HEADER = 100_000_000
 LONGEST_NAME = 1000
@@ -130,6 +130,7 @@ def load(file: Path) -> dict[str, mx.array]:
 
     Raises CheckpointError where MLX cannot read the file.
     """
+    check_path(file)
     try:
         return dict(mx.load(str(file)))  # type: ignore[arg-type]
     except RuntimeError as problem:

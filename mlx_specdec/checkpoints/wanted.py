@@ -40,8 +40,15 @@ class Wanted:
             raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         if quantize and dequantize:
             raise OptionError("choose either --quantize or --dequantize, not both")
-        if not quantize and (mixed or mode != "affine"):
-            raise OptionError("--q-mode and --quant-predicate say how to pack: add --quantize")
+        packing = {
+            "--q-bits": bits is not None,
+            "--q-group-size": group_size is not None,
+            "--q-mode": mode != "affine",
+            "--quant-predicate": bool(mixed),
+        }
+        given = [flag for flag, is_given in packing.items() if is_given]
+        if given and not quantize:
+            raise OptionError(f"{given[0]} says how to pack: add --quantize")
         how = _quantisation(bits, group_size, mode, mixed) if quantize else None
         return cls(dtype, how, mixed or "", dequantize)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -94,4 +93,4 @@ def convert(
             compare_text=compare_text,
             progress=report,
         )
-    print(render.converted(done), file=sys.stderr)
+    render.tell(render.converted(done))

@@ -18,7 +18,7 @@ _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..checkpoints.inspect import Inspection
+    from ..checkpoints.inspection import Inspection
 
 
 def inspect(

@@ -41,6 +41,7 @@ def run_one(command: Callable[..., Any]) -> None:
 
 def exit_with(program: typer.Typer, arguments: Sequence[str] | None) -> None:
     """Run, and exit with 0, 2 after one line that says what was wrong, or 130 when interrupted."""
+    _fill_streams()
     try:
         code = program(args=arguments, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -59,6 +60,19 @@ def exit_with(program: typer.Typer, arguments: Sequence[str] | None) -> None:
     except Exception as problem:
         _exit_on_usage(problem)
         raise
+
+
+def _fill_streams() -> None:
+    """A stream that the caller has closed is as good as none; its number would otherwise go to the
+    next file that is opened."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _abandon_output() -> None:

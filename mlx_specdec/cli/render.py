@@ -5,6 +5,7 @@ Knows rich and two streams. Text goes to standard output, everything else to sta
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ class ReaderGone(Exception):
 def write(stream: TextIO, text: str) -> None:
     """Write text at once. Raises ReaderGone, or OutputError where the stream cannot take it."""
     try:
-        stream.write(text)
+        stream.write(_encodable(text, stream.encoding))
         stream.flush()
     except BrokenPipeError:
         raise ReaderGone from None
@@ -168,7 +169,31 @@ def progress(label: str, *, in_bytes: bool = False) -> Iterator[Progress]:
 
 def error(sentence: str) -> None:
     """One line on standard error."""
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    tell(f"error: {' '.join(sentence.split())}")
+
+
+def tell(text: str) -> None:
+    """Lines on standard error, if anybody still reads it. What names in a checkpoint hold beside
+    printable characters is escaped: they give the terminal no orders."""
+    with contextlib.suppress(BrokenPipeError):
+        print("\n".join(map(_escaped, text.split("\n"))), file=sys.stderr, flush=True)
+
+
+def _escaped(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
+def _encodable(text: str, encoding: str | None) -> str:
+    """The same, with escapes for what the stream's encoding lacks: bytes of a path that are no
+    text in any, and letters where it is not UTF-8."""
+    encoding = encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def _ignore(done: int, total: int) -> None:

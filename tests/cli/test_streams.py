@@ -1,0 +1,162 @@
+"""Streams that are closed or cannot say everything, and names that would command a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SOURCE = FIXTURES / "t5" / "umt5-tied"
+ROOT = Path(__file__).parents[2]
+ESCAPE = "\x1b]0;mine\x07\x1b[31m"
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line in which $M is the program."""
+    program = f"{sys.executable} -m mlx_specdec"
+    settings = {**os.environ, "M": program, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(["bash", "-c", line], env=settings, capture_output=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        "$M inspect $S >&-",
+        "$M inspect $S 2>&-",
+        "$M inspect $S --json <&- >&- 2>&-",
+        "$M inspect $S | head -c 1 >$O.txt; exit ${PIPESTATUS[0]}",
+        "$M inspect $S --json | true; exit ${PIPESTATUS[0]}",
+        "$M convert --model $S --mlx-path $O >&-",
+        "$M convert --model $S --mlx-path $O 2>&-",
+        "$M convert --model $S --mlx-path $O 2>&1 | true; exit ${PIPESTATUS[0]}",
+    ],
+)
+def test_closed_streams_are_no_errors(tmp_path: Path, line: str) -> None:
+    done = shell(line, S=str(SOURCE), O=str(tmp_path / "out"))
+    assert done.returncode == 0 and b"Traceback" not in done.stderr + done.stdout, done.stderr
+    if "convert --model" in line:
+        assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_wrong_name_with_closed_streams_ends_with_2(tmp_path: Path) -> None:
+    for streams in ("2>&-", ">&- 2>&-", "2>&1 | true; exit ${PIPESTATUS[0]}"):
+        done = shell(f"$M inspect {tmp_path}/none {streams}")
+        assert done.returncode == 2 and done.stdout == b"", done.stdout
+
+
+@pytest.mark.slow
+def test_paths_that_are_no_text_in_any_encoding(tmp_path: Path) -> None:
+    source = os.fsencode(tmp_path) + b"/a\xff\xfe"
+    shutil.copytree(os.fsencode(FIXTURES / "t5-families" / "t5"), source)
+    for encoding in ("utf-8", "ascii"):
+        given = {"S": os.fsdecode(source), "PYTHONIOENCODING": encoding}
+        shown = shell("$M inspect $S", **given)
+        assert shown.returncode == 0 and b"Traceback" not in shown.stderr, shown.stderr
+        shown = shell("$M inspect $S --json", **given)
+        assert json.loads(shown.stdout)["path"].encode("utf-8", "surrogateescape") == source
+        out = tmp_path / f"out-{encoding}"
+        done = shell("$M convert --model $S --mlx-path $O", O=str(out), **given)
+        assert done.returncode == 0, done.stderr
+        told = json.loads((out / "provenance.json").read_text(encoding="utf-8"))
+        assert told["source"]["name"].encode("utf-8", "surrogateescape") == b"a\xff\xfe"
+    wrong = shell("$M inspect $S/none", S=os.fsdecode(source))
+    assert wrong.returncode == 2 and wrong.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_safetensors_that_mlx_cannot_open_are_named(
+    run: Run, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    source = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff"))
+    shutil.copytree(request.getfixturevalue(kind), source)
+    done = run("convert", "--model", source, "--mlx-path", tmp_path / "out")
+    assert done.code == 2 and "UTF-8" in done.err and done.err.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == [source.name]
+    done = run("generate", "a", "-m", 1, "--model", source)
+    assert done.code == 2 and "UTF-8" in done.err and done.err.count("\n") == 1
+
+
+def test_names_of_directories_give_the_terminal_no_orders(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / f"model{ESCAPE}\u202e"
+    shutil.copytree(SOURCE, source)
+    done = run("convert", "--model", source, "--mlx-path", tmp_path / f"out{ESCAPE}")
+    assert done.code == 0 and done.err.count("\n") > 2
+    assert all(line.isprintable() for line in done.err.splitlines())
+    (source / "model.safetensors").write_bytes(b"1234")
+    for command in (("inspect",), ("convert", "--mlx-path", tmp_path / "b", "--model")):
+        done = run(*command, source)
+        assert done.code == 2 and done.err.count("\n") == 1
+        assert done.err.strip().isprintable() and "model\\x1b]0;mine" in done.err
+
+
+def test_what_a_configuration_says_gives_the_terminal_no_orders(run: Run, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(SOURCE, tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    for key, value in (
+        ("feed_forward_proj", ESCAPE),
+        ("architectures", [ESCAPE]),
+        ("quantization", {"bits": ESCAPE, "group_size": 64}),
+        ("model_type", ESCAPE),
+        ("model_file", ESCAPE),
+    ):
+        changed = {**config, key: value}
+        if key == "model_file":
+            changed["model_type"] = "llama"
+        (source / "config.json").write_text(json.dumps(changed))
+        shown = run("inspect", source)
+        assert shown.code == 0 and "\x1b" not in shown.out and "\x07" not in shown.out
+        done = run("convert", "--model", source, "--mlx-path", tmp_path / "out", "--overwrite")
+        assert all(line.isprintable() for line in done.err.splitlines()), done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--q-bits", 8), "--q-bits"),
+        (("--q-group-size", 32), "--q-group-size"),
+        (("--q-mode", "mxfp4"), "--q-mode"),
+        (("--dequantize", "--q-bits", 8), "--q-bits"),
+        (("--quant-predicate", "mixed_3_6"), "--quant-predicate"),
+    ],
+)
+def test_how_to_pack_is_no_use_without_packing(
+    run: Run, tmp_path: Path, flags: tuple[object, ...], named: str
+) -> None:
+    done = run("convert", "--model", SOURCE, "--mlx-path", tmp_path / "out", *flags)
+    assert done.code == 2 and named in done.err and "--quantize" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_packed_already_is_not_packed_again(run: Run, tmp_path: Path, t5: Path) -> None:
+    asked = ("convert", "--quantize", "--q-bits", 8, "--q-group-size", 32, "--model")
+    assert run(*asked, t5, "--mlx-path", tmp_path / "q").code == 0
+    done = run(*asked, tmp_path / "q", "--mlx-path", tmp_path / "again")
+    assert done.code == 2 and "quantised already" in done.err
+
+
+def test_replacing_keeps_the_old_model_until_the_new_one_is_whole(
+    run: Run, tmp_path: Path, t5: Path
+) -> None:
+    source, out = Path(shutil.copytree(t5, tmp_path / "source")), tmp_path / "out"
+    assert run("convert", "--model", source, "--mlx-path", out).code == 0
+    (out / "mine.txt").write_text("x")
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    data = bytearray((source / "model.safetensors").read_bytes())
+    data[-4:] = b"\xff\xff\xff\x7f"  # the last value is no number: found after much is written
+    (source / "model.safetensors").write_bytes(data)
+    done = run("convert", "--model", source, "--mlx-path", out, "--overwrite")
+    assert done.code == 2 and "finite" in done.err
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    assert run("convert", "--model", t5, "--mlx-path", out, "--overwrite").code == 0
+    assert "mine.txt" not in {file.name for file in out.iterdir()}
