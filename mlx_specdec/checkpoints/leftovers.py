@@ -79,18 +79,22 @@ def temporary() -> Iterator[Path]:
             if _TEMPORARY.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
                 with contextlib.suppress(OSError):
                     _clean(path, path)
-    path, held = None, None
+    made, held = _make_temporary(root)
     try:
-        while path is None or not path.is_dir():  # another process may have swept it unlocked
-            unlock(held)
-            path = root / f"{TEMPORARY}{secrets.token_hex(4)}"
-            path.mkdir(mode=0o700)
-            held = lock(path)
-        yield path
+        yield made
     finally:
-        if path is not None:
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
         unlock(held)
+
+
+def _make_temporary(root: Path) -> tuple[Path, int | None]:
+    while True:
+        made = root / f"{TEMPORARY}{secrets.token_hex(4)}"
+        made.mkdir(mode=0o700)
+        held = lock(made)
+        if held is None or made.is_dir():  # else swept before it was locked
+            return made, held
+        os.close(held)
 
 
 def sweep_downloads(repository: Path) -> None:
