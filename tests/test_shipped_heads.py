@@ -13,7 +13,7 @@ from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.options import Options
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = {"py-llama-medusa": "python.jsonl"}
+SHIPPED = {"py-llama-medusa": "python.jsonl", "t5-enfr-medusa": "translation.jsonl"}
 
 
 @functools.cache
