@@ -95,8 +95,9 @@ def train(
         before = prompts(pair, samples, collecting)
         task = DraftTask(student, base, rows, before, pair.vocabulary, distilling)
         start = task.judge()
+        watcher.measured(0, start)
         checkpoint = directory / "fit" / "checkpoint.safetensors"
-        fit = Fit(task, distilling, checkpoint, keep_start=True)
+        fit = Fit(task, distilling, checkpoint, start)
         outcome = fit.run(watcher.stepped, watcher.measured)
         draft_files.round_as_stored(student.network)
         outcome = Outcome(task.judge(), outcome.best, outcome.epochs)

@@ -80,22 +80,21 @@ class Outcome(Generic[F]):
 class Fit(Generic[F]):
     """One training of a task's module, which ends as the best of all epochs.
 
-    file: the checkpoint, read where it exists and written on the way. keep_start: whether the start
-    is one of those that may be the best; it is then measured as epoch 0.
+    file: the checkpoint, read where it exists and written on the way. start: figures of the module
+    as it is, where that is one of those that may be the best; it is then epoch 0.
     """
 
     def __init__(
-        self, task: Task[F], schedule: Schedule, file: Path, *, keep_start: bool = False
+        self, task: Task[F], schedule: Schedule, file: Path, start: F | None = None
     ) -> None:
         self._task = task
         self._module = task.module
         self._schedule = schedule
         self._file = file
-        self._keep_start = keep_start
         self._total = task.steps * schedule.epochs
         self._optimizer = optimizers.AdamW(self._rate(), bias_correction=True)
         self._step = 0
-        self._best: tuple[int, float] | None = None
+        self._best = None if start is None else (0, _as_kept(start.score))
         self._best_weights = _copy(self._module)
         self._optimizer.init(self._module.trainable_parameters())
         if file.exists():
@@ -104,8 +103,6 @@ class Fit(Generic[F]):
     def run(self, step: Step, measured: Callable[[int, F], None]) -> Outcome[F]:
         """Train to the end. measured: called after each epoch with its number, from 1."""
         learn = nn.value_and_grad(self._module, self._task.loss)
-        if self._keep_start and self._best is None:
-            measured(0, self._judge())
         while self._step < self._total and not self._stuck():
             value, gradients = learn(*self._task.batch(*divmod(self._step, self._task.steps)))
             self._optimizer.update(self._module, gradients)
@@ -138,7 +135,7 @@ class Fit(Generic[F]):
     def _judge(self) -> F:
         """At the end of an epoch: keep the module if it is the best."""
         figures = self._task.judge()
-        score = float(np.float32(figures.score))  # as a checkpoint has it
+        score = _as_kept(figures.score)
         if self._best is None or score < self._best[1]:
             self._best = (self._epochs, score)
             self._best_weights = _copy(self._module)
@@ -187,6 +184,11 @@ class Fit(Generic[F]):
 def _copy(module: nn.Module) -> dict[str, mx.array]:
     """Arrays are never written to: keeping them is a copy."""
     return dict(tree_flatten(module.parameters()))
+
+
+def _as_kept(score: float) -> float:
+    """As a checkpoint has it, so that an interruption changes no comparison."""
+    return float(np.float32(score))
 
 
 def _number(array: mx.array) -> float:
