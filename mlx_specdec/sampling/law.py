@@ -84,6 +84,20 @@ def keep_top_p(logits: mx.array, p: float) -> mx.array:
     return mx.where(kept, logits, -mx.inf)
 
 
+def keep_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
+    """`keep_top_k`, then `keep_top_p`, without sorting more than k entries; those equal to the
+    least that is kept stay as well."""
+    if not (0 < k < logits.shape[-1] and p < 1):
+        return keep_top_p(keep_top_k(logits, k), p)
+    rising = mx.sort(mx.topk(logits, k, axis=-1), axis=-1)
+    shares = mx.softmax(rising, axis=-1)
+    above = mx.cumsum(shares, axis=-1, reverse=True) - shares
+    # The likeliest has nothing above it, so that one at least is kept.
+    kept = mx.sum(above < p, axis=-1, keepdims=True)
+    least = mx.take_along_axis(rising, k - kept, axis=-1)
+    return mx.where(logits < least, -mx.inf, logits)
+
+
 def keep_min_p(logits: mx.array, p: float) -> mx.array:
     """Keep tokens at least p times as likely as the likeliest (Nguyen et al., arXiv 2407.01082)."""
     if p <= 0:
@@ -111,7 +125,8 @@ def log_law(
         return rows
     if settings.temperature != 1:
         rows = rows / settings.temperature
-    return keep_min_p(keep_top_p(keep_top_k(rows, settings.top_k), settings.top_p), settings.min_p)
+    rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
+    return keep_min_p(rows, settings.min_p)
 
 
 class Law:

@@ -15,6 +15,7 @@ from mlx_specdec.sampling.law import (
     fit_vocabulary,
     keep_min_p,
     keep_top_k,
+    keep_top_k_and_p,
     keep_top_p,
     lead,
     log_law,
@@ -171,6 +172,22 @@ def test_settings_out_of_range_are_refused_by_name(wrong: dict) -> None:
     name = next(iter(wrong)).replace("_", "-")
     with pytest.raises(OptionError, match=name):
         Sampling(**wrong)
+
+
+@pytest.mark.parametrize("k", [0, 1, 5, 40, 64, 99])
+@pytest.mark.parametrize("p", [1e-6, 0.3, 0.9, 0.999, 1.0])
+def test_top_k_and_top_p_together_keep_what_one_after_the_other_keeps(k: int, p: float) -> None:
+    rows = 3 * mx.random.normal((2, 3, 64), key=mx.random.key(k))
+    expected = keep_top_p(keep_top_k(rows, k), p)
+    assert mx.array_equal(keep_top_k_and_p(rows, k, p), expected)
+
+
+def test_tokens_as_likely_as_the_least_that_is_kept_stay() -> None:
+    row = mx.array([[4.0, 1.0, 4.0, 0.0, 1.0, 1.0]])
+    assert kept(keep_top_k_and_p(row, 3, 0.1)) == [[True, False, True, False, False, False]]
+    assert kept(keep_top_k_and_p(row, 3, 0.999)) == [[True, True, True, False, True, True]]
+    alone = mx.array([[-mx.inf, 2.0, -mx.inf, 0.0]])
+    assert kept(keep_top_k_and_p(alone, 3, 0.9)) == [[False, True, False, True]]
 
 
 def test_the_lead_is_best_minus_second_best() -> None:
