@@ -29,7 +29,8 @@ class Options:
     proposer: "draft", "ngram" (prompt lookup), "medusa" (heads), "none", or "auto": lookup and,
     where it abstains, the draft or the heads; None takes the draft where there is one, else the
     heads where there are some.
-    ngram_min: shortest match of lookup. ngram_choice: "recent" or "frequent" continuation.
+    ngram_min: shortest match of lookup; None trusts 2 tokens, and 4 where another proposer is
+    asked next. ngram_choice: "recent" or "frequent" continuation.
     rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token
         where delta asks for it.
     delta: lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
@@ -48,7 +49,7 @@ class Options:
     max_tokens: int = 100
     num_draft: int | Literal["auto"] = "auto"
     proposer: str | None = None
-    ngram_min: int = 2
+    ngram_min: int | None = None
     ngram_choice: str = "recent"
     rule: str | None = None
     delta: float = 0.0
@@ -81,7 +82,7 @@ class Options:
             raise OptionError(
                 f"proposer must be one of {', '.join(PROPOSERS)}, not {self.proposer!r}"
             )
-        if self.ngram_min < 1:
+        if self.ngram_min is not None and self.ngram_min < 1:
             raise OptionError(f"ngram-min must be 1 or more, not {self.ngram_min}")
         if self.ngram_choice not in ("recent", "frequent"):
             raise OptionError(f"ngram-choice must be recent or frequent, not {self.ngram_choice!r}")

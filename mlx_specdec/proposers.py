@@ -17,6 +17,9 @@ from .errors import OptionError
 from .options import Options
 from .pair import Pair
 
+ALONE, BEFORE_OTHERS = 2, 4
+"""Shortest match, in tokens, that lookup trusts: a shorter one is worse than a draft."""
+
 
 def sources(pair: Pair, options: Options) -> tuple[str, ...]:
     """The proposers of a text in the order in which they are asked: of "ngram", "draft" and
@@ -76,4 +79,6 @@ def _make(source: str, pair: Pair, options: Options) -> Proposer:
         return Medusa(pair.heads, options.sampling, pair.vocabulary)
     if source == "draft" and pair.draft is not None:
         return DraftModel(pair.draft, options.sampling, pair.vocabulary, pair.translation)
-    return PromptLookup(options.ngram_min, options.ngram_choice == "frequent", pair.documents)
+    alone = len(sources(pair, options)) == 1 or pair.documents is not None
+    least = options.ngram_min or (ALONE if alone else BEFORE_OTHERS)
+    return PromptLookup(least, options.ngram_choice == "frequent", pair.documents)

@@ -59,8 +59,12 @@ def generate(
         typer.Option("--speculate", help="Propose so many; without draft and heads by ngram."),
     ] = None,
     ngram_min: Annotated[
-        int, typer.Option("--ngram-min", help="Shortest match that ngram trusts, in tokens.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            "--ngram-min",
+            help="Shortest match that ngram trusts, in tokens: 2, and 4 where a draft is next.",
+        ),
+    ] = None,
     ngram_choice: Annotated[
         str, typer.Option("--ngram-choice", help="Which continuation: recent or frequent.")
     ] = "recent",

@@ -1,0 +1,81 @@
+"""Who proposes for which pair, asked or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mlx_specdec import assemble
+from mlx_specdec.assemble import Pair
+from mlx_specdec.draft_lengths import make_draft_length
+from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
+from mlx_specdec.options import Options
+from mlx_specdec.proposers import make_proposer, sources
+from mlx_specdec.sampling.noise import SilentNoise
+
+from .cli.conftest import make_llama
+
+NOISE = SilentNoise().at(0, 0)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return assemble.load(make_llama(tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture(scope="module")
+def pair(alone: Pair) -> Pair:
+    return replace(alone, draft=alone.target, draft_name="draft")
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, ("draft",)),
+        ({"proposer": "auto"}, ("ngram", "draft")),
+        ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft")),
+        ({"num_draft": 3}, ("draft",)),
+        ({"simulated_acceptance": 0.5}, ("draft",)),
+        ({"proposer": "draft"}, ("draft",)),
+        ({"proposer": "ngram"}, ("ngram",)),
+        ({"regular": True}, ()),
+        ({"proposer": "none"}, ()),
+        ({"num_draft": 0}, ()),
+    ],
+)
+def test_lookup_goes_before_the_draft_where_auto_was_asked_for(
+    asked: dict, expected: tuple[str, ...], pair: Pair
+) -> None:
+    assert sources(pair, Options(**asked)) == expected
+
+
+def test_a_target_alone_decodes_plainly_unless_asked(alone: Pair) -> None:
+    assert sources(alone, Options()) == ()
+    assert sources(alone, Options(proposer="auto")) == ("ngram",)
+
+
+def proposed(pair: Pair, repeated: int, **asked) -> tuple[str, list[int]]:
+    """Source and tokens where the last `repeated` tokens came before, followed by 9."""
+    options = Options(**{"proposer": "auto", "num_draft": 1, **asked})
+    text = [5, 6, 7, 8][-repeated:]
+    prompt = [*text, 9, 30, 31, *text]
+    proposer = make_proposer(pair, options, make_draft_length(pair, options))
+    assert proposer is not None
+    proposer.begin(prompt, None)
+    proposal = proposer.propose(prompt, 1, NOISE)
+    return proposal.source, proposal.tokens.tolist()[0]
+
+
+def test_before_a_draft_lookup_trusts_longer_matches_only(pair: Pair, alone: Pair) -> None:
+    assert proposed(pair, 4) == ("ngram", [9])
+    assert proposed(pair, 3)[0] == "draft"
+    assert proposed(pair, 2, ngram_min=2) == ("ngram", [9])
+    assert proposed(alone, 2)[1] == [9]
+
+
+def test_documents_are_trusted_as_if_lookup_were_alone(pair: Pair) -> None:
+    tokens = backwards([np.array([40, 41], np.int32)], pair.vocabulary)
+    searched = replace(pair, documents=DocumentIndex(order(tokens).data, stored(tokens)))
+    assert proposed(searched, 2) == ("ngram", [9])
