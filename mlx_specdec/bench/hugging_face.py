@@ -57,7 +57,7 @@ def hugging_face() -> HuggingFace:
         os.environ.update(dict.fromkeys(OFFLINE, "1"))
         transformers = _import("transformers")
     transformers.utils.logging.set_verbosity_error()
-    return HuggingFace(torch, transformers, _cores())
+    return HuggingFace(torch, transformers, threads())
 
 
 def _import(name: str) -> Any:
@@ -75,8 +75,14 @@ def one_line(problem: BaseException) -> str:
     return next(filter(None, lines), type(problem).__name__)
 
 
-def _cores() -> int:
-    """Those that this process may use; torch's own choice follows whatever BLAS it finds."""
+def threads() -> int:
+    """OMP_NUM_THREADS, or the cores that this process may use.
+
+    What torch would take by itself is no measure: it follows the BLAS that was loaded for MLX.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isascii() and asked.isdigit() and int(asked) > 0:
+        return int(asked)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

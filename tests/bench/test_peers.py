@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.assemble import Pair, load
-from mlx_specdec.bench.hugging_face import HuggingFace, NoPeerError
+from mlx_specdec.bench.hugging_face import HuggingFace, NoPeerError, threads
 from mlx_specdec.bench.peers import find_peers
 from mlx_specdec.bench.transformers_models import weights
 from mlx_specdec.bench.transformers_peer import Listener, sampling, transformers_methods
@@ -153,3 +154,12 @@ def test_heads_are_refused(pair: Pair) -> None:
     heads: Any = SimpleNamespace()
     with pytest.raises(NoPeerError, match="base model"):
         transformers_methods(replace(pair, heads=heads), Options(), [1], fake.installed)
+
+
+@pytest.mark.parametrize(("asked", "count"), [("3", 3), ("", None), ("0", None), ("4,2", None)])
+def test_torch_gets_the_threads_that_were_asked_for_or_every_core(
+    monkeypatch: pytest.MonkeyPatch, asked: str, count: int | None
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert threads() == (count or cores)
