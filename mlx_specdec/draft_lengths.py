@@ -5,6 +5,7 @@ Knows options, pairs and the cache of costs. Knows nothing of decoding a text.
 
 from __future__ import annotations
 
+import functools
 from importlib.metadata import version
 
 import mlx.core as mx
@@ -44,7 +45,7 @@ def cost_key(pair: Pair, options: Options, source: str) -> CostKey:
     """What the costs of rounds depend on that this source drafts."""
     return CostKey(
         device=device_name(),
-        mlx=version("mlx"),
+        mlx=_mlx_version(),
         blas=blas.name(),
         target=pair.name,
         target_bytes=pair.target.nbytes,
@@ -60,6 +61,12 @@ def device_name() -> str:
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return str(mx.device_info().get("device_name", "gpu"))
+
+
+@functools.cache
+def _mlx_version() -> str:
+    """Read once: looking it up takes as long as a step of a small model."""
+    return version("mlx")
 
 
 def _length(pair: Pair, options: Options, source: str) -> DraftLength:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlx_specdec import assemble
+from mlx_specdec import assemble, draft_lengths
 from mlx_specdec.assemble import Pair
-from mlx_specdec.draft_lengths import make_draft_length
+from mlx_specdec.draft_lengths import cost_key, make_draft_length
 from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
+from mlx_specdec.models import decoder_only
 from mlx_specdec.options import Options
 from mlx_specdec.proposers import make_proposer, sources
 from mlx_specdec.sampling.noise import SilentNoise
@@ -54,6 +55,19 @@ def test_lookup_goes_before_the_draft_where_auto_was_asked_for(
 def test_a_target_alone_decodes_plainly_unless_asked(alone: Pair) -> None:
     assert sources(alone, Options()) == ()
     assert sources(alone, Options(proposer="auto")) == ("ngram",)
+
+
+def test_a_texts_costs_are_found_without_counting_weights_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cost_key(pair, Options(), "draft")
+
+    def again(*_: object) -> None:
+        raise AssertionError("looked at again")
+
+    monkeypatch.setattr(draft_lengths, "version", again)
+    monkeypatch.setattr(decoder_only, "tree_flatten", again)
+    assert cost_key(pair, Options(), "draft") == first
 
 
 def proposed(pair: Pair, repeated: int, **asked) -> tuple[str, list[int]]:

@@ -7,6 +7,7 @@ module imports mlx-lm and with it transformers (about a second): import it when 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -109,7 +110,7 @@ class DecoderOnlyModel:
         """Longest committed text in tokens, prompt included; None where there is no hard limit."""
         return self._max_length
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Size of the weights in bytes."""
         return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))

@@ -7,6 +7,7 @@ a text; cross-attention keys and values are projected once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -36,7 +37,7 @@ class EncoderDecoderModel:
         """None: relative positions have no end."""
         return None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Size of the weights in bytes."""
         return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))
