@@ -314,6 +314,15 @@ def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, nam
     assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
+def test_a_record_that_reaches_into_the_directory_is_refused(tmp_path: Path) -> None:
+    file = write_zip(tmp_path / "x.bin", {"w": tensor()}, DATA)
+    content = bytearray(file.read_bytes())
+    last = content.rindex(b"PK\x01\x02")
+    struct.pack_into("<2L", content, last + 20, 40, 40)  # it has two bytes
+    file.write_bytes(content)
+    assert "truncated or damaged in 'x/version'" in refused(file)
+
+
 def test_a_directory_of_too_many_records_is_refused(tmp_path: Path) -> None:
     content = bytearray(write_zip(tmp_path / "x.bin", {"w": tensor()}, DATA).read_bytes())
     at = content.rfind(b"PK\x05\x06")
