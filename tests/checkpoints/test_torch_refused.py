@@ -323,6 +323,23 @@ def test_a_record_that_reaches_into_the_directory_is_refused(tmp_path: Path) -> 
     assert "truncated or damaged in 'x/version'" in refused(file)
 
 
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
+def test_a_record_of_two_sizes_is_refused(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    file = write_zip(tmp_path / "x.bin", {"w": tensor()}, DATA)
+    content = bytearray(file.read_bytes())
+    struct.pack_into("<2L", content, content.rindex(b"PK\x01\x02") + 20, *sizes)
+    file.write_bytes(content)
+    assert "packs or encrypts 'x/version'" in refused(file)
+
+
+@pytest.mark.parametrize("count", [0, 5, 7, 2**40])
+def test_a_stream_that_counts_otherwise_than_its_tensors_is_refused(
+    tmp_path: Path, count: int
+) -> None:
+    file = write_old(tmp_path / "x.bin", {"w": tensor(old=True)}, {"0": (count, bytes(24))})
+    assert "truncated or damaged" in refused(file)
+
+
 def test_a_directory_of_too_many_records_is_refused(tmp_path: Path) -> None:
     content = bytearray(write_zip(tmp_path / "x.bin", {"w": tensor()}, DATA).read_bytes())
     at = content.rfind(b"PK\x05\x06")
