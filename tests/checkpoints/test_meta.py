@@ -47,6 +47,32 @@ def test_a_converted_model_computes_what_the_reference_does(tmp_path: Path, name
     assert distance(report.path, META / name / "expected.npz") < CLOSE
 
 
+@pytest.mark.parametrize(
+    ("said", "length", "factor"),
+    [
+        ({"norm_eps": 1e-6}, 2048, None),
+        ({"norm_eps": 1e-5}, 4096, None),
+        ({"rope_theta": 1_000_000.0}, 16384, None),
+        ({"rope_theta": 500_000.0}, 8192, None),
+        ({"rope_theta": 12_345.0}, 4096, None),
+        ({"rope_theta": 500_000.0, "max_seq_len": 77}, 77, None),
+        ({"rope_theta": 500_000.0, "use_scaled_rope": True}, 131_072, 8.0),
+        ({"dim": 2048, "n_layers": 16, "use_scaled_rope": True}, 131_072, 32.0),
+        ({"dim": 3072, "n_layers": 28, "use_scaled_rope": True}, 131_072, 32.0),
+        ({"dim": 3072, "n_layers": 32, "use_scaled_rope": True}, 131_072, 8.0),
+        ({"use_scaled_rope": True, "rope_scaling_factor": 4}, 131_072, 4.0),
+    ],
+)
+def test_what_params_json_leaves_unsaid(
+    tmp_path: Path, said: dict[str, Any], length: int, factor: float | None
+) -> None:
+    """As Hugging Face's config.json of each generation has it."""
+    file = tmp_path / "params.json"
+    file.write_text(json.dumps({"dim": 4096, "n_layers": 32, "n_heads": 32, **said}))
+    found = read_params(file)
+    assert (found.length, found.scaled_by) == (length, factor)
+
+
 def test_stretched_positions_are_what_makes_llama_3_1_agree(tmp_path: Path) -> None:
     source = copy_meta("llama3", tmp_path, {"use_scaled_rope": False})
     report = convert(str(source), tmp_path / "out")
