@@ -38,9 +38,16 @@ def sources(pair: Pair, options: Options) -> tuple[str, ...]:
         )
     heads = ("medusa",) if pair.heads is not None else ()
     own = ("draft",) if pair.draft is not None else heads
-    if options.proposer == "auto":
+    if options.proposer == "auto" or _takes_auto(options, own):
         return ("ngram", *own)
     return own if options.proposer is None else (options.proposer,)
+
+
+def _takes_auto(options: Options, own: tuple[str, ...]) -> bool:
+    """Whether lookup goes first though nobody asked for it: its length must be its own, and what
+    it finds must be judged."""
+    chooses = options.num_draft == "auto" and options.simulated_acceptance is None
+    return options.proposer is None and bool(own) and chooses
 
 
 def proposer_kind(pair: Pair, options: Options) -> str:

@@ -34,7 +34,7 @@ def pair(alone: Pair) -> Pair:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({}, ("draft",)),
+        ({}, ("ngram", "draft")),
         ({"proposer": "auto"}, ("ngram", "draft")),
         ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft")),
         ({"num_draft": 3}, ("draft",)),
@@ -46,7 +46,7 @@ def pair(alone: Pair) -> Pair:
         ({"num_draft": 0}, ()),
     ],
 )
-def test_lookup_goes_before_the_draft_where_auto_was_asked_for(
+def test_lookup_goes_first_unless_one_proposer_or_length_was_asked_for(
     asked: dict, expected: tuple[str, ...], pair: Pair
 ) -> None:
     assert sources(pair, Options(**asked)) == expected

@@ -201,10 +201,9 @@ def _sample(model: str) -> Path:
 
 def _own(pair: Pair) -> str:
     """What proposes unless told otherwise; lookup needs nothing."""
-    from ..proposers import proposer_kind
+    from ..proposers import sources
 
-    kind = proposer_kind(pair, Options())
-    return "ngram" if kind == "none" else kind
+    return next(iter(sources(pair, Options(num_draft=1))), "ngram")
 
 
 def _methods(

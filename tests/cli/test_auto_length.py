@@ -26,7 +26,7 @@ def test_a_text_keeps_what_its_rounds_cost_unless_told_not_to(
     # Whatever this machine's times make of it, one round of three tokens comes first.
     monkeypatch.setattr(cost_model, "FEW", 1)
     model = ("generate", PROMPT, "--model", t5)
-    asked = (*model, "--draft-model", t5, "--num-draft", "auto")
+    asked = (*model, "--draft-model", t5, "--proposer", "draft", "--num-draft", "auto")
     endless = ("-m", 60, "--logit-bias", "1=-1e9")
     plain = run(*model, *endless, "--regular-decode")
     assert run(*asked, *endless, "--no-cache").out == plain.out

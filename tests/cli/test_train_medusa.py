@@ -32,10 +32,14 @@ def test_heads_are_trained_and_used(
     assert "head 2 top-1" in done.err
     asked = ["--prompt", "words", "--max-tokens", 12, "--json"]
     plain = json.loads(run("generate", "--model", model, *asked).out)
-    for how in ([], ["--proposer", "medusa"], ["--speculate", 2]):
+    for how, by in (
+        ([], "auto"),
+        (["--proposer", "medusa"], "medusa"),
+        (["--speculate", 2], "medusa"),
+    ):
         outcome = run("generate", "--model", tmp_path / "heads", *how, *asked)
         found = json.loads(outcome.out)
-        assert (found["tokens"], found["proposer"]) == (plain["tokens"], "medusa")
+        assert (found["tokens"], found["proposer"]) == (plain["tokens"], by)
         assert found["stats"]["drafted"] > 0
 
 

@@ -93,7 +93,7 @@ def test_what_is_written_loads_with_its_base(pair: Pair, tmp_path: Path) -> None
     asked = {"max_tokens": 10}
     plain = generate(pair, "some words", Options(**asked))
     result = generate(loaded, "some words", Options(**asked))
-    assert (result.tokens, result.labels.proposer) == (plain.tokens, "medusa")
+    assert (result.tokens, result.labels.proposer) == (plain.tokens, "auto")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
