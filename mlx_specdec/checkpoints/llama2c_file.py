@@ -150,7 +150,8 @@ class Llama2cFile:
         skipped = begin * row - first * group
         # Groups run through the rows of a tensor, and need not end where a row does.
         each = np.repeat(scales, group)[skipped : skipped + values.size]
-        return values.astype(np.float32) * each.reshape(shape)
+        with np.errstate(over="ignore"):  # whoever wants weights refuses what is not finite
+            return values.astype(np.float32) * each.reshape(shape)
 
 
 def is_llama2c(file: Path) -> bool:

@@ -247,3 +247,17 @@ def test_any_damage_is_at_worst_one_sentence(
             assert model.rows(ours, 0, info.extent).shape == info.shape
     except CheckpointError as problem:
         assert "\n" not in str(problem) and len(str(problem)) < 400
+
+
+def test_scales_that_overflow_are_told_as_damage_alone(tmp_path: Path) -> None:
+    source = Path(
+        shutil.copy(Path(__file__).parents[1] / "fixtures" / "llama2c" / "v2.bin", tmp_path)
+    )
+    data = bytearray(source.read_bytes())
+    model = Llama2cFile(source)
+    place = model._places["model.layers.0.mlp.up_proj.weight"].scales
+    assert place is not None
+    struct.pack_into("<f", data, place, 3e38)
+    source.write_bytes(data)
+    with pytest.raises(CheckpointError, match="no finite numbers"):  # warnings are errors in tests
+        convert(str(source), tmp_path / "out")
