@@ -137,6 +137,12 @@ def test_how_to_pack_is_no_use_without_packing(
     assert not (tmp_path / "out").exists()
 
 
+def test_packing_and_unpacking_at_once_is_refused(run: Run, tmp_path: Path) -> None:
+    asked = ("--model", SOURCE, "--mlx-path", tmp_path / "out", "--quantize", "--dequantize")
+    done = run("convert", *asked)
+    assert done.code == 2 and "not both" in done.err
+
+
 def test_what_is_packed_already_is_not_packed_again(run: Run, tmp_path: Path, t5: Path) -> None:
     asked = ("convert", "--quantize", "--q-bits", 8, "--q-group-size", 32, "--model")
     assert run(*asked, t5, "--mlx-path", tmp_path / "q").code == 0
