@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..bench.prompts import Prompt
 
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
-"""Prompt files of the shipped targets, by the name of their directory."""
+"""Prompt files of the shipped targets, by the name of their directory; their heads' too."""
 
 
 def bench(
@@ -137,7 +137,7 @@ def bench(
     _check_report(report)
     if model is None:
         draft_model = draft_model or SHIPPED_DRAFT
-    file = prompts or _sample(model or SHIPPED_TARGET)
+    file = prompts or sample(model or SHIPPED_TARGET)
     from ..bench.prompts import read_prompts
 
     asked = read_prompts(file, limit)
@@ -192,8 +192,9 @@ def _check_report(file: Path | None) -> None:
         raise OptionError(f"there is no directory {file.parent} for the report: make it first")
 
 
-def _sample(model: str) -> Path:
-    name = SAMPLES.get(Path(model).name)
+def sample(model: str) -> Path:
+    """The prompts for a target that comes with the repository; OptionError for any other."""
+    name = SAMPLES.get(Path(model).name.removesuffix("-medusa"))
     if name is None or not (ROOT / "prompts" / name).is_file():
         raise OptionError("no prompts: name a file with one prompt a line")
     return ROOT / "prompts" / name

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec.cli.bench import sample
+
 from .conftest import Run
 from .test_bad_input import told
 
@@ -95,3 +97,8 @@ def test_peers_are_not_looked_for_unless_asked_for(
     monkeypatch.setattr("mlx_specdec.bench.peers.find_peers", never)
     asked = ("bench", prompts, "--model", t5, "--num-draft", 2, "--repeats", 1, "-m", 4)
     assert run(*asked).code == 0
+
+
+@pytest.mark.parametrize("name", ["t5-enfr", "t5-enfr-medusa", "py-llama", "py-llama-medusa"])
+def test_every_shipped_target_has_sample_prompts(name: str) -> None:
+    assert sample(f"weights/{name}").is_file()
