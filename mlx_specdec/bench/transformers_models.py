@@ -14,6 +14,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
+from ..models.self_draft import expanded
 from ..models.t5 import T5
 from .hugging_face import HuggingFace, NoPeerError, one_line
 
@@ -31,7 +32,7 @@ def weights(network: nn.Module) -> dict[str, np.ndarray]:
         if path not in packed:
             found[name] = array
         elif part == "weight":
-            found[name] = _unpacked(packed[path])
+            found[name] = expanded(packed[path]).weight
         elif part == "bias":
             found[name] = array
     return {name: np.array(array.astype(mx.float32)) for name, array in found.items()}
@@ -102,14 +103,3 @@ def _check_names(model: Any, given: Mapping[str, Any]) -> None:
     )
     if strange:
         raise NoPeerError(f"its model has other tensors than ours, {strange[0]} among them")
-
-
-def _unpacked(module: Any) -> mx.array:
-    return mx.dequantize(
-        module.weight,
-        module.scales,
-        module.get("biases"),
-        group_size=module.group_size,
-        bits=module.bits,
-        mode=getattr(module, "mode", "affine"),
-    )
