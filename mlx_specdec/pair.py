@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .cache_settings import CacheSettings
-from .checkpoints import medusa_files, shards
+from .checkpoints import shards
+from .checkpoints.formats import medusa as medusa_files
 from .checkpoints.layouts import as_directory
 from .checkpoints.source import resolve, resolve_config
 from .contracts import Model, Progress

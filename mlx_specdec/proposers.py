@@ -5,7 +5,7 @@ Knows every proposer and what a pair brings for it. Knows nothing of decoding a 
 
 from __future__ import annotations
 
-from .checkpoints import medusa_files
+from .checkpoints.formats import medusa as medusa_files
 from .contracts import Proposer
 from .decoding.draft_length import AutoLength, DraftLength
 from .decoding.lengths_by_source import LengthsBySource

@@ -25,9 +25,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from mlx_specdec.checkpoints.disk.sizes import default_shard_bytes, parse, show
+from mlx_specdec.checkpoints.formats.torch.legacy import MAGIC, PROTOCOL
 from mlx_specdec.checkpoints.keys import t5_shapes
-from mlx_specdec.checkpoints.sizes import default_shard_bytes, parse, show
-from mlx_specdec.checkpoints.torch_legacy import MAGIC, PROTOCOL
 
 BLOCK = 1 << 24
 SAMPLED_EVERY = 0.01

@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.assemble import compare_logits
-from mlx_specdec.checkpoints import sizes
 from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.disk import sizes
 from mlx_specdec.checkpoints.verify import TextChange
 from mlx_specdec.errors import OptionError
 from mlx_specdec.faithful import LONGEST, compare_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .safetensors_file import TensorInfo
+from .formats.safetensors import TensorInfo
 
 
 @dataclass(frozen=True)

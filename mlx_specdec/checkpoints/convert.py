@@ -15,12 +15,14 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import OptionError
-from . import destination, files, keys, leftovers, sizes
+from . import files, keys
 from .check import compare
-from .digests import Digests, FileDigest
+from .disk import destination, leftovers, sizes
+from .disk.digests import Digests, FileDigest
+from .formats.meta.params import PARAMS
+from .hub.upload import check_repository, upload
 from .keys import Quantisation
 from .layouts import as_directory, originals
-from .meta_params import PARAMS
 from .provenance import Provenance
 from .recipes import Recipe, recipe_for
 from .report import Report as Report
@@ -28,7 +30,6 @@ from .shards import FORMATS
 from .source import resolve
 from .tensors import Tensor
 from .unpack import dequantised
-from .upload import check_repository, upload
 from .verify import Comparisons, TextChange, check_fits
 from .verify import verify as run_verify
 from .wanted import Wanted

@@ -15,15 +15,16 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
-from . import safetensors_file, shards
+from . import shards
 from .account import Contents, together
-from .gguf_file import GgufFile
-from .json_file import read_json
-from .llama2c_file import Llama2cFile
-from .meta_file import MetaFile
-from .safetensors_file import DTYPES, SafetensorsFile, TensorInfo
+from .disk.json_file import read_json
+from .formats import safetensors as safetensors_file
+from .formats.gguf.file import GgufFile
+from .formats.meta.file import MetaFile
+from .formats.meta.llama2c import Llama2cFile
+from .formats.safetensors import DTYPES, SafetensorsFile, TensorInfo
+from .formats.torch.file import TorchFile
 from .tensors import Tensor
-from .torch_file import TorchFile
 
 CARRIED = (
     "tokenizer*.json",

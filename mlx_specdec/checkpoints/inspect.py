@@ -16,13 +16,13 @@ from typing import Any
 from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, keys, shards
 from .account import Account, Contents
+from .disk.json_file import read_json
+from .formats.meta.llama2c import is_llama2c
+from .formats.safetensors import LARGEST_EXTENT, SafetensorsFile, TensorInfo
+from .formats.torch.file import TorchFile
 from .inspection import Inspection, Row
-from .json_file import read_json
 from .layouts import as_directory, originals
-from .llama2c_file import is_llama2c
 from .recipes import recipe_for
-from .safetensors_file import LARGEST_EXTENT, SafetensorsFile, TensorInfo
-from .torch_file import TorchFile
 
 _SINGLE: Mapping[str, Callable[[Path], SafetensorsFile | TorchFile]] = {
     ".safetensors": SafetensorsFile,

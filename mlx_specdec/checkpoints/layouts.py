@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import CheckpointError, OutputError
-from . import gguf_source, leftovers
-from .llama_source import is_llama2c_source, is_meta, lay_down_llama2c, lay_down_meta
+from .disk import leftovers
+from .formats.gguf import source as gguf_source
+from .formats.meta.source import is_llama2c_source, is_meta, lay_down_llama2c, lay_down_meta
 from .shards import is_gguf
 
 _LAYOUTS: tuple[tuple[Callable[[Path], bool], Callable[[Path, Path], None]], ...] = (

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from .. import __version__
 from .account import Account
-from .digests import FileDigest, combined
+from .disk.digests import FileDigest, combined
 
 FILE = "provenance.json"
 

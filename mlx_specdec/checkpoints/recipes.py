@@ -17,8 +17,8 @@ import mlx.core as mx
 from ..errors import CheckpointError, OptionError
 from . import files, keys
 from .account import Account, take_stock
+from .formats.safetensors import DTYPES
 from .keys import Quantisation
-from .safetensors_file import DTYPES
 from .t5_purpose import check_generates
 from .tensors import Tensor, same
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import CheckpointError
-from .json_file import read_json
-from .regular import check_regular
+from .disk.json_file import read_json
+from .disk.regular import check_regular
 
 _FOREIGN = ("*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5", "*.npz")
 

@@ -41,7 +41,7 @@ def resolve_config(name: str, *, revision: str | None = None) -> Path:
     directory = _local(name)
     if directory is not None:
         return directory
-    from .hub_repository import Repository
+    from .hub.repository import Repository
 
     return Repository(name, revision).fetch_config()
 
@@ -65,7 +65,7 @@ def _local(name: str) -> Path | None:
 
 
 def _download(name: str, revision: str | None, progress: Callable[[int, int], None] | None) -> Path:
-    from .hub_repository import Repository
+    from .hub.repository import Repository
 
     if progress is not None:
         progress(0, 1)

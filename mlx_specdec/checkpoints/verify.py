@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, OptionError
-from . import sizes
 from .check import Differences
+from .disk import sizes
 
 SHARE_OF_MEMORY = 0.5
 """A model may take this much of the machine's memory when its logits are computed."""

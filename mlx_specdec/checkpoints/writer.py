@@ -20,8 +20,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from .formats.safetensors import DTYPES
 from .keys import Quantisation
-from .safetensors_file import DTYPES
 from .shards import INDEX
 from .tensors import Tensor
 

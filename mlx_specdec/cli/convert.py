@@ -68,8 +68,8 @@ def convert(
 
     blas.load()
     from ..assemble import compare_logits
-    from ..checkpoints import sizes
     from ..checkpoints.convert import convert as run
+    from ..checkpoints.disk import sizes
     from ..faithful import compare_text
 
     shard_bytes = None if max_shard_size is None else sizes.parse(max_shard_size)

@@ -118,7 +118,7 @@ def _pretty(found: Estimate) -> str:
 def _sides(found: Estimate) -> Table:
     from rich.markup import escape
 
-    from ..checkpoints.sizes import show
+    from ..checkpoints.disk.sizes import show
 
     sides = (found.target, found.draft)
     table = _table("", "target", "draft")
@@ -131,7 +131,7 @@ def _sides(found: Estimate) -> Table:
 
 
 def _verdict(found: Estimate) -> str:
-    from ..checkpoints.sizes import show
+    from ..checkpoints.disk.sizes import show
 
     need, limit = show(found.memory_bytes), show(found.memory_limit_bytes)
     if found.fits:

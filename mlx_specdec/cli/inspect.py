@@ -60,7 +60,7 @@ def _pretty(found: Inspection) -> str:
 
 
 def _summary(found: Inspection) -> Table:
-    from ..checkpoints.sizes import show
+    from ..checkpoints.disk.sizes import show
 
     table = _table("", ("", "left"))
     files = [f"{name} ({show(nbytes)})" for name, nbytes in found.files.items()]
@@ -77,7 +77,7 @@ def _summary(found: Inspection) -> Table:
 
 
 def _types(found: Inspection) -> Table:
-    from ..checkpoints.sizes import show
+    from ..checkpoints.disk.sizes import show
 
     table = _table("type", ("tensors", "right"), ("size", "right"))
     for dtype, (count, nbytes) in found.dtypes.items():
@@ -87,7 +87,7 @@ def _types(found: Inspection) -> Table:
 
 def _tensors(found: Inspection) -> Table:
     """One line for what is the same in all layers; scales and biases go with their matrix."""
-    from ..checkpoints.sizes import show
+    from ..checkpoints.disk.sizes import show
 
     groups: dict[tuple[str, ...], list[int]] = {}
     sizes = {row.name: row.nbytes for row in found.tensors}

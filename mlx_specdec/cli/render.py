@@ -87,7 +87,7 @@ def legend(stream: TextIO) -> str:
 
 def tell_self_draft(nbytes: int) -> None:
     """What the draft "self" takes beside its target, on standard error."""
-    from ..checkpoints.sizes import show
+    from ..checkpoints.disk.sizes import show
 
     print(f"drafting with the target's own layers: {show(nbytes)} beside it", file=sys.stderr)
 

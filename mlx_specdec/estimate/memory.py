@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..checkpoints import sizes
+from ..checkpoints.disk import sizes
 
 USABLE = 0.9
 """Of a machine's memory: the rest is the system's, and the working space of passes."""

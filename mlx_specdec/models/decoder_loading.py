@@ -18,7 +18,8 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
 from ..cache_settings import CacheSettings
-from ..checkpoints import files, safetensors_file
+from ..checkpoints import files
+from ..checkpoints.formats import safetensors as safetensors_file
 from ..checkpoints.plausible import check_numbers
 from ..errors import CheckpointError, OptionError, SpecdecError
 from .decoder_only import DecoderOnlyModel

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..checkpoints.medusa_files import MedusaFiles, names
+from ..checkpoints.formats.medusa import MedusaFiles, names
 from ..errors import CheckpointError
 from .base import Base
 

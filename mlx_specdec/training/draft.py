@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from ..assemble import Pair
-from ..checkpoints import destination
-from ..checkpoints.digests import Digests, combined
+from ..checkpoints.disk import destination
+from ..checkpoints.disk.digests import Digests, combined
 from ..checkpoints.files import Weights
 from ..models.base import Base
 from ..models.trainable import trainable

@@ -17,8 +17,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 
 from .. import __version__
-from ..checkpoints import files, keys, provenance, sizes
-from ..checkpoints.digests import Digests
+from ..checkpoints import files, keys, provenance
+from ..checkpoints.disk import sizes
+from ..checkpoints.disk.digests import Digests
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import Change, write_config, write_weights
 from ..errors import CheckpointError

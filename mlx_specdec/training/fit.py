@@ -18,7 +18,7 @@ import numpy as np
 from mlx import optimizers
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..checkpoints import safetensors_file
+from ..checkpoints.formats import safetensors as safetensors_file
 from .settings import Schedule
 
 HELD_OUT = 0.1

@@ -15,8 +15,8 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 from ..assemble import Pair
-from ..checkpoints import destination
-from ..checkpoints.medusa_files import BASE, COUNT, LAYERS, SAFETENSORS
+from ..checkpoints.disk import destination
+from ..checkpoints.formats.medusa import BASE, COUNT, LAYERS, SAFETENSORS
 from ..errors import OptionError
 from ..models.base import Base
 from ..models.medusa_heads import MedusaHeads

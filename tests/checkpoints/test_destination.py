@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_specdec.checkpoints.destination import check_free, check_room, directory
+from mlx_specdec.checkpoints.disk.destination import check_free, check_room, directory
 from mlx_specdec.errors import OutputError
 
 from .makers import listing

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from mlx_specdec.checkpoints.gguf_metadata import Metadata
-from mlx_specdec.checkpoints.gguf_tokenizer import build
+from mlx_specdec.checkpoints.formats.gguf.metadata import Metadata
+from mlx_specdec.checkpoints.formats.gguf.tokenizer import build
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {

@@ -15,7 +15,8 @@ import pytest
 from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http, enable_progress_bars
 
-from mlx_specdec.checkpoints import files, hub_repository, shards
+from mlx_specdec.checkpoints import files, shards
+from mlx_specdec.checkpoints.hub import repository as hub_repository
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.errors import CheckpointError, SourceError
 from mlx_specdec.models.loading import load_model

@@ -11,9 +11,9 @@ import pytest
 
 from mlx_specdec.checkpoints import keys
 from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile
+from mlx_specdec.checkpoints.formats.torch.file import TorchFile
 from mlx_specdec.checkpoints.inspect import Inspection, inspect
-from mlx_specdec.checkpoints.safetensors_file import SafetensorsFile
-from mlx_specdec.checkpoints.torch_file import TorchFile
 from mlx_specdec.errors import CheckpointError, SourceError
 
 from .makers import T5, t5_weights, write_t5

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.checkpoints import leftovers
 from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.destination import directory
+from mlx_specdec.checkpoints.disk import leftovers
+from mlx_specdec.checkpoints.disk.destination import directory
 
 from .makers import listing, write_t5
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mlx_specdec.checkpoints import destination, files
+from mlx_specdec.checkpoints.disk import destination
+from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
 
 source, target, moment = sys.argv[1:]

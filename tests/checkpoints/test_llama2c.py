@@ -20,7 +20,7 @@ from mlx_specdec import Options, generate, load
 from mlx_specdec.assemble import compare_logits
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.llama2c_file import Llama2cFile, is_llama2c
+from mlx_specdec.checkpoints.formats.meta.llama2c import Llama2cFile, is_llama2c
 from mlx_specdec.errors import CheckpointError, SourceError
 
 from .meta_makers import CLOSE, SMALL, copy_llama2c, distance

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.llama_text import read_tokenizer
+from mlx_specdec.checkpoints.formats.meta.text import read_tokenizer
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.text.tokenizer import FileTokenizer, load_tokenizer
 

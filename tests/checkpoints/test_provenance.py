@@ -11,9 +11,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import __version__
-from mlx_specdec.checkpoints import digests, keys
+from mlx_specdec.checkpoints import keys
 from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.digests import Digests, combined
+from mlx_specdec.checkpoints.disk import digests
+from mlx_specdec.checkpoints.disk.digests import Digests, combined
 from mlx_specdec.errors import CheckpointError
 
 from .. import tiny

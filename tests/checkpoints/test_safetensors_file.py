@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.checkpoints.safetensors_file import load, read_header
+from mlx_specdec.checkpoints.formats.safetensors import load, read_header
 from mlx_specdec.errors import CheckpointError
 
 from .makers import raw_file, save

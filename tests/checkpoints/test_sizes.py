@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mlx_specdec.checkpoints import sizes
+from mlx_specdec.checkpoints.disk import sizes
 from mlx_specdec.errors import OptionError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.checkpoints import hub_repository
+from mlx_specdec.checkpoints.hub import repository as hub_repository
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.errors import SourceError
 

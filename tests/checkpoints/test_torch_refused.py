@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.checkpoints.torch_file import TorchFile
-from mlx_specdec.checkpoints.torch_objects import ADMITTED
+from mlx_specdec.checkpoints.formats.torch.file import TorchFile
+from mlx_specdec.checkpoints.formats.torch.objects import ADMITTED
 from mlx_specdec.errors import CheckpointError
 
 from .torch_makers import Call, Name, Persistent, Raw, encode, tensor, write_old, write_zip
@@ -92,7 +92,7 @@ def test_real_exploits_are_refused_by_name_and_nothing_runs(
         "collections.OrderedDict.__class__",
         "collections.deque",
         "functools.partial",
-        "mlx_specdec.checkpoints.torch_pickle.load",
+        "mlx_specdec.checkpoints.formats.torch.unpickle.load",
         "runpy.run_path",
         "argparse.Namespace",
     ],
@@ -300,7 +300,7 @@ def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, nam
     script = (
         "import sys, tracemalloc\n"
         "from pathlib import Path\n"
-        "from mlx_specdec.checkpoints.torch_file import TorchFile\n"
+        "from mlx_specdec.checkpoints.formats.torch.file import TorchFile\n"
         "from mlx_specdec.errors import CheckpointError\n"
         "tracemalloc.start()\n"
         "try:\n    TorchFile(Path(sys.argv[1]))\n"

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_specdec.checkpoints.torch_legacy import MAGIC, PROTOCOL
+from mlx_specdec.checkpoints.formats.torch.legacy import MAGIC, PROTOCOL
 
 CLASSES = {
     mx.float32: "FloatStorage",

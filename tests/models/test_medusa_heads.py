@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.checkpoints.medusa_files import read
+from mlx_specdec.checkpoints.formats.medusa import read
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.medusa_heads import MedusaHeads, attach
 

@@ -1,0 +1,1 @@
+"""Files and directories as such: where results go, what is left behind, digests and maps."""

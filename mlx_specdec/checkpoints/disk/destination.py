@@ -1,0 +1,115 @@
+"""Where a result goes: written beside its place under a temporary name, moved there when complete.
+
+Knows directories and what a disk can refuse. Knows nothing of models. Whatever ends the work early,
+an error or Ctrl-C, leaves the file system as it was found; what a killed process leaves is hidden,
+and swept away by the next conversion to the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...errors import OutputError
+from . import leftovers, sizes
+
+
+def check_free(destination: Path, *, overwrite: bool, source: Path) -> None:
+    """Raises OutputError where `destination` may not be written: a file in the way, a directory
+    and overwrite not asked for, a directory that is no model, or the source itself."""
+    if not os.path.lexists(destination):
+        return
+    if not destination.is_dir() or destination.is_symlink():
+        raise OutputError(
+            f"{destination} is in the way and no directory: choose another --mlx-path"
+        )
+    if os.path.exists(source) and source.resolve().is_relative_to(destination.resolve()):
+        raise OutputError(f"{destination} holds the model to convert: choose another --mlx-path")
+    if not overwrite:
+        raise OutputError(
+            f"{destination} exists: delete it, choose another --mlx-path, or give --overwrite"
+        )
+    if any(destination.iterdir()) and not (destination / "config.json").is_file():
+        raise OutputError(
+            f"{destination} holds something other than a model and is not overwritten: choose "
+            "another --mlx-path"
+        )
+
+
+@contextmanager
+def directory(destination: Path) -> Iterator[Path]:
+    """A new directory beside `destination`, which takes its place when the block ends well.
+
+    What was there is removed only after that. Raises OutputError for anything the system refuses
+    in the block or around it.
+    """
+    made = _missing_parents(destination)
+    work, held = None, None
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        work, held = leftovers.make(destination)
+        yield work
+        _replace(destination, work)
+    except BaseException as problem:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+        if isinstance(problem, OSError):
+            raise OutputError(_sentence(destination, problem)) from problem
+        raise
+    finally:
+        leftovers.unlock(held)
+
+
+def _replace(destination: Path, work: Path) -> None:
+    """Killed at any moment this leaves the old model, the new one, or the old one under a hidden
+    name, from where `leftovers.sweep` brings it back."""
+    if not os.path.lexists(destination):
+        work.rename(destination)
+        return
+    old, held = work.with_suffix(".old"), leftovers.lock(destination)
+    try:
+        destination.rename(old)
+        try:
+            work.rename(destination)
+        except BaseException:
+            old.rename(destination)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        leftovers.unlock(held)
+
+
+def check_room(destination: Path, nbytes: int) -> None:
+    """Raises OutputError where the disk of `destination` has less than `nbytes` free."""
+    there = next(parent for parent in destination.absolute().parents if parent.exists())
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError:
+        return  # whatever is wrong with it is told when it is written to
+    if nbytes > free:
+        raise OutputError(
+            f"{destination} needs {sizes.show(nbytes)}, and its disk has {sizes.show(free)} free: "
+            "make room, or choose another --mlx-path"
+        )
+
+
+def _missing_parents(destination: Path) -> list[Path]:
+    """The parents that have to be made, the innermost first."""
+    return [parent for parent in destination.parents if not os.path.lexists(parent)]
+
+
+def _sentence(destination: Path, problem: OSError) -> str:
+    reason = problem.strerror or str(problem) or type(problem).__name__
+    if problem.filename:
+        reason += f" ({problem.filename})"
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{destination} cannot be written, the disk is full: make room and convert again"
+    return f"{destination} cannot be written: {reason}: choose another --mlx-path"

@@ -1,0 +1,42 @@
+"""Numbers of bytes in words: "4GB", "500 MiB". Knows nothing of what they are sizes of."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ...errors import OptionError
+
+SHARD_BYTES = 4_000_000_000
+SHARE_OF_MEMORY = 0.25
+"""A shard of the result is at most this part of the machine's memory, unless asked for."""
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
+
+
+def memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def default_shard_bytes() -> int:
+    """4 GB, less on a small machine."""
+    return max(1, min(SHARD_BYTES, int(SHARE_OF_MEMORY * memory())))
+
+
+def parse(text: str) -> int:
+    """Bytes that "4GB", "4g", "3.5GiB" or "1000" mean. Raises OptionError for anything else."""
+    found = _SIZE.fullmatch(text)
+    if found is None or (found[3] and not found[2]):
+        raise OptionError(f"{text!r:.40} is no size: write 4GB, 500MB or 2GiB")
+    unit = found[2].upper()
+    return int(float(found[1]) * (_BINARY if found[3] else _UNITS)[unit])
+
+
+def show(nbytes: int) -> str:
+    """In the largest unit that leaves a number above one: "45.3 GB"."""
+    for unit in "TGMK":
+        if nbytes >= _UNITS[unit]:
+            return f"{nbytes / _UNITS[unit]:.1f} {'k' if unit == 'K' else unit}B"
+    return f"{nbytes} bytes"

@@ -1,0 +1,1 @@
+"""GGUF files: header, types, tokenizer, and what the architectures are called elsewhere."""

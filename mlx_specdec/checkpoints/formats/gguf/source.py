@@ -1,0 +1,74 @@
+"""A GGUF model -> the files that a directory of Hugging Face's has beside its weights.
+
+Knows which files those are and what goes into them. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ....errors import CheckpointError
+from ... import shards
+from .file import GgufFile, parts_of
+from .header import Damaged
+from .metadata import Metadata
+from .tokenizer import build, settings
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def lay_down(source: Path, directory: Path) -> None:
+    """Write config.json, generation_config.json and tokenizer files into `directory`, and links to
+    the file or its parts.
+
+    Where tokenizer.json lies beside the file, it is taken in the place of one made from the
+    metadata. Raises CheckpointError, also for a link out of the directory beside the file.
+    """
+    file = shards.find(source).files[0] if source.is_dir() else source
+    if not file.is_file():
+        raise CheckpointError(f"{file} is no file")
+    parts = shards.all_own(parts_of(file))
+    model = GgufFile(file)
+    for part in parts:
+        (directory / part.name).symlink_to(part.absolute())
+    try:
+        ends = _ends(model.metadata)
+        _tokenizer(file, model, directory)
+    except Damaged as problem:
+        raise CheckpointError(f"{file} {problem}") from None
+    _write(directory / "config.json", {**model.config, **ends})
+    _write(directory / "generation_config.json", ends)
+
+
+def _tokenizer(file: Path, model: GgufFile, directory: Path) -> None:
+    if (file.parent / "tokenizer.json").is_file():
+        for name in _TOKENIZER:
+            if (file.parent / name).is_file():
+                shutil.copyfile(shards.own(file.parent / name), directory / name)
+        return
+    tokenizer = build(model.metadata)
+    if tokenizer is not None:
+        (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+        _write(directory / "tokenizer_config.json", settings(model.metadata))
+
+
+def _ends(metadata: Metadata) -> dict[str, Any]:
+    """Ids of the tokens that begin, end and fill up a text; there may be several that end it."""
+    found: dict[str, Any] = {}
+    for ours, theirs in (("bos", "bos"), ("pad", "padding")):
+        key = f"tokenizer.ggml.{theirs}_token_id"
+        if key in metadata:
+            found[f"{ours}_token_id"] = metadata.count(key)
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot")]
+    ids = list(dict.fromkeys(metadata.count(key) for key in keys if key in metadata))
+    if ids:
+        found["eos_token_id"] = ids if len(ids) > 1 else ids[0]
+    return found
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(dict(values), indent=2), encoding="utf-8")

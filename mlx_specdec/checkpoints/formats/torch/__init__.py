@@ -1,0 +1,1 @@
+"""What torch.save writes, zip archive or older stream, read without torch."""

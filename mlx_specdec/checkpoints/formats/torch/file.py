@@ -1,0 +1,110 @@
+"""One file of torch.save's, zip archive or older stream, as a set of named tensors.
+
+Knows how to tell the two formats apart and how a view of a storage becomes an array. The pickle in
+it is read by `torch_pickle`, which can build plain values only. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ....errors import CheckpointError
+from ...account import Contents
+from ...disk.mapped import open_map, to_mlx
+from ..safetensors import DTYPES, TensorInfo
+from . import legacy as torch_legacy
+from . import zip as torch_zip
+from .objects import ADMITTED, Tensor, named_tensors, storage
+from .pickle_machine import Refused
+from .unpickle import load
+from .zip import Span
+
+_POINTER = b"version https://git-lfs"
+
+
+class TorchFile:
+    """The tensors of one file. The file is mapped; what is not asked for is not read.
+
+    infos: type, shape and size of every tensor by name, as a safetensors file would have it:
+    contiguous, tied tensors under each of their names.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Read the list of tensors. Raises CheckpointError for a file that is truncated, damaged,
+        of another kind, or whose pickle asks for anything that weights do not need."""
+        self._file = file
+        self._data = open_map(file)
+        try:
+            self._tensors, self._spans, self._big_endian = _read(self._data)
+            self.infos: Mapping[str, TensorInfo] = {
+                name: self._info(name, tensor) for name, tensor in self._tensors.items()
+            }
+        except Refused as problem:
+            raise CheckpointError(f"{file} {problem}") from None
+
+    @property
+    def contents(self) -> Contents:
+        """What the file holds; tied tensors point to one storage."""
+        shared: dict[str, str] = {}
+        first: dict[Tensor, str] = {}
+        for name, tensor in self._tensors.items():
+            if first.setdefault(tensor, name) != name:
+                shared[name] = first[tensor]
+        return replace(Contents.plain(self.infos), shared=shared)
+
+    def rows(self, name: str, begin: int, end: int) -> mx.array:
+        """Entries begin .. end - 1 along the first axis; a scalar whole. Read now, copied once."""
+        tensor = self._tensors[name]
+        kind, span = tensor.kind, self._spans[tensor.storage.key]
+        shape, offset = tensor.shape, tensor.offset
+        if shape:
+            shape, offset = (end - begin, *shape[1:]), offset + begin * tensor.strides[0]
+        if not math.prod(shape):
+            return to_mlx(np.empty(shape, f"<{kind.numpy}"), kind.stored)
+        values: np.ndarray[Any, Any] = np.ndarray(
+            shape,
+            np.dtype(f"{'>' if self._big_endian else '<'}{kind.numpy}"),
+            self._data,
+            span.begin + offset * kind.size,
+            tuple(stride * kind.size for stride in tensor.strides),
+        )
+        return to_mlx(values, kind.stored)
+
+    def _info(self, name: str, tensor: Tensor) -> TensorInfo:
+        span = self._spans.get(tensor.storage.key)
+        if span is None:
+            raise Refused(f"is damaged: the bytes of {name} are not in it")
+        if tensor.storage.nbytes > span.nbytes:
+            raise Refused(f"is truncated or damaged in {name}: download it again")
+        elements = math.prod(tensor.shape)
+        # A stride of zero lets a few bytes claim to be a tensor of any size.
+        if elements * tensor.kind.size > len(self._data):
+            raise Refused(f"is refused: {name} claims more bytes than the file has")
+        stored = tensor.kind.stored
+        return TensorInfo(stored, tensor.shape, elements * DTYPES[stored].size)
+
+
+def _read(data: mmap.mmap) -> tuple[dict[str, Tensor], Mapping[str, Span], bool]:
+    """The tensors by name, where each storage lies, and whether those are big-endian."""
+    if data[:4] == torch_zip.MAGIC:
+        archive = torch_zip.read(data)
+        begin = archive.pickle.begin
+        text = data[begin : begin + archive.pickle.nbytes]
+        value, _ = load(text, 0, ADMITTED, storage)
+        return named_tensors(value), archive.storages, archive.big_endian
+    if data[:1] == b"\x80":
+        value, spans = torch_legacy.read(data, storage)
+        return named_tensors(value), spans, False
+    if data[: len(_POINTER)] == _POINTER:
+        raise Refused("is only a pointer of Git LFS: run `git lfs pull`, or download the file")
+    if data[257:262] == b"ustar":
+        raise Refused("is written by a torch before 0.2: save it again with a newer one")
+    raise Refused("is no file that torch.save wrote, or its beginning is damaged")

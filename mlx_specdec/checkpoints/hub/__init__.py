@@ -1,0 +1,1 @@
+"""The Hugging Face Hub: which files of a repository are fetched, and what went wrong."""

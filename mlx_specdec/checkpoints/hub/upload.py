@@ -1,0 +1,77 @@
+"""A converted model -> a repository of the Hub.
+
+Decoder-only models go through mlx-lm's own helper, whose model card tells how to use mlx-lm; T5
+models, which mlx-lm cannot load, through huggingface_hub alone, with a card of their own.
+Knows nothing of what is in the files.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ...errors import OptionError, OutputError
+
+_REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_CARD = "README.md"
+
+
+def check_repository(name: str) -> None:
+    """Raises OptionError for what cannot be the name of a repository."""
+    if not _REPOSITORY.fullmatch(name):
+        raise OptionError(f"{name!a:.100} cannot be a repository: give --upload-repo USER/NAME")
+
+
+def upload(directory: Path, repository: str, *, base_model: str | None, by_mlx_lm: bool) -> None:
+    """Write a model card into `directory` and upload all of it.
+
+    base_model: the Hub name that it was converted from, if it was one. Raises OutputError, which
+    says that the model itself is complete.
+    """
+    _write_card(directory / _CARD, repository, base_model, by_mlx_lm)
+    try:
+        if not (by_mlx_lm and _by_mlx_lm(directory, repository)):
+            import huggingface_hub as hub
+
+            api = hub.HfApi()
+            api.create_repo(repo_id=repository, exist_ok=True)
+            api.upload_folder(folder_path=str(directory), repo_id=repository, repo_type="model")
+    except Exception as problem:  # whatever its HTTP library raises has no common base
+        lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+        reason = lines[0] if lines else type(problem).__name__
+        raise OutputError(
+            f"{directory} is converted, and cannot be uploaded to {repository}: {reason:.300}: run "
+            f"`hf auth login`, then `hf upload {repository} {directory}`"
+        ) from problem
+
+
+def _by_mlx_lm(directory: Path, repository: str) -> bool:
+    """Let mlx-lm's helper write the card and upload; whether it could do the second."""
+    import huggingface_hub as hub
+    from mlx_lm.utils import upload_to_hub
+
+    try:
+        upload_to_hub(str(directory), repository)
+    except AttributeError:
+        # mlx-lm 0.32 asks for a function that huggingface_hub 2 has no more, after all else.
+        if hasattr(hub.HfApi, "upload_large_folder"):
+            raise
+        return False
+    return True
+
+
+def _write_card(file: Path, repository: str, base_model: str | None, by_mlx_lm: bool) -> None:
+    lines = ["---", "library_name: mlx", "tags:", "- mlx"]
+    lines += [f"base_model: {base_model}"] if base_model is not None else []
+    lines += ["---", "", f"# {repository}", ""]
+    if not by_mlx_lm:
+        lines += [
+            "Converted with mlx-specdec; provenance.json says from what and how.",
+            "",
+            f'    mlx-specdec generate --model {repository} "..."',
+            "",
+        ]
+    try:
+        file.write_text("\n".join(lines), encoding="utf-8")
+    except OSError as problem:
+        raise OutputError(f"{file} cannot be written: {problem.strerror}") from problem
