@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from .assemble import with_documents as with_documents
     from .cache_settings import CacheSettings as CacheSettings
     from .checkpoints.convert import convert as convert
-    from .decoding.ending import Emission as Emission
     from .decoding.run import Result as Result
     from .decoding.run import Run as Run
+    from .decoding.stop_criteria import Emission as Emission
     from .errors import SpecdecError as SpecdecError
     from .options import Options as Options
 
 _HOMES = {
     "CacheSettings": "cache_settings",
-    "Emission": "decoding.ending",
+    "Emission": "decoding.stop_criteria",
     "Options": "options",
     "Pair": "assemble",
     "Result": "decoding.run",

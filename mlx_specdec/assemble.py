@@ -1,6 +1,6 @@
-"""One text from a pair and its options: context, proposer, rule and noise come together here.
+"""One sequence from a pair and its options: context, proposer, rule and noise come together here.
 
-Knows every package below, and the names of the rules. Knows nothing of terminals.
+It knows every package below, and the names of the rules; terminals are above it.
 """
 
 from __future__ import annotations
@@ -10,28 +10,42 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
 from . import blas
-from .contracts import NoiseSource, Progress, Proposer, Rule
+from .contracts import Model, NoiseSource, Progress, Proposer, Rule
 from .decoding import cost_cache
-from .decoding.draft_length import DraftLength, Survey
-from .decoding.ending import Ending
-from .decoding.loop import Check, Decoding
-from .decoding.run import Labels, Result, Run, Surroundings
+from .decoding.draft_length import AutoLength, DraftLength, FixedLength, Survey
+from .decoding.loop import Decoding
+from .decoding.prompt import PromptReader
+from .decoding.rounds import RoundListener, RoundReport
+from .decoding.run import Environment, Labels, Result, Run
+from .decoding.sequence import Batch
+from .decoding.sequence import Sequence as Decoded
 from .decoding.statistics import Recorder
-from .draft_lengths import cost_key, device_name, keep_costs, make_draft_length
+from .decoding.stop_criteria import StopCriteria
+from .decoding.stopwatch import Stopwatch
+from .drafters import (
+    cost_key,
+    device_name,
+    drafters,
+    keep_costs,
+    make_draft_length,
+    make_proposer,
+    proposer_kind,
+)
+from .drafting.translation import Translation
 from .errors import OptionError, PromptError
+from .models.base import Base
 from .models.checked import CheckedModel
 from .models.loading import load_model
 from .options import Options
 from .pair import Pair as Pair
 from .pair import load as load
 from .pair import with_documents as with_documents
-from .proposers import make_proposer, most_drafted, proposer_kind, sources
-from .sampling.law import Law
+from .sampling.distribution import Distribution
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from .text.stream import StopStrings, TextStream
 from .verification.block import BlockRule
@@ -49,32 +63,41 @@ def stream_generate(
     prompt: str | Sequence[int],
     options: Options | None = None,
     *,
+    proposer: Proposer | None = None,
+    rule: Rule | None = None,
+    draft_length: DraftLength | None = None,
     progress: Progress | None = None,
     time_all: bool = False,
 ) -> Run:
-    """Start one text: iterate over the returned Run for its emissions, ask it for the result.
+    """Start one sequence: iterate over the returned Run for its emissions, ask it for the result.
 
-    prompt: text, or token ids that are taken as they are. progress: of a long prompt.
+    prompt: text, or token ids that are taken as they are. proposer, rule, draft_length: the
+    caller's own in the place of what the options name. progress: of reading the prompt.
     time_all: time every speculative round in parts, at the price of overlap.
     Raises PromptError, OptionError.
     """
     options = options or Options()
-    if os.environ.get(DEBUG):
-        pair, check = _checked(pair)
-    else:
-        check = None
     ids = encode(pair, prompt, options)
-    recorder = Recorder(time_all=time_all)
-    started = recorder.clock()
-    lengths = make_draft_length(pair, options)
-    proposer = make_proposer(pair, options, lengths)
-    decoding = _decoding(pair, ids, options, proposer, lengths, recorder, check, progress)
-    kind = proposer_kind(pair, options)
+    target: Model = pair.target
+    shadows: list[RoundListener] = []
+    if os.environ.get(DEBUG):
+        target, pair, shadows = _checked(pair)
+    chosen = () if proposer is not None else drafters(pair, options)
+    lengths = draft_length or make_draft_length(pair, chosen, options)
+    if proposer is not None and draft_length is None:
+        lengths = AutoLength() if options.num_draft == "auto" else FixedLength(options.num_draft)
+    proposer = proposer or make_proposer(chosen, options, lengths)
+    recorder = Recorder()
+    watch = Stopwatch([recorder, lengths, *shadows], time_all=time_all)
+    decoding = _decoding(
+        pair, target, ids, options, proposer, rule or _rule(options), lengths, watch, progress
+    )
+    kind = type(proposer).__name__ if proposer and not chosen else proposer_kind(pair, options)
     labels = Labels(
         model=pair.name,
-        draft_model=pair.draft_name if "draft" in sources(pair, options) else None,
+        draft_model=pair.draft_name if any(d.name == "draft" for d in chosen) else None,
         proposer=kind,
-        rule=options.rule_name,
+        rule=options.rule_name if rule is None else type(rule).__name__,
         lossy=options.lossy,
         delta=options.delta,
         seed=options.seed,
@@ -82,9 +105,8 @@ def stream_generate(
         prompt_tokens=len(ids),
         simulated_acceptance=options.simulated_acceptance,
     )
-    around = Surroundings(
+    environment = Environment(
         load_seconds=pair.load_seconds,
-        prompt_seconds=recorder.clock() - started,
         device=device_name(),
         blas=blas.name(),
         peak_memory=mx.get_peak_memory,
@@ -93,8 +115,9 @@ def stream_generate(
         decoding,
         recorder,
         labels,
-        around,
-        learned=lambda: keep_costs(pair, options, lengths),
+        environment,
+        watch.clock,
+        learned=lambda: keep_costs(pair, chosen, options, lengths),
         changes=lambda: lengths.changes,
     )
 
@@ -102,27 +125,31 @@ def stream_generate(
 def calibrate(
     pair: Pair, *, temperature: float = 0.0, turns: int = 8, progress: Progress | None = None
 ) -> dict[int, float]:
-    """Measure what a round of 1 .. 16 drafted tokens costs, in plain steps, and keep it for auto.
+    """Measure what a round of 1 .. 16 draft tokens costs, in plain steps, and keep it for auto.
 
     turns: how often each length is measured; medians count. Raises OptionError without a draft.
     """
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
-    own = [source for source in sources(pair, options) if source != "ngram"]
+    own = [each for each in drafters(pair, options) if each.nbytes]
     if not own:
         raise OptionError("there is nothing to calibrate without a draft model: name one")
-    options = replace(options, proposer=own[0])
-    survey, report = Survey(most_drafted(pair, own[0])), progress or _ignore
+    survey, report = Survey(own[0].most), progress or _ignore
     report(0, turns)
     while survey.turns < turns:
-        proposer = make_proposer(endless, options, survey)
+        proposer = make_proposer(own[:1], options, survey)
         ids = [pair.vocabulary // 2] * 8
-        decoding = _decoding(endless, ids, options, proposer, survey, Recorder(), None, None)
-        while survey.turns < turns and decoding.step().finish_reason is None:
+        watch = Stopwatch([survey])
+        decoding = _decoding(
+            endless, pair.target, ids, options, proposer, _rule(options), survey, watch
+        )
+        ended = False
+        while survey.turns < turns and not ended:
+            ended = decoding.step()[0].finish_reason is not None
             report(survey.turns, turns)
     report(turns, turns)
     costs = survey.measured()
-    cost_cache.write(cost_key(pair, options, own[0]), costs)
+    cost_cache.write(cost_key(pair, own[0], options), costs)
     return costs
 
 
@@ -151,18 +178,30 @@ def compare_logits(source: Path, written: Path) -> float:
     return float(difference)
 
 
-def _checked(pair: Pair) -> tuple[Pair, Check]:
-    """The same models, whose contexts compare themselves with the committed tokens."""
+class _Shadow:
+    """Compares a model's contexts with the committed tokens after every round that rewinds."""
+
+    def __init__(self, model: CheckedModel, translation: Translation | None = None) -> None:
+        self._model = model
+        self._translation = translation
+
+    def on_round(self, report: RoundReport) -> None:
+        if not report.pipelined and not report.ended:
+            committed = report.sequences[0].committed
+            feed = self._translation.feed if self._translation is not None else list
+            self._model.compare(feed(committed))
+
+
+def _checked(pair: Pair) -> tuple[Model, Pair, list[RoundListener]]:
+    """The same target and pair, whose contexts are compared with shadows of their own."""
     target = CheckedModel(pair.target)
-    draft = None if pair.draft is None else CheckedModel(pair.draft)
-
-    def check(committed: Sequence[int]) -> None:
-        target.compare(committed)
-        if draft is not None:
-            seen = committed if pair.translation is None else pair.translation.feed(committed)
-            draft.compare(seen)
-
-    return replace(pair, target=target, draft=draft), check
+    shadows: list[RoundListener] = [_Shadow(target)]
+    if pair.draft is not None:
+        draft = CheckedModel(pair.draft)
+        shadows.append(_Shadow(draft, pair.translation))
+        # Drafting only opens contexts of it.
+        pair = replace(pair, draft=cast(Base, draft))
+    return target, pair, shadows
 
 
 def encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[int]:
@@ -178,28 +217,30 @@ def encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[in
 
 def _decoding(
     pair: Pair,
+    target: Model,
     ids: Sequence[int],
     options: Options,
     proposer: Proposer | None,
+    rule: Rule,
     lengths: DraftLength,
-    recorder: Recorder,
-    check: Check | None,
-    progress: Progress | None,
+    watch: Stopwatch,
+    progress: Progress | None = None,
 ) -> Decoding:
-    context = pair.target.open(ids, progress)
-    prefix = pair.target.prefix(ids)
+    context, prefix = target.open(ids), target.prefix(ids)
+    sequence = Decoded(
+        prefix,
+        Distribution(options.sampling, pair.vocabulary),
+        _noise(pair, options),
+        _stop_criteria(pair, options, len(prefix)),
+    )
     return Decoding(
         target=context,
         proposer=proposer,
-        rule=_rule(options),
-        law=Law(options.sampling, pair.vocabulary),
-        noise=_noise(pair, options),
+        rule=rule,
+        batch=Batch([sequence]),
         draft_length=lengths,
-        ending=_ending(pair, options, len(prefix)),
-        recorder=recorder,
-        committed=prefix,
-        prompt=ids,
-        check=check,
+        reader=PromptReader(context, prefix, ids, proposer, progress),
+        watch=watch,
     )
 
 
@@ -227,13 +268,12 @@ def _noise(pair: Pair, options: Options) -> NoiseSource:
     return IndependentNoise(options.seed, pair.vocabulary)
 
 
-def _ending(pair: Pair, options: Options, prefix: int) -> Ending:
+def _stop_criteria(pair: Pair, options: Options, prefix: int) -> StopCriteria:
     longest = pair.target.max_length
-    room = options.max_tokens if longest is None else min(options.max_tokens, longest - prefix)
-    return Ending(
+    return StopCriteria(
         # A text that only measures the loop goes on to the end.
         eos=pair.eos_token_ids if options.simulated_acceptance is None else frozenset(),
-        room=room,
+        max_tokens=min(options.max_tokens, sys.maxsize if longest is None else longest - prefix),
         stream=TextStream(pair.tokenizer),
         stops=StopStrings(options.stop) if options.stop else None,
     )

@@ -1,10 +1,10 @@
 """The three interfaces that carry everything, and the frozen results that pass between them.
 
-Knows shapes and promises. Knows nothing of how a model, a proposer or a rule does its work: models,
-drafting, verification and decoding all import this module and never one another.
+Models, drafting, verification and decoding all import this module and never one another.
 
-Arrays carry a leading batch axis; today it has length 1 and a longer one is refused by name where a
-model opens a context. `lengths` is a tuple with one entry per sequence for the same reason.
+A batch is several sequences that go through one pass together. Arrays carry a leading batch axis;
+what differs from sequence to sequence and is known on the host comes as one entry per sequence.
+A single sequence is a batch of one.
 """
 
 from __future__ import annotations
@@ -18,37 +18,73 @@ import mlx.core as mx
 Progress = Callable[[int, int], None]
 """Called with (done, total) units of long work, first with done = 0 and last with done = total."""
 
+FINAL = "final"
+"""The hidden state that the output head is given."""
+
+
+def after(layer: int) -> str:
+    """The name of the hidden state that layer `layer`, counted from 0, puts out."""
+    return f"after.{layer}"
+
 
 @dataclass(frozen=True)
 class Scores:
     """What one pass of a model yields, lazily: what nobody reads is not computed.
 
     logits: (batch, rows, vocabulary) in the model's dtype; row i is about the token after input i.
-    hidden: per tap asked for, (batch, rows, width) in the model's dtype.
+    hidden: per name asked for, (batch, rows, width) in the model's dtype.
     """
 
     logits: mx.array
     hidden: Mapping[str, mx.array] = field(default_factory=dict)
 
+    def of(self, sequence: int, rows: int) -> Scores:
+        """The first `rows` rows of one sequence, as a batch of one."""
+        if self.logits.shape[:2] == (1, rows):
+            return self
+        part = slice(sequence, sequence + 1)
+        hidden = {name: states[part, :rows] for name, states in self.hidden.items()}
+        return Scores(self.logits[part, :rows], hidden)
+
 
 @dataclass(frozen=True)
 class Proposal:
-    """The drafted tokens of one round; zero tokens mean that the proposer abstains.
+    """The drafted tokens of one round; a size of 0 means that the proposer abstains.
 
     tokens: (batch, n) int32, on the device.
-    rows: (batch, n, vocabulary) float32, log q up to a constant per row: the law that each token
-        was really drawn from. None means one-hot: all its probability lay on its token.
+    rows: (batch, n, vocabulary) float32, log q up to a constant per row: the distribution that each
+        token was really drawn from. None means one-hot: all its probability lay on its token.
     source: who drafted, where several may.
+    counts: how many tokens each sequence proposed; the rest of its row only fills the rectangle.
+        None means that every sequence proposed all of its row.
     """
 
     tokens: mx.array
     rows: mx.array | None = None
     source: str = ""
+    counts: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:
-        """How many tokens were drafted."""
+        """How many tokens each row of the rectangle has."""
         return self.tokens.shape[1]
+
+    @classmethod
+    def of(cls, drafted: Sequence[Sequence[int]]) -> Proposal:
+        """One-hot proposals from token ids, one list per sequence; shorter ones are filled up."""
+        counts = tuple(len(tokens) for tokens in drafted)
+        size = max(counts)
+        filled = [[*tokens, *[0] * (size - len(tokens))] for tokens in drafted]
+        return cls(mx.array(filled, dtype=mx.int32).reshape(len(drafted), size), counts=counts)
+
+    def count(self, sequence: int) -> int:
+        """How many tokens this sequence proposed."""
+        return self.size if self.counts is None else self.counts[sequence]
+
+
+def no_proposal(batch: int = 1) -> Proposal:
+    """What a proposer returns to abstain, and what a plain decoding step verifies."""
+    return Proposal(mx.zeros((batch, 0), dtype=mx.int32))
 
 
 @dataclass(frozen=True)
@@ -66,28 +102,17 @@ class Verdict:
     scored: mx.array | None = None
 
 
-@dataclass(frozen=True)
-class Round:
-    """One finished round, as a proposer may look back on it.
-
-    committed: how many tokens are committed now, prompt included.
-    accepted: how many of the proposal's tokens stayed.
-    scores: the target's rows of the committed tokens of this round, lazy.
-    """
-
-    proposal: Proposal
-    verdict: Verdict
-    scores: Scores
-    accepted: int
-    committed: int
-
-
 class Context(Protocol):
-    """One sequence's state in one model: encoder memory where there is one, and the KV cache."""
+    """The state of a batch in one model: encoder output where there is one, and the KV cache."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens seen per sequence, rewound ones not counted."""
+        ...
+
+    @property
+    def replays(self) -> bool:
+        """Whether a rewind into a pass of several tokens costs another pass over the kept ones."""
         ...
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
@@ -96,7 +121,9 @@ class Context(Protocol):
         tokens: (batch, m) int32, m >= 1; `lengths` grow by m at once, the arithmetic is lazy.
         proposed: how many of the last tokens are not committed and may be taken back by `rewind`.
             A pass with proposed = 0 makes everything before it final.
-        taps: names of hidden states to return; "final" is what the output head is given.
+        taps: names of hidden states to return: FINAL, and `after(i)` for the output of layer i.
+
+        Raises OptionError where the model cannot show such a hidden state.
         """
         ...
 
@@ -106,6 +133,10 @@ class Context(Protocol):
         Raises RewindError where `lengths` is longer than what was seen, or shorter than what the
         caller declared as final. Never silently does less than was asked.
         """
+        ...
+
+    def evaluate(self) -> None:
+        """Compute what was seen so far, without its logits, and wait for it."""
         ...
 
 
@@ -119,7 +150,7 @@ class Model(Protocol):
 
     @property
     def max_length(self) -> int | None:
-        """Longest committed text in tokens, prompt included; None where there is no hard limit."""
+        """Longest committed sequence in tokens, prompt included; None where there is no limit."""
         ...
 
     @property
@@ -132,12 +163,40 @@ class Model(Protocol):
         the decoder's start token of an encoder-decoder model. Never empty."""
         ...
 
-    def open(self, prompt: Sequence[int], progress: Progress | None = None) -> Context:
-        """A context that has seen everything but the last token of `prefix(prompt)`.
+    def open(self, prompt: Sequence[int]) -> Context:
+        """A context that has seen nothing of `prefix(prompt)`.
 
-        Long prompts go in steps and report to `progress`. Raises PromptError for a prompt that is
-        empty or longer than `max_length`.
+        An encoder-decoder model has its source and encodes it with the first pass. Raises
+        PromptError for a prompt that is empty or longer than `max_length`.
         """
+        ...
+
+
+class TargetModel(Model, Protocol):
+    """What a target lends to drafters that read its hidden states: its embedding and its head,
+    with whatever scale, cap or tie the family has."""
+
+    @property
+    def width(self) -> int:
+        """Width of the hidden states."""
+        ...
+
+    @property
+    def state_dtype(self) -> mx.Dtype:
+        """Of the hidden states."""
+        ...
+
+    @property
+    def layers(self) -> int:
+        """How many layers put out a hidden state: `after(0)` to `after(layers - 1)`."""
+        ...
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(batch, m) int32 -> (batch, m, width), what the first layer is given."""
+        ...
+
+    def head(self, states: mx.array) -> mx.array:
+        """(batch, m, width), as the hidden state FINAL is -> logits (batch, m, vocabulary)."""
         ...
 
 
@@ -148,24 +207,24 @@ class Noise(Protocol):
     """
 
     def draft(self, index: int) -> mx.array | None:
-        """(vocabulary,) float32 Gumbel noise that draws drafted token `index`."""
+        """(batch, 1, vocabulary) float32 Gumbel noise that draws drafted token `index`."""
         ...
 
     def target(self, count: int) -> mx.array | None:
-        """(1, count, vocabulary) float32 Gumbel noise for the target's own choices."""
+        """(batch, count, vocabulary) float32 Gumbel noise for the target's own choices."""
         ...
 
     def accept(self, count: int) -> mx.array | None:
-        """(1, count) float32 uniforms in [0, 1) for accepting drafted tokens 0 .. count - 1."""
+        """(batch, count) float32 uniforms in [0, 1) for accepting drafted tokens 0 .. count - 1."""
         ...
 
     def correction(self) -> mx.array | None:
-        """(1, vocabulary) float32 Gumbel noise that draws the correction or bonus token."""
+        """(batch, vocabulary) float32 Gumbel noise that draws the correction or bonus token."""
         ...
 
 
 class NoiseSource(Protocol):
-    """Hands out one round's noise at a time."""
+    """Hands out the noise of one sequence, one round at a time."""
 
     def at(self, round: int, position: int) -> Noise:
         """Noise of round `round`, whose first emitted position is `position`, both from 0.
@@ -176,35 +235,46 @@ class NoiseSource(Protocol):
 
 
 class Proposer(Protocol):
-    """Guesses tokens. It never sees target probabilities of positions that it has yet to draft."""
+    """Guesses tokens. It never sees target probabilities of positions that it has yet to draft.
 
-    @property
-    def taps(self) -> tuple[str, ...]:
-        """The target's hidden states that `begin` and `observe` need; mostly none."""
-        ...
+    A class that inherits from this Protocol has to say `propose` alone.
+    """
 
-    def begin(self, prompt: Sequence[int], scores: Scores | None) -> None:
-        """A new text starts. `prompt` is the source text for encoder-decoder models; `scores` are
-        the target's rows of the prompt's last token where taps were asked for, else None."""
-        ...
+    taps: tuple[str, ...] = ()
+    """The target's hidden states that `observe` needs, by name; mostly none."""
 
-    def propose(self, committed: Sequence[int], limit: int, noise: Noise) -> Proposal:
-        """At most `limit` tokens (limit >= 1) that may follow `committed`, without blocking."""
-        ...
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A new sequence starts. `prompt` is the source text for encoder-decoder models."""
+        return None
 
-    def observe(self, round: Round) -> None:
-        """What became of the last round; a plain step is a round with an empty proposal.
+    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
+        """Whether `propose` would draft anything now. Asked while a plain step is in flight, so it
+        costs next to nothing and drafts nothing."""
+        return True
 
-        Called once after every round, except the one that ended the text.
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
+        """At most `limit` tokens (limit >= 1) that may follow each sequence, without blocking.
+
+        committed: all committed tokens, one list per sequence.
         """
         ...
+
+    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
+        """What the target has seen since the last call: a piece of the prompt, or a round's tokens.
+
+        tokens: per sequence, those that stayed, all of them committed. scores: per sequence, the
+        target's rows of just these tokens, lazy. Called after every pass over the prompt and after
+        every round but the one that ended the sequence; the newest committed token was not seen.
+        """
+        return None
 
 
 class Rule(Protocol):
     """Decides which drafted tokens stay and which token follows them."""
 
-    def judge(self, law: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """law: (batch, n + 1, vocabulary), the target's log p up to a constant per row, after bias,
-        penalties and filters; row i is the law of the position that proposal.tokens[:, i] fills,
-        and the last row that of the bonus token. float32 at temperature > 0."""
+    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+        """log_p: (batch, n + 1, vocabulary), the target's log-probabilities up to a constant per
+        row, after bias, penalties and filters; row i is about the position that
+        proposal.tokens[:, i] fills, and the last row about the bonus token. float32 at
+        temperature > 0."""
         ...

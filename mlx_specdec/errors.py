@@ -8,6 +8,7 @@
     ├── PromptError         the prompt is empty or longer than the model can take
     ├── DocumentError       a document to search is missing, empty, too large or no text
     ├── VocabularyError     target and draft do not share one vocabulary
+    ├── DecodingError       a step was interrupted, or what a model computes is damaged
     └── RewindError         a context was asked to forget more than it can
 
 The command line catches SpecdecError in one place, prints its sentence and exits with code 2.
@@ -45,6 +46,10 @@ class DocumentError(SpecdecError):
 
 class VocabularyError(SpecdecError):
     """Target and draft model do not share one vocabulary."""
+
+
+class DecodingError(SpecdecError):
+    """Decoding cannot go on: a step was interrupted, or a model's numbers are damaged."""
 
 
 class RewindError(SpecdecError):

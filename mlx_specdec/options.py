@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .drafting import DRAFTERS
 from .errors import OptionError
 from .sampling.settings import Sampling
 
 RULES = ("coupled", "token", "block", "typical")
-PROPOSERS = ("auto", "draft", "ngram", "medusa", "none")
+PROPOSERS = ("auto", *DRAFTERS, "none")
 MOST_DRAFTED = 64
 SELF = "self"
 """Named as draft model: the target's own layers at fewer bits."""
@@ -37,8 +38,8 @@ class Options:
     posterior_threshold, posterior_alpha: of the typical rule, (0, 1) each: a drafted token stays
         where p > min(threshold, alpha exp(-entropy)).
     stop: strings that end the text; they are not part of it.
-    simulated_acceptance: keep each drafted token with this probability instead of judging it, to
-        measure what decoding costs; None judges. What is emitted is then no text.
+    simulated_acceptance: keep each drafted token with this probability instead of verifying it, to
+        measure what decoding costs; None verifies. What is emitted is then no text.
     cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one.
     The others: see `sampling.settings.Sampling`.
@@ -118,7 +119,7 @@ class Options:
 
     @property
     def sampling(self) -> Sampling:
-        """The settings of the law."""
+        """How tokens are drawn."""
         return Sampling(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -132,7 +133,7 @@ class Options:
 
     @property
     def lossy(self) -> bool:
-        """Whether the text may differ from the target's own in law."""
+        """Whether the text may differ from the target's own in distribution."""
         return self.delta > 0 or self.rule == "typical" or self.simulated_acceptance is not None
 
     @property

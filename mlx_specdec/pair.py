@@ -1,7 +1,4 @@
-"""What generations share: a loaded target, its tokenizer, and what it brings to draft with.
-
-Knows loading. Knows nothing of decoding.
-"""
+"""What generations share: a loaded target, its tokenizer, and what it brings to draft with."""
 
 from __future__ import annotations
 
@@ -17,12 +14,13 @@ from .checkpoints import shards
 from .checkpoints.formats import medusa as medusa_files
 from .checkpoints.layouts import as_directory
 from .checkpoints.source import resolve, resolve_config
-from .contracts import Model, Progress
+from .contracts import Progress
 from .drafting import document_cache
 from .drafting.document_cache import IndexKey
 from .drafting.document_index import DocumentIndex
 from .drafting.translation import Translation
 from .errors import CheckpointError, OptionError, SourceError
+from .models.base import Base
 from .models.loading import Loaded, load_model
 from .models.medusa_heads import MedusaHeads, attach
 from .models.self_draft import self_draft
@@ -44,16 +42,16 @@ STEPS = 1000
 class Pair:
     """A target, its tokenizer, and a draft model where there is one; shared by many generations.
 
-    vocabulary: number of token ids that target and tokenizer both know; every law has this width.
-    translation: for a draft whose vocabulary is another. documents: what lookup searches beside
-    prompt and text. heads: of the target, where it has some. draft_bytes: what the draft takes
-    beside the target, in bytes.
+    vocabulary: number of token ids that target and tokenizer both know; every distribution has
+    this width. translation: for a draft whose vocabulary is another. documents: what lookup
+    searches beside prompt and text. heads: of the target, where it has some. draft_bytes: what
+    the draft takes beside the target, in bytes.
     """
 
     name: str
     draft_name: str | None
-    target: Model
-    draft: Model | None
+    target: Base
+    draft: Base | None
     tokenizer: Tokenizer
     eos_token_ids: frozenset[int]
     vocabulary: int
@@ -79,7 +77,7 @@ class Loading:
 class _Draft:
     """A draft beside its target. vocabulary: how many ids both have."""
 
-    model: Model
+    model: Base
     vocabulary: int
     nbytes: int
     translation: Translation | None = None

@@ -260,7 +260,7 @@ def costs(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[
     contexts = {name: model.open(ids) for name, model in models.items() if model is not None}
     for name, model in models.items():
         if model is not None:
-            contexts[name].advance(mx.array([model.prefix(ids)[-1:]], dtype=mx.int32))
+            contexts[name].advance(mx.array([model.prefix(ids)], dtype=mx.int32))
     passes = [("draft", 1), *(("target", rows) for rows in range(1, 10))]
     seconds: dict[tuple[str, int], list[float]] = {which: [] for which in passes}
     for _ in range(100):

@@ -11,8 +11,8 @@ from typing import Literal
 
 from ..assemble import Pair, stream_generate
 from ..decoding.statistics import Statistics
+from ..drafters import proposer_kind
 from ..options import Options
-from ..proposers import proposer_kind
 
 Length = int | Literal["auto"]
 Runner = Callable[[Sequence[int]], "Sample"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import __version__, blas
 from ..assemble import Pair
-from ..draft_lengths import device_name
+from ..drafters import device_name
 from ..options import Options
 
 CPU_NAMES = Path("/proc/cpuinfo")

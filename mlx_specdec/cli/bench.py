@@ -202,9 +202,9 @@ def sample(model: str) -> Path:
 
 def _own(pair: Pair) -> str:
     """What proposes unless told otherwise; lookup needs nothing."""
-    from ..proposers import sources
+    from ..drafters import drafters
 
-    return next(iter(sources(pair, Options(num_draft=1))), "ngram")
+    return next((each.name for each in drafters(pair, Options(num_draft=1))), "ngram")
 
 
 def _methods(

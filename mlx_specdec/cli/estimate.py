@@ -93,7 +93,7 @@ def _asked(name: str, dtype: str, q_bits: int | None, revision: str | None) -> A
 
 def _machine() -> dict[str, str]:
     from .. import blas
-    from ..draft_lengths import device_name
+    from ..drafters import device_name
 
     return {"device": device_name(), "blas": blas.name()}
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..checkpoints.convert import Report
     from ..contracts import Progress
     from ..decoding.draft_length import Change
-    from ..decoding.ending import Emission, Piece
     from ..decoding.run import Result
+    from ..decoding.stop_criteria import Emission, Piece
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"

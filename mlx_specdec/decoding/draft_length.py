@@ -1,6 +1,6 @@
 """How many tokens to draft in the next round, zero included.
 
-Knows counts, seconds and room. Knows nothing of who drafts, and reads no clock.
+Reads no clock: it hears of every round.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ..errors import OptionError
 from .cost_model import Acceptance, RoundCosts
+from .rounds import RoundListener, RoundReport
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Change:
     source: str = ""
 
 
-class DraftLength(Protocol):
+class DraftLength(RoundListener, Protocol):
     """Chooses the number of drafted tokens; 0 means a plain decoding step."""
 
     @property
@@ -32,26 +33,15 @@ class DraftLength(Protocol):
         """What was chosen when; empty where it was fixed."""
         ...
 
-    def choose(self, room: int) -> int:
-        """At most room - 1 tokens, so that a bonus token never overruns.
+    def choose(self, remaining: int) -> int:
+        """At most remaining - 1 tokens, so that a bonus token never overruns.
 
-        room: how many tokens may still be emitted, at least 1.
+        remaining: how many tokens may still be emitted, at least 1.
         """
         ...
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        seconds: float,
-        draft: float | None = None,
-        source: str = "",
-    ) -> None:
-        """What the last round was; drafted 0 is a pipelined plain step.
-
-        seconds: of the whole round. draft: of drafting, where the round was timed in parts.
-        source: who drafted, where several may.
-        """
+    def on_round(self, report: RoundReport) -> None:
+        """As rounds.RoundListener says."""
         ...
 
 
@@ -69,18 +59,11 @@ class FixedLength:
         if self.count < 0:
             raise OptionError(f"num-draft must be 0 or more, not {self.count}")
 
-    def choose(self, room: int) -> int:
+    def choose(self, remaining: int) -> int:
         """`count`, or less where the text is about to end."""
-        return max(0, min(self.count, room - 1))
+        return max(0, min(self.count, remaining - 1))
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        seconds: float,
-        draft: float | None = None,
-        source: str = "",
-    ) -> None:
+    def on_round(self, report: RoundReport) -> None:
         """Nothing is learned."""
 
 
@@ -101,21 +84,16 @@ class Survey:
         self.changes: Sequence[Change] = ()
         self.turns = 0
 
-    def choose(self, room: int) -> int:
-        """The next length, whatever the room."""
+    def choose(self, remaining: int) -> int:
+        """The next length, whatever remains."""
         return self._turn[self._place]
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        seconds: float,
-        draft: float | None = None,
-        source: str = "",
-    ) -> None:
+    def on_round(self, report: RoundReport) -> None:
         """One round of the length that was chosen; a shorter one is left out."""
-        if self._place not in self._ignored and drafted == self._turn[self._place]:
-            self._costs.add(drafted, seconds, draft)
+        if _is_drained(report):
+            return
+        if self._place not in self._ignored and report.size == self._turn[self._place]:
+            self._costs.add(report.size, report.times.total, report.times.draft)
         self._place = (self._place + 1) % len(self._turn)
         self.turns += self._place == 0
 
@@ -178,24 +156,20 @@ class AutoLength:
         """Costs of rounds by drafted length in plain steps, where this text had enough of them."""
         return self._costs.measured()
 
-    def choose(self, room: int) -> int:
+    def choose(self, remaining: int) -> int:
         """The current choice, cut where the text is about to end."""
-        self._asked = max(0, min(self._next, room - 1))
+        self._asked = max(0, min(self._next, remaining - 1))
         return self._asked
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        seconds: float,
-        draft: float | None = None,
-        source: str = "",
-    ) -> None:
+    def on_round(self, report: RoundReport) -> None:
         """Learn from a round, and choose again."""
+        if _is_drained(report):
+            return
+        drafted, seconds = report.size, report.times.total
         self._elapsed += seconds
         trial = self._trying
         if drafted:
-            self._observe_round(drafted, accepted, seconds, draft)
+            self._observe_round(drafted, report.accepted, seconds, report.times.draft)
         else:
             self._observe_plain(seconds)
         if self._begun and not drafted and self._asked:
@@ -294,3 +268,8 @@ class AutoLength:
         rates = [token / max(cost, 1e-12) for token, cost in zip(tokens, kind, strict=True)]
         chosen = max(range(1, self._most + 1), key=rates.__getitem__)
         return chosen if rates[chosen] * self._price > self.BETTER else None
+
+
+def _is_drained(report: RoundReport) -> bool:
+    """Whether a plain step only emptied the pipeline, so that it says nothing of what one costs."""
+    return report.size == 0 and not report.pipelined

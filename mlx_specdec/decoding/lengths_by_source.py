@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .draft_length import AutoLength, Change, DraftLength
+from .rounds import RoundReport
 
 
 class LengthsBySource:
@@ -37,25 +38,16 @@ class LengthsBySource:
         autos = ((n, one) for n, one in self._lengths.items() if isinstance(one, AutoLength))
         return {name: length.measured() for name, length in autos}
 
-    def choose(self, room: int) -> int:
+    def choose(self, remaining: int) -> int:
         """The longest draft that any source may make."""
-        return max(length.choose(room) for length in self._lengths.values())
+        return max(length.choose(remaining) for length in self._lengths.values())
 
     def limit(self, name: str, most: int) -> int:
         """How many tokens the named source may draft, of at most `most`."""
         return self._lengths[name].choose(most + 1)
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        seconds: float,
-        draft: float | None = None,
-        source: str = "",
-    ) -> None:
-        """What the last round was; drafted 0 is a plain step, and everybody's."""
-        if drafted:
-            self._lengths[source].observe(drafted, accepted, seconds, draft)
-            return
-        for length in self._lengths.values():
-            length.observe(0, 0, seconds)
+    def on_round(self, report: RoundReport) -> None:
+        """A round with drafts is its source's, a plain step everybody's."""
+        heard = [self._lengths[report.source]] if report.size else self._lengths.values()
+        for length in heard:
+            length.on_round(report)

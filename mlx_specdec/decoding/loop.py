@@ -1,41 +1,38 @@
 """The heartbeat: propose, verify, commit, rewind; or a plain step, pipelined.
 
-Knows the three interfaces and owns only the arrows between them. Knows no model, no proposer and
-no rule by name. One blocking synchronisation a round.
+It owns only the arrows between what it is handed: it knows no model, no proposer and no rule by
+name, has no clock and does no arithmetic. One blocking synchronisation a round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
-from ..contracts import Context, NoiseSource, Proposal, Proposer, Round, Rule, Scores, Verdict
-from ..sampling.law import Law, last_rows
+from ..contracts import Context, Noise, Proposal, Proposer, Rule, Scores, Verdict, no_proposal
+from ..errors import DecodingError
 from .draft_length import DraftLength
-from .ending import Emission, Ending
-from .margins import Margins
-from .statistics import Recorder, RoundTimes
-
-Check = Callable[[Sequence[int]], None]
+from .prompt import PromptReader
+from .sequence import Batch
+from .stop_criteria import Emission, FinishReason
+from .stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
-class _Pending:
-    """A plain step that was submitted and not yet read."""
+class _Pass:
+    """A pass of the target that was submitted and whose verdict was not yet read."""
 
+    proposal: Proposal
     scores: Scores
     verdict: Verdict
 
 
 class Decoding:
-    """One text in the making; `step` until an emission has a finish reason.
+    """A batch in the making; `step` until its emissions have finish reasons.
 
-    committed: `Model.prefix` of the prompt. target: the context opened on the same prompt.
-    prompt: what `Proposer.begin` is told; the source text of an encoder-decoder model.
-    check: called with the committed tokens after every round, to find mistakes.
+    target: a context on the prompt that has seen nothing; the reader feeds it. watch: hears of
+    every stage of a round.
     """
 
     def __init__(
@@ -44,173 +41,106 @@ class Decoding:
         target: Context,
         proposer: Proposer | None,
         rule: Rule,
-        law: Law,
-        noise: NoiseSource,
+        batch: Batch,
         draft_length: DraftLength,
-        ending: Ending,
-        recorder: Recorder,
-        committed: Sequence[int],
-        prompt: Sequence[int],
-        check: Check | None = None,
+        reader: PromptReader,
+        watch: Stopwatch,
     ) -> None:
         self._target = target
         self._proposer = proposer
         self._rule = rule
-        self._law = law
-        self._noise = noise
+        self._batch = batch
         self._draft_length = draft_length
-        self._ending = ending
-        self._recorder = recorder
-        self._check = check
-        self._margins = Margins(recorder.add_margins)
-        self._committed = list(committed)
-        self._prompt_length = len(committed)
-        self._nothing = Proposal(mx.zeros((1, 0), dtype=mx.int32))
-        self._round = 0
-        self._pending: _Pending | None = None
-        self._abstained = False
+        self._reader = reader
+        self._watch = watch
         self._taps = proposer.taps if proposer is not None else ()
-        if proposer is not None:
-            self._begin(proposer, prompt)
+        self._in_flight: _Pass | None = None
+        self._broken = False
 
     @property
-    def committed(self) -> Sequence[int]:
-        """The prefix and everything decided so far; the emitted text may have ended earlier."""
-        return tuple(self._committed)
+    def reading(self) -> bool:
+        """Whether the next step reads a part of the prompt."""
+        return not self._reader.done
 
-    def step(self) -> Emission:
-        """One round. Emits at least one token, unless there is no room for any."""
-        if self._ending.room == 0:
-            return self._ending.finish("length")
-        count = self._draft_length.choose(self._ending.room) if self._proposer else 0
+    def step(self) -> tuple[Emission, ...]:
+        """A part of the prompt, which emits nothing, or one round; an emission per sequence.
+
+        Raises DecodingError after a step that was interrupted: nothing can be trusted then.
+        """
+        if self._broken:
+            raise DecodingError("a step was interrupted in its middle: start the text again")
+        self._broken = True
+        emissions = self._step()
+        self._broken = False
+        return emissions
+
+    def finish(self, reason: FinishReason) -> tuple[Emission, ...]:
+        """End all sequences here; what was emitted stays."""
+        return tuple(each.finish(reason) for each in self._batch.sequences)
+
+    def _step(self) -> tuple[Emission, ...]:
+        if self._batch.remaining == 0:
+            return self.finish("length")
+        if self.reading:
+            self._reader.step()
+            return tuple(Emission((), ()) for _ in self._batch.sequences)
+        count = self._draft_length.choose(self._batch.remaining) if self._proposer else 0
         if self._proposer is None or count == 0:
             return self._plain(ahead=True)
-        if self._pending is not None:
-            return self._drain(self._proposer, count)
+        if self._in_flight is not None:
+            # A draft needs the token in flight; while none is to come, the pipeline stays full.
+            return self._plain(ahead=not self._proposer.ready(self._batch.committed, count))
         return self._speculate(self._proposer, count)
 
-    def interrupt(self) -> Emission:
-        """End here; what was emitted stays."""
-        return self._ending.finish("interrupted")
+    def _speculate(self, proposer: Proposer, count: int) -> tuple[Emission, ...]:
+        self._watch.begin(drafts=True)
+        noise = self._batch.noise()
+        proposal = proposer.propose(self._batch.committed, count, noise)
+        self._watch.drafted(proposal)
+        submitted = self._verify(proposal, noise)
+        if proposal.size == 0:
+            ahead = not proposer.ready(self._batch.committed, count)
+            return self._finish_plain(submitted, ahead)
+        return self._commit(submitted)
 
-    def finish(self) -> None:
-        """Wait for figures that no token had to wait for; once, after the last emission."""
-        self._margins.flush()
+    def _plain(self, ahead: bool) -> tuple[Emission, ...]:
+        self._watch.begin(drafts=False)
+        nothing = no_proposal(len(self._batch.sequences))
+        step = self._in_flight or self._verify(nothing, self._batch.noise())
+        return self._finish_plain(step, ahead)
 
-    def _begin(self, proposer: Proposer, prompt: Sequence[int]) -> None:
-        if not self._taps:
-            proposer.begin(prompt, None)
-            return
-        self._pending = self._submit(self._unseen(), None)
-        proposer.begin(prompt, self._pending.scores)
+    def _finish_plain(self, step: _Pass, ahead: bool) -> tuple[Emission, ...]:
+        """Read a plain step; `ahead` submits the next one before, so that the device has work."""
+        self._in_flight = None
+        if ahead and self._batch.remaining > 1:
+            chosen = step.verdict.next[:, None]
+            self._in_flight = self._verify(step.proposal, self._batch.noise(1), chosen)
+        return self._commit(step)
 
-    def _plain(self, ahead: bool) -> Emission:
-        started = self._recorder.clock()
-        pending = self._pending or self._submit(self._unseen(), None)
-        self._pending = None
-        if ahead and self._ending.room > 1:
-            following = pending.verdict.next[None]
-            self._pending = self._submit(following, following)
-        token = _read(pending.verdict.next)[0]
-        emission = self._commit([token], self._nothing, pending)
-        seconds = self._recorder.clock() - started
-        self._recorder.add_plain(len(emission.tokens), seconds)
-        if ahead:
-            self._draft_length.observe(0, 0, seconds)
-        return emission
-
-    def _drain(self, proposer: Proposer, count: int) -> Emission:
-        """Read the step in flight. One that abstained last time is asked first, and stays in plain
-        decoding's pipeline while it abstains; what it finds is asked for again one token later."""
-        if self._abstained:
-            noise = self._noise.at(self._round, self._position())
-            self._abstained = proposer.propose(self._committed, count, noise).size == 0
-        return self._plain(ahead=self._abstained)
-
-    def _submit(self, tokens: mx.array, chosen: mx.array | None) -> _Pending:
-        """Start a pass over `tokens`, all final; `chosen` is what of it is not committed yet."""
-        scores = self._target.advance(tokens, taps=self._taps)
-        rows = self._law.rows(last_rows(scores.logits, 1), self._committed, chosen)
-        position = self._position() + (0 if chosen is None else chosen.shape[1])
-        verdict = self._rule.judge(rows, self._nothing, self._noise.at(self._round, position))
-        mx.async_eval(verdict.next)
-        self._round += 1
-        self._recorder.add_pass()
-        return _Pending(scores, verdict)
-
-    def _speculate(self, proposer: Proposer, count: int) -> Emission:
-        timed = self._recorder.wants_times()
-        clock = self._recorder.clock
-        started = began = clock()
-        if timed:
-            # Leads and replays of earlier rounds are still computed, and not by the draft.
-            mx.synchronize()
-            began = clock()
-        noise = self._noise.at(self._round, self._position())
-        proposal = proposer.propose(self._committed, count, noise)
-        self._abstained = proposal.size == 0
-        if self._abstained:
-            return self._plain(ahead=True)
-        if timed:
-            mx.eval(proposal.tokens, *_present(proposal.rows))
-        drafted_at = clock()
-        tokens = mx.concatenate([self._unseen(), proposal.tokens], axis=1)
+    def _verify(self, proposal: Proposal, noise: Noise, chosen: mx.array | None = None) -> _Pass:
+        """Submit a pass over the proposal behind `chosen`, (batch, 1): what the target has not
+        seen, by default the newest committed tokens, else tokens that are not read yet."""
+        newest = self._batch.newest() if chosen is None else chosen
+        tokens = mx.concatenate([newest, proposal.tokens], axis=1) if proposal.size else newest
         scores = self._target.advance(tokens, proposed=proposal.size, taps=self._taps)
-        if timed:
-            mx.eval(scores.logits)
-        verified_at = clock()
-        rows = self._law.rows(
-            last_rows(scores.logits, proposal.size + 1), self._committed, proposal.tokens
-        )
-        verdict = self._rule.judge(rows, proposal, noise)
+        self._watch.advanced(scores)
+        following = proposal.tokens if chosen is None else chosen
+        log_p = self._batch.log_probabilities(scores.logits, following)
+        verdict = self._rule.verify(log_p, proposal, noise)
         mx.async_eval(verdict.next, verdict.kept)
-        self._round += 1
-        self._recorder.add_pass()
-        accepted = sum(_read(verdict.kept)[0])
-        decided = [*_read(proposal.tokens)[0][:accepted], _read(verdict.next)[0]]
-        emission = self._commit(decided, proposal, _Pending(scores, verdict))
-        times = RoundTimes(clock() - started)
-        if timed:
-            times = RoundTimes(times.total, drafted_at - began, verified_at - drafted_at)
-        self._recorder.add_speculative(
-            proposal.size, accepted, len(emission.tokens), times, proposal.source
-        )
-        self._draft_length.observe(
-            proposal.size, accepted, times.total, times.draft, proposal.source
-        )
-        return emission
+        return _Pass(proposal, scores, verdict)
 
-    def _commit(self, tokens: list[int], proposal: Proposal, done: _Pending) -> Emission:
-        position = self._position()
-        self._committed += tokens
-        emission = self._ending.take(tokens, drafted=len(tokens) - 1)
-        if done.verdict.scored is not None:
-            self._margins.add(done.verdict.scored, len(emission.tokens), position)
-        if emission.finish_reason is None:
-            self._settle(proposal, done, len(tokens) - 1)
-            if self._check is not None and self._pending is None:
-                self._check(self._committed)
-        return emission
-
-    def _settle(self, proposal: Proposal, done: _Pending, accepted: int) -> None:
-        if proposal.size:
-            self._target.rewind((len(self._committed) - 1,))
-        if self._proposer is not None:
-            self._proposer.observe(
-                Round(proposal, done.verdict, done.scores, accepted, len(self._committed))
-            )
-
-    def _position(self) -> int:
-        return len(self._committed) - self._prompt_length
-
-    def _unseen(self) -> mx.array:
-        return mx.array([self._committed[self._target.lengths[0] :]], dtype=mx.int32)
-
-
-def _read(array: mx.array) -> Any:
-    """To the host, waiting for it."""
-    return array.tolist()
-
-
-def _present(array: mx.array | None) -> tuple[mx.array, ...]:
-    return () if array is None else (array,)
+    def _commit(self, done: _Pass) -> tuple[Emission, ...]:
+        """Wait for the verdict; what it kept is committed and the rest taken back."""
+        emissions, rounds = self._batch.commit(done.proposal, done.verdict)
+        ended = all(emission.finish_reason is not None for emission in emissions)
+        if not ended:
+            if done.proposal.size:
+                self._target.rewind(tuple(len(each.committed) - 1 for each in rounds))
+            if self._proposer is not None:
+                kept = [each.committed[-each.accepted - 2 : -1] for each in rounds]
+                scores = [done.scores.of(row, len(tokens)) for row, tokens in enumerate(kept)]
+                self._proposer.observe(kept, scores)
+        pipelined = self._in_flight is not None
+        self._watch.finish(done.proposal, rounds, pipelined=pipelined, ended=ended)
+        return emissions

@@ -1,8 +1,7 @@
-"""By how much each emitted token led the second best, computed many rows at a time.
+"""How far each emitted token was above the second best, computed many rows at a time.
 
-Knows rows of log p + g and positions. Knows nothing of rules. A few small operations a token are
-what plain decoding of a small model would notice, so rows wait for each other, and nobody waits
-for the result before the text has ended.
+A few small operations a token are what plain decoding of a small model would notice, so rows wait
+for each other, and nobody waits for the result before the sequence has ended.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..sampling.law import lead
+from ..sampling.distribution import margin
 
 ROWS_AT_ONCE = 16
 
 Listener = Callable[[list[float], int], None]
-"""Called with the leads of neighbouring positions and the first of these."""
+"""Called with the margins of neighbouring positions and the first of these."""
 
 
 @dataclass(frozen=True)
 class _Batch:
-    leads: mx.array
+    margins: mx.array
     spans: tuple[tuple[int, int], ...]
 
 
 class Margins:
-    """Takes rows in the order of their positions and tells `listener` their leads, later."""
+    """Takes rows in the order of their positions and tells `listener` their margins, later."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -57,17 +56,17 @@ class Margins:
             self._tell()
 
     def _submit(self) -> None:
-        leads = lead(mx.concatenate(self._rows, axis=1))
-        mx.async_eval(leads)
-        self._submitted = _Batch(leads, tuple(self._spans))
+        margins = margin(mx.concatenate(self._rows, axis=1))
+        mx.async_eval(margins)
+        self._submitted = _Batch(margins, tuple(self._spans))
         self._rows, self._spans, self._waiting = [], [], 0
 
     def _tell(self) -> None:
         if self._submitted is None:
             return
-        leads: Any = self._submitted.leads[0].tolist()
+        margins: Any = self._submitted.margins[0].tolist()
         first = 0
         for position, count in self._submitted.spans:
-            self._listener(leads[first : first + count], position)
+            self._listener(margins[first : first + count], position)
             first += count
         self._submitted = None

@@ -1,7 +1,4 @@
-"""One generation from the reader's side: an iterator of emissions, and the result at its end.
-
-Knows time and what was emitted. The decoding that it drives is handed in.
-"""
+"""One generation from the reader's side: an iterator of emissions, and the result at its end."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .draft_length import Change
-from .ending import Emission, FinishReason
 from .loop import Decoding
 from .statistics import Recorder, Statistics
+from .stop_criteria import Emission, FinishReason
 
 
 @dataclass(frozen=True)
@@ -67,11 +64,10 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Environment:
     """What the figures are measured on. peak_memory: called at the end, bytes."""
 
     load_seconds: float
-    prompt_seconds: float
     device: str
     blas: str
     peak_memory: Callable[[], int]
@@ -80,7 +76,7 @@ class Surroundings:
 class Run:
     """Iterate to decode; `result` finishes what is left and returns everything.
 
-    learned: called once, after the last emission. changes: of the draft length.
+    clock: seconds. learned: called once, after the last emission. changes: of the draft length.
     """
 
     def __init__(
@@ -88,26 +84,29 @@ class Run:
         decoding: Decoding,
         recorder: Recorder,
         labels: Labels,
-        around: Surroundings,
+        environment: Environment,
+        clock: Callable[[], float],
         learned: Callable[[], None] | None = None,
         changes: Callable[[], Sequence[Change]] | None = None,
     ) -> None:
         self._decoding = decoding
         self._recorder = recorder
         self._labels = labels
-        self._around = around
+        self._environment = environment
+        self._clock = clock
         self._learned = learned
         self._changes = changes
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._reason: FinishReason | None = None
-        self._started = recorder.clock()
-        self._seconds = 0.0
+        self._started = self._read_at = self._ended_at = clock()
 
     def __iter__(self) -> Iterator[Emission]:
-        """The emissions still to come, one a round."""
+        """The emissions still to come, one a step; those of the prompt's steps are empty."""
         while self._reason is None:
-            yield self._keep(self._decoding.step())
+            reading = self._decoding.reading
+            [emission] = self._decoding.step()
+            yield self._keep(emission, reading)
 
     @property
     def changes(self) -> Sequence[Change]:
@@ -116,31 +115,33 @@ class Run:
 
     def interrupt(self) -> Emission:
         """End the text here; what was emitted stays and counts."""
-        return self._keep(self._decoding.interrupt())
+        [emission] = self._decoding.finish("interrupted")
+        return self._keep(emission, self._decoding.reading)
 
     def result(self) -> Result:
         """Everything, decoded to the end."""
         for _ in self:
             pass
         assert self._reason is not None
-        self._decoding.finish()
         if self._learned is not None:
             self._learned()
             self._learned = None
-        around = self._around
+        environment = self._environment
         stats = self._recorder.summary(
-            load=around.load_seconds,
-            prompt=around.prompt_seconds,
-            decoding=self._seconds,
-            peak_memory_bytes=around.peak_memory(),
-            device=around.device,
-            blas=around.blas,
+            load=environment.load_seconds,
+            prompt=self._read_at - self._started,
+            decoding=self._ended_at - self._read_at,
+            peak_memory_bytes=environment.peak_memory(),
+            device=environment.device,
+            blas=environment.blas,
         )
         return Result("".join(self._texts), tuple(self._tokens), self._reason, self._labels, stats)
 
-    def _keep(self, emission: Emission) -> Emission:
+    def _keep(self, emission: Emission, reading: bool) -> Emission:
         self._texts.append(emission.text)
         self._tokens += emission.tokens
         self._reason = emission.finish_reason
-        self._seconds = self._recorder.clock() - self._started
+        self._ended_at = self._clock()
+        if reading:
+            self._read_at = self._ended_at
         return emission

@@ -1,18 +1,15 @@
 """Rounds -> figures, up to the last emitted token and not beyond.
 
-Knows counts and seconds. Knows nothing of arrays, except that a device has a peak of memory, which
-it is handed. What was drafted behind the last emitted token is not counted.
+What was drafted behind the last emitted token is not counted.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-ALWAYS_TIMED = 4
-TIMED_EVERY = 32
+from .margins import Margins
+from .rounds import RoundReport, RoundTimes, SequenceRound
 
 
 @dataclass(frozen=True)
@@ -84,30 +81,10 @@ class Statistics:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class RoundTimes:
-    """Seconds of one speculative round; draft and verify are None where it was not timed.
-
-    total has in it whatever earlier rounds left to the device; the parts have not.
-    """
-
-    total: float
-    draft: float | None = None
-    verify: float | None = None
-
-
 class Recorder:
-    """Collects rounds while a text is decoded.
+    """Collects rounds, as decoding.rounds.RoundListener says."""
 
-    time_all: put barriers into every speculative round, not only a few. clock: seconds.
-    """
-
-    def __init__(
-        self, *, time_all: bool = False, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.clock = clock
-        self._time_all = time_all
-        self._speculative = 0
+    def __init__(self) -> None:
         self._rounds = 0
         self._passes = 0
         self._generated = 0
@@ -120,34 +97,37 @@ class Recorder:
         self._timed_verify = 0.0
         self._speculative_total = 0.0
         self._plain_total = 0.0
+        self._margins = Margins(self._add_margins)
         self._margin: SmallestMargin | None = None
 
-    def wants_times(self) -> bool:
-        """Whether the next speculative round should be timed in parts."""
-        count = self._speculative
-        return self._time_all or count < ALWAYS_TIMED or count % TIMED_EVERY == 0
+    def on_round(self, report: RoundReport) -> None:
+        """Counts tokens up to the last emitted one, and time."""
+        self._rounds += 1
+        self._passes += report.passes
+        for each in report.sequences:
+            self._generated += each.emitted
+            if each.scored is not None:
+                self._margins.add(each.scored, each.emitted, each.position)
+            if report.size:
+                self._add_drafts(each, report.source)
+        if report.size:
+            self._add_times(report.times)
+        else:
+            self._plain_total += report.times.total
 
-    def add_pass(self) -> None:
-        """The target was asked for one more pass."""
-        self._passes += 1
-
-    def add_speculative(
-        self, drafted: int, accepted: int, emitted: int, times: RoundTimes, source: str = ""
-    ) -> None:
-        """A round with a proposal. emitted: tokens that the reader got, at most accepted + 1.
-        source: who drafted, where several may."""
-        if emitted <= accepted:
-            drafted = accepted = emitted
+    def _add_drafts(self, each: SequenceRound, source: str) -> None:
+        drafted, accepted = each.drafted, each.accepted
+        if each.emitted <= accepted:
+            drafted = accepted = each.emitted
+        _count(self._drafted, drafted)
+        _count(self._accepted, accepted)
         if source:
             before = self._by_source.get(source, SourceFigures(0, 0, 0))
             self._by_source[source] = SourceFigures(
                 before.rounds + 1, before.drafted + drafted, before.accepted + accepted
             )
-        _count(self._drafted, drafted)
-        _count(self._accepted, accepted)
-        self._speculative += 1
-        self._rounds += 1
-        self._generated += emitted
+
+    def _add_times(self, times: RoundTimes) -> None:
         self._speculative_total += times.total
         if times.draft is not None and times.verify is not None:
             self._timed += 1
@@ -155,14 +135,7 @@ class Recorder:
             self._timed_draft += times.draft
             self._timed_verify += times.verify
 
-    def add_plain(self, emitted: int, seconds: float) -> None:
-        """A plain step."""
-        self._rounds += 1
-        self._generated += emitted
-        self._plain_total += seconds
-
-    def add_margins(self, margins: list[float], position: int) -> None:
-        """Leads of the tokens emitted from `position` on."""
+    def _add_margins(self, margins: list[float], position: int) -> None:
         for offset, value in enumerate(margins):
             if self._margin is None or value < self._margin.value:
                 self._margin = SmallestMargin(value, position + offset)
@@ -177,7 +150,11 @@ class Recorder:
         device: str,
         blas: str,
     ) -> Statistics:
-        """All figures. load, prompt, decoding: seconds of loading, prompt pass, all after it."""
+        """All figures, once, after the last round; waits for those that no token had to wait for.
+
+        load, prompt, decoding: seconds of loading, reading the prompt, and all after it.
+        """
+        self._margins.flush()
         scale = self._speculative_total / self._timed_total if self._timed_total else 0.0
         draft = self._timed_draft * scale
         verify = self._timed_verify * scale + self._plain_total

@@ -1,1 +1,31 @@
-"""Proposers: who guesses tokens, and from what. None of them knows how guesses are judged."""
+"""Who guesses: the table of drafters.
+
+A drafter is a module of this package with a function `drafter(pair)`, which says what a loaded pair
+brings for it, and a sentence MISSING for pairs that bring nothing. Modules are imported when they
+are wanted.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .drafter import Brought, Drafter
+
+DRAFTERS = {
+    "ngram": "lookup",
+    "draft": "draft_model",
+    "medusa": "medusa",
+}
+"""Name -> module. The order is the one in which `auto` prefers those that need weights."""
+
+
+def find(name: str, pair: Brought) -> Drafter | None:
+    """The named drafter of a pair; None where the pair brings nothing for it."""
+    made: Drafter | None = import_module(f".{DRAFTERS[name]}", __name__).drafter(pair)
+    return made
+
+
+def missing(name: str) -> str:
+    """What to tell a user whose pair does not have this drafter."""
+    sentence: str = import_module(f".{DRAFTERS[name]}", __name__).MISSING
+    return sentence

@@ -1,22 +1,39 @@
 """A second, cheaper model proposes.
 
-Knows a Model and the law of its text. Its context is fed whatever committed tokens it has not seen
-yet, so there is no special case for "everything was accepted".
+Its context is fed whatever committed tokens it has not seen yet, so there is no special case for
+"everything was accepted".
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..contracts import Context, Model, Noise, Progress, Proposal, Round, Scores
-from ..sampling.law import Law, choose, last_rows
+from ..contracts import Context, Model, Noise, Proposal, Proposer, Scores, no_proposal
+from ..sampling.distribution import Distribution, choose, last_rows
 from ..sampling.settings import Sampling
+from .drafter import Brought, Drafter
 from .translation import Translation
 
+MISSING = "there is no draft model to propose: name one with draft-model"
 
-class DraftModel:
+
+def drafter(pair: Brought) -> Drafter | None:
+    """Of a pair with a draft model."""
+    if pair.draft is None:
+        return None
+    model, translation = pair.draft, pair.translation
+    return Drafter(
+        "draft",
+        lambda asked, first: DraftModel(model, asked.sampling, pair.vocabulary, translation),
+        nbytes=model.nbytes,
+        identity=pair.draft_name or "",
+    )
+
+
+class DraftModel(Proposer):
     """Proposer that decodes ahead with a draft model, one token a pass, without blocking.
 
     model: the draft. settings: the target's own, since p and q must be filtered alike.
@@ -24,44 +41,52 @@ class DraftModel:
     translation: for a draft whose ids mean other tokens than the target's.
     """
 
-    taps: tuple[str, ...] = ()
-
     def __init__(
         self,
         model: Model,
         settings: Sampling,
         vocabulary: int,
         translation: Translation | None = None,
-        progress: Progress | None = None,
     ) -> None:
         self._model = model
         self._settings = settings
         self._vocabulary = vocabulary
         self._translation = translation
-        self._progress = progress
-        self._law = Law(settings, vocabulary)
+        self._distribution = Distribution(settings, vocabulary)
         self._context: Context | None = None
+        self._unread = 0
+        self._seen = 0
 
-    def begin(self, prompt: Sequence[int], scores: Scores | None) -> None:
-        """Opens the draft's own context on the prompt."""
-        self._law = Law(self._settings, self._vocabulary)
-        self._context = self._model.open(self._known(prompt), self._progress)
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Opens the draft's own context, unless the prompt alone is more than the draft takes."""
+        self._distribution = Distribution(self._settings, self._vocabulary)
+        self._context, self._seen = None, 0
+        known = self._known(prompt)
+        self._unread = len(self._model.prefix(known)) - 1
+        if self._room(len(prompt)) > 0:
+            self._context = self._model.open(known)
+            self._context.evaluate()
 
-    def propose(self, committed: Sequence[int], limit: int, noise: Noise) -> Proposal:
+    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
+        """Whether the text still fits into the draft's positions."""
+        return self._context is not None and self._room(len(committed[0])) > 0
+
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """Greedy at temperature 0, else drawn with the round's draft noise. Abstains where the text
         has outgrown the draft's positions."""
-        context = self._opened()
-        limit = self._within_positions(limit, len(committed))
-        if limit < 1:
-            return Proposal(mx.zeros((1, 0), dtype=mx.int32))
-        unseen = committed[context.lengths[0] :]
+        [text] = committed
+        limit = min(limit, self._room(len(text)))
+        if self._context is None or limit < 1:
+            return no_proposal()
+        unseen = text[self._context.lengths[0] :]
         fed = mx.array([self._known(unseen)], dtype=mx.int32)
         drafted: list[mx.array] = []
         rows: list[mx.array] = []
         for index in range(limit):
-            scores = context.advance(fed, proposed=min(index, 1))
+            logits = self._context.advance(fed, proposed=min(index, 1)).logits
             before = mx.concatenate(drafted, axis=1) if drafted else None
-            row = self._law.rows(self._own(last_rows(scores.logits, 1)), committed, before)
+            own = self._own(last_rows(logits, 1))
+            row = self._distribution.log_probabilities(own, text, before)
             tokens = choose(row, noise.draft(index))
             mx.async_eval(tokens)
             fed = tokens if self._translation is None else self._translation.feed_array(tokens)
@@ -72,19 +97,22 @@ class DraftModel:
             mx.concatenate(drafted, axis=1), mx.concatenate(rows, axis=1) if sampled else None
         )
 
-    def observe(self, round: Round) -> None:
-        """Takes back what the target did not keep; the newest committed token was never seen."""
-        context = self._opened()
-        context.rewind((min(context.lengths[0], round.committed - 1),))
-
-    def _opened(self) -> Context:
+    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
+        """Reads the prompt along, and takes back what the target did not keep."""
+        [kept] = tokens
+        self._seen += len(kept)
         if self._context is None:
-            raise RuntimeError("propose and observe come after begin")
-        return self._context
+            return
+        if self._seen <= self._unread:
+            self._context.advance(mx.array([self._known(kept)], dtype=mx.int32))
+            self._context.evaluate()
+        else:
+            self._context.rewind((min(self._context.lengths[0], self._seen),))
 
-    def _within_positions(self, limit: int, committed: int) -> int:
+    def _room(self, committed: int) -> int:
+        """How many tokens more the draft has positions for."""
         longest = self._model.max_length
-        return limit if longest is None else min(limit, longest - committed)
+        return sys.maxsize if longest is None else longest - committed
 
     def _own(self, logits: mx.array) -> mx.array:
         return logits if self._translation is None else self._translation.rows(logits)

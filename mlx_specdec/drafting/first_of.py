@@ -1,22 +1,17 @@
-"""Several proposers in a row: the first one that has something to say proposes.
-
-Knows proposers by name and how many tokens each may draft now. Knows nothing of how they guess.
-"""
+"""Several proposers in a row: the first one that has something to say proposes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import mlx.core as mx
-
-from ..contracts import Noise, Proposal, Proposer, Round, Scores
+from ..contracts import Noise, Proposal, Proposer, Scores, no_proposal
 
 Limit = Callable[[str, int], int]
 """How many tokens the named proposer may draft now, of at most so many."""
 
 
-class FirstOf:
+class FirstOf(Proposer):
     """Proposer that asks others in their order; cheap ones that abstain belong before dear ones.
 
     proposers: by name, which the proposal carries as its source. limit: for each of them.
@@ -27,12 +22,17 @@ class FirstOf:
         self._limit = limit
         self.taps = tuple(dict.fromkeys(tap for one in proposers.values() for tap in one.taps))
 
-    def begin(self, prompt: Sequence[int], scores: Scores | None) -> None:
+    def begin(self, prompt: Sequence[int]) -> None:
         """All begin."""
         for proposer in self._proposers.values():
-            proposer.begin(prompt, scores)
+            proposer.begin(prompt)
 
-    def propose(self, committed: Sequence[int], limit: int, noise: Noise) -> Proposal:
+    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
+        """Whether any of them would draft."""
+        limits = ((each, self._limit(name, limit)) for name, each in self._proposers.items())
+        return any(count > 0 and each.ready(committed, count) for each, count in limits)
+
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """What the first one proposes that does not abstain; nothing if all do."""
         for name, proposer in self._proposers.items():
             count = self._limit(name, limit)
@@ -40,9 +40,9 @@ class FirstOf:
                 proposal = proposer.propose(committed, count, noise)
                 if proposal.size:
                     return replace(proposal, source=name)
-        return Proposal(mx.zeros((1, 0), dtype=mx.int32))
+        return no_proposal(len(committed))
 
-    def observe(self, round: Round) -> None:
+    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """All look back, whoever proposed."""
         for proposer in self._proposers.values():
-            proposer.observe(round)
+            proposer.observe(tokens, scores)

@@ -1,6 +1,6 @@
 """Prompt lookup: what followed the last few tokens earlier in the text or in documents is proposed.
 
-Knows token ids only. Costs microseconds, needs no model, and abstains where nothing repeats.
+It costs microseconds, needs no model, and abstains where nothing repeats.
 Source of the idea: prompt lookup decoding (Saxena, 2023); matches here are the longest there are,
 not of one fixed size.
 """
@@ -9,27 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mlx.core as mx
-
-from ..contracts import Noise, Proposal, Round, Scores
+from ..contracts import Noise, Proposal, Proposer
 from .document_index import DEPTH, DocumentIndex
+from .drafter import Asked, Brought, Drafter
 from .suffix_index import SuffixIndex
 
 BETWEEN = -1
 """Stands between a source text and the target text; never proposed, never matched across."""
 GROWTH = 2
 """Tokens proposed for each token of the match: a long match is likely to go on."""
+ALONE, BEFORE_OTHERS = 2, 4
+"""Shortest match, in tokens, that is trusted: a shorter one is worse than a draft."""
 
 
-class PromptLookup:
+def drafter(pair: Brought) -> Drafter:
+    """Of every pair."""
+    documents = pair.documents
+
+    def make(asked: Asked, first: bool) -> PromptLookup:
+        trusted = BEFORE_OTHERS if first and documents is None else ALONE
+        frequent = asked.ngram_choice == "frequent"
+        return PromptLookup(asked.ngram_min or trusted, frequent, documents)
+
+    return Drafter("ngram", make, identity="ngram")
+
+
+class PromptLookup(Proposer):
     """Proposer that searches prompt and text. Its proposals are one-hot: they have no rows.
 
     least: shortest match to trust, in tokens. frequent: of several continuations take the most
     frequent one instead of the latest. documents: searched as well; the text goes first where its
     match is as long as theirs.
     """
-
-    taps: tuple[str, ...] = ()
 
     def __init__(
         self, least: int = 2, frequent: bool = False, documents: DocumentIndex | None = None
@@ -41,14 +52,21 @@ class PromptLookup:
         self._index = SuffixIndex()
         self._read = 0
 
-    def begin(self, prompt: Sequence[int], scores: Scores | None) -> None:
-        """Forgets the last text."""
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Forgets the last sequence."""
         self._prompt = list(prompt)
         self._index = SuffixIndex()
         self._read = 0
 
-    def propose(self, committed: Sequence[int], limit: int, noise: Noise) -> Proposal:
+    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
+        """Whether there is a match now."""
+        return bool(self._continuation(committed[0], limit))
+
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """What followed the longest match, at most GROWTH times as long as the match."""
+        return Proposal.of([self._continuation(committed[0], limit)])
+
+    def _continuation(self, committed: Sequence[int], limit: int) -> list[int]:
         self._catch_up(committed)
         match = self._index.longest_match()
         tokens = self._from_documents(committed, max(match + 1, self._least), limit)
@@ -56,19 +74,16 @@ class PromptLookup:
             count = min(limit, GROWTH * match)
             find = self._index.most_frequent if self._frequent else self._index.most_recent
             tokens = _before_end(find(count))
-        return _proposal(tokens)
-
-    def observe(self, round: Round) -> None:
-        """Nothing to learn: the text says it all."""
+        return tokens
 
     def _from_documents(self, committed: Sequence[int], least: int, limit: int) -> list[int]:
         """What follows in the documents after a match of at least `least` tokens."""
         if self._documents is None or least > min(DEPTH, len(committed)):
             return []
-        found = self._documents.find(committed)
-        if found.length < least:
+        match = self._documents.find(committed)
+        if match.length < least:
             return []
-        return self._documents.following(found, min(limit, GROWTH * found.length))
+        return self._documents.following(match, min(limit, GROWTH * match.length))
 
     def _catch_up(self, committed: Sequence[int]) -> None:
         if self._read == 0 and list(committed[: len(self._prompt)]) != self._prompt:
@@ -80,7 +95,3 @@ class PromptLookup:
 
 def _before_end(tokens: list[int]) -> list[int]:
     return tokens[: tokens.index(BETWEEN)] if BETWEEN in tokens else tokens
-
-
-def _proposal(tokens: list[int]) -> Proposal:
-    return Proposal(mx.array([tokens], dtype=mx.int32).reshape(1, len(tokens)))

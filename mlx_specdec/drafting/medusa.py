@@ -1,7 +1,6 @@
 """Heads on the target's own hidden state propose: one head for each position ahead.
 
-Knows which hidden row the heads read, and the law that their tokens are drawn from. Knows nothing
-of how heads are made, stored or trained. Their tokens are verified as a chain.
+Their tokens are verified as a chain.
 Source: Medusa (Cai et al., arXiv 2401.10774, section 2.1.1).
 """
 
@@ -12,11 +11,28 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from ..contracts import Noise, Proposal, Round, Scores
-from ..sampling.law import Law, choose
+from ..contracts import FINAL, Noise, Proposal, Proposer, Scores, no_proposal
+from ..sampling.distribution import Distribution, choose
 from ..sampling.settings import Sampling
+from .drafter import MOST_DRAFTED, Brought, Drafter
 
-TAP = "final"
+MISSING = (
+    "there are no Medusa heads to propose: give a model whose config.json has medusa_num_heads"
+)
+
+
+def drafter(pair: Brought) -> Drafter | None:
+    """Of a target with heads."""
+    if pair.heads is None:
+        return None
+    heads = pair.heads
+    return Drafter(
+        "medusa",
+        lambda asked, first: Medusa(heads, asked.sampling, pair.vocabulary),
+        most=min(heads.count, MOST_DRAFTED),
+        nbytes=heads.nbytes,
+        identity="medusa",
+    )
 
 
 class Heads(Protocol):
@@ -27,52 +43,57 @@ class Heads(Protocol):
         """How many heads there are, and so how many tokens a round may draft."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the heads' own weights in bytes."""
+        ...
+
     def logits(self, state: mx.array, count: int) -> mx.array:
         """(1, 1, width) -> (1, count, vocabulary), a row for each of the first `count` heads."""
         ...
 
 
-class Medusa:
-    """Proposer that reads the hidden state which predicted the last committed token.
+class Medusa(Proposer):
+    """Proposer that reads the hidden state which predicted the newest committed token.
 
     heads: of the target. settings: the target's own, since p and q must be filtered alike.
     vocabulary: the target's size; ids that the heads do not have get probability zero.
     """
 
-    taps: tuple[str, ...] = (TAP,)
+    taps = (FINAL,)
 
     def __init__(self, heads: Heads, settings: Sampling, vocabulary: int) -> None:
         self._heads = heads
         self._settings = settings
         self._vocabulary = vocabulary
-        self._law = Law(settings, vocabulary)
+        self._distribution = Distribution(settings, vocabulary)
         self._state: mx.array | None = None
 
-    def begin(self, prompt: Sequence[int], scores: Scores | None) -> None:
-        """Forgets the last text; `scores` hold the state that predicts the first token."""
-        self._law = Law(self._settings, self._vocabulary)
-        self._state = None if scores is None else scores.hidden[TAP][:, -1:]
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Forgets the last sequence."""
+        self._distribution = Distribution(self._settings, self._vocabulary)
+        self._state = None
 
-    def propose(self, committed: Sequence[int], limit: int, noise: Noise) -> Proposal:
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """At most one token a head: greedy at temperature 0, else drawn with the round's draft
-        noise. What one head chose changes the next one's row through penalties alone."""
+        noise. What one head chose changes the next one's row through penalties alone. Abstains
+        before the target has seen a token."""
         if self._state is None:
-            raise RuntimeError("propose comes after begin, which needs the target's hidden state")
+            return no_proposal()
         count = min(limit, self._heads.count)
         logits = self._heads.logits(self._state, count)
         drafted: list[mx.array] = []
         rows: list[mx.array] = []
         for index in range(count):
             before = mx.concatenate(drafted, axis=1) if drafted else None
-            rows.append(self._law.rows(logits[:, index : index + 1], committed, before))
+            row = logits[:, index : index + 1]
+            rows.append(self._distribution.log_probabilities(row, committed[0], before))
             drafted.append(choose(rows[-1], noise.draft(index)))
         sampled = self._settings.temperature > 0
         return Proposal(
             mx.concatenate(drafted, axis=1), mx.concatenate(rows, axis=1) if sampled else None
         )
 
-    def observe(self, round: Round) -> None:
+    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Keeps the row that predicted the newest committed token."""
-        states = round.scores.hidden[TAP]
-        row = states.shape[1] - 1 - round.proposal.size + round.accepted
-        self._state = states[:, row : row + 1]
+        self._state = scores[0].hidden[FINAL][:, -1:]

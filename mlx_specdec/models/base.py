@@ -1,7 +1,4 @@
-"""What both families of models promise beyond contracts.Model, so that heads can sit on them.
-
-Knows names only.
-"""
+"""What both families of models promise beyond contracts.TargetModel: their modules."""
 
 from __future__ import annotations
 
@@ -9,29 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
+import mlx.nn as nn
 
-from ..contracts import Model
+from ..contracts import TargetModel
 
 BatchPass = Callable[[mx.array], mx.array]
 """Sees the next tokens of several texts, (batch, m) int32, and gives (batch, m, vocabulary)
 logits."""
 
 
-class Base(Model, Protocol):
-    """A model whose output head can be applied to hidden states of one's own."""
+class Base(TargetModel, Protocol):
+    """A loaded model with its modules."""
 
     @property
-    def width(self) -> int:
-        """Width of the hidden state "final"."""
-        ...
-
-    @property
-    def state_dtype(self) -> mx.Dtype:
-        """Of the hidden state "final"."""
-        ...
-
-    def head(self, states: mx.array) -> mx.array:
-        """(batch, m, width), as "final" is -> logits (batch, m, vocabulary)."""
+    def network(self) -> nn.Module:
+        """The modules, whose parameters are named as in checkpoints."""
         ...
 
     def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:

@@ -1,6 +1,6 @@
 """For finding mistakes: contexts that compare their contents with the text, at twice the price.
 
-Knows the Model and Context promises only. Beside every context runs a second one that is fed the
+Beside every context runs a second one that is fed the
 committed tokens alone and never rewound; where both have seen the same text, their logits must
 agree. Lengths alone would not show a cache that kept the wrong rows.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..contracts import Context, Model, Progress, Scores
+from ..contracts import Context, Model, Scores
 from ..errors import RewindError
 
 TOLERANCE = 1e-3
@@ -45,9 +45,9 @@ class CheckedModel:
         """As the model's."""
         return self._model.prefix(prompt)
 
-    def open(self, prompt: Sequence[int], progress: Progress | None = None) -> CheckedContext:
+    def open(self, prompt: Sequence[int]) -> CheckedContext:
         """Two contexts on the same prompt, seen as one."""
-        context = CheckedContext(self._model, prompt, progress)
+        context = CheckedContext(self._model, prompt)
         self._opened.append(context)
         return context
 
@@ -60,16 +60,25 @@ class CheckedModel:
 class CheckedContext:
     """A Context and its shadow. Reading what it is fed makes every pass wait for the last one."""
 
-    def __init__(self, model: Model, prompt: Sequence[int], progress: Progress | None) -> None:
+    def __init__(self, model: Model, prompt: Sequence[int]) -> None:
         self._vocabulary = model.vocabulary
-        self._context: Context = model.open(prompt, progress)
+        self._context: Context = model.open(prompt)
         self._shadow: Context = model.open(prompt)
-        self._seen = model.prefix(prompt)[:-1]
+        self._seen: list[int] = []
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """As the context's."""
         return self._context.lengths
+
+    @property
+    def replays(self) -> bool:
+        """As the context's."""
+        return self._context.replays
+
+    def evaluate(self) -> None:
+        """As the context's."""
+        self._context.evaluate()
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says. Raises RewindError where the shadow disagrees."""
@@ -109,8 +118,8 @@ class CheckedContext:
             return
         fed = mx.array([self._seen[shadowed:final]], dtype=mx.int32)
         expected = _log_probabilities(self._shadow.advance(fed).logits[0, -1])
-        found = _log_probabilities(logits[0, final - start - 1])
-        difference = float(mx.max(mx.abs(expected - found)).item())  # type: ignore[arg-type]
+        actual = _log_probabilities(logits[0, final - start - 1])
+        difference = float(mx.max(mx.abs(expected - actual)).item())  # type: ignore[arg-type]
         limit = TOLERANCE if logits.dtype == mx.float32 else HALF_TOLERANCE
         if not difference <= limit:
             raise RewindError(

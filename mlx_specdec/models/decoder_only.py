@@ -1,12 +1,12 @@
 """Any decoder-only model that mlx-lm implements, as a Model with rewindable contexts.
 
-Knows mlx-lm's classes and caches. Knows nothing of files, text, proposals or rules. Importing this
-module imports mlx-lm and with it transformers (about a second): import it when it is wanted.
+Importing this module imports mlx-lm and with it transformers (about a second): import it when it is
+wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,52 +16,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from ..cache_settings import CacheSettings
-from ..contracts import Progress, Scores
+from ..contracts import FINAL, Scores
 from ..errors import OptionError, PromptError, RewindError
 from .base import BatchPass
 from .cache_kinds import cache_maker
 from .rewinding import RewindableCache, evaluate
-
-PREFILL_STEP = 512
-"""Prompt tokens in one pass: what mlx-lm uses; more only costs memory."""
-
-
-class _Tap:
-    """Keeps what a module returns, for one call after `arm`, or returns what `give` was given.
-
-    The instance gets a subclass of its own class, so its parameters, its name in the model and
-    whatever else is said about it stay as they are.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._armed = False
-        self._kept: Any = None
-        self._given: mx.array | None = None
-        plain = type(module)
-
-        def call(inner: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._given is not None:
-                given, self._given = self._given, None
-                return given
-            result = plain.__call__(inner, *args, **kwargs)
-            if self._armed:
-                self._kept, self._armed = result, False
-            return result
-
-        module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
-
-    def arm(self) -> None:
-        """The next result is kept."""
-        self._armed, self._kept = True, None
-
-    def give(self, result: mx.array) -> None:
-        """The next call returns this and computes nothing."""
-        self._given = result
-
-    def take(self) -> Any:
-        """The kept result, which is then let go; None where the module was not called."""
-        kept, self._kept, self._armed = self._kept, None, False
-        return kept
+from .taps import Shown, Tap, layer_of, state_of, tapped
 
 
 def _inner(model: nn.Module) -> nn.Module:
@@ -78,7 +38,7 @@ def _innermost(module: nn.Module) -> nn.Module:
 
 
 class DecoderOnlyModel:
-    """A Model over an mlx-lm model.
+    """base.Base over an mlx-lm model.
 
     model: the loaded module, called as `model(tokens, cache=entries)`; kept as `network`.
     max_length: longest committed text in tokens, or None. caches: raises OptionError for kinds that
@@ -94,7 +54,8 @@ class DecoderOnlyModel:
         self.network = model
         self._max_length = max_length
         self._make_caches = cache_maker(model, caches or CacheSettings())
-        self._tap: _Tap | None = None
+        self._taps: dict[str, Tap] = {}
+        self._first: Tap | None = None
         self._state: tuple[int, mx.Dtype] | None = None
         # Shapes are known as soon as the graph is built; nothing is computed here.
         probe = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
@@ -117,38 +78,63 @@ class DecoderOnlyModel:
 
     @property
     def width(self) -> int:
-        """Width of the hidden state "final". Raises OptionError where a model has no such state."""
+        """Width of the hidden states. Raises OptionError where a model does not show them."""
         return self._seen_state()[0]
 
     @property
     def state_dtype(self) -> mx.Dtype:
-        """Of the hidden state "final". Raises OptionError as `width` does."""
+        """Of the hidden states. Raises OptionError as `width` does."""
         return self._seen_state()[1]
 
+    @property
+    def layers(self) -> int:
+        """How many layers put out a hidden state."""
+        return len(self.network.layers)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(batch, m) int32 -> (batch, m, width): what the first layer is given, scaled where the
+        family scales it. Raises OptionError where a model does not show it."""
+        # Only the model's own call knows what it does to its embedding.
+        self._first = self._first or tapped(self.network.layers[0])
+        self._first.stop(True)
+        try:
+            self.network(tokens, cache=make_prompt_cache(self.network))
+        except Shown as shown:
+            state = state_of(shown.state)
+        else:
+            state = None
+        finally:
+            self._first.stop(False)
+        if state is None:
+            raise self._closed("what their first layer is given")
+        return state
+
     def head(self, states: mx.array) -> mx.array:
-        """The model's own output head: (batch, m, width), as "final" is -> logits.
+        """The model's own output head: (batch, m, width), as FINAL is -> logits.
 
         Raises OptionError as `width` does.
         """
         # Heads are scaled, soft-capped or tied: only the model's own call knows how.
-        self._final().give(states)
-        logits: mx.array = self.network(mx.zeros(states.shape[:2], dtype=mx.int32))
+        tap = self.tap(FINAL)
+        tap.give(states)
+        try:
+            logits: mx.array = self.network(mx.zeros(states.shape[:2], dtype=mx.int32))
+        finally:
+            tap.give(None)
         return logits
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """The prompt itself."""
         return list(prompt)
 
-    def open(self, prompt: Sequence[int], progress: Progress | None = None) -> DecoderOnlyContext:
-        """A context that has seen all of `prompt` but its last token, in steps of PREFILL_STEP.
+    def open(self, prompt: Sequence[int]) -> DecoderOnlyContext:
+        """A context that has seen nothing.
 
-        `progress` counts those tokens. Raises PromptError for a prompt that is empty, longer than
-        `max_length`, or that holds an id outside of the vocabulary.
+        Raises PromptError for a prompt that is empty, longer than `max_length`, or that holds an id
+        outside of the vocabulary.
         """
         self._check_prompt(prompt)
-        context = DecoderOnlyContext(self, self._make_caches())
-        context.prefill(prompt[:-1], progress)
-        return context
+        return DecoderOnlyContext(self, self._make_caches())
 
     def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
         """A pass over several texts at once, their prompts included; as base.Base says."""
@@ -173,42 +159,45 @@ class DecoderOnlyModel:
                 "the tokenizer belongs to another model"
             )
 
-    def run(self, tokens: mx.array, entries: list[Any] | None, tap: _Tap | None = None) -> Scores:
+    def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
         """One pass over `tokens` (batch, m) int32, which `entries`, the caches, remember; None:
-        over whole texts, of which nothing is remembered."""
-        if tap is None:
+        over whole texts, of which nothing is remembered. taps: hidden states to return."""
+        if not taps:
             return Scores(self.network(tokens, cache=entries))
-        tap.arm()
+        armed: Mapping[str, Tap] = {name: self.tap(name) for name in taps}
+        for tap in armed.values():
+            tap.arm()
         logits = self.network(tokens, cache=entries)
-        return Scores(logits, {"final": tap.take()})
+        states = ((name, state_of(tap.take())) for name, tap in armed.items())
+        return Scores(logits, {name: state for name, state in states if state is not None})
 
-    def tap(self, names: Sequence[str]) -> _Tap | None:
-        """What `run` needs to return these hidden states; the model is prepared on the first call.
+    def tap(self, name: str) -> Tap:
+        """The tap that shows a hidden state; the model is prepared on the first call.
 
-        Raises ValueError for a name other than "final", OptionError where a model has none.
+        Raises OptionError for a state that the model does not have or does not show.
         """
-        unknown = [name for name in names if name != "final"]
-        if unknown:
-            raise ValueError(f"unknown hidden state {unknown[0]!r}: this model has 'final'")
-        return self._final() if names else None
-
-    def _final(self) -> _Tap:
-        if self._tap is None:
-            tap = _Tap(_inner(self.network))
+        if name not in self._taps:
+            inner = name == FINAL
+            place = 0 if inner else layer_of(name, self.layers)
+            tap = tapped(_inner(self.network) if inner else self.network.layers[place])
             tap.arm()
             self.network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(self.network))
-            seen = tap.take()
+            state = state_of(tap.take())
             # Some models keep the head inside: what comes out of them are logits.
-            if not isinstance(seen, mx.array) or seen.shape[-1] == self._vocabulary:
-                kind = type(self.network).__module__.rpartition(".")[2]
-                raise OptionError(f"models of type {kind} do not show the input of their head")
-            self._tap, self._state = tap, (seen.shape[-1], seen.dtype)
-        return self._tap
+            if state is None or (inner and state.shape[-1] == self._vocabulary):
+                raise self._closed("the input of their head" if inner else f"what is {name}")
+            if inner:
+                self._state = (state.shape[-1], state.dtype)
+            self._taps[name] = tap
+        return self._taps[name]
+
+    def _closed(self, what: str) -> OptionError:
+        kind = type(self.network).__module__.rpartition(".")[2]
+        return OptionError(f"models of type {kind} do not show {what}")
 
     def _seen_state(self) -> tuple[int, mx.Dtype]:
-        """Width and type of "final"."""
-        if self._state is None:
-            self._final()
+        """Width and type of the hidden states."""
+        self.tap(FINAL)
         return self._state or (0, mx.float32)
 
 
@@ -239,14 +228,14 @@ class DecoderOnlyContext:
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """See `tokens` (1, m) int32, the last `proposed` of which may be taken back.
 
-        Raises ValueError for more than one sequence, no tokens, a `proposed` outside of 0 .. m, or
-        a hidden state that is not "final".
+        Raises ValueError for more than one sequence, no tokens, or a `proposed` outside of 0 .. m.
         """
         rows = _rows(tokens, proposed)
-        tap = self._model.tap(taps) if taps else None
+        for name in taps:
+            self._model.tap(name)  # refused before anything is seen
         start = self._cache.length
         self._cache.before_pass(rows, proposed)
-        scores = self._model.run(tokens, self._cache.entries, tap)
+        scores = self._model.run(tokens, self._cache.entries, taps)
         if proposed < rows:
             self._final = start + rows - proposed
             self._undecided, self._since = [], start
@@ -280,17 +269,9 @@ class DecoderOnlyContext:
             mx.async_eval(self._cache.state)
         self._final, self._undecided, self._since = length, [], length
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
-        """See a long text in steps, computing each before the next one is built."""
-        total = len(tokens)
-        if progress is not None:
-            progress(0, total)
-        for start in range(0, total, PREFILL_STEP):
-            step = tokens[start : start + PREFILL_STEP]
-            self.advance(mx.array([step], dtype=mx.int32))
-            evaluate(self._cache)
-            if progress is not None:
-                progress(start + len(step), total)
+    def evaluate(self) -> None:
+        """As contracts.Context says; gives the scratch memory of the passes back."""
+        evaluate(self._cache)
 
 
 def _rows(tokens: mx.array, proposed: int) -> int:

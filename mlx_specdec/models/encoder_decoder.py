@@ -1,7 +1,6 @@
-"""T5 as a Model, and the state of one text in it.
+"""T5 as a Model, and the state of one sequence in it.
 
-Knows T5's arithmetic and caches. Knows nothing of files, proposals or rules. The encoder runs once
-a text; cross-attention keys and values are projected once.
+The encoder runs once a sequence; cross-attention keys and values are projected once.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ from functools import cached_property
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..contracts import Progress, Scores
+from ..contracts import FINAL, Scores
 from ..errors import PromptError, RewindError
 from .base import BatchPass
 from .kv_cache import STEP, KVCache
 from .t5 import T5
+from .taps import layer_of
 
 
 class EncoderDecoderModel:
-    """contracts.Model over a T5; prompts are source texts."""
+    """base.Base over a T5; prompts are source texts."""
 
     def __init__(self, network: T5) -> None:
         self.network = network
@@ -44,38 +44,39 @@ class EncoderDecoderModel:
 
     @property
     def width(self) -> int:
-        """Width of the hidden state "final"."""
+        """Width of the decoder's hidden states."""
         return self.network.config.d_model
 
     @property
     def state_dtype(self) -> mx.Dtype:
-        """Of the hidden state "final"."""
+        """Of the hidden states."""
         return self.network.decoder.final_layer_norm.weight.dtype
 
+    @property
+    def layers(self) -> int:
+        """How many layers the decoder has."""
+        return len(self.network.decoder.block)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(batch, m) int32 -> (batch, m, width), what the decoder's first layer is given."""
+        return self.network.shared(tokens)
+
     def head(self, states: mx.array) -> mx.array:
-        """The output head: (batch, m, width), as "final" is -> logits."""
+        """The output head: (batch, m, width), as the hidden state FINAL is -> logits."""
         return self.network.head(states)
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """The decoder's start token."""
         return [self.network.config.decoder_start_token_id]
 
-    def open(
-        self, prompt: Sequence[int], progress: Progress | None = None
-    ) -> EncoderDecoderContext:
-        """Run the encoder and project its memory, before returning.
+    def open(self, prompt: Sequence[int]) -> EncoderDecoderContext:
+        """A context whose source is encoded and projected with the first pass.
 
         Raises PromptError for an empty prompt, or one with ids that the model does not have.
         """
         self._check_prompt(prompt)
-        if progress is not None:
-            progress(0, len(prompt))
-        memory = self.network.encode(mx.array([list(prompt)], dtype=mx.int32))
-        projected = self.network.project_memory(memory)
-        mx.eval(projected)
-        if progress is not None:
-            progress(len(prompt), len(prompt))
-        return EncoderDecoderContext(self, projected)
+        encoded = self.network.encode(mx.array([list(prompt)], dtype=mx.int32))
+        return EncoderDecoderContext(self, self.network.project_encoded(encoded))
 
     def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
         """The encoder runs over all sources at once; as base.Base says."""
@@ -86,8 +87,8 @@ class EncoderDecoderModel:
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
         lengths = mx.array([[len(prompt)] for prompt in prompts])
         mask = mx.arange(longest) < lengths
-        memory = self.network.encode(mx.array(padded, dtype=mx.int32), mask)
-        projected = self.network.project_memory(memory)
+        encoded = self.network.encode(mx.array(padded, dtype=mx.int32), mask)
+        projected = self.network.project_encoded(encoded)
         mx.eval(projected)
         caches = [KVCache() for _ in projected]
 
@@ -119,12 +120,15 @@ class EncoderDecoderModel:
 
 
 class EncoderDecoderContext:
-    """contracts.Context: one target text in the making."""
+    """contracts.Context: one sequence in the making.
 
-    def __init__(self, model: EncoderDecoderModel, memory: list[tuple[mx.array, mx.array]]) -> None:
+    source: per decoder layer the cross-attention's keys and values of the encoder output.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, source: list[tuple[mx.array, mx.array]]) -> None:
         self._model = model
-        self._memory = memory
-        self._caches = [KVCache() for _ in memory]
+        self._source = source
+        self._caches = [KVCache() for _ in source]
         self._final = 0
 
     @property
@@ -138,7 +142,7 @@ class EncoderDecoderContext:
         return False
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """As contracts.Context says; the one tap is "final", what the head is given."""
+        """As contracts.Context says."""
         if tokens.ndim != 2 or tokens.shape[0] != 1:
             raise ValueError(
                 f"a context holds one sequence, tokens of shape (1, m); these have {tokens.shape}"
@@ -146,15 +150,14 @@ class EncoderDecoderContext:
         rows, start = tokens.shape[1], self.lengths[0]
         if rows < 1 or not 0 <= proposed <= rows:
             raise ValueError(f"{proposed} proposed of {rows} tokens: need 0 <= proposed <= m")
-        unknown = set(taps) - {"final"}
-        if unknown:
-            raise ValueError(f"this model has the tap 'final' and not {sorted(unknown)[0]!r}")
-        network = self._model.network
-        masks = self._model.masks(start, rows)
-        states = network.decode(tokens, self._caches, self._memory, masks)
+        layers = {n: layer_of(n, self._model.layers) for n in taps if n != FINAL}
+        network, masks = self._model.network, self._model.masks(start, rows)
+        outputs: list[mx.array] | None = [] if taps else None
+        states = network.decode(tokens, self._caches, self._source, masks, outputs=outputs)
         if proposed < rows:
             self._final = start + rows - proposed
-        return Scores(network.head(states), {"final": states} if taps else {})
+        hidden = {n: outputs[layers[n]] if n in layers else states for n in taps} if outputs else {}
+        return Scores(network.head(states), hidden)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
         """As contracts.Context says; exact and free."""
@@ -168,3 +171,8 @@ class EncoderDecoderContext:
         for cache in self._caches:
             cache.rewind(length)
         self._final = length
+
+    def evaluate(self) -> None:
+        """As contracts.Context says."""
+        mx.eval(self._source, [cache.state for cache in self._caches])
+        mx.clear_cache()

@@ -1,7 +1,4 @@
-"""Keys and values of one attention layer, in buffers that are written in place.
-
-Knows lengths and shapes. Knows nothing of attention.
-"""
+"""Keys and values of one attention layer, in buffers that are written in place."""
 
 from __future__ import annotations
 
@@ -17,6 +14,11 @@ class KVCache:
         self.length = 0
         self._keys: mx.array | None = None
         self._values: mx.array | None = None
+
+    @property
+    def state(self) -> list[mx.array]:
+        """The buffers, to be evaluated."""
+        return [each for each in (self._keys, self._values) if each is not None]
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add (1, heads, m, width) keys and values; returns all up to the new length."""

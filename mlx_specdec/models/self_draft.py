@@ -13,8 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..contracts import Model
 from ..errors import OptionError
+from .base import Base
 from .encoder_decoder import EncoderDecoderModel
 
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
@@ -23,14 +23,14 @@ WIDER_BITS = 8
 """Of a matrix that embeds and is the output head as well, at least: its errors hurt most."""
 
 
-def self_draft(target: Model, bits: int, group_size: int = 64) -> tuple[Model, int]:
+def self_draft(target: Base, bits: int, group_size: int = 64) -> tuple[Base, int]:
     """A draft of the target's own layers at `bits` a weight, and the bytes that it adds.
 
     Raises OptionError for bits that cannot be had, and where no matrix has more now.
     """
     if bits not in BITS:
         raise OptionError(f"draft-bits must be one of {', '.join(map(str, BITS))}, not {bits}")
-    network: nn.Module = target.network  # type: ignore[attr-defined]
+    network = target.network
     twin = packed_twin(network, bits, group_size)
     mx.eval(twin.parameters())
     shared = {id(array) for _, array in tree_flatten(network.parameters())}

@@ -14,8 +14,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints import keys
-from ..contracts import Model
 from ..errors import CheckpointError, OptionError
+from .base import Base
 from .encoder_decoder import EncoderDecoderModel
 from .self_draft import twin_of
 from .t5 import T5
@@ -27,8 +27,8 @@ _DECODER_WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")
 
 
 def shaped(
-    model: Model, config: Mapping[str, Any], layers: int, width: int | None, seed: int
-) -> tuple[Model, dict[str, Any]]:
+    model: Base, config: Mapping[str, Any], layers: int, width: int | None, seed: int
+) -> tuple[Base, dict[str, Any]]:
     """A model with `layers` of the decoder's layers, and its config.json.
 
     config: the model's. width: of hidden states; None keeps it and takes the model's own layers,
@@ -44,20 +44,20 @@ def shaped(
     if width is not None:
         asked = _with_width(model, asked, width)
     small = _empty(model, asked)
-    network: nn.Module = small.network  # type: ignore[attr-defined]
+    network: nn.Module = small.network
     weights = _copied(model, network, chosen) if width is None else _random(network, seed)
     network.update(tree_unflatten(list(weights)))
     mx.eval(network.parameters())
     return small, asked
 
 
-def _layers(model: Model) -> Sequence[nn.Module]:
-    network: Any = model.network  # type: ignore[attr-defined]
+def _layers(model: Base) -> Sequence[nn.Module]:
+    network: Any = model.network
     layers = network.decoder.block if isinstance(network, T5) else getattr(network, "layers", ())
     return list(layers)
 
 
-def _with_layers(model: Model, config: dict[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
+def _with_layers(model: Base, config: dict[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
     if isinstance(model, EncoderDecoderModel):
         # Where config.json leaves the decoder's layers out, there are as many as the encoder's.
         return {**config, "num_decoder_layers": len(chosen)}
@@ -66,7 +66,7 @@ def _with_layers(model: Model, config: dict[str, Any], chosen: Sequence[int]) ->
     return with_layers(config, chosen)
 
 
-def _with_width(model: Model, config: dict[str, Any], width: int) -> dict[str, Any]:
+def _with_width(model: Base, config: dict[str, Any], width: int) -> dict[str, Any]:
     """Everything that grows with the width does so; a head stays as wide as it was."""
     if isinstance(model, EncoderDecoderModel):
         share = width / model.network.config.d_model
@@ -93,7 +93,7 @@ def _with_width(model: Model, config: dict[str, Any], width: int) -> dict[str, A
     }
 
 
-def _empty(model: Model, config: dict[str, Any]) -> Model:
+def _empty(model: Base, config: dict[str, Any]) -> Base:
     """A model of this configuration; its weights do not count."""
     if isinstance(model, EncoderDecoderModel):
         own_head = model.network.config.own_head
@@ -115,13 +115,11 @@ def _empty(model: Model, config: dict[str, Any]) -> Model:
         ) from problem
 
 
-def _copied(
-    model: Model, small: nn.Module, chosen: Sequence[int]
-) -> Iterator[tuple[str, mx.array]]:
+def _copied(model: Base, small: nn.Module, chosen: Sequence[int]) -> Iterator[tuple[str, mx.array]]:
     """Each of the small network's arrays, from the layer of the model that it stands for."""
-    network = twin_of(model.network)  # type: ignore[attr-defined]
+    network = twin_of(model.network)
     first = _layers(model)[0]
-    original: nn.Module = model.network  # type: ignore[attr-defined]
+    original: nn.Module = model.network
     path = next((path for path, module in original.named_modules() if module is first), "")
     before = path.removesuffix("0")
     unpack(network)

@@ -1,6 +1,5 @@
-"""T5 and its kin (v1.0, v1.1, Flan, mT5, UMT5): the arithmetic, with Hugging Face's names.
+"""T5 and its variants (v1.0, v1.1, Flan, mT5, UMT5): the arithmetic, with Hugging Face's names.
 
-Knows arrays and a configuration. Knows nothing of files, sequences in the making, or text.
 Sources: Raffel et al., arXiv 1910.10683; Xue et al., arXiv 2010.11934 (mT5); Chung et al., arXiv
 2304.09151 (UMT5). The output head and the scaling before it are two separate facts.
 """
@@ -109,15 +108,15 @@ class SelfAttentionLayer(nn.Module):
 
 
 class CrossAttentionLayer(nn.Module):
-    """Norm, attention to the encoder's memory, residual."""
+    """Norm, attention to the encoder output, residual."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.EncDecAttention = Attention(config, has_bias=False)
         self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
 
-    def __call__(self, states: mx.array, memory: KeysValues, mask: mx.array | None) -> mx.array:
-        return states + self.EncDecAttention(self.layer_norm(states), memory, mask)
+    def __call__(self, states: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
+        return states + self.EncDecAttention(self.layer_norm(states), source, mask)
 
 
 class Dense(nn.Module):
@@ -238,7 +237,7 @@ class T5(nn.Module):
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        """The encoder's memory.
+        """The encoder output.
 
         tokens: (batch, n) int32. mask: (batch, n) bool, False for padding. Returns
         (batch, n, d_model).
@@ -254,34 +253,39 @@ class T5(nn.Module):
             states = feed_forward(attend(states, total, None))
         return self.encoder.final_layer_norm(states)
 
-    def project_memory(self, memory: mx.array) -> list[KeysValues]:
+    def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
         """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv).
 
         Laid out once in that order: every later pass would copy a transposed view.
         """
-        given = (block.layer[1].EncDecAttention.keys_values(memory) for block in self.decoder.block)
+        given = (
+            block.layer[1].EncDecAttention.keys_values(encoded) for block in self.decoder.block
+        )
         return [(mx.contiguous(keys), mx.contiguous(values)) for keys, values in given]
 
     def decode(
         self,
         tokens: mx.array,
         caches: Sequence[KVCache | None],
-        memory: Sequence[KeysValues],
+        source: Sequence[KeysValues],
         masks: Sequence[mx.array],
-        memory_mask: mx.array | None = None,
+        source_mask: mx.array | None = None,
+        outputs: list[mx.array] | None = None,
     ) -> mx.array:
         """What the head is given: (batch, m, d_model), normed and scaled.
 
         tokens: (batch, m) int32, the next positions after what the caches hold; without caches, the
-        first. masks: from `Stack.masks`. memory_mask: (batch, n) bool, False for the source's
-        padding.
+        first. source: from `project_encoded`. masks: from `Stack.masks`. source_mask: (batch, n)
+        bool, False for the source's padding. outputs: is given what each layer puts out.
         """
         states = self.shared(tokens)
-        hidden = _hide(memory_mask, states.dtype)
-        layers = zip(self.decoder.block, caches, memory, masks, strict=True)
+        hidden = _hide(source_mask, states.dtype)
+        layers = zip(self.decoder.block, caches, source, masks, strict=True)
         for block, cache, given, mask in layers:
             attend, cross, feed_forward = block.layer
             states = feed_forward(cross(attend(states, mask, cache), given, hidden))
+            if outputs is not None:
+                outputs.append(states)
         states = self.decoder.final_layer_norm(states)
         return states * self.config.d_model**-0.5 if self.config.scales_output else states
 

@@ -14,8 +14,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map, tree_unflatten
 
-from ..contracts import Model
 from ..errors import OptionError
+from .base import Base
 from .encoder_decoder import EncoderDecoderModel
 from .self_draft import expanded, twin_of
 from .t5 import T5
@@ -41,12 +41,12 @@ class Trainable(Protocol):
         ...
 
 
-def trainable(model: Model) -> Trainable:
+def trainable(model: Base) -> Trainable:
     """A copy of a model to train; `model` stays as it is.
 
     Raises OptionError where a model's layers cannot be unpacked, or have no gradient.
     """
-    network: nn.Module = twin_of(model.network)  # type: ignore[attr-defined]
+    network: nn.Module = twin_of(model.network)
     unpack(network)
     found: Trainable
     if isinstance(model, EncoderDecoderModel):
@@ -94,10 +94,10 @@ class TrainableT5:
         """As Trainable says."""
         sources, mask, fed, wanted = inputs
         network, length = self.network, fed.shape[1]
-        memory = network.project_memory(network.encode(sources, mask))
+        encoded = network.project_encoded(network.encode(sources, mask))
         tables = network.decoder.bias_tables(length)
         masks = network.decoder.masks(tables, length, 0, length)
-        states = network.decode(fed, [None] * len(memory), memory, masks, mask)
+        states = network.decode(fed, [None] * len(encoded), encoded, masks, mask)
         rows = states.reshape(-1, states.shape[-1])[wanted]
         return network.head(rows[None])[0]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..contracts import FINAL
 from .decoder_only import DecoderOnlyModel
 from .trainable import Ids, padded, places
 
@@ -22,7 +23,7 @@ class TrainableDecoder:
         # Some models take a kernel without gradient unless they are told.
         network.train()
         self._model = DecoderOnlyModel(network)
-        self._tap = self._model.tap(["final"])
+        self._model.width  # noqa: B018  it raises here, before anything is trained
 
     def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
         """Prompts with their texts, and the rows' places."""
@@ -36,6 +37,6 @@ class TrainableDecoder:
     def logits(self, *inputs: mx.array) -> mx.array:
         """As Trainable says. The head sees the rows that are asked for, and no others."""
         tokens, wanted = inputs
-        states = self._model.run(tokens, None, self._tap).hidden["final"]
+        states = self._model.run(tokens, None, (FINAL,)).hidden[FINAL]
         rows = states.reshape(-1, states.shape[-1])[wanted]
         return self._model.head(rows[None])[0]

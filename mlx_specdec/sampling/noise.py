@@ -1,7 +1,5 @@
 """Where every random number comes from: keys derived from (seed, purpose), never global state.
 
-Knows positions, rounds and purposes. Knows nothing of laws and of who uses the numbers.
-
 Two sources, because two kinds of rule need two kinds of noise:
 - coupled: one Gumbel vector per *position*, shared by draft and target, the same whatever was
   drafted before (Daliri, Musco, Suresh, arXiv 2408.07978). The text then depends on the seed alone.
@@ -12,9 +10,11 @@ Two sources, because two kinds of rule need two kinds of noise:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
+
+from ..contracts import Noise
 
 KeyListener = Callable[[tuple[int | str, ...]], None]
 """Called with the path of each key that is derived; tests watch for a path used twice."""
@@ -75,7 +75,7 @@ class _CoupledRound:
         self._position = position
 
     def draft(self, index: int) -> mx.array:
-        return self._source.row(self._position + index)
+        return self._source.row(self._position + index)[None, None]
 
     def target(self, count: int) -> mx.array:
         rows = [self._source.row(self._position + index) for index in range(count)]
@@ -117,7 +117,7 @@ class _IndependentRound:
         self._position = position
 
     def draft(self, index: int) -> mx.array:
-        return self._source.gumbel("draft", self._round, self._position + index)
+        return self._source.gumbel("draft", self._round, self._position + index)[None, None]
 
     def target(self, count: int) -> mx.array:
         raise TypeError("independent noise draws one correction, not every position of the target")
@@ -131,3 +131,34 @@ class _IndependentRound:
 
     def correction(self) -> mx.array:
         return self._source.gumbel("correction", self._round, self._position)[None]
+
+
+def noise_of(rounds: Sequence[Noise]) -> Noise:
+    """The noise of a batch from that of its sequences."""
+    return rounds[0] if len(rounds) == 1 else _BatchNoise(rounds)
+
+
+class _BatchNoise:
+    """One row per sequence; those that draw nothing have zeros where others draw."""
+
+    def __init__(self, rounds: Sequence[Noise]) -> None:
+        self._rounds = rounds
+
+    def draft(self, index: int) -> mx.array | None:
+        return _stacked([noise.draft(index) for noise in self._rounds])
+
+    def target(self, count: int) -> mx.array | None:
+        return _stacked([noise.target(count) for noise in self._rounds])
+
+    def accept(self, count: int) -> mx.array | None:
+        return _stacked([noise.accept(count) for noise in self._rounds])
+
+    def correction(self) -> mx.array | None:
+        return _stacked([noise.correction() for noise in self._rounds])
+
+
+def _stacked(rows: Sequence[mx.array | None]) -> mx.array | None:
+    drawn = next((row for row in rows if row is not None), None)
+    if drawn is None:
+        return None
+    return mx.concatenate([mx.zeros_like(drawn) if row is None else row for row in rows])

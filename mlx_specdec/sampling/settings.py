@@ -1,7 +1,4 @@
-"""What the user may ask of a text's law, checked once.
-
-Knows names and ranges. Knows nothing of arrays.
-"""
+"""How tokens are drawn, as the user may ask for it; checked once. Imports no MLX."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from ..errors import OptionError
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of the law that tokens are drawn from; the defaults change nothing.
+    """Settings of the distribution that tokens are drawn from; the defaults change nothing.
 
     temperature: 0 means greedy. top_k: 0 = off. top_p: (0, 1], 1 = off. min_p: [0, 1), 0 = off.
     repetition_penalty: > 0, 1 = off; logits of tokens seen before are divided by it where positive
@@ -58,7 +55,7 @@ class Sampling:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether the law of a position depends on which tokens came before it."""
+        """Whether the distribution of a position depends on which tokens came before it."""
         return (
             self.repetition_penalty != 1
             or self.presence_penalty != 0

@@ -15,8 +15,8 @@ from ..assemble import Pair
 from ..checkpoints import files
 from ..checkpoints.layouts import as_directory
 from ..checkpoints.source import resolve
-from ..contracts import Model
 from ..errors import OptionError, VocabularyError
+from ..models.base import Base
 from ..models.shaped import shaped
 from ..options import SELF
 from .settings import Shape
@@ -27,7 +27,7 @@ class Beginning:
     """model: as it begins. config: the config.json that goes with it. directory: whose tokenizer
     files it needs. words: where it comes from."""
 
-    model: Model
+    model: Base
     config: Mapping[str, Any]
     directory: Path
     words: str
@@ -53,7 +53,7 @@ def begin(pair: Pair, shape: Shape | None, seed: int) -> Iterator[Beginning]:
     if pair.translation is not None or pair.draft.vocabulary < pair.vocabulary:
         raise VocabularyError(
             f"{pair.draft_name} knows {pair.draft.vocabulary} of the target's {pair.vocabulary} "
-            "tokens, and a draft learns the law over all of them: take another, or give layers"
+            "tokens, and a draft learns to predict all of them: take another, or give layers"
         )
     with as_directory(resolve(str(pair.draft_name))) as directory:
         config = files.read_config(directory)

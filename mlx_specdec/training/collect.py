@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from ..assemble import Pair
-from ..contracts import Progress
+from ..contracts import FINAL, Progress
+from ..decoding.prompt import PromptReader
 from ..errors import PromptError
 from ..models.encoder_decoder import EncoderDecoderModel
 from .data import Sample
 from .rows import Rows
 from .settings import Collecting
 from .writing import Order, batches, write
-
-TAP = "final"
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,9 @@ def _order(pair: Pair, piece: Piece, settings: Collecting, number: int) -> Order
 
 def _states(pair: Pair, prompt: Sequence[int], tokens: Sequence[int]) -> mx.array:
     """(len(tokens), width): row j is what predicts token j."""
-    context = pair.target.open(prompt)
-    fed = [pair.target.prefix(prompt)[-1], *tokens[:-1]]
-    return context.advance(mx.array([fed], dtype=mx.int32), taps=(TAP,)).hidden[TAP][0]
+    context, prefix = pair.target.open(prompt), pair.target.prefix(prompt)
+    reader = PromptReader(context, prefix, prompt)
+    while not reader.done:
+        reader.step()
+    fed = [prefix[-1], *tokens[:-1]]
+    return context.advance(mx.array([fed], dtype=mx.int32), taps=(FINAL,)).hidden[FINAL][0]

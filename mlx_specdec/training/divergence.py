@@ -15,7 +15,7 @@ _FLOOR = -80.0
 """Smallest log-probability told apart: less is no number in float32 once it is a probability."""
 
 
-def log_law(logits: mx.array) -> mx.array:
+def log_probabilities(logits: mx.array) -> mx.array:
     """(..., vocabulary) logits of any type -> float32 log-probabilities at temperature 1."""
     wide = logits.astype(mx.float32)
     return mx.maximum(wide - mx.logsumexp(wide, axis=-1, keepdims=True), _FLOOR)
@@ -48,7 +48,7 @@ DIVERGENCES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
     "jsd": jensen_shannon,
     "tvd": total_variation,
 }
-"""By the names of settings.DIVERGENCES; each takes (rows, vocabulary) `log_law`s, gives (rows,)."""
+"""By the names of settings.DIVERGENCES; each takes (rows, vocabulary) log p, gives (rows,)."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Tally:
 
     def add(self, target: mx.array, draft: mx.array) -> None:
         """Both (rows, vocabulary) logits."""
-        p, q = log_law(target), log_law(draft)
+        p, q = log_probabilities(target), log_probabilities(draft)
         accepted = mx.exp(mx.minimum(p, q)).sum()
         agreeing = (mx.argmax(target, axis=-1) == mx.argmax(draft, axis=-1)).sum()
         self._sums = self._sums + mx.stack([self._divergence(p, q).sum(), accepted, agreeing])

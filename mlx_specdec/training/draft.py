@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from ..assemble import Pair
 from ..checkpoints.disk import destination
 from ..checkpoints.disk.digests import Digests, combined
 from ..checkpoints.files import Weights
-from ..models.base import Base
 from ..models.trainable import trainable
 from . import data, draft_files, work
 from .beginnings import Beginning, begin, name_of
@@ -81,7 +80,7 @@ def train(
     """
     started = time.perf_counter()
     with work.place(output) as directory, begin(pair, shape, distilling.seed) as beginning:
-        base = cast(Base, pair.target)  # what assemble.load loads is one
+        base = pair.target
         samples = data.read_samples(file, collecting.seed)
         student = trainable(beginning.model)
         known = {"model": pair.name, "bytes": pair.target.nbytes, "dtype": pair.dtype}

@@ -90,7 +90,7 @@ def _config(network: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check(directory: Path, network: nn.Module) -> None:
     """Read everything once more."""
-    loaded: nn.Module = load_model(directory, dtype="float32").model.network  # type: ignore[attr-defined]
+    loaded: nn.Module = load_model(directory, dtype="float32").model.network
     found = dict(tree_flatten(loaded.parameters()))
     for name, array in tree_flatten(network.parameters()):
         if name not in found or not mx.array_equal(found[name], array).item():

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..models.base import Base
 from ..models.trainable import Ids, Trainable
-from .divergence import DIVERGENCES, Closeness, Tally, log_law
+from .divergence import DIVERGENCES, Closeness, Tally, log_probabilities
 from .fit import HELD_OUT
 from .rows import Rows
 from .settings import Distilling
@@ -81,7 +81,7 @@ class DraftTask:
         """As Task says: the divergence, averaged over tokens."""
         target, *inputs = batch
         divergence = DIVERGENCES[self._settings.divergence]
-        return divergence(log_law(target), log_law(self._logits(inputs))).mean()
+        return divergence(log_probabilities(target), log_probabilities(self._logits(inputs))).mean()
 
     def judge(self) -> Closeness:
         """As Task says."""

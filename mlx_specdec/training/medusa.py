@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -18,7 +18,6 @@ from ..assemble import Pair
 from ..checkpoints.disk import destination
 from ..checkpoints.formats.medusa import BASE, COUNT, LAYERS, SAFETENSORS
 from ..errors import OptionError
-from ..models.base import Base
 from ..models.medusa_heads import MedusaHeads
 from . import data, work
 from .collect import collect
@@ -77,7 +76,7 @@ def train(
             raise OptionError(
                 f"{pair.name} is Medusa heads already: give the base model that they name"
             )
-        base = cast(Base, pair.target)  # what assemble.load loads is one
+        base = pair.target
         samples = data.read_samples(file, collecting.seed)
         known = {"model": pair.name, "bytes": pair.target.nbytes, "dtype": pair.dtype}
         known |= {"data": data.digest(file), **asdict(collecting)}

@@ -10,13 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import mlx.core as mx
 
 from ..assemble import Pair
-from ..models.base import Base, BatchPass
-from ..sampling.law import choose, log_law
+from ..models.base import BatchPass
+from ..sampling.distribution import choose, log_probabilities
 from ..sampling.noise import CoupledNoise
 from ..sampling.settings import Sampling
 
@@ -47,9 +46,9 @@ def write(pair: Pair, orders: Sequence[Order], temperature: float) -> list[tuple
 
     Raises PromptError for a prompt that the model does not take.
     """
-    model = cast(Base, pair.target)  # what assemble.load loads is one
+    model = pair.target
     prefixes = [model.prefix(order.prompt) for order in orders]
-    law = Sampling(temperature=temperature)
+    sampling = Sampling(temperature=temperature)
     noises = [CoupledNoise(order.seed, pair.vocabulary) for order in orders]
     texts: list[list[int]] = [[] for _ in orders]
     advance = model.open_batch([order.prompt for order in orders])
@@ -60,8 +59,10 @@ def write(pair: Pair, orders: Sequence[Order], temperature: float) -> list[tuple
         gumbel = None
         if temperature > 0:
             places = [max(0, length - len(prefix)) for prefix in prefixes]
-            gumbel = mx.stack([n.at(0, at).draft(0) for n, at in zip(noises, places, strict=True)])
-        chosen: list[int] = choose(log_law(logits, law, pair.vocabulary), gumbel).tolist()  # type: ignore[assignment]
+            rounds = (n.at(0, place) for n, place in zip(noises, places, strict=True))
+            gumbel = mx.concatenate([each.target(1)[:, 0] for each in rounds])
+        log_p = log_probabilities(logits, sampling, pair.vocabulary)
+        chosen: list[int] = choose(log_p, gumbel).tolist()  # type: ignore[assignment]
         for row, (prefix, order, text) in enumerate(zip(prefixes, orders, texts, strict=True)):
             if length < len(prefix):
                 chosen[row] = prefix[length]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.law import choose
+from ..sampling.distribution import choose
 from .chain import row_after
 from .rejection import one_hot
 
@@ -41,13 +41,13 @@ def accept_probabilities(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array
     inner = ratios[:, 1:n]
     excess = mx.maximum(inner[..., None] * p[:, 1:n] - q[:, 1:], 0.0).sum(axis=-1)
     total = excess + 1.0 - inner
-    # Nothing in excess at ratio 1 means equal laws: then the next token is kept for certain.
+    # Nothing in excess at ratio 1 means p = q: then the next token is kept for certain.
     inside = mx.where(total > 0, excess / mx.where(total > 0, total, 1.0), 1.0)
     return mx.concatenate([inside, ratios[:, n:]], axis=1)
 
 
 def correction(p: mx.array, q: mx.array, ratio: mx.array) -> mx.array:
-    """The law of the token after a kept prefix with joint ratio r: (r p - q)+ normalised.
+    """The distribution of the token after a kept prefix with joint ratio r: (r p - q)+ normalised.
 
     p, q: (..., vocabulary) probabilities; ratio: (...). Falls back to p where nothing is left.
     """
@@ -59,9 +59,9 @@ def correction(p: mx.array, q: mx.array, ratio: mx.array) -> mx.array:
 class BlockRule:
     """Exact. Keeps the longest prefix whose joint test succeeds, not the first failure's."""
 
-    def judge(self, law: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """As contracts.Rule says; uses `noise.accept` and `noise.correction`."""
-        p = mx.softmax(law.astype(mx.float32), axis=-1)
+        p = mx.softmax(log_p.astype(mx.float32), axis=-1)
         n = proposal.size
         if n == 0:
             kept = mx.zeros((p.shape[0], 0), dtype=mx.bool_)

@@ -1,7 +1,7 @@
 """Accept while equal: greedy matching at temperature 0, coupled sampling above it; lenient greedy.
 
 The target makes its own choice at every position, argmax(log p + g), and drafted tokens stay while
-they equal it. What is emitted is always the target's choice: the law is exact for every draft.
+they equal it. What is emitted is always the target's choice: it is exact for every draft.
 Source of the coupling: Daliri, Musco, Suresh, arXiv 2408.07978, section 3 (Gumbel).
 """
 
@@ -12,17 +12,17 @@ import math
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.law import choose
+from ..sampling.distribution import choose
 from .chain import leading, row_after
 
 
 class Coupled:
     """Exact at every temperature. Reads no proposal rows."""
 
-    def judge(self, law: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """As contracts.Rule says; `noise.target` is the noise that the draft was drawn with."""
         gumbel = noise.target(proposal.size + 1)
-        scored = law if gumbel is None else law + gumbel
+        scored = log_p if gumbel is None else log_p + gumbel
         choice = choose(scored, None)
         if proposal.size == 0:
             # A plain step: each operation less is time that plain decoding does not lose.
@@ -43,11 +43,11 @@ class LenientGreedy:
     def __init__(self, delta: float) -> None:
         self._slack = math.log1p(-delta) if delta < 1 else -math.inf
 
-    def judge(self, law: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """As contracts.Rule says; draws nothing."""
-        choice = choose(law, None)
-        drafted = mx.take_along_axis(law[:, : proposal.size], proposal.tokens[..., None], axis=-1)
-        best = mx.max(law[:, : proposal.size], axis=-1)
+        choice = choose(log_p, None)
+        drafted = mx.take_along_axis(log_p[:, : proposal.size], proposal.tokens[..., None], axis=-1)
+        best = mx.max(log_p[:, : proposal.size], axis=-1)
         accepted = drafted[..., 0].astype(mx.float32) >= best.astype(mx.float32) + self._slack
         kept = leading(accepted | (choice[:, : proposal.size] == proposal.tokens))
-        return Verdict(kept, row_after(choice, kept), law)
+        return Verdict(kept, row_after(choice, kept), log_p)

@@ -1,4 +1,4 @@
-"""Accept with a given probability instead of judging: for measuring the loop, never for text.
+"""Accept with a given probability instead of verifying: for measuring the loop, never for text.
 
 Does the arithmetic of `coupled` but for the comparison, so that a round costs what it costs there.
 """
@@ -10,7 +10,7 @@ import random
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.law import choose
+from ..sampling.distribution import choose
 from .chain import leading, row_after
 
 
@@ -25,10 +25,10 @@ class ForcedAcceptance:
         self._probability = probability
         self._random = random.Random(seed)
 
-    def judge(self, law: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """As contracts.Rule says, except that the proposal's tokens are not looked at."""
         gumbel = noise.target(proposal.size + 1)
-        scored = law if gumbel is None else law + gumbel
+        scored = log_p if gumbel is None else log_p + gumbel
         choice = choose(scored, None)
         if proposal.size == 0:
             nothing = mx.zeros(proposal.tokens.shape, dtype=mx.bool_)

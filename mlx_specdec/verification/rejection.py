@@ -2,7 +2,7 @@
 
 Source: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318. With
 delta > 0 the rule is lossy: acceptance min(1, p/q + delta) while the residual stays (p - q)+, which
-keeps the emitted law within total variation delta of p at every token.
+keeps the emitted distribution within total variation delta of p at every token.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.law import choose
+from ..sampling.distribution import choose
 from .chain import leading, row_after
 
 
 def one_hot(tokens: mx.array, vocabulary: int, dtype: mx.Dtype) -> mx.array:
-    """The law that puts everything on one token: (...) int32 -> (..., vocabulary)."""
+    """The distribution that puts everything on one token: (...) int32 -> (..., vocabulary)."""
     return (tokens[..., None] == mx.arange(vocabulary)).astype(dtype)
 
 
@@ -34,7 +34,7 @@ def accept_probabilities(
 
 
 def correction(p: mx.array, q: mx.array) -> mx.array:
-    """The law of the token after a rejection: (p - q)+ normalised, p itself where that is empty.
+    """The distribution after a rejection: (p - q)+ normalized, p itself where that is empty.
 
     p, q: (..., vocabulary) probabilities, any float dtype, which the result keeps.
     """
@@ -49,9 +49,9 @@ class TokenRule:
     def __init__(self, delta: float = 0.0) -> None:
         self._delta = delta
 
-    def judge(self, law: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """As contracts.Rule says; uses `noise.accept` and `noise.correction`."""
-        p = mx.softmax(law.astype(mx.float32), axis=-1)
+        p = mx.softmax(log_p.astype(mx.float32), axis=-1)
         n = proposal.size
         if n == 0:
             kept = mx.zeros((p.shape[0], 0), dtype=mx.bool_)

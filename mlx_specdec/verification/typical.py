@@ -9,7 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.law import choose
+from ..sampling.distribution import choose
 from .chain import leading, row_after
 
 
@@ -25,7 +25,7 @@ def threshold(p: mx.array, epsilon: float, alpha: float) -> mx.array:
 class TypicalRule:
     """Lossy. The token after the kept ones is the target's own, drawn or at temperature 0 its best.
 
-    p is the law that tokens are drawn from; at temperature 0 the softmax at temperature 1. With
+    p is what tokens are drawn from; at temperature 0 the softmax at temperature 1. With
     alpha < 1 the target's likeliest token always passes, since its probability is at least exp(-H).
     """
 
@@ -33,9 +33,9 @@ class TypicalRule:
         self._epsilon = epsilon
         self._alpha = alpha
 
-    def judge(self, law: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """As contracts.Rule says; uses `noise.correction`, and no rows of the proposal."""
-        rows = law.astype(mx.float32)
+        rows = log_p.astype(mx.float32)
         p = mx.softmax(rows[:, : proposal.size], axis=-1)
         drafted = mx.take_along_axis(p, proposal.tokens[..., None], axis=-1)[..., 0]
         kept = leading(drafted > threshold(p, self._epsilon, self._alpha))

@@ -6,13 +6,18 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from mlx_specdec.contracts import Noise, NoiseSource, Proposal, Round, Rule, Scores
+from mlx_specdec.contracts import Noise, NoiseSource, Proposal, Proposer, Rule, Scores
 from mlx_specdec.decoding.draft_length import DraftLength, FixedLength
-from mlx_specdec.decoding.ending import Emission, Ending
 from mlx_specdec.decoding.loop import Decoding
-from mlx_specdec.decoding.statistics import Recorder
+from mlx_specdec.decoding.prompt import PromptReader
+from mlx_specdec.decoding.rounds import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.decoding.sequence import Batch
+from mlx_specdec.decoding.sequence import Sequence as Decoded
+from mlx_specdec.decoding.statistics import Recorder, Statistics
+from mlx_specdec.decoding.stop_criteria import Emission, StopCriteria
+from mlx_specdec.decoding.stopwatch import Stopwatch
 from mlx_specdec.errors import RewindError
-from mlx_specdec.sampling.law import Law
+from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.coupled import Coupled
@@ -35,6 +40,13 @@ class TableContext:
     @property
     def lengths(self) -> tuple[int, ...]:
         return (len(self.fed),)
+
+    @property
+    def replays(self) -> bool:
+        return False
+
+    def evaluate(self) -> None:
+        pass
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         self.calls.append((tokens.shape[1], proposed))
@@ -63,8 +75,11 @@ class TableContext:
         return text[len(prefix) :]
 
 
-class Guesser:
-    """Proposes what `guess(position)` says; remembers what it was told."""
+class Guesser(Proposer):
+    """Proposes what `guess(position, limit)` says; remembers what it was told.
+
+    It is ready whenever the guess for the next position is not empty.
+    """
 
     def __init__(
         self, guess: Callable[[int, int], list[int]], prefix: int = 1, taps: tuple[str, ...] = ()
@@ -72,20 +87,22 @@ class Guesser:
         self.guess = guess
         self.prefix = prefix
         self.taps = taps
-        self.begun: list[Scores | None] = []
-        self.rounds: list[Round] = []
+        self.begun: list[Sequence[int]] = []
+        self.observed: list[tuple[list[int], Scores]] = []
         self.limits: list[int] = []
 
-    def begin(self, prompt: Sequence[int], scores: Scores | None) -> None:
-        self.begun.append(scores)
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.begun.append(prompt)
 
-    def propose(self, committed: Sequence[int], limit: int, noise: Noise) -> Proposal:
+    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
+        return bool(self.guess(len(committed[0]) - self.prefix, limit))
+
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         self.limits.append(limit)
-        tokens = self.guess(len(committed) - self.prefix, limit)[:limit]
-        return Proposal(mx.array(tokens, dtype=mx.int32).reshape(1, -1))
+        return Proposal.of([self.guess(len(committed[0]) - self.prefix, limit)[:limit]])
 
-    def observe(self, round: Round) -> None:
-        self.rounds.append(round)
+    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
+        self.observed.append((list(tokens[0]), scores[0]))
 
 
 class LetterStream:
@@ -105,7 +122,7 @@ def letter(token: int) -> str:
 
 def decoding(
     context: TableContext,
-    guesser: Guesser | None,
+    guesser: Proposer | None,
     *,
     count: int = 4,
     room: int = 30,
@@ -116,20 +133,33 @@ def decoding(
     noise: NoiseSource | None = None,
     rule: Rule | None = None,
     draft_length: DraftLength | None = None,
+    prompt: Sequence[int] = (1,),
+    watch: Stopwatch | None = None,
 ) -> Decoding:
-    """A decoding on the mocks; the prompt is the single token 1."""
+    """A decoding on the mocks; the prompt is by default the single token 1."""
+    lengths = draft_length or FixedLength(count)
+    sequence = Decoded(
+        prompt,
+        Distribution(settings or Sampling(), VOCABULARY),
+        noise or SilentNoise(),
+        StopCriteria(eos=eos, max_tokens=room, stream=LetterStream(), stops=stops),
+    )
     return Decoding(
         target=context,
         proposer=guesser,
         rule=rule or Coupled(),
-        law=Law(settings or Sampling(), VOCABULARY),
-        noise=noise or SilentNoise(),
-        draft_length=draft_length or FixedLength(count),
-        ending=Ending(eos=eos, room=room, stream=LetterStream(), stops=stops),
-        recorder=recorder or Recorder(),
-        committed=[1],
-        prompt=[1],
+        batch=Batch([sequence]),
+        draft_length=lengths,
+        reader=PromptReader(context, prompt, prompt, guesser),
+        watch=watch or Stopwatch([recorder or Recorder(), lengths]),
     )
+
+
+def first_round(loop: Decoding) -> Emission:
+    """Read the prompt, and make one round."""
+    while loop.reading:
+        loop.step()
+    return loop.step()[0]
 
 
 def run(loop: Decoding) -> tuple[list[int], str, str | None]:
@@ -138,8 +168,23 @@ def run(loop: Decoding) -> tuple[list[int], str, str | None]:
     text = ""
     emission = Emission((), ())
     while emission.finish_reason is None:
-        emission = loop.step()
+        [emission] = loop.step()
         tokens += emission.tokens
         text += emission.text
-    loop.finish()
     return tokens, text, emission.finish_reason
+
+
+def figures(recorder: Recorder) -> Statistics:
+    """The summary, with nothing but what rounds tell."""
+    return recorder.summary(
+        load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
+    )
+
+
+def a_round(
+    drafted: int, accepted: int, seconds: float, draft: float | None = None, source: str = ""
+) -> RoundReport:
+    """What listeners hear of a round, or of a pipelined plain step."""
+    sequence = SequenceRound(drafted, accepted, accepted + 1, position=0, committed=[])
+    times = RoundTimes(seconds, draft, None if draft is None else seconds - draft)
+    return RoundReport(drafted, (sequence,), times, source, pipelined=drafted == 0)

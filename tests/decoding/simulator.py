@@ -16,6 +16,8 @@ import numpy as np
 
 from mlx_specdec.decoding.draft_length import AutoLength, DraftLength
 
+from .mocks import a_round
+
 # Cost of a target pass over m rows, in passes over one: m -> cost, straight lines between.
 # Published in threads of ml-explore/mlx: 4265 (M3 Ultra), 3852 (M4 Pro), 3791 (M5 Max).
 CURVES: dict[str, dict[int, float]] = {
@@ -102,7 +104,7 @@ class Machine:
                 unread += 1
                 waiting = count == 0
                 if waiting:
-                    lengths.observe(0, 0, math.exp(self.noise * noise(0, 1)))
+                    lengths.on_round(a_round(0, 0, math.exp(self.noise * noise(0, 1))))
                 continue
             accepted = 0
             while accepted < count and right[emitted + accepted]:
@@ -116,7 +118,7 @@ class Machine:
             speculative += 1
             unread = 0
             emitted += accepted + 1
-            lengths.observe(count, accepted, total, draft if timed else None)
+            lengths.on_round(a_round(count, accepted, total, draft if timed else None))
         return clock - before[0], emitted - before[1]
 
     def speed(self, make: Make, tokens: int, seeds: int, after: int = 0) -> float:

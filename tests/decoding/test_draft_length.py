@@ -7,6 +7,7 @@ import pytest
 from mlx_specdec.decoding.draft_length import AutoLength, FixedLength
 from mlx_specdec.errors import OptionError
 
+from .mocks import a_round
 from .simulator import CURVES, Machine, bimodal, constant, drifting, verify_cost
 
 KINDS = {"0.1": constant(0.1), "0.5": constant(0.5), "0.9": constant(0.9)}
@@ -33,7 +34,7 @@ def test_the_room_is_never_overrun(room: int) -> None:
     for _ in range(60):
         count = lengths.choose(room)
         assert 0 <= count <= room - 1
-        lengths.observe(count, count, 1.0 + 0.01 * count)
+        lengths.on_round(a_round(count, count, 1.0 + 0.01 * count))
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
@@ -42,7 +43,7 @@ def test_no_more_is_asked_for_than_a_proposer_has(most: int) -> None:
         lengths, chosen = AutoLength(known, most), []
         for _ in range(200):
             chosen.append(lengths.choose(10_000))
-            lengths.observe(chosen[-1], chosen[-1], 1.0 + 0.01 * chosen[-1])
+            lengths.on_round(a_round(chosen[-1], chosen[-1], 1.0 + 0.01 * chosen[-1]))
         assert max(chosen) == chosen[-1] == most
 
 
@@ -54,15 +55,15 @@ def test_it_does_not_think_while_a_proposer_abstains(monkeypatch: pytest.MonkeyP
         lengths = AutoLength(known)
         for _ in range(AutoLength.PLAIN_FIRST):
             lengths.choose(10_000)
-            lengths.observe(0, 0, 1.0)
+            lengths.on_round(a_round(0, 0, 1.0))
         asked = lengths.choose(10_000)
         plans.clear()
         for _ in range(200):
             assert lengths.choose(10_000) == asked > 0
-            lengths.observe(0, 0, 1.0)
+            lengths.on_round(a_round(0, 0, 1.0))
         assert plans == []
         for _ in range(AutoLength.EVERY):
-            lengths.observe(lengths.choose(10_000), 1, 1.2)
+            lengths.on_round(a_round(lengths.choose(10_000), 1, 1.2))
         assert plans
 
 
@@ -71,7 +72,7 @@ def test_a_hopeless_draft_is_parked_and_still_probed() -> None:
     for _ in range(3000):
         count = lengths.choose(10_000)
         chosen.append(count)
-        lengths.observe(count, 0, 1.0 if count == 0 else 2.0 + 0.1 * count)
+        lengths.on_round(a_round(count, 0, 1.0 if count == 0 else 2.0 + 0.1 * count))
     assert chosen.count(0) > 0.98 * len(chosen)
     assert any(chosen[1500:])
 
@@ -82,7 +83,7 @@ def test_a_draft_that_turns_good_is_taken_up_again() -> None:
         count = lengths.choose(10_000)
         if index == 300:
             assert lengths.changes[-1].length == 0
-        lengths.observe(count, count if index > 400 else 0, 1.0 + 0.15 * count)
+        lengths.on_round(a_round(count, count if index > 400 else 0, 1.0 + 0.15 * count))
     assert lengths.choose(10_000) >= 4
 
 
@@ -90,12 +91,12 @@ def test_a_flat_curve_ends_far_from_a_steep_one() -> None:
     lengths = AutoLength()
     for _ in range(200):
         count = lengths.choose(10_000)
-        lengths.observe(count, count, 1.0 + 0.02 * count)
+        lengths.on_round(a_round(count, count, 1.0 + 0.02 * count))
     assert lengths.choose(10_000) == AutoLength.MOST
     steep = AutoLength()
     for _ in range(200):
         count = steep.choose(10_000)
-        steep.observe(count, 0, 1.0 + 0.9 * count)
+        steep.on_round(a_round(count, 0, 1.0 + 0.9 * count))
     assert steep.changes[-1].length == 0
 
 
@@ -104,7 +105,7 @@ def test_one_stalled_round_changes_nothing() -> None:
     for index in range(300):
         count = lengths.choose(10_000)
         seconds = 1.0 + 0.1 * count
-        lengths.observe(count, count, 50 * seconds if index == 150 else seconds)
+        lengths.on_round(a_round(count, count, 50 * seconds if index == 150 else seconds))
         if index >= 100:
             assert count == AutoLength.MOST
 
@@ -123,7 +124,7 @@ def test_known_costs_of_some_lengths_are_joined_by_lines() -> None:
     assert chosen > 0
     for _ in range(100):
         count = lengths.choose(1000)
-        lengths.observe(count, count, 3.0 * (1 + 0.1 * count))
+        lengths.on_round(a_round(count, count, 3.0 * (1 + 0.1 * count)))
     assert lengths.choose(1000) == AutoLength.MOST
 
 
@@ -131,7 +132,7 @@ def test_what_a_text_taught_is_told_in_plain_steps() -> None:
     lengths = AutoLength()
     for _ in range(60):
         count = lengths.choose(1000)
-        lengths.observe(count, count // 2, 0.2 * (1 + 0.3 * count))
+        lengths.on_round(a_round(count, count // 2, 0.2 * (1 + 0.3 * count)))
     measured = lengths.measured()
     assert measured
     assert all(cost == pytest.approx(1 + 0.3 * n, rel=0.01) for n, cost in measured.items())
@@ -185,5 +186,5 @@ def test_a_few_costs_of_earlier_texts_are_no_trap(known: dict[int, float]) -> No
     quick, chosen = AutoLength(known), []
     for _ in range(60):
         chosen.append(quick.choose(1000))
-        quick.observe(chosen[-1], min(chosen[-1], 1), 0.004 * (1.0 + 0.3 * chosen[-1]))
+        quick.on_round(a_round(chosen[-1], min(chosen[-1], 1), 0.004 * (1.0 + 0.3 * chosen[-1])))
     assert sum(count <= 2 for count in chosen) > 45

@@ -8,13 +8,16 @@ import random
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Round
+from mlx_specdec.contracts import Proposal
 from mlx_specdec.decoding.draft_length import AutoLength
+from mlx_specdec.decoding.prompt import PromptReader
 from mlx_specdec.decoding.statistics import Recorder
+from mlx_specdec.decoding.stopwatch import Stopwatch
+from mlx_specdec.errors import DecodingError
 from mlx_specdec.sampling.noise import CoupledNoise
 from mlx_specdec.sampling.settings import Sampling
 
-from .mocks import VOCABULARY, Guesser, TableContext, decoding, run
+from .mocks import VOCABULARY, Guesser, TableContext, decoding, figures, first_round, run
 
 ROOM = 30
 
@@ -116,7 +119,7 @@ def test_rejected_tokens_are_taken_back_and_the_rest_is_final() -> None:
         return right
 
     loop = decoding(context, Guesser(guess), count=3, room=8)
-    emission = loop.step()
+    emission = first_round(loop)
     assert list(emission.tokens) == expected[:2]
     assert context.lengths == (2,)
     assert context.rewinds == [2]
@@ -126,7 +129,7 @@ def test_rejected_tokens_are_taken_back_and_the_rest_is_final() -> None:
 def test_plain_decoding_submits_the_next_step_before_it_reads() -> None:
     context = TableContext(2)
     loop = decoding(context, None, room=6)
-    loop.step()
+    first_round(loop)
     assert len(context.calls) == 2
     run(loop)
     assert context.calls == [(1, 0)] * 6
@@ -137,10 +140,10 @@ def test_a_submitted_step_is_read_before_speculation_starts_again() -> None:
         def __init__(self) -> None:
             self.wanted = itertools.cycle([0, 0, 3, 3, 0, 3])
 
-        def choose(self, room: int) -> int:
-            return min(next(self.wanted), room - 1)
+        def choose(self, remaining: int) -> int:
+            return min(next(self.wanted), remaining - 1)
 
-        def observe(self, *told: object) -> None:
+        def on_round(self, report: object) -> None:
             pass
 
     context = TableContext(4)
@@ -160,31 +163,71 @@ def test_a_draft_length_that_learns_does_not_change_the_text(seed: int) -> None:
     assert guesser.limits
 
 
-def test_observe_sees_every_round_but_the_last_with_its_scores() -> None:
+@pytest.mark.parametrize("prompt", [[1], [1, 4, 2, 7, 3]])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_observe_sees_all_that_stayed_once_and_nothing_that_did_not(
+    prompt: list[int], count: int
+) -> None:
     context = TableContext(5)
-    expected = context.greedy([1], 10)
-    guesser = partly_right(expected, 5, abstain=0.3)
-    run(decoding(context, guesser, count=3, room=10))
-    committed = 1
-    for seen in guesser.rounds:
-        assert isinstance(seen, Round)
-        committed += seen.accepted + 1
-        assert seen.committed == committed
-        rows = seen.scores.logits[0, -(seen.proposal.size + 1) :]
-        own = mx.argmax(rows, axis=-1).tolist()[: seen.accepted + 1]
-        assert own == expected[committed - 2 - seen.accepted : committed - 1]
+    expected = context.greedy(prompt, 24)
+    text = [*prompt, *expected]
+    dice = random.Random(5)
+
+    def guess(position: int, limit: int) -> list[int]:
+        right = expected[position : position + limit]
+        return [] if dice.random() < 0.3 else [t if dice.random() < 0.7 else 0 for t in right]
+
+    guesser = Guesser(guess, prefix=len(prompt), taps=("final",))
+    run(decoding(context, guesser, count=count, room=24, prompt=prompt))
+    assert guesser.begun == [prompt]
+    seen = [token for tokens, _ in guesser.observed for token in tokens]
+    # What the last round saw is told to nobody: the text has ended.
+    assert seen == text[: len(seen)] and len(text) - len(seen) <= count + 2
+    rows = [row for _, scores in guesser.observed for row in scores.logits[0]]
+    states = [row for _, scores in guesser.observed for row in scores.hidden["final"][0]]
+    assert len(rows) == len(states) == len(seen)
+    for place, row in enumerate(rows):
+        before = text[place - 1] if place else 0
+        assert mx.array_equal(row, context.table[before, text[place]])
 
 
-def test_taps_are_handed_over_from_the_first_pass_on() -> None:
-    context = TableContext(6)
-    expected = context.greedy([1], 10)
-    guesser = Guesser(
-        lambda position, limit: expected[position : position + limit], taps=("final",)
+@pytest.mark.parametrize("length", [1, 2, 512, 513, 514, 1100])
+def test_the_prompt_is_read_in_chunks_all_but_its_last_token(length: int) -> None:
+    context, progress = TableContext(), []
+    prompt = [1 + place % 5 for place in range(length)]
+    reader = PromptReader(
+        context, prompt, prompt, progress=lambda done, total: progress.append((done, total))
     )
-    tokens, _, _ = run(decoding(context, guesser, count=3, room=10))
-    assert tokens == expected
-    assert guesser.begun[0] is not None and guesser.begun[0].hidden["final"].shape[1] == 1
-    assert all("final" in seen.scores.hidden for seen in guesser.rounds)
+    steps = 0
+    while not reader.done:
+        reader.step()
+        steps += 1
+    assert context.lengths == (length - 1,)
+    assert steps == max(1, -(-(length - 1) // 512))
+    assert all(rows <= 512 and proposed == 0 for rows, proposed in context.calls)
+    assert progress[0] == (0, length) and progress[-1] == (length, length)
+    assert progress == sorted(progress)
+
+
+def test_a_text_can_be_interrupted_while_its_prompt_is_read() -> None:
+    loop = decoding(TableContext(), None, prompt=[1] * 1100)
+    [emission] = loop.step()
+    assert loop.reading and not emission.tokens and emission.finish_reason is None
+    [last] = loop.finish("interrupted")
+    assert last.finish_reason == "interrupted"
+
+
+def test_a_step_that_was_interrupted_in_its_middle_is_not_gone_on_with() -> None:
+    class Interrupted(Guesser):
+        def propose(self, *asked: object) -> Proposal:
+            raise KeyboardInterrupt
+
+    loop = decoding(TableContext(2), Interrupted(lambda position, limit: [0]))
+    with pytest.raises(KeyboardInterrupt):
+        first_round(loop)
+    with pytest.raises(DecodingError, match="interrupted"):
+        loop.step()
+    assert loop.finish("interrupted")[0].finish_reason == "interrupted"
 
 
 @pytest.mark.parametrize("room", [1, 9, 16, 50])
@@ -200,9 +243,7 @@ def test_margins_cover_every_emitted_position_and_no_other(room: int, count: int
     recorder = Recorder()
     guesser = partly_right(expected, 7)
     run(decoding(context, guesser, count=count, room=room, recorder=recorder))
-    stats = recorder.summary(
-        load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
-    )
+    stats = figures(recorder)
     assert stats.smallest_margin.value == pytest.approx(min(margins), abs=1e-5)
     assert margins[stats.smallest_margin.position] == pytest.approx(min(margins), abs=1e-5)
 
@@ -210,8 +251,8 @@ def test_margins_cover_every_emitted_position_and_no_other(room: int, count: int
 def test_an_interrupted_text_keeps_what_was_emitted() -> None:
     context = TableContext(8)
     loop = decoding(context, None, room=6)
-    first = loop.step()
-    last = loop.interrupt()
+    first = first_round(loop)
+    [last] = loop.finish("interrupted")
     assert last.finish_reason == "interrupted"
     assert first.tokens and not last.tokens
 
@@ -219,12 +260,9 @@ def test_an_interrupted_text_keeps_what_was_emitted() -> None:
 def test_margins_of_an_interrupted_text_are_told() -> None:
     recorder = Recorder()
     loop = decoding(TableContext(8), None, room=6, recorder=recorder)
-    loop.step()
-    loop.interrupt()
-    loop.finish()
-    stats = recorder.summary(
-        load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
-    )
+    first_round(loop)
+    loop.finish("interrupted")
+    stats = figures(recorder)
     assert stats.smallest_margin.position == 0
 
 
@@ -235,12 +273,10 @@ def test_a_proposer_that_abstains_stays_in_the_pipeline_of_plain_decoding() -> N
         context = TableContext(3)
         recorder = Recorder()
         loop = decoding(context, guesser, count=4, room=ROOM, recorder=recorder)
-        loop.step()
-        assert context.lengths[0] == len(loop.committed)
+        first = first_round(loop)
+        assert context.lengths[0] == 1 + len(first.tokens)
         run(loop)
-        stats = recorder.summary(
-            load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
-        )
+        stats = figures(recorder)
         passes[name] = stats.target_passes
     assert passes["abstains"] == passes["plain"] == ROOM
 
@@ -256,9 +292,7 @@ def test_what_is_found_while_a_step_is_in_flight_is_verified_one_token_later(see
     recorder = Recorder()
     loop = decoding(context, Guesser(guess), count=4, room=ROOM, recorder=recorder)
     assert run(loop)[0] == expected
-    stats = recorder.summary(
-        load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
-    )
+    stats = figures(recorder)
     # Eleven plain steps, then rounds of five tokens: 30 = 11 + 3 * 5 + 4.
     assert stats.rounds == 11 + 4
     assert stats.accepted == 3 * 4 + 3
@@ -273,10 +307,10 @@ def test_what_earlier_rounds_left_to_compute_is_not_the_drafts_time(
         now[0] += 5.0
 
     monkeypatch.setattr(mx, "synchronize", wait)
-    recorder = Recorder(time_all=True, clock=lambda: now[0])
-    context = TableContext()
+    recorder = Recorder()
+    watch = Stopwatch([recorder], time_all=True, clock=lambda: now[0])
     guesser = Guesser(lambda position, limit: [0] * limit)
-    tokens, _, _ = run(decoding(context, guesser, room=6, recorder=recorder))
+    tokens, _, _ = run(decoding(TableContext(), guesser, room=6, watch=watch))
     stats = recorder.summary(
         load=0, prompt=0, decoding=now[0], peak_memory_bytes=0, device="cpu", blas="none"
     )

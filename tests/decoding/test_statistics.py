@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.statistics import Recorder, RoundTimes, Statistics
+from mlx_specdec.contracts import Proposal, Scores, no_proposal
+from mlx_specdec.decoding.rounds import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.decoding.statistics import Recorder, Statistics
+from mlx_specdec.decoding.stopwatch import Stopwatch
 
 from .mocks import Guesser, TableContext, decoding, run
 
@@ -15,6 +19,12 @@ def summary(recorder: Recorder, decoding_seconds: float = 10.0) -> Statistics:
     return recorder.summary(
         load=1, prompt=2, decoding=decoding_seconds, peak_memory_bytes=5, device="cpu", blas="mkl"
     )
+
+
+def add(recorder: Recorder, drafted: int, accepted: int, emitted: int, times: RoundTimes) -> None:
+    """A round of one sequence."""
+    sequence = SequenceRound(drafted, accepted, emitted, position=0, committed=[])
+    recorder.on_round(RoundReport(drafted, (sequence,), times))
 
 
 @pytest.mark.parametrize("room", range(1, 9))
@@ -37,9 +47,9 @@ def test_nothing_behind_the_last_emitted_token_is_counted(room: int) -> None:
 
 def test_counts_by_position_add_up() -> None:
     recorder = Recorder()
-    recorder.add_speculative(4, 2, 3, RoundTimes(1))
-    recorder.add_speculative(4, 4, 5, RoundTimes(1))
-    recorder.add_speculative(2, 0, 1, RoundTimes(1))
+    add(recorder, 4, 2, 3, RoundTimes(1))
+    add(recorder, 4, 4, 5, RoundTimes(1))
+    add(recorder, 2, 0, 1, RoundTimes(1))
     stats = summary(recorder)
     assert stats.drafted_by_position == (3, 3, 2, 2)
     assert stats.accepted_by_position == (2, 2, 1, 1)
@@ -50,16 +60,16 @@ def test_counts_by_position_add_up() -> None:
 
 def test_a_round_cut_inside_its_accepted_run_counts_only_what_was_emitted() -> None:
     recorder = Recorder()
-    recorder.add_speculative(5, 4, 2, RoundTimes(1))
+    add(recorder, 5, 4, 2, RoundTimes(1))
     stats = summary(recorder)
     assert stats.drafted == stats.accepted == 2
 
 
 def test_timed_rounds_are_scaled_to_all_and_the_parts_add_up() -> None:
     recorder = Recorder()
-    recorder.add_speculative(2, 2, 3, RoundTimes(2.0, 0.5, 1.0))
-    recorder.add_speculative(2, 2, 3, RoundTimes(2.0))
-    recorder.add_plain(1, 3.0)
+    add(recorder, 2, 2, 3, RoundTimes(2.0, 0.5, 1.0))
+    add(recorder, 2, 2, 3, RoundTimes(2.0))
+    add(recorder, 0, 0, 1, RoundTimes(3.0))
     seconds = summary(recorder, decoding_seconds=8.0).seconds
     assert seconds.draft == 1.0
     assert seconds.verify == 2.0 + 3.0
@@ -67,23 +77,41 @@ def test_timed_rounds_are_scaled_to_all_and_the_parts_add_up() -> None:
     assert seconds.total == 11.0
 
 
+def timed_rounds(count: int, *, time_all: bool = False) -> list[int]:
+    reports: list[RoundReport] = []
+
+    class Ears:
+        def on_round(self, report: RoundReport) -> None:
+            reports.append(report)
+
+    watch = Stopwatch([Ears()], time_all=time_all)
+    proposal = Proposal.of([[1]])
+    for _ in range(count):
+        watch.begin(drafts=True)
+        watch.drafted(proposal)
+        watch.advanced(Scores(mx.zeros((1, 2, 3))))
+        watch.finish(proposal, (), pipelined=False, ended=False)
+        watch.begin(drafts=False)
+        watch.finish(no_proposal(), (), pipelined=True, ended=False)
+    drafts = [report for report in reports if report.size]
+    assert all(r.times.draft is None for r in reports if not r.size)
+    assert [report.passes for report in reports] == [1, 0] * count
+    return [number for number, report in enumerate(drafts) if report.times.draft is not None]
+
+
 def test_a_few_first_rounds_and_then_few_are_timed() -> None:
-    recorder = Recorder()
-    timed = []
-    for _ in range(100):
-        timed.append(recorder.wants_times())
-        recorder.add_speculative(1, 1, 2, RoundTimes(1.0))
-    assert [index for index, yes in enumerate(timed) if yes] == [0, 1, 2, 3, 32, 64, 96]
-    assert Recorder(time_all=True).wants_times()
+    assert timed_rounds(100) == [0, 1, 2, 3, 32, 64, 96]
+    assert timed_rounds(100, time_all=True) == list(range(100))
 
 
 def test_seconds_come_from_the_clock_that_was_handed_in() -> None:
     context = TableContext(3)
     expected = context.greedy([1], 6)
     ticks = itertools.count()
-    recorder = Recorder(clock=lambda: float(next(ticks)))
+    recorder = Recorder()
+    watch = Stopwatch([recorder], clock=lambda: float(next(ticks)))
     guesser = Guesser(lambda position, limit: expected[position : position + limit])
-    run(decoding(context, guesser, count=2, room=6, recorder=recorder))
+    run(decoding(context, guesser, count=2, room=6, watch=watch))
     seconds = summary(recorder, decoding_seconds=100.0).seconds
     assert seconds.draft == 2.0 and seconds.verify == 2.0
 

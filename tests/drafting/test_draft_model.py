@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+from mlx_specdec.contracts import Scores
 from mlx_specdec.drafting.draft_model import DraftModel
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
@@ -18,7 +19,10 @@ class Table:
     def __init__(self, max_length: int | None) -> None:
         self.max_length = max_length
 
-    def open(self, prompt, progress=None) -> TableContext:
+    def prefix(self, prompt) -> list[int]:
+        return list(prompt)
+
+    def open(self, prompt) -> TableContext:
         return TableContext()
 
 
@@ -30,7 +34,43 @@ def test_only_its_own_positions_limit_how_far_it_drafts(
     max_length: int | None, committed: int, drafted: int
 ) -> None:
     proposer = DraftModel(Table(max_length), Sampling(temperature=0), VOCABULARY)
-    proposer.begin([1], None)
+    proposer.begin([1])
     text = [2] * committed
-    tokens = proposer.propose(text, 8, SilentNoise()).tokens
+    assert proposer.ready([text], 8) == (drafted > 0)
+    tokens = proposer.propose([text], 8, SilentNoise()).tokens
     assert tokens.shape == (1, drafted) and tokens.dtype == mx.int32
+
+
+def test_a_prompt_that_the_draft_has_no_positions_for_makes_it_abstain() -> None:
+    proposer = DraftModel(Table(4), Sampling(temperature=0), VOCABULARY)
+    prompt = [2, 3, 4, 5, 6]
+    proposer.begin(prompt)
+    proposer.observe([prompt[:-1]], [Scores(mx.zeros((1, 4, VOCABULARY)))])
+    assert not proposer.ready([prompt], 8)
+    assert proposer.propose([prompt], 8, SilentNoise()).size == 0
+
+
+def test_the_prompt_is_read_along_with_the_target_and_rejected_tokens_are_taken_back() -> None:
+    opened: list[TableContext] = []
+
+    class Kept(Table):
+        def open(self, prompt) -> TableContext:
+            opened.append(TableContext())
+            return opened[-1]
+
+    proposer = DraftModel(Kept(None), Sampling(temperature=0), VOCABULARY)
+    prompt = [2, 3, 4, 5, 6]
+    proposer.begin(prompt)
+    for piece in (prompt[:2], prompt[2:4]):
+        proposer.observe([piece], [Scores(mx.zeros((1, 2, VOCABULARY)))])
+    assert opened[0].lengths == (4,)
+    proposer.propose([prompt], 3, SilentNoise())
+    assert opened[0].lengths == (7,)
+    # The target kept one drafted token, and chose another one after it.
+    proposer.observe([[6, 1]], [Scores(mx.zeros((1, 2, VOCABULARY)))])
+    assert opened[0].lengths == (6,)
+    # Plain steps are not read before the next proposal.
+    proposer.observe([[7]], [Scores(mx.zeros((1, 1, VOCABULARY)))])
+    assert opened[0].lengths == (6,)
+    proposer.propose([[*prompt, 1, 7, 8]], 1, SilentNoise())
+    assert opened[0].lengths == (8,)

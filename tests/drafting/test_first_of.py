@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlx_specdec.contracts import Proposal, Round, Scores, Verdict
+from mlx_specdec.contracts import Proposal, Proposer, Scores
 from mlx_specdec.decoding.draft_length import AutoLength, FixedLength
 from mlx_specdec.decoding.lengths_by_source import LengthsBySource
 from mlx_specdec.drafting.first_of import FirstOf
 from mlx_specdec.sampling.noise import SilentNoise
 
+from ..decoding.mocks import a_round
+
 NOISE = SilentNoise().at(0, 0)
 
 
-class Scripted:
+class Scripted(Proposer):
     """Proposes what it was told to, and remembers what it was asked."""
 
     def __init__(self, tokens: list[int], taps: tuple[str, ...] = ()) -> None:
@@ -22,27 +24,28 @@ class Scripted:
         self.asked: list[int] = []
         self.begun = self.seen = 0
 
-    def begin(self, prompt, scores) -> None:
+    def begin(self, prompt) -> None:
         self.begun += 1
+
+    def ready(self, committed, limit) -> bool:
+        return bool(self.tokens)
 
     def propose(self, committed, limit, noise) -> Proposal:
         self.asked.append(limit)
-        return Proposal(mx.array([self.tokens[:limit]], dtype=mx.int32))
+        return Proposal.of([self.tokens[:limit]])
 
-    def observe(self, round: Round) -> None:
+    def observe(self, tokens, scores) -> None:
         self.seen += 1
 
 
 def test_the_first_that_does_not_abstain_proposes_and_is_named() -> None:
     silent, talker, last = Scripted([]), Scripted([4, 5, 6]), Scripted([9])
     several = FirstOf({"a": silent, "b": talker, "c": last}, lambda name, most: most)
-    several.begin([1], None)
-    proposal = several.propose([1, 2], 2, NOISE)
+    several.begin([1])
+    proposal = several.propose([[1, 2]], 2, NOISE)
     assert (proposal.source, proposal.tokens.tolist()) == ("b", [[4, 5]])
     assert (silent.asked, talker.asked, last.asked) == ([2], [2], [])
-    several.observe(
-        Round(proposal, Verdict(mx.ones((1, 2)), mx.zeros(1)), Scores(mx.zeros(1)), 2, 4)
-    )
+    several.observe([[2, 4, 5]], [Scores(mx.zeros((1, 3, 7)))])
     assert [one.begun for one in (silent, talker, last)] == [1, 1, 1]
     assert [one.seen for one in (silent, talker, last)] == [1, 1, 1]
 
@@ -50,13 +53,23 @@ def test_the_first_that_does_not_abstain_proposes_and_is_named() -> None:
 def test_a_source_that_may_draft_nothing_is_not_asked() -> None:
     parked, other = Scripted([1, 2]), Scripted([3])
     several = FirstOf({"a": parked, "b": other}, lambda name, most: 0 if name == "a" else most)
-    assert several.propose([1], 4, NOISE).source == "b"
+    assert several.propose([[1]], 4, NOISE).source == "b"
     assert parked.asked == []
 
 
 def test_all_abstain_where_nobody_knows() -> None:
     several = FirstOf({"a": Scripted([]), "b": Scripted([])}, lambda name, most: most)
-    assert several.propose([1], 4, NOISE).size == 0
+    assert several.propose([[1]], 4, NOISE).size == 0
+
+
+def test_whether_any_would_draft_is_told_without_drafting() -> None:
+    silent, talker = Scripted([]), Scripted([3])
+    limits = {"a": 4, "b": 4}
+    several = FirstOf({"a": silent, "b": talker}, lambda name, most: limits[name])
+    assert several.ready([[1]], 4)
+    limits["b"] = 0
+    assert not several.ready([[1]], 4)
+    assert silent.asked == talker.asked == []
 
 
 def test_hidden_states_are_those_that_any_of_them_needs() -> None:
@@ -80,9 +93,9 @@ def test_verdicts_go_to_their_source_and_plain_steps_to_all() -> None:
             count = lengths.limit(source, 16)
             if count:
                 kept = round(share * count)
-                lengths.observe(count, kept, 1.0 + 0.05 * count, source=source)
+                lengths.on_round(a_round(count, kept, 1.0 + 0.05 * count, source=source))
             else:
-                lengths.observe(0, 0, 1.0)
+                lengths.on_round(a_round(0, 0, 1.0))
     assert lengths.limit("good", 16) > 4
     assert lengths.limit("bad", 16) == 0
     assert {change.source for change in lengths.changes} == {"good", "bad"}

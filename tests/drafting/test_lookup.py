@@ -13,9 +13,10 @@ NOISE = SilentNoise()
 
 def proposed(committed: list[int], prompt: list[int], limit: int = 8, **settings) -> list[int]:
     lookup = PromptLookup(**settings)
-    lookup.begin(prompt, None)
-    proposal = lookup.propose(committed, limit, NOISE)
+    lookup.begin(prompt)
+    proposal = lookup.propose([committed], limit, NOISE)
     assert proposal.rows is None
+    assert lookup.ready([committed], limit) == (proposal.size > 0)
     assert proposal.tokens.shape == (1, proposal.size)
     return proposal.tokens.tolist()[0]
 
@@ -48,14 +49,14 @@ def test_a_source_text_is_searched_and_never_left_by_its_end() -> None:
 
 def test_a_text_is_read_once_and_a_new_one_begins_from_nothing() -> None:
     lookup = PromptLookup()
-    lookup.begin([1, 2, 3], None)
+    lookup.begin([1, 2, 3])
     committed = [1, 2, 3]
     for token in (1, 2):
         committed.append(token)
-        found = lookup.propose(committed, 4, NOISE)
-    assert found.tokens.tolist() == [[3, 1, 2]]
-    lookup.begin([5, 6], None)
-    assert lookup.propose([5, 6, 1, 2], 4, NOISE).size == 0
+        proposal = lookup.propose([committed], 4, NOISE)
+    assert proposal.tokens.tolist() == [[3, 1, 2]]
+    lookup.begin([5, 6])
+    assert lookup.propose([[5, 6, 1, 2]], 4, NOISE).size == 0
 
 
 def index_of(*texts: list[int]) -> DocumentIndex:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from mlx_specdec.contracts import FINAL, after
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.models import number_format
 from mlx_specdec.models.decoder_loading import load_decoder_only
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 
 from .. import tiny
+from ..reading import read
 
 
 def load(directory: Path, **settings: Any) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
@@ -27,7 +31,7 @@ def load(directory: Path, **settings: Any) -> tuple[DecoderOnlyModel, tuple[int,
 
 
 def logits_of(model: DecoderOnlyModel, tokens: list[int]) -> np.ndarray:
-    context = model.open(tokens)
+    context = read(model, tokens)
     return np.array(context.advance(mx.array([tokens[-1:]])).logits.astype(mx.float32))
 
 
@@ -249,20 +253,13 @@ def test_prompts_that_cannot_be_taken_are_refused() -> None:
     for strange in (64, -1):
         with pytest.raises(PromptError, match=f"token id {strange} "):
             model.open([5, strange, 5])
-    assert model.open([5] * 6).lengths == (5,)
+    assert read(model, [5] * 6).lengths == (5,)
 
 
-def test_a_prompt_of_one_token_opens_an_unread_context() -> None:
+def test_an_opened_context_has_seen_nothing() -> None:
     model = DecoderOnlyModel(tiny.build("mamba2"))
-    assert model.open([5]).lengths == (0,)
+    assert model.open([5, 6, 7]).lengths == (0,)
     assert model.prefix((5, 6)) == [5, 6]
-
-
-def test_progress_counts_from_nothing_to_everything() -> None:
-    calls: list[tuple[int, int]] = []
-    model = DecoderOnlyModel(tiny.build("llama"))
-    model.open([5] * 1101, lambda done, total: calls.append((done, total)))
-    assert calls == [(0, 1100), (512, 1100), (1024, 1100), (1100, 1100)]
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (3,), (1, 0), (0, 3)])
@@ -296,7 +293,7 @@ def head_of(family: str, module: Any) -> Callable[[mx.array], mx.array]:
 def test_the_final_tap_is_what_the_head_is_given(family: str) -> None:
     module = tiny.build(family)
     before = [path for path, _ in tree_flatten(module.parameters())]
-    context = DecoderOnlyModel(module).open([5, 9])
+    context = read(DecoderOnlyModel(module), [5, 9])
     plain = context.advance(mx.array([[9, 4]]), proposed=2)
     assert not plain.hidden
     context.rewind((1,))
@@ -308,11 +305,72 @@ def test_the_final_tap_is_what_the_head_is_given(family: str) -> None:
     assert [path for path, _ in tree_flatten(module.parameters())] == before
 
 
-def test_an_unknown_tap_is_refused_before_anything_is_seen() -> None:
-    context = DecoderOnlyModel(tiny.build("llama")).open([5, 9])
-    with pytest.raises(ValueError, match=r"'layer 3'.*'final'"):
-        context.advance(mx.array([[9]]), taps=("layer 3",))
-    assert context.lengths == (1,)
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+def test_every_layer_shows_what_it_puts_out_and_no_logit_changes(family: str) -> None:
+    module = tiny.build(family)
+    model = DecoderOnlyModel(module)
+    names = [after(layer) for layer in range(model.layers)]
+    fed = mx.array([[5, 9, 4]])
+    plain = model.open([5]).advance(fed)
+    scores = model.open([5]).advance(fed, taps=(*names, FINAL))
+    assert mx.array_equal(scores.logits, plain.logits)
+    assert {scores.hidden[name].shape for name in names} == {(1, 3, model.width)}
+    # Each layer is given what the one before it puts out.
+    states = [model.embed(fed), *(scores.hidden[name] for name in names)]
+    for given, returned in itertools.pairwise(states):
+        assert not mx.allclose(given, returned), "a layer does nothing"
+    assert mx.array_equal(model.open([5]).advance(fed).logits, plain.logits)
+
+
+def test_embedding_and_head_are_the_familys_own_scaled_and_capped() -> None:
+    gemma = tiny.build("gemma3")
+    fed = mx.array([[5, 9, 4]])
+    scaled = gemma.model.embed_tokens(fed) * 32**0.5
+    assert mx.allclose(DecoderOnlyModel(gemma).embed(fed), scaled, rtol=1e-2)
+    for family in ("llama", "recurrent_gemma", "falcon_h1"):
+        model = DecoderOnlyModel(tiny.build(family))
+        scores = model.open([5]).advance(fed, taps=(FINAL,))
+        assert mx.allclose(model.head(scores.hidden[FINAL]), scores.logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["layer 3", "after.2", "after.-1", "after."])
+def test_an_unknown_hidden_state_is_refused_before_anything_is_seen(name: str) -> None:
+    context = read(DecoderOnlyModel(tiny.build("llama")), [5, 9])
+    with pytest.raises(OptionError, match=rf"'{name}'.*'final' and 'after.0' to 'after.1'"):
+        context.advance(mx.array([[9]]), taps=(name,))
+    with pytest.raises(OptionError):
+        context.advance(mx.array([[9]]), taps=(FINAL, name))
+
+
+def test_a_head_that_fails_leaves_nothing_behind_for_the_next_pass() -> None:
+    model = DecoderOnlyModel(tiny.build("llama"))
+    fed = mx.array([[5, 9, 4]])
+    plain = model.open([5]).advance(fed).logits
+    with pytest.raises(ValueError):
+        model.head(mx.zeros((1, 3, 7)))
+    assert mx.array_equal(model.open([5]).advance(fed).logits, plain)
+
+
+def test_threads_do_not_see_each_others_hidden_states() -> None:
+    model = DecoderOnlyModel(tiny.build("llama"))
+    texts = [[5 + number, 9, 4 + number] for number in range(8)]
+    expected = [model.open([5]).advance(mx.array([t]), taps=(FINAL,)).hidden[FINAL] for t in texts]
+    mx.eval(expected)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        with mx.stream(mx.cpu):
+            for _ in range(20):
+                scores = model.open([5]).advance(mx.array([texts[number]]), taps=(FINAL,))
+                if not mx.allclose(scores.hidden[FINAL], expected[number]):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(texts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_a_model_that_hides_the_input_of_its_head_says_so() -> None:

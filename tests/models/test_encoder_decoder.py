@@ -7,7 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.errors import PromptError, RewindError
+from mlx_specdec.contracts import FINAL, after
+from mlx_specdec.errors import OptionError, PromptError, RewindError
 from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 
@@ -23,7 +24,7 @@ def tokens(*ids: int) -> mx.array:
     return mx.array([ids], dtype=mx.int32)
 
 
-def test_a_new_context_has_seen_all_but_the_last_token_of_its_prefix(model) -> None:
+def test_a_new_context_has_seen_nothing(model) -> None:
     context = model.open([5, 6, 1])
     assert model.prefix([5, 6, 1]) == [0]
     assert context.lengths == (0,)
@@ -83,7 +84,17 @@ def test_a_prompt_that_cannot_be_read_is_refused(model, prompt: list[int], told:
         model.open(prompt)
 
 
-def test_opening_reports_its_progress(model) -> None:
-    seen: list[tuple[int, int]] = []
-    model.open([5, 6, 1], lambda done, total: seen.append((done, total)))
-    assert seen == [(0, 3), (3, 3)]
+def test_every_layer_of_the_decoder_shows_what_it_puts_out(model) -> None:
+    names = [after(layer) for layer in range(model.layers)]
+    fed = tokens(0, 7, 8)
+    plain = model.open([5, 6, 1]).advance(fed)
+    scores = model.open([5, 6, 1]).advance(fed, taps=(*names, FINAL))
+    assert mx.array_equal(scores.logits, plain.logits) and not plain.hidden
+    assert {scores.hidden[name].shape for name in names} == {(1, 3, model.width)}
+    decoder = model.network.decoder
+    normed = decoder.final_layer_norm(scores.hidden[names[-1]])
+    scale = model.network.config.d_model**-0.5 if model.network.config.scales_output else 1.0
+    assert mx.allclose(normed * scale, scores.hidden[FINAL])
+    assert mx.allclose(model.embed(fed), model.network.shared(fed))
+    with pytest.raises(OptionError, match=rf"'{after(model.layers)}'"):
+        model.open([5, 6, 1]).advance(fed, taps=(after(model.layers),))

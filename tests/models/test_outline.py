@@ -13,6 +13,7 @@ from mlx_specdec.models.outline import outline
 
 from .. import tiny
 from ..cli.conftest import make_t5
+from ..reading import read
 
 SHIPPED = Path(__file__).parents[2] / "weights"
 T5 = {
@@ -68,7 +69,7 @@ def test_an_outline_has_the_bytes_of_the_caches_that_decoding_fills(family: str)
     known = outline(tiny.CONFIGS[family], family)
     asked = known.cache_nbytes(19, 5)
     model = known.model()
-    context = model.open(list(range(2, 22)))  # all but the last is seen
+    context = read(model, list(range(2, 22)))
     context.advance(mx.array([[3]]))
     scores = context.advance(mx.array([[3, 4, 5, 6]]))
     mx.eval(scores.logits)
@@ -80,7 +81,7 @@ def test_a_t5_has_the_bytes_of_its_caches_and_memory() -> None:
     asked = known.cache_nbytes(20, 300)
     context = known.model().open([5] * 20)
     mx.eval(context.advance(mx.array([[3] * 300])).logits)
-    arrays = [a for pair in context._memory for a in pair]
+    arrays = [a for pair in context._source for a in pair]
     arrays += [a for c in context._caches for a in (c._keys, c._values)]
     assert asked == sum(array.nbytes for array in arrays)
 

@@ -29,6 +29,7 @@ from mlx_specdec.models.decoder_only import DecoderOnlyContext, DecoderOnlyModel
 from mlx_specdec.models.rewinding import RewindableCache
 
 from .. import tiny
+from ..reading import read
 
 LENGTH = 4 * tiny.WINDOW + 5
 LONG = 1400
@@ -76,7 +77,7 @@ def tokens_of(family: str, start: int, end: int, wrong: random.Random | None = N
 
 
 def opened(family: str) -> DecoderOnlyContext:
-    return model_of(family).open(text_of(family)[: PROMPT + 1])
+    return read(model_of(family), text_of(family)[: PROMPT + 1])
 
 
 def target_rounds(family: str, choose: random.Random, length: int = LENGTH) -> int:
@@ -166,10 +167,10 @@ def test_hundreds_of_rounds_in_one_text_give_the_logits_of_plain_decoding(
 def test_prefill_in_steps_gives_the_logits_of_plain_decoding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mlx_specdec.models.decoder_only.PREFILL_STEP", 7)
+    monkeypatch.setattr("mlx_specdec.decoding.prompt.CHUNK", 7)
     for family in FAMILIES:
         end = LENGTH - 1
-        context = model_of(family).open(text_of(family)[: end + 1])
+        context = read(model_of(family), text_of(family)[: end + 1])
         assert context.lengths == (end,)
         agree(family, end, context.advance(tokens_of(family, end, LENGTH)).logits)
 

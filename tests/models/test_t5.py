@@ -70,11 +70,11 @@ def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
     memory = network.encode(source, mask)
     kept = np.concatenate([np.array(memory)[0, :10], np.array(memory)[0, -30:-20]])
     assert np.abs(kept - expected["padded_memory"]).max() <= TOLERANCE
-    context = EncoderDecoderContext(model, network.project_memory(memory))
+    context = EncoderDecoderContext(model, network.project_encoded(memory))
     states = network.decode(
         mx.array(expected["target"][None]),
         context._caches,
-        context._memory,
+        context._source,
         model.masks(0, len(expected["target"])),
         mask,
     )

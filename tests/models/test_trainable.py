@@ -17,6 +17,7 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.trainable import Trainable, trainable
 
 from .. import tiny
+from ..reading import read
 from ..test_same_text import FIXTURES
 
 PROMPTS = [[3, 4, 5], [6] * 12, [7, 8]]
@@ -24,7 +25,7 @@ TEXTS = [list(range(9, 21)), [21, 22], [5] * 7]
 
 
 def of_context(model: Model, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray:
-    context = model.open(prompt)
+    context = read(model, prompt)
     fed = [model.prefix(prompt)[-1], *text[:-1]]
     return np.array(context.advance(mx.array([fed], dtype=mx.int32)).logits[0])
 

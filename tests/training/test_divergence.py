@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.training.divergence import DIVERGENCES, Tally, log_law
+from mlx_specdec.training.divergence import DIVERGENCES, Tally, log_probabilities
 from mlx_specdec.training.settings import DIVERGENCES as NAMES
 
 ROWS, SIZE = 3, 7
@@ -37,7 +37,7 @@ def expected(kind: str, target: np.ndarray, draft: np.ndarray) -> np.ndarray:
 
 
 def measured(kind: str, target: np.ndarray, draft: mx.array) -> mx.array:
-    return DIVERGENCES[kind](log_law(mx.array(target)), log_law(draft))
+    return DIVERGENCES[kind](log_probabilities(mx.array(target)), log_probabilities(draft))
 
 
 def test_every_name_has_a_divergence() -> None:

@@ -146,7 +146,7 @@ def test_judge_compares_each_uniform_with_its_probability_and_takes_the_longest(
                 value - 1e-4 if yes else value + 1e-4 for value, yes in zip(h, below, strict=True)
             ]
             proposal = Proposal(tokens, mx.log(mx.array(q[None])))
-            verdict = BlockRule().judge(mx.log(mx.array(p[None])), proposal, Given(uniforms))
+            verdict = BlockRule().verify(mx.log(mx.array(p[None])), proposal, Given(uniforms))
             expected = 2 if below[1] else 1 if below[0] else 0
             assert int(mx.sum(verdict.kept).item()) == expected
             assert verdict.kept.tolist() == [[index < expected for index in range(2)]]
@@ -162,7 +162,7 @@ def test_for_one_hot_proposals_block_and_token_accept_alike() -> None:
         by_token = rejection.accept_probabilities(p[:, :3], q, proposal.tokens)[0].tolist()
         ratios = block.joint_ratios(p[:, :3], q, proposal.tokens)[0].tolist()
         np.testing.assert_allclose(ratios, np.cumprod([1.0, *by_token]), rtol=1e-5)
-        verdict = BlockRule().judge(law, proposal, source.at(0, 0))
+        verdict = BlockRule().verify(law, proposal, source.at(0, 0))
         assert verdict.kept.shape == (1, 3)
 
 
@@ -170,10 +170,10 @@ def test_an_abstaining_round_draws_from_the_target_under_both_rules() -> None:
     law = mx.log(mx.array([[[0.0, 1.0, 0.0]]]))
     empty = Proposal(mx.zeros((1, 0), dtype=mx.int32))
     for rule in (BlockRule(), TokenRule()):
-        assert rule.judge(law, empty, IndependentNoise(0, 3).at(0, 0)).next.tolist() == [1]
+        assert rule.verify(law, empty, IndependentNoise(0, 3).at(0, 0)).next.tolist() == [1]
 
 
 def test_the_block_rule_refuses_to_work_without_random_numbers() -> None:
     proposal = Proposal(mx.array([[1]], dtype=mx.int32))
     with pytest.raises(ValueError, match="temperature 0"):
-        BlockRule().judge(mx.zeros((1, 2, 3)), proposal, SilentNoise())
+        BlockRule().verify(mx.zeros((1, 2, 3)), proposal, SilentNoise())

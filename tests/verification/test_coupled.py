@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.contracts import Proposal
-from mlx_specdec.sampling.law import lead
+from mlx_specdec.sampling.distribution import margin
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.verification.coupled import Coupled, LenientGreedy
 
@@ -31,7 +31,7 @@ def test_every_possible_draft_gives_a_prefix_of_the_targets_own_choices(
     gumbel = noise.target(length + 1)
     own = mx.argmax(law if gumbel is None else law + gumbel, axis=-1)[0].tolist()
     for draft in itertools.product(range(VOCABULARY), repeat=length):
-        verdict = Coupled().judge(law, Proposal(mx.array([draft], dtype=mx.int32)), noise)
+        verdict = Coupled().verify(law, Proposal(mx.array([draft], dtype=mx.int32)), noise)
         kept = int(mx.sum(verdict.kept).item())
         emitted = [*draft[:kept], verdict.next.item()]
         assert emitted == own[: kept + 1]
@@ -56,7 +56,7 @@ def test_acceptance_and_law_are_those_of_the_paper() -> None:
     noise = BatchNoise(samples, 2)
     drafted = mx.argmax(mx.log(mx.array(q)) + noise.gumbel[:, :1], axis=-1).astype(mx.int32)
     law = mx.broadcast_to(mx.log(mx.array(p)), (samples, 2, VOCABULARY))
-    verdict = Coupled().judge(law, Proposal(drafted), noise)
+    verdict = Coupled().verify(law, Proposal(drafted), noise)
     accepted = np.array(verdict.kept)[:, 0]
     expected = sum(1 / sum(np.maximum(p / p[i], q / q[i])) for i in range(VOCABULARY))
     assert abs(accepted.mean() - expected) < 4 * np.sqrt(0.25 / samples)
@@ -67,8 +67,8 @@ def test_acceptance_and_law_are_those_of_the_paper() -> None:
 
 def test_the_scored_rows_say_by_how_much_each_choice_was_made() -> None:
     law = mx.array([[[0.0, 3.0, 1.0, 0.0], [4.0, 0.0, 3.5, 0.0]]])
-    verdict = Coupled().judge(law, Proposal(mx.array([[1]])), SilentNoise())
-    assert lead(verdict.scored).tolist() == [[2.0, 0.5]]
+    verdict = Coupled().verify(law, Proposal(mx.array([[1]])), SilentNoise())
+    assert margin(verdict.scored).tolist() == [[2.0, 0.5]]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -78,10 +78,10 @@ def test_lenience_zero_is_greedy_matching_and_more_never_accepts_less(seed: int)
         mx.random.randint(0, VOCABULARY, (1, 4), key=mx.random.key(seed)).astype(mx.int32)
     )
     noise = SilentNoise()
-    exact = Coupled().judge(law, drafted, noise)
+    exact = Coupled().verify(law, drafted, noise)
     counts = []
     for delta in (0.0, 0.2, 0.5, 0.9, 1.0):
-        verdict = LenientGreedy(delta).judge(law, drafted, noise)
+        verdict = LenientGreedy(delta).verify(law, drafted, noise)
         counts.append(int(mx.sum(verdict.kept).item()))
         if delta == 0:
             assert verdict.kept.tolist() == exact.kept.tolist()
@@ -94,5 +94,5 @@ def test_lenience_accepts_by_probability_relative_to_the_best() -> None:
     law = mx.log(mx.array([[[0.5, 0.3, 0.15, 0.05]] * 2]))
     for token, accepted in ((0, True), (1, True), (2, False), (3, False)):
         proposal = Proposal(mx.array([[token]], dtype=mx.int32))
-        verdict = LenientGreedy(0.5).judge(law, proposal, SilentNoise())
+        verdict = LenientGreedy(0.5).verify(law, proposal, SilentNoise())
         assert verdict.kept.tolist() == [[accepted]]

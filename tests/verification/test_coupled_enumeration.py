@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.contracts import Proposal, Verdict
-from mlx_specdec.sampling.law import choose
+from mlx_specdec.sampling.distribution import choose
 from mlx_specdec.verification.coupled import Coupled
 
 Law = tuple[Fraction, ...]
@@ -130,7 +130,7 @@ def test_the_shipped_draw_and_verdict_return_the_cell_of_the_noise(p: Law, q: La
             drafted = choose(mx.array(logs(q)), gumbel)
             assert drafted.item() == j
             rows = mx.array([[logs(p), logs(p)]])
-            verdict = Coupled().judge(rows, Proposal(drafted.reshape(1, 1)), Given(gumbel, 2))
+            verdict = Coupled().verify(rows, Proposal(drafted.reshape(1, 1)), Given(gumbel, 2))
             assert verdict.kept.item() is (i == j)
             assert verdict.next.item() == i
             seen.add((i, j))
@@ -150,7 +150,7 @@ class Given:
 
 
 def shipped(rows: mx.array, draft_rows: mx.array, proposal: Proposal, gumbel: mx.array) -> Verdict:
-    return Coupled().judge(rows, proposal, Given(gumbel))
+    return Coupled().verify(rows, proposal, Given(gumbel))
 
 
 def round_law(
@@ -225,11 +225,11 @@ def test_what_is_decided_does_not_depend_on_later_noise() -> None:
     drafted = Proposal(mx.array(generator.integers(0, SYMBOLS, (200, 3)), dtype=mx.int32))
     noise = generator.gumbel(size=(200, 4, SYMBOLS)).astype(np.float32)
     other = generator.gumbel(size=(200, 4, SYMBOLS)).astype(np.float32)
-    first = Coupled().judge(rows, drafted, Given(mx.array(noise)))
+    first = Coupled().verify(rows, drafted, Given(mx.array(noise)))
     counts = np.array(first.kept).sum(axis=1)
     assert set(counts.tolist()) == {0, 1, 2, 3}
     later = np.arange(4)[None, :, None] > counts[:, None, None]
-    again = Coupled().judge(rows, drafted, Given(mx.array(np.where(later, other, noise))))
+    again = Coupled().verify(rows, drafted, Given(mx.array(np.where(later, other, noise))))
     assert mx.array_equal(first.kept, again.kept)
     assert mx.array_equal(first.next, again.next)
 

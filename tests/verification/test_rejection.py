@@ -109,7 +109,7 @@ def test_draws_of_the_whole_rule_follow_the_target(with_rows: bool) -> None:
             proposal = Proposal(token, row[None, None])
         else:
             proposal = Proposal(mx.array([[index % 4]], dtype=mx.int32))
-        verdict = rule.judge(law, proposal, noise)
+        verdict = rule.verify(law, proposal, noise)
         chosen = proposal.tokens if verdict.kept.item() else verdict.next
         counts[int(chosen.item())] += 1
     bound = 4 * np.sqrt(p * (1 - p) / samples)
@@ -119,7 +119,7 @@ def test_draws_of_the_whole_rule_follow_the_target(with_rows: bool) -> None:
 def test_an_abstaining_round_draws_from_the_target() -> None:
     law = mx.log(mx.array([[[0.0, 1.0, 0.0]]]))
     empty = Proposal(mx.zeros((1, 0), dtype=mx.int32))
-    verdict = TokenRule().judge(law, empty, IndependentNoise(0, 3).at(0, 0))
+    verdict = TokenRule().verify(law, empty, IndependentNoise(0, 3).at(0, 0))
     assert verdict.next.tolist() == [1]
     assert verdict.kept.shape == (1, 0)
 
@@ -127,7 +127,7 @@ def test_an_abstaining_round_draws_from_the_target() -> None:
 def test_the_rule_refuses_to_work_without_random_numbers() -> None:
     law = mx.zeros((1, 2, 3))
     with pytest.raises(ValueError, match="temperature 0"):
-        TokenRule().judge(law, Proposal(mx.array([[1]], dtype=mx.int32)), SilentNoise())
+        TokenRule().verify(law, Proposal(mx.array([[1]], dtype=mx.int32)), SilentNoise())
 
 
 class Given:
@@ -159,7 +159,7 @@ def test_judge_accepts_just_below_each_threshold_and_not_just_above(delta: float
                 for limit, yes in zip(limits, below, strict=True)
             ]
             proposal = Proposal(tokens, mx.log(draft_rows))
-            verdict = TokenRule(delta).judge(mx.log(rows), proposal, Given(uniforms))
+            verdict = TokenRule(delta).verify(mx.log(rows), proposal, Given(uniforms))
             count = 0 if not below[0] else 1 if not below[1] else 2
             assert int(mx.sum(verdict.kept).item()) == count
             assert verdict.next.item() == np.argmax([*after, p[2]][count])

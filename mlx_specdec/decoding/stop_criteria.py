@@ -1,7 +1,6 @@
-"""Where a text ends, and what of it is printed: EOS, length, stop strings, in any place of a block.
+"""Where a sequence ends, and what of it is printed: EOS, length, stop strings.
 
-Knows tokens and their text. Knows nothing of models. Ending inside a block of accepted tokens is
-decided here and nowhere else.
+An end inside a block of accepted tokens is decided here and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ FinishReason = Literal["eos", "length", "stop", "interrupted"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of printable text; `drafted` says whether accepted draft tokens completed it."""
+    """A part of the printable text; `drafted` says whether accepted draft tokens completed it."""
 
     text: str
     drafted: bool
@@ -41,25 +40,30 @@ class Emission:
         return "".join(piece.text for piece in self.pieces)
 
 
-class Ending:
+class StopCriteria:
     """Takes committed tokens in order and says where to stop.
 
-    eos: ids that end the text wherever they appear. room: most tokens that may be emitted.
+    eos: ids that end the text wherever they appear. max_tokens: most tokens that may be emitted.
     """
 
     def __init__(
-        self, *, eos: Collection[int], room: int, stream: TextStream, stops: StopStrings | None
+        self,
+        *,
+        eos: Collection[int],
+        max_tokens: int,
+        stream: TextStream,
+        stops: StopStrings | None,
     ) -> None:
         self._eos = frozenset(eos)
-        self._room = max(0, room)
+        self._remaining = max(0, max_tokens)
         self._stream = stream
         self._stops = stops
         self._stopped = False
 
     @property
-    def room(self) -> int:
+    def remaining(self) -> int:
         """How many tokens may still be emitted."""
-        return self._room
+        return self._remaining
 
     def take(self, tokens: Sequence[int], drafted: int) -> Emission:
         """Emit tokens up to the first reason to end.
@@ -79,7 +83,7 @@ class Ending:
             if self._stopped:
                 reason = "stop"
                 break
-        self._room -= len(emitted)
+        self._remaining -= len(emitted)
         if reason is not None:
             _append(pieces, self._rest(), len(emitted) <= drafted)
             # What was held back may complete a stop string only now.
@@ -93,11 +97,11 @@ class Ending:
         return Emission((), tuple(pieces), "stop" if self._stopped else reason)
 
     def _cut(self, tokens: Sequence[int]) -> tuple[list[int], FinishReason | None]:
-        kept = list(tokens[: self._room])
+        kept = list(tokens[: self._remaining])
         for index, token in enumerate(kept):
             if token in self._eos:
                 return kept[: index + 1], "eos"
-        return kept, "length" if len(kept) == self._room else None
+        return kept, "length" if len(kept) == self._remaining else None
 
     def _print(self, ids: Sequence[int]) -> str:
         return self._hold([token for token in ids if token not in self._eos])

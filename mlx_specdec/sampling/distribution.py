@@ -1,7 +1,7 @@
-"""Logits -> log p in the order of transformers: bias, penalties, temperature, top-k, top-p, min-p.
+"""Logits -> log-probabilities: bias, penalties, temperature, top-k, top-p, min-p, in that order.
 
-Pure functions on arrays and one small counter of committed tokens. Knows no model and no rule;
-draft and target go through the very same functions, so that p and q are filtered alike.
+That is the order of transformers. Pure functions on arrays and one small counter of committed
+tokens; draft and target go through the very same functions, so that p and q are filtered alike.
 Every array is (..., vocabulary); every result is log p up to a constant per row.
 """
 
@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from .settings import Sampling
 
-STRETCHES = 256
+SEGMENTS = 256
 """Of a row of the vocabulary, when its two largest entries are looked for; measured."""
 
 
@@ -106,7 +106,7 @@ def keep_min_p(logits: mx.array, p: float) -> mx.array:
     return mx.where(logits < best + math.log(p), -mx.inf, logits)
 
 
-def log_law(
+def log_probabilities(
     logits: mx.array, settings: Sampling, vocabulary: int, counts: mx.array | None = None
 ) -> mx.array:
     """The whole chain for rows of logits.
@@ -129,10 +129,10 @@ def log_law(
     return keep_min_p(rows, settings.min_p)
 
 
-class Law:
-    """The law of one text in one model: settings, vocabulary, and the tokens counted so far.
+class Distribution:
+    """The distributions of one sequence in one model: settings, vocabulary, and the tokens counted.
 
-    Target and draft each own one, because each may look at a different moment of the text.
+    Target and draft each own one, because each may look at a different moment of the sequence.
     """
 
     def __init__(self, settings: Sampling, vocabulary: int) -> None:
@@ -143,7 +143,7 @@ class Law:
         if settings.counts_tokens:
             self._counts = mx.zeros((vocabulary,), dtype=mx.float32)
 
-    def rows(
+    def log_probabilities(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
     ) -> mx.array:
         """Log p, up to a constant, of the last positions of committed + drafted + 1.
@@ -153,7 +153,7 @@ class Law:
         drafted: (1, n) int32 tokens after them, m <= n + 1; penalties advance through them.
         """
         counts = self._count(committed, drafted, logits.shape[1])
-        return log_law(logits, self._settings, self._vocabulary, counts)
+        return log_probabilities(logits, self._settings, self._vocabulary, counts)
 
     def _count(
         self, committed: Sequence[int], drafted: mx.array | None, rows: int
@@ -173,17 +173,38 @@ class Law:
         return self._counts + before[:, -rows:]
 
 
-def choose(law: mx.array, gumbel: mx.array | None) -> mx.array:
+def log_probabilities_of(
+    distributions: Sequence[Distribution],
+    logits: mx.array,
+    committed: Sequence[Sequence[int]],
+    drafted: mx.array | None = None,
+) -> mx.array:
+    """`Distribution.log_probabilities` of every sequence of a batch, each by its own settings.
+
+    logits: (batch, m, width). committed: per sequence. drafted: (batch, n) int32 or None.
+    """
+    if len(distributions) == 1:
+        return distributions[0].log_probabilities(logits, committed[0], drafted)
+    rows = [
+        each.log_probabilities(
+            logits[i : i + 1], committed[i], None if drafted is None else drafted[i : i + 1]
+        )
+        for i, each in enumerate(distributions)
+    ]
+    return mx.concatenate(rows)
+
+
+def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
     """The Gumbel-max choice of each row: argmax(log p + g), plain argmax without noise.
 
-    law: (..., vocabulary), log p up to a constant; gumbel broadcasts to it. Returns (...) int32.
+    log_p: (..., vocabulary), up to a constant; gumbel broadcasts to it. Returns (...) int32.
     """
-    scored = law if gumbel is None else law + gumbel
+    scored = log_p if gumbel is None else log_p + gumbel
     return mx.argmax(scored, axis=-1).astype(mx.int32)
 
 
-def lead(scored: mx.array) -> mx.array:
-    """By how much the best entry of each row leads the second best; 0 where two are equal.
+def margin(scored: mx.array) -> mx.array:
+    """How far the best entry of each row is above the second best; 0 where two are equal.
 
     scored: (..., vocabulary), at least two entries. Returns (...) float32.
     """
@@ -197,18 +218,18 @@ def lead(scored: mx.array) -> mx.array:
 def _contenders(scored: mx.array) -> mx.array:
     """A few entries of each row, the two largest among them.
 
-    Rows are cut into stretches: the second largest is in the same stretch as the largest, or
-    leads another one. Copies of whole rows, which this avoids, are most of what a lead costs.
+    Rows are cut into segments: the second largest is in the same segment as the largest, or is the
+    largest of another one. Copies of whole rows, which this avoids, are most of its cost.
     """
-    width = scored.shape[-1] // STRETCHES
+    width = scored.shape[-1] // SEGMENTS
     if width < 2:
         return scored
-    cut = STRETCHES * width
-    stretches = scored[..., :cut].reshape(*scored.shape[:-1], STRETCHES, width)
-    leaders = mx.max(stretches, axis=-1)
-    best = mx.argmax(leaders, axis=-1, keepdims=True)
-    own = mx.take_along_axis(stretches, best[..., None], axis=-2)[..., 0, :]
-    return mx.concatenate([own, _without(leaders, best), scored[..., cut:]], axis=-1)
+    cut = SEGMENTS * width
+    segments = scored[..., :cut].reshape(*scored.shape[:-1], SEGMENTS, width)
+    largest = mx.max(segments, axis=-1)
+    best = mx.argmax(largest, axis=-1, keepdims=True)
+    own = mx.take_along_axis(segments, best[..., None], axis=-2)[..., 0, :]
+    return mx.concatenate([own, _without(largest, best), scored[..., cut:]], axis=-1)
 
 
 def _without(rows: mx.array, index: mx.array) -> mx.array:

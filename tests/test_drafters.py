@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlx_specdec import assemble, draft_lengths
+from mlx_specdec import assemble
+from mlx_specdec import drafters as table
 from mlx_specdec.assemble import Pair
-from mlx_specdec.draft_lengths import cost_key, make_draft_length
+from mlx_specdec.drafters import cost_key, drafters, make_draft_length, make_proposer
 from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
 from mlx_specdec.models import decoder_only
 from mlx_specdec.options import Options
-from mlx_specdec.proposers import make_proposer, sources
 from mlx_specdec.sampling.noise import SilentNoise
 
 from .cli.conftest import make_llama
@@ -29,6 +29,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="module")
 def pair(alone: Pair) -> Pair:
     return replace(alone, draft=alone.target, draft_name="draft")
+
+
+def names(pair: Pair, **asked) -> tuple[str, ...]:
+    return tuple(drafter.name for drafter in drafters(pair, Options(**asked)))
 
 
 @pytest.mark.parametrize(
@@ -49,25 +53,26 @@ def pair(alone: Pair) -> Pair:
 def test_lookup_goes_first_unless_one_proposer_or_length_was_asked_for(
     asked: dict, expected: tuple[str, ...], pair: Pair
 ) -> None:
-    assert sources(pair, Options(**asked)) == expected
+    assert names(pair, **asked) == expected
 
 
 def test_a_target_alone_decodes_plainly_unless_asked(alone: Pair) -> None:
-    assert sources(alone, Options()) == ()
-    assert sources(alone, Options(proposer="auto")) == ("ngram",)
+    assert names(alone) == ()
+    assert names(alone, proposer="auto") == ("ngram",)
 
 
 def test_a_texts_costs_are_found_without_counting_weights_again(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = cost_key(pair, Options(), "draft")
+    [draft] = drafters(pair, Options(proposer="draft"))
+    first = cost_key(pair, draft, Options())
 
     def again(*_: object) -> None:
         raise AssertionError("looked at again")
 
-    monkeypatch.setattr(draft_lengths, "version", again)
+    monkeypatch.setattr(table, "version", again)
     monkeypatch.setattr(decoder_only, "tree_flatten", again)
-    assert cost_key(pair, Options(), "draft") == first
+    assert cost_key(pair, draft, Options()) == first
 
 
 def proposed(pair: Pair, repeated: int, **asked) -> tuple[str, list[int]]:
@@ -75,10 +80,11 @@ def proposed(pair: Pair, repeated: int, **asked) -> tuple[str, list[int]]:
     options = Options(**{"proposer": "auto", "num_draft": 1, **asked})
     text = [5, 6, 7, 8][-repeated:]
     prompt = [*text, 9, 30, 31, *text]
-    proposer = make_proposer(pair, options, make_draft_length(pair, options))
+    chosen = drafters(pair, options)
+    proposer = make_proposer(chosen, options, make_draft_length(pair, chosen, options))
     assert proposer is not None
-    proposer.begin(prompt, None)
-    proposal = proposer.propose(prompt, 1, NOISE)
+    proposer.begin(prompt)
+    proposal = proposer.propose([prompt], 1, NOISE)
     return proposal.source, proposal.tokens.tolist()[0]
 
 

@@ -1,4 +1,4 @@
-"""The law of a position: our filters and penalties against mlx-lm's, row by row."""
+"""The distribution of a position: our filters and penalties against mlx-lm's, row by row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from mlx_lm import sample_utils
 
 from mlx_specdec.errors import OptionError
-from mlx_specdec.sampling.law import (
-    Law,
+from mlx_specdec.sampling.distribution import (
+    Distribution,
     apply_penalties,
     choose,
     fit_vocabulary,
@@ -17,8 +17,8 @@ from mlx_specdec.sampling.law import (
     keep_top_k,
     keep_top_k_and_p,
     keep_top_p,
-    lead,
-    log_law,
+    log_probabilities,
+    margin,
 )
 from mlx_specdec.sampling.settings import Sampling
 
@@ -29,7 +29,7 @@ def random_logits(seed: int, rows: int = 6) -> mx.array:
     return 3 * mx.random.normal((rows, VOCABULARY), key=mx.random.key(seed))
 
 
-def log_probabilities(logits: mx.array) -> mx.array:
+def normalized(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
@@ -41,7 +41,7 @@ def kept(logits: mx.array) -> list[list[bool]]:
 @pytest.mark.parametrize("k", [1, 3, VOCABULARY - 1])
 def test_top_k_keeps_what_mlx_lm_keeps(seed: int, k: int) -> None:
     logits = random_logits(seed)
-    for row in log_probabilities(logits):
+    for row in normalized(logits):
         theirs = sample_utils.apply_top_k(row[None], k)
         assert kept(keep_top_k(row[None], k)) == kept(theirs)
 
@@ -50,7 +50,7 @@ def test_top_k_keeps_what_mlx_lm_keeps(seed: int, k: int) -> None:
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.99])
 def test_top_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
     logits = random_logits(seed)
-    for row in log_probabilities(logits):
+    for row in normalized(logits):
         theirs = sample_utils.apply_top_p(row[None], p)
         assert kept(keep_top_p(row[None], p)) == kept(theirs)
 
@@ -59,7 +59,7 @@ def test_top_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.99])
 def test_min_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
     logits = random_logits(seed)
-    for row in log_probabilities(logits):
+    for row in normalized(logits):
         theirs = sample_utils.apply_min_p(row[None], p)
         assert kept(keep_min_p(row[None], p)) == kept(theirs)
 
@@ -98,16 +98,16 @@ def penalised(logits: mx.array, seen: list[int], settings: Sampling) -> mx.array
 def test_filters_come_after_temperature() -> None:
     """transformers' order: at high temperature top-p keeps more, not the same, tokens."""
     logits = random_logits(3, rows=1)
-    cool = log_law(logits, Sampling(temperature=0.5, top_p=0.8), VOCABULARY)
-    warm = log_law(logits, Sampling(temperature=3.0, top_p=0.8), VOCABULARY)
+    cool = log_probabilities(logits, Sampling(temperature=0.5, top_p=0.8), VOCABULARY)
+    warm = log_probabilities(logits, Sampling(temperature=3.0, top_p=0.8), VOCABULARY)
     assert mx.sum(warm > -mx.inf).item() > mx.sum(cool > -mx.inf).item()
 
 
-def test_the_law_is_the_softmax_of_scaled_logits() -> None:
+def test_the_distribution_is_the_softmax_of_scaled_logits() -> None:
     logits = random_logits(4)
-    law = log_law(logits, Sampling(temperature=0.7), VOCABULARY)
+    log_p = log_probabilities(logits, Sampling(temperature=0.7), VOCABULARY)
     np.testing.assert_allclose(
-        np.array(mx.softmax(law, axis=-1)), np.array(mx.softmax(logits / 0.7, axis=-1)), atol=1e-6
+        np.array(mx.softmax(log_p, axis=-1)), np.array(mx.softmax(logits / 0.7, axis=-1)), atol=1e-6
     )
 
 
@@ -132,25 +132,27 @@ def test_a_padded_or_short_vocabulary_gets_the_wanted_width(width: int) -> None:
 def test_penalties_inside_a_block_advance_as_token_by_token(settings: Sampling) -> None:
     prompt, block = [5, 6, 6], [7, 7, 5, 9]
     logits = random_logits(6, rows=5)[None]
-    at_once = Law(settings, VOCABULARY).rows(logits, prompt, mx.array([block]))
-    single = Law(settings, VOCABULARY)
+    at_once = Distribution(settings, VOCABULARY).log_probabilities(
+        logits, prompt, mx.array([block])
+    )
+    single = Distribution(settings, VOCABULARY)
     for index in range(5):
-        row = single.rows(logits[:, index : index + 1], prompt + block[:index])
+        row = single.log_probabilities(logits[:, index : index + 1], prompt + block[:index])
         np.testing.assert_allclose(np.array(row[0, 0]), np.array(at_once[0, index]), atol=1e-6)
 
 
 def test_logit_bias_can_forbid_and_force_tokens() -> None:
     logits = random_logits(7, rows=1)
     best = int(mx.argmax(logits[0]).item())
-    forbidden = log_law(logits, Sampling(logit_bias={best: -float("inf")}), VOCABULARY)
+    forbidden = log_probabilities(logits, Sampling(logit_bias={best: -float("inf")}), VOCABULARY)
     assert int(choose(forbidden, None).item()) != best
-    forced = log_law(logits, Sampling(logit_bias={3: 1000.0}), VOCABULARY)
+    forced = log_probabilities(logits, Sampling(logit_bias={3: 1000.0}), VOCABULARY)
     assert int(choose(forced, None).item()) == 3
 
 
 def test_greedy_without_settings_leaves_logits_untouched() -> None:
     logits = random_logits(8).astype(mx.bfloat16)
-    assert log_law(logits, Sampling(), VOCABULARY).dtype == mx.bfloat16
+    assert log_probabilities(logits, Sampling(), VOCABULARY).dtype == mx.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -190,9 +192,9 @@ def test_tokens_as_likely_as_the_least_that_is_kept_stay() -> None:
     assert kept(keep_top_k_and_p(alone, 3, 0.9)) == [[False, True, False, True]]
 
 
-def test_the_lead_is_best_minus_second_best() -> None:
+def test_the_margin_is_best_minus_second_best() -> None:
     scored = mx.array([[[1.0, 5.0, 4.5], [2.0, 2.0, 0.0]]])
-    assert lead(scored).tolist() == [[0.5, 0.0]]
+    assert margin(scored).tolist() == [[0.5, 0.0]]
 
 
 @pytest.mark.parametrize("width", [2, 300, 512, 600, 1029])
@@ -205,12 +207,12 @@ def test_the_two_best_are_found_wherever_they_lie(width: int) -> None:
         row[first], row[second], row[-1] = 9, random.choice([9, 8.5]), random.choice([9.5, 0])
     ordered = np.sort(rows, axis=1)
     expected = ordered[:, -1] - ordered[:, -2]
-    assert np.array_equal(np.array(lead(mx.array(rows[None])))[0], expected)
+    assert np.array_equal(np.array(margin(mx.array(rows[None])))[0], expected)
     halved = mx.array(rows).astype(mx.bfloat16)
     ordered = np.sort(np.array(halved.astype(mx.float32)), axis=1)
-    assert np.allclose(np.array(lead(halved)), ordered[:, -1] - ordered[:, -2], atol=0.05)
+    assert np.allclose(np.array(margin(halved)), ordered[:, -1] - ordered[:, -2], atol=0.05)
 
 
 def test_a_lone_possible_token_leads_by_infinity() -> None:
     scored = mx.array([[[-mx.inf, 3.0, -mx.inf]]])
-    assert lead(scored).tolist() == [[float("inf")]]
+    assert margin(scored).tolist() == [[float("inf")]]

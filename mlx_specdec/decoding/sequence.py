@@ -1,0 +1,124 @@
+"""What one sequence needs while it is decoded, and several of them as a batch.
+
+Knows committed tokens, settings, noise and stop criteria. Knows no model and no proposer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import mlx.core as mx
+
+from ..contracts import Noise, NoiseSource, Proposal, Verdict
+from ..sampling.distribution import Distribution, log_probabilities_of
+from ..sampling.noise import noise_of
+from .rounds import SequenceRound
+from .stop_criteria import Emission, FinishReason, StopCriteria
+
+
+class Sequence:
+    """One sequence in the making.
+
+    prefix: `Model.prefix` of the prompt, committed from the beginning. distribution: of the target.
+    """
+
+    def __init__(
+        self,
+        prefix: Seq[int],
+        distribution: Distribution,
+        noise: NoiseSource,
+        stop: StopCriteria,
+    ) -> None:
+        self.committed = list(prefix)
+        self.distribution = distribution
+        self._noise = noise
+        self._stop = stop
+        self._prefix = len(prefix)
+        self._rounds = 0
+
+    @property
+    def position(self) -> int:
+        """How many tokens were generated, and so the position of the next one."""
+        return len(self.committed) - self._prefix
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens may still be emitted."""
+        return self._stop.remaining
+
+    def noise(self, in_flight: int) -> Noise:
+        """Of the next round, behind `in_flight` tokens that are not committed yet; once a round."""
+        self._rounds += 1
+        return self._noise.at(self._rounds - 1, self.position + in_flight)
+
+    def commit(self, tokens: Seq[int], drafted: int) -> Emission:
+        """Take tokens, the first `drafted` of which were drafted, and give what is to be read."""
+        self.committed += tokens
+        return self._stop.take(tokens, drafted)
+
+    def finish(self, reason: FinishReason) -> Emission:
+        """End here; what was emitted stays."""
+        return self._stop.finish(reason)
+
+
+class Batch:
+    """Sequences that go through passes together; a single one is a batch of one."""
+
+    def __init__(self, sequences: Seq[Sequence]) -> None:
+        self.sequences = tuple(sequences)
+
+    @property
+    def committed(self) -> list[list[int]]:
+        """All committed tokens, per sequence."""
+        return [each.committed for each in self.sequences]
+
+    @property
+    def remaining(self) -> int:
+        """The most tokens that a sequence may still emit."""
+        return max(each.remaining for each in self.sequences)
+
+    def newest(self) -> mx.array:
+        """(batch, 1) int32: the newest committed token, which alone the target has not seen."""
+        return mx.array([each.committed[-1:] for each in self.sequences], dtype=mx.int32)
+
+    def noise(self, in_flight: int = 0) -> Noise:
+        """Of the next round, behind `in_flight` tokens that are not committed yet."""
+        return noise_of([each.noise(in_flight) for each in self.sequences])
+
+    def log_probabilities(self, logits: mx.array, following: mx.array) -> mx.array:
+        """Of a pass whose rows follow the newest committed token and then `following`, (batch, n)
+        int32 tokens; see Distribution.log_probabilities."""
+        distributions = [each.distribution for each in self.sequences]
+        return log_probabilities_of(distributions, logits, self.committed, following)
+
+    def commit(
+        self, proposal: Proposal, verdict: Verdict
+    ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
+        """Wait for the verdict and commit what it kept, and the token after it."""
+        following: list[int] = _read(verdict.next)
+        nothing: list[list[int]] = [[] for _ in self.sequences]
+        kept = _read(verdict.kept) if proposal.size else nothing
+        drafted = _read(proposal.tokens) if proposal.size else nothing
+        emissions, rounds = [], []
+        for row, each in enumerate(self.sequences):
+            accepted, position = sum(kept[row]), each.position
+            emission = each.commit([*drafted[row][:accepted], following[row]], accepted)
+            scored = None if verdict.scored is None else verdict.scored[row : row + 1]
+            emissions.append(emission)
+            rounds.append(
+                SequenceRound(
+                    drafted=proposal.count(row),
+                    accepted=accepted,
+                    emitted=len(emission.tokens),
+                    position=position,
+                    committed=each.committed,
+                    scored=scored,
+                )
+            )
+        return tuple(emissions), tuple(rounds)
+
+
+def _read(array: mx.array) -> Any:
+    """To the host, waiting for it."""
+    return array.tolist()

@@ -1,0 +1,90 @@
+"""The only clock of decoding: times rounds, some of them in parts, and tells the listeners.
+
+Parts are told apart by barriers, which cost overlap: few rounds have them unless all are wanted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from ..contracts import Proposal, Scores
+from .rounds import RoundListener, RoundReport, RoundTimes, SequenceRound
+
+ALWAYS_TIMED = 4
+TIMED_EVERY = 32
+
+
+class Stopwatch:
+    """Marks the stages of a round as the loop passes them.
+
+    listeners: told of every round. time_all: put barriers into every speculative round, not only
+    into the first few and one in TIMED_EVERY. clock: seconds.
+    """
+
+    def __init__(
+        self,
+        listeners: Sequence[RoundListener] = (),
+        *,
+        time_all: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.clock = clock
+        self._listeners = tuple(listeners)
+        self._time_all = time_all
+        self._speculative = 0
+        self._passes = 0
+        self._timed = False
+        self._started = 0.0
+        self._began = 0.0
+        self._drafted_at = 0.0
+        self._verified_at = 0.0
+
+    def begin(self, *, drafts: bool) -> None:
+        """A round begins, in which tokens may be drafted or not."""
+        count = self._speculative
+        self._timed = drafts and (
+            self._time_all or count < ALWAYS_TIMED or count % TIMED_EVERY == 0
+        )
+        self._started = self.clock()
+        if self._timed:
+            # What earlier rounds left to the device is still computed, and not by the draft.
+            mx.synchronize()
+            self._began = self.clock()
+
+    def drafted(self, proposal: Proposal) -> None:
+        """The proposal is built; a timed round waits for it."""
+        self._timed = self._timed and proposal.size > 0
+        if self._timed:
+            mx.eval(proposal.tokens, [] if proposal.rows is None else proposal.rows)
+            self._drafted_at = self.clock()
+
+    def advanced(self, scores: Scores) -> None:
+        """The target's pass is built; a timed round waits for it."""
+        self._passes += 1
+        if self._timed:
+            mx.eval(scores.logits)
+            self._verified_at = self.clock()
+
+    def finish(
+        self,
+        proposal: Proposal,
+        sequences: tuple[SequenceRound, ...],
+        *,
+        pipelined: bool,
+        ended: bool,
+    ) -> None:
+        """The round is over: tell the listeners."""
+        times = RoundTimes(self.clock() - self._started)
+        if self._timed:
+            draft, verify = self._drafted_at - self._began, self._verified_at - self._drafted_at
+            times = RoundTimes(times.total, draft, verify)
+        self._speculative += proposal.size > 0
+        passes, self._passes, self._timed = self._passes, 0, False
+        report = RoundReport(
+            proposal.size, sequences, times, proposal.source, passes, pipelined, ended
+        )
+        for listener in self._listeners:
+            listener.on_round(report)

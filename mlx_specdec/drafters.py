@@ -1,0 +1,135 @@
+"""Who drafts for a sequence and how much: from a pair and its options to a proposer and a length.
+
+Names are looked up in the table of `drafting`; nothing here depends on which ones there are, but
+that "ngram" needs no weights and is asked first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import mlx.core as mx
+
+from . import blas
+from .contracts import Proposer
+from .decoding import cost_cache
+from .decoding.cost_cache import CostKey
+from .decoding.draft_length import AutoLength, DraftLength, FixedLength
+from .decoding.lengths_by_source import LengthsBySource
+from .drafting import DRAFTERS, find, missing
+from .drafting.drafter import Drafter
+from .drafting.first_of import FirstOf
+from .errors import OptionError
+from .options import Options
+from .pair import Pair
+
+FREE = "ngram"
+"""The drafter that costs nothing: `auto` asks it before the one with weights."""
+
+
+def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
+    """The drafters of a sequence in the order in which they are asked; none decodes plainly.
+
+    Raises OptionError where the pair does not bring what was asked for.
+    """
+    if options.regular or options.num_draft == 0 or options.proposer == "none":
+        return ()
+    if options.proposer in DRAFTERS:
+        named = find(options.proposer, pair)
+        if named is None:
+            raise OptionError(missing(options.proposer))
+        return (named,)
+    weighted = (each for name in DRAFTERS if name != FREE and (each := find(name, pair)))
+    own = tuple(weighted)[:1]
+    free = find(FREE, pair)
+    if free is not None and (options.proposer == "auto" or (own and _chooses_length(options))):
+        return (free, *own)
+    return own
+
+
+def _chooses_length(options: Options) -> bool:
+    """Whether lookup may go first though nobody asked for it: its length must be its own, and what
+    it proposes must be verified."""
+    return options.num_draft == "auto" and options.simulated_acceptance is None
+
+
+def proposer_kind(pair: Pair, options: Options) -> str:
+    """Who proposes, in a word: a drafter's name, "auto" for several, or "none". Raises as
+    `drafters` does."""
+    names = [drafter.name for drafter in drafters(pair, options)]
+    return "auto" if len(names) > 1 else "".join(names) or "none"
+
+
+def make_proposer(
+    chosen: Sequence[Drafter], options: Options, lengths: DraftLength
+) -> Proposer | None:
+    """What proposes for one sequence; None decodes plainly.
+
+    lengths: what chooses the number of draft tokens; of several drafters each has its own.
+    """
+    last = len(chosen) - 1
+    made = {each.name: each.make(options, place < last) for place, each in enumerate(chosen)}
+    if isinstance(lengths, LengthsBySource):
+        return FirstOf(made, lengths.limit)
+    return next(iter(made.values()), None)
+
+
+def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
+    """What chooses the number of draft tokens, with the costs that earlier sequences measured."""
+    lengths = {each.name: _length(pair, each, options) for each in chosen}
+    if len(lengths) > 1:
+        return LengthsBySource(lengths)
+    return next(iter(lengths.values()), FixedLength(0))
+
+
+def keep_costs(
+    pair: Pair, chosen: Sequence[Drafter], options: Options, lengths: DraftLength
+) -> None:
+    """Write down the costs that a sequence has measured, if they are to be kept."""
+    if not options.cost_cache:
+        return
+    measured: dict[str, dict[int, float]] = {}
+    if isinstance(lengths, LengthsBySource):
+        measured = lengths.measured()
+    elif isinstance(lengths, AutoLength) and chosen:
+        measured = {chosen[0].name: lengths.measured()}
+    for each in chosen:
+        if each.name in measured:
+            cost_cache.merge(cost_key(pair, each, options), measured[each.name])
+
+
+def cost_key(pair: Pair, drafter: Drafter, options: Options) -> CostKey:
+    """What the costs of rounds depend on in which this drafter proposes."""
+    return CostKey(
+        device=device_name(),
+        mlx=_mlx_version(),
+        blas=blas.name(),
+        target=pair.name,
+        target_bytes=pair.target.nbytes,
+        draft=drafter.identity,
+        draft_bytes=drafter.nbytes,
+        dtype=pair.dtype,
+        sampled=options.temperature > 0,
+    )
+
+
+def device_name() -> str:
+    """Where MLX computes: "cpu", or the accelerator's own name."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        return "cpu"
+    return str(mx.device_info().get("device_name", "gpu"))
+
+
+@functools.cache
+def _mlx_version() -> str:
+    """Read once: looking it up takes as long as a step of a small model."""
+    return version("mlx")
+
+
+def _length(pair: Pair, drafter: Drafter, options: Options) -> DraftLength:
+    if options.num_draft != "auto":
+        return FixedLength(options.num_draft)
+    known = cost_cache.read(cost_key(pair, drafter, options)) if options.cost_cache else None
+    return AutoLength(known, drafter.most)

@@ -1,0 +1,92 @@
+"""Hidden states of a model that was written without showing them.
+
+A tapped module gets a subclass of its own class, so its parameters, its name in the model and
+whatever else is said about it stay as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..contracts import after
+from ..errors import OptionError
+
+
+def layer_of(name: str, layers: int) -> int:
+    """The layer whose output is called `name`. Raises OptionError where there is none."""
+    number = name.removeprefix("after.")
+    if name.startswith("after.") and number.isdecimal() and int(number) < layers:
+        return int(number)
+    raise OptionError(
+        f"the model has no hidden state {name!r}: it has 'final' and "
+        f"{after(0)!r} to {after(layers - 1)!r}"
+    )
+
+
+class Shown(Exception):
+    """Ends a call of a model as soon as the input of a module is known."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
+class Tap(threading.local):
+    """Keeps what a module returns for one call after `arm`, or answers in its place.
+
+    Every thread has its own; the module stays tapped.
+    """
+
+    _armed = False
+    _stops = False
+    _kept: Any = None
+    _given: mx.array | None = None
+
+    def arm(self) -> None:
+        """The next result is kept."""
+        self._armed, self._kept = True, None
+
+    def give(self, result: mx.array | None) -> None:
+        """The next call returns this and computes nothing; None: it computes again."""
+        self._given = result
+
+    def stop(self, at_input: bool) -> None:
+        """Calls raise Shown with the module's input, or compute again."""
+        self._stops = at_input
+
+    def take(self) -> Any:
+        """The kept result, which is then let go; None where the module was not called."""
+        kept, self._kept, self._armed = self._kept, None, False
+        return kept
+
+    def called(self, plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """What the tapped module does when it is called. plain: what it did before."""
+        if self._stops:
+            raise Shown(args[0])
+        if self._given is not None:
+            given, self._given = self._given, None
+            return given
+        result = plain(module, *args, **kwargs)
+        if self._armed:
+            self._kept, self._armed = result, False
+        return result
+
+
+def tapped(module: nn.Module) -> Tap:
+    """A tap on a module."""
+    plain, tap = type(module), Tap()
+
+    def call(inner: Any, *args: Any, **kwargs: Any) -> Any:
+        return tap.called(plain.__call__, inner, *args, **kwargs)
+
+    module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    return tap
+
+
+def state_of(result: Any) -> mx.array | None:
+    """The hidden state in what a layer returns: itself, or the first of several; else None."""
+    first = result[0] if isinstance(result, (tuple, list)) and result else result
+    return first if isinstance(first, mx.array) and first.ndim == 3 else None

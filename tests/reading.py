@@ -1,0 +1,17 @@
+"""Contexts that have read their prompt, as decoding reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlx_specdec.contracts import Context, Model
+from mlx_specdec.decoding.prompt import PromptReader
+
+
+def read(model: Model, prompt: Sequence[int]) -> Context:
+    """A context that has seen all of the prefix but its last token."""
+    context = model.open(prompt)
+    reader = PromptReader(context, model.prefix(prompt), prompt)
+    while not reader.done:
+        reader.step()
+    return context
