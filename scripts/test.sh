@@ -1,10 +1,19 @@
 #!/usr/bin/env bash
-# Set up if needed, then run the tests: the fast ones first, then the slow ones.
-# Arguments go to both runs of pytest.
+# Set up if needed, then run tests with pytest.
+#   ./scripts/test.sh            the fast ones, on all cores
+#   ./scripts/test.sh --all      the slow ones as well, on all cores
+#   ./scripts/test.sh PATH ...   what is named, slow or not; any arguments of pytest will do
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh --dev
 # The tests know every file that they read; nothing may come from the network.
 export HF_HUB_OFFLINE=1
-.venv/bin/python -m pytest -m "not slow" "$@"
-.venv/bin/python -m pytest -m slow "$@"
+# A core each: the threads of one worker's BLAS would only wait for those of the others.
+export MKL_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# Neighbours in a file share what they load, so a worker is given them together.
+parallel=(-n auto --maxprocesses 8 --dist worksteal)
+case "${1-}" in
+  "") set -- "${parallel[@]}" -m "not slow" ;;
+  --all) set -- "${parallel[@]}" "${@:2}" ;;
+esac
+exec .venv/bin/python -m pytest "$@"

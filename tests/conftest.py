@@ -8,12 +8,14 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def costs_are_kept_aside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test reads or writes what the user's own texts have measured."""
+def surroundings_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test reads or writes the costs that the user's own decoding measured, and what runs is
+    what users run: the debugging shadow is off, in subprocesses too."""
     monkeypatch.setenv("MLX_SPECDEC_CACHE", str(tmp_path / "costs-of-rounds"))
+    monkeypatch.delenv("MLX_SPECDEC_DEBUG", raising=False)
 
 
-@pytest.fixture(autouse=True)
-def contexts_are_compared_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The debug switch is on: a rewind that kept the wrong rows fails wherever it happens."""
+@pytest.fixture
+def shadowed(monkeypatch: pytest.MonkeyPatch, surroundings_are_left_out: None) -> None:
+    """The debugging shadow is on: a rewind that kept the wrong rows is noticed at once."""
     monkeypatch.setenv("MLX_SPECDEC_DEBUG", "1")

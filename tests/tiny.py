@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 VOCABULARY = 64
 WINDOW = 8
 
-_DENSE: dict[str, Any] = {
+DENSE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -33,7 +33,7 @@ _DENSE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "eos_token_id": 1,
 }
-_EXPERTS: dict[str, Any] = {
+EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "decoder_sparse_step": 1,
@@ -43,22 +43,22 @@ _EXPERTS: dict[str, Any] = {
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {**_DENSE, "model_type": "llama"},
+    "llama": {**DENSE, "model_type": "llama"},
     # Every layer but the last sees only a window.
     "llama_sliding": {
-        **_DENSE,
+        **DENSE,
         "model_type": "llama",
         "num_hidden_layers": 3,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "sliding_window": WINDOW,
     },
-    "qwen2": {**_DENSE, "model_type": "qwen2"},
-    "qwen3": {**_DENSE, "model_type": "qwen3"},
-    "phi3": {**_DENSE, "model_type": "phi3"},
-    "mixtral": {**_DENSE, "model_type": "mixtral", "num_local_experts": 4},
-    "qwen3_moe": {**_DENSE, **_EXPERTS, "model_type": "qwen3_moe"},
+    "qwen2": {**DENSE, "model_type": "qwen2"},
+    "qwen3": {**DENSE, "model_type": "qwen3"},
+    "phi3": {**DENSE, "model_type": "phi3"},
+    "mixtral": {**DENSE, "model_type": "mixtral", "num_local_experts": 4},
+    "qwen3_moe": {**DENSE, **EXPERTS, "model_type": "qwen3_moe"},
     "gemma3": {
-        **_DENSE,
+        **DENSE,
         "model_type": "gemma3_text",
         "num_hidden_layers": 4,
         "query_pre_attn_scalar": 8,
@@ -71,7 +71,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": VOCABULARY,
         "eos_token_id": [1, 2],
         "text_config": {
-            **_DENSE,
+            **DENSE,
             "model_type": "gemma3_text",
             "num_hidden_layers": 4,
             "query_pre_attn_scalar": 8,
@@ -80,7 +80,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "gpt_oss": {
-        **_DENSE,
+        **DENSE,
         "model_type": "gpt_oss",
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -107,8 +107,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "eos_token_id": 1,
     },
     "qwen3_next": {
-        **_DENSE,
-        **_EXPERTS,
+        **DENSE,
+        **EXPERTS,
         "model_type": "qwen3_next",
         "num_hidden_layers": 4,
         "full_attention_interval": 2,
@@ -121,7 +121,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
     },
     "deepseek_v3": {
-        **_DENSE,
+        **DENSE,
         "model_type": "deepseek_v3",
         "num_key_value_heads": 4,
         "moe_intermediate_size": 32,
@@ -137,7 +137,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     # Recurrent and attention state side by side in every layer (CacheList).
     "falcon_h1": {
-        **_DENSE,
+        **DENSE,
         "model_type": "falcon_h1",
         "mamba_d_ssm": 32,
         "mamba_d_head": 8,
@@ -149,7 +149,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     # Recurrent layers and window layers in one model.
     "recurrent_gemma": {
-        **_DENSE,
+        **DENSE,
         "model_type": "recurrent_gemma",
         "num_hidden_layers": 3,
         "num_attention_heads": 2,
@@ -165,7 +165,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "llama4",
         "eos_token_id": 1,
         "text_config": {
-            **_DENSE,
+            **DENSE,
             "model_type": "llama4_text",
             "num_hidden_layers": 4,
             "attention_bias": False,
@@ -179,7 +179,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "lfm2": {
-        **_DENSE,
+        **DENSE,
         "model_type": "lfm2",
         "num_hidden_layers": 3,
         "norm_eps": 1e-5,
@@ -196,7 +196,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def build(name: str, seed: int = 0, **changes: Any) -> nn.Module:
     """The family's model with random float32 weights; `changes` override its config."""
-    config = _config(name, changes)
+    return from_config(_config(name, changes), seed)
+
+
+def from_config(config: dict[str, Any], seed: int = 0) -> nn.Module:
+    """The model that mlx-lm makes of this config, with random float32 weights."""
     classes = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     high, low = mx.random.state[0].tolist()
     try:
@@ -241,7 +245,8 @@ def _random(path: str, array: mx.array, key: mx.array, tied: bool) -> mx.array:
         return mx.random.uniform(-4.0, 0.0, array.shape, key=key)
     noise = mx.random.normal(array.shape, key=key)
     if array.ndim < 2:
-        kept = array if "norm" in path or path.endswith((".D", "dt_bias")) else mx.zeros_like(array)
+        norm = "norm" in path or any(part.startswith("ln") for part in path.split("."))
+        kept = array if norm or path.endswith((".D", "dt_bias", "_g")) else mx.zeros_like(array)
         return kept.astype(mx.float32) + 0.1 * noise
     if "conv" in path and array.ndim == 3:
         return 0.5 * noise

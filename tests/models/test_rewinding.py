@@ -32,7 +32,7 @@ from .. import tiny
 from ..reading import read
 
 LENGTH = 4 * tiny.WINDOW + 5
-LONG = 1400
+LONG = 800
 PROMPT = 5
 FAMILIES = sorted(tiny.CONFIGS)
 RECURRENT = {"mamba2", "qwen3_next", "falcon_h1", "recurrent_gemma", "lfm2", "llama4"}
@@ -158,10 +158,10 @@ def test_any_rewinding_gives_the_logits_of_plain_decoding(
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [target_rounds, draft_rounds])
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gemma3_wrapped"])
-def test_hundreds_of_rounds_in_one_text_give_the_logits_of_plain_decoding(
+def test_over_a_hundred_rounds_in_one_text_give_the_logits_of_plain_decoding(
     family: str, schedule: Callable[[str, random.Random, int], int]
 ) -> None:
-    assert schedule(family, random.Random(7), LONG) > 250
+    assert schedule(family, random.Random(7), LONG) > 130
 
 
 def test_prefill_in_steps_gives_the_logits_of_plain_decoding(
