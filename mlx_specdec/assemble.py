@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from . import blas
 from .contracts import NoiseSource, Progress, Proposer, Rule
-from .decoding import cost_cache
+from .costs import cache as cost_cache
 from .decoding.draft_length import DraftLength, Survey
 from .decoding.ending import Ending
 from .decoding.loop import Check, Decoding

@@ -11,8 +11,8 @@ from importlib.metadata import version
 import mlx.core as mx
 
 from . import blas
-from .decoding import cost_cache
-from .decoding.cost_cache import CostKey
+from .costs import cache as cost_cache
+from .costs.cache import CostKey
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength
 from .decoding.lengths_by_source import LengthsBySource
 from .options import Options

@@ -33,6 +33,7 @@ class PricedContext:
         self.passes: list[tuple[int, int]] = []
         self.stalled: tuple[int, ...] = ()
         self.begins = 0.0
+        self.rewinding = 77.0  # never part of what is measured
         self._begun = False
 
     @property
@@ -55,7 +56,7 @@ class PricedContext:
         assert self.final <= lengths[0] <= self._seen
         self._seen = lengths[0]
         self._begun = False
-        self._clock.now += 77  # never part of what is measured
+        self._clock.now += self.rewinding
 
 
 class PricedModel:

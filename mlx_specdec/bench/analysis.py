@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from ..costs.passes import PassCosts
+from ..costs.speedup import speedups
 from .bootstrap import Paired, SpeedUp, speed_up
-from .costs import PassCosts
 from .measure import Measurements
 from .methods import Length, Method, Sample
-from .prediction import between, predicted_speed_ups
 
 
 @dataclass(frozen=True)
@@ -124,16 +124,10 @@ def _predictions(
     # Without parts the loop's own time is taken to be nothing.
     parts = [_round_parts(found.parts.get(method.name, {}).values()) for method in fixed]
     others = [part.other for part in parts if part is not None]
-    other = sum(others) / len(others) if others else 0.0
-    seconds = between(costs.passes)
-    speeds = predicted_speed_ups(
-        acceptance_by_position(samples),
-        costs.draft / step,
-        lambda rows: seconds(rows) / step,
-        (costs.start + other) / step,
-        [sample.counted for sample in found.samples[found.methods[0].name].values()],
-    )
-    return {"draft": speeds} if speeds else {}
+    cost = costs.in_steps(step, sum(others) / len(others) if others else 0.0)
+    lengths = [sample.counted for sample in found.samples[found.methods[0].name].values()]
+    gains = speedups(cost, acceptance_by_position(samples), lengths)
+    return {"draft": gains[1:]} if gains[1:] else {}
 
 
 def _figures(

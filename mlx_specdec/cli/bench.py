@@ -234,11 +234,11 @@ def _measure(
 ) -> Analysis:
     from ..assemble import encode
     from ..bench.analysis import analyse
-    from ..bench.costs import TURNS, PassTimer
+    from ..bench.costs import TURNS, pass_timer
     from ..bench.measure import measure
 
     first = encode(pair, prompts[0].turns[0], options)
-    passes = PassTimer(pair, first, [method.num_draft for method in methods])
+    passes = pass_timer(pair, first, [method.num_draft for method in methods])
     turns = -(-TURNS // (repeats * len(prompts)))
     with render.progress("measuring") as bar:
         found = measure(

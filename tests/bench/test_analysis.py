@@ -7,40 +7,13 @@ import json
 import pytest
 
 from mlx_specdec.bench.analysis import acceptance_by_position, analyse
-from mlx_specdec.bench.costs import PassCosts
-from mlx_specdec.bench.prediction import between, expected_rounds, predicted_speed_ups
+from mlx_specdec.costs.passes import PassCosts
+from mlx_specdec.costs.speedup import expected_rounds
 
 from .makers import measured, method, sample
 
 PLAIN = method("plain", "plain", 0)
 DRAFT = method("draft 3", "draft", 3)
-
-
-def test_the_prediction_is_the_formula() -> None:
-    # (1 + .8 + .6) / (2 * .1 + V(3) + .05)
-    speeds = predicted_speed_ups([0.8, 0.6], 0.1, lambda rows: 1 + 0.2 * (rows - 1), 0.05)
-    assert speeds == pytest.approx([1.8 / 1.35, 2.4 / 1.65])
-
-
-def test_a_text_that_ends_cuts_its_last_round_short() -> None:
-    # Two tokens, both drafted ones always kept: one round of three suffices, and one of two.
-    assert expected_rounds([1.0, 1.0], 4) == pytest.approx([0, 1, 1, 1, 2])
-    # Half of the rounds emit two tokens: R(2) = 1 + R(1) / 2, R(3) = 1 + R(2) / 2 + R(1) / 2.
-    assert expected_rounds([0.5], 3) == pytest.approx([0, 1, 1.5, 2.25])
-    speeds = predicted_speed_ups([0.5], 0.1, lambda rows: 1.0, 0.0, [2, 3])
-    assert speeds == pytest.approx([5 / 3.75 / 1.1])
-
-
-def test_a_long_text_is_decoded_as_fast_as_one_without_end() -> None:
-    endless = predicted_speed_ups([0.8, 0.6], 0.1, lambda rows: 1.2, 0.0)
-    ending = predicted_speed_ups([0.8, 0.6], 0.1, lambda rows: 1.2, 0.0, [5000])
-    assert ending == pytest.approx(endless, rel=1e-3)
-
-
-def test_costs_between_measured_lengths_lie_on_straight_lines() -> None:
-    at = between({1: 1.0, 2: 2.0, 6: 4.0})
-    assert [at(place) for place in (1, 2, 3, 4, 6, 8)] == pytest.approx([1, 2, 2.5, 3, 4, 5])
-    assert between({1: 7.0})(5) == 7.0
 
 
 def test_acceptance_counts_a_position_where_it_was_drafted() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from mlx_specdec.bench.analysis import Analysis, analyse
 from mlx_specdec.bench.charts import charts
-from mlx_specdec.bench.costs import PassCosts
 from mlx_specdec.bench.report import page, write_report
 from mlx_specdec.bench.setting import Setting
 from mlx_specdec.bench.svg import Bar, Group, Point, Series, bar_chart, line_chart, ticks
+from mlx_specdec.costs.passes import PassCosts
 from mlx_specdec.errors import OutputError
 
 from .makers import measured, method, sample

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.decoding import cost_cache
-from mlx_specdec.decoding.cost_cache import CostKey
+from mlx_specdec.costs import cache as cost_cache
+from mlx_specdec.costs.cache import CostKey
 
 KEY = CostKey("cpu", "0.32.4", "mkl", "target", 10, "draft", 3, "float32", False)
 
