@@ -52,7 +52,16 @@ MAY_IMPORT = {
         "verification",
     },
     "faithful": {"checkpoints", "errors", "models", "text"},
-    "training": {"assemble", "checkpoints", "contracts", "errors", "models", "options", "sampling"},
+    "training": {
+        "assemble",
+        "checkpoints",
+        "contracts",
+        "errors",
+        "models",
+        "options",
+        "sampling",
+        "text",
+    },
     "estimate": {
         "assemble",
         "checkpoints",
@@ -73,6 +82,7 @@ MAY_IMPORT = {
         "models",
         "options",
         "proposers",
+        "text",
     },
     "__main__": {"cli"},
     "cli": {
@@ -90,6 +100,7 @@ MAY_IMPORT = {
         "options",
         "proposers",
         "cache_settings",
+        "text",
     },
 }
 

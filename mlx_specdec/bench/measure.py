@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from ..contracts import Progress
 from ..errors import PromptError
+from ..text.prompts import Prompt
 from .methods import Method, Runner, Sample
-from .prompts import Prompt
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..bench.analysis import Analysis
     from ..bench.methods import Length, Method
     from ..bench.peers import Peers
-    from ..bench.prompts import Prompt
+    from ..text.prompts import Prompt
 
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
 """Prompt files of the shipped targets, by the name of their directory; their heads' too."""
@@ -138,7 +138,7 @@ def bench(
     if model is None:
         draft_model = draft_model or SHIPPED_DRAFT
     file = prompts or sample(model or SHIPPED_TARGET)
-    from ..bench.prompts import read_prompts
+    from ..text.prompts import read_prompts
 
     asked = read_prompts(file, limit)
     pair = load_pair(
