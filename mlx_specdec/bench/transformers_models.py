@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from ..models.self_draft import expanded
 from ..models.t5 import T5
-from .hugging_face import HuggingFace, NoPeerError, one_line
+from .hugging_face import HuggingFace, NoBaselineError, one_line
 
 HEAD = "lm_head.weight"
 _OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtype")
@@ -53,7 +53,7 @@ def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
 def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -> Any:
     """transformers' model, in float32 on the CPU, that computes what `network` does.
 
-    config: the contents of config.json. Raises NoPeerError where transformers does not have the
+    config: the contents of config.json. Raises NoBaselineError where transformers does not have the
     model, or divides its weights into other tensors.
     """
     model = _empty(hugging, settings(config, network), isinstance(network, T5))
@@ -79,7 +79,7 @@ def _empty(hugging: HuggingFace, told: dict[str, Any], has_encoder: bool) -> Any
             config, dtype=hugging.torch.float32, trust_remote_code=False
         )
     except Exception as problem:  # whatever another program finds wrong is no fault of the user's
-        raise NoPeerError(
+        raise NoBaselineError(
             f"it does not build a model of type {told.get('model_type')}: {one_line(problem)}"
         ) from problem
 
@@ -93,7 +93,7 @@ def _correct(model: Any, network: T5) -> None:
 
 
 def _check_names(model: Any, given: Mapping[str, Any]) -> None:
-    """Raises NoPeerError unless all parameters are given, those tied to others aside."""
+    """Raises NoBaselineError unless all parameters are given, those tied to others aside."""
     known = model.state_dict()
     strange = sorted(given.keys() - known.keys())
     # Parameters that are tied come once, under their first name.
@@ -102,4 +102,4 @@ def _check_names(model: Any, given: Mapping[str, Any]) -> None:
         name for name in given.keys() & known.keys() if given[name].shape != known[name].shape
     )
     if strange:
-        raise NoPeerError(f"its model has other tensors than ours, {strange[0]} among them")
+        raise NoBaselineError(f"its model has other tensors than ours, {strange[0]} among them")

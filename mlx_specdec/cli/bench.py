@@ -19,8 +19,8 @@ from .process import Version
 if TYPE_CHECKING:
     from ..assemble import Pair
     from ..bench.analysis import Analysis
+    from ..bench.baselines import Baselines
     from ..bench.methods import Length, Method
-    from ..bench.peers import Peers
     from ..text.prompts import Prompt
 
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
@@ -150,7 +150,7 @@ def bench(
         draft_vocab=draft_vocab,
         random_weights=simulate_acceptance is not None,
     )
-    methods = _methods(pair, options, proposer or [_own(pair)], lengths)
+    methods = _methods(pair, options, proposer or [], lengths)
     others = _peers(pair, options, lengths) if peers else None
     if others is not None:
         methods += others.methods
@@ -200,13 +200,6 @@ def sample(model: str) -> Path:
     return ROOT / "prompts" / name
 
 
-def _own(pair: Pair) -> str:
-    """What proposes unless told otherwise; lookup needs nothing."""
-    from ..proposers import sources
-
-    return next(iter(sources(pair, Options(num_draft=1))), "ngram")
-
-
 def _methods(
     pair: Pair, options: Options, proposers: Sequence[str], lengths: Sequence[Length]
 ) -> list[Method]:
@@ -215,12 +208,12 @@ def _methods(
     return own_methods(pair, options, list(dict.fromkeys(proposers)), lengths)
 
 
-def _peers(pair: Pair, options: Options, lengths: Sequence[Length]) -> Peers:
-    from ..bench.peers import find_peers
+def _peers(pair: Pair, options: Options, lengths: Sequence[Length]) -> Baselines:
+    from ..bench.baselines import find_baselines
 
-    found = find_peers(pair, options, lengths)
+    found = find_baselines(pair, options, lengths)
     if not found.methods:
-        print("no peer can run these models here", file=sys.stderr)
+        print("no baseline can run these models here", file=sys.stderr)
     return found
 
 

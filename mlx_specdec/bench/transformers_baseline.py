@@ -16,7 +16,7 @@ from ..checkpoints.source import resolve_config
 from ..contracts import Model
 from ..errors import PromptError
 from ..options import SELF, Options
-from .hugging_face import HuggingFace, NoPeerError, one_line
+from .hugging_face import HuggingFace, NoBaselineError, one_line
 from .methods import Length, Method, Runner, Sample
 from .transformers_models import build
 
@@ -35,10 +35,10 @@ def transformers_methods(
     tokens, whatever their probability.
 
     Sampled texts are another generator's, so that only greedy ones are held to plain decoding's,
-    and those only where both sides compute in float32. Raises NoPeerError.
+    and those only where both sides compute in float32. Raises NoBaselineError.
     """
     if pair.heads is not None:
-        raise NoPeerError("it has no Medusa heads: name their base model as the model")
+        raise NoBaselineError("it has no Medusa heads: name their base model as the model")
     target = _built(hugging, pair.name, pair.target)
     same_text = options.temperature == 0 and pair.dtype == "float32"
     runs = {0: _Generation(hugging, pair, options, target, None, 0, clock)}
@@ -67,12 +67,12 @@ def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
 
 
 def _try(run: Runner, pair: Pair) -> None:
-    """Find out before a long measurement. Raises NoPeerError."""
+    """Find out before a long measurement. Raises NoBaselineError."""
     token = min(pair.vocabulary - 1, 2)
     try:
         run([token, token])
     except Exception as problem:  # another program's, about models that it has and cannot run so
-        raise NoPeerError(f"it cannot generate: {one_line(problem)}") from problem
+        raise NoBaselineError(f"it cannot generate: {one_line(problem)}") from problem
 
 
 class _Generation:
