@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
 from mlx_specdec.bench.analysis import acceptance_by_position, analyse
 from mlx_specdec.costs.passes import PassCosts
 from mlx_specdec.costs.speedup import expected_rounds
+from mlx_specdec.decoding.statistics import SmallestMargin
 
 from .makers import measured, method, sample
 
@@ -75,6 +78,16 @@ def test_a_text_that_differs_is_told_with_its_place_and_margin() -> None:
     assert figures.predicted is None and analysis.predictions == {}
 
 
+def test_a_margin_without_a_second_candidate_is_none() -> None:
+    alone = sample(1.0, tokens=(5, 8))
+    assert alone.stats is not None
+    margin = SmallestMargin(math.inf, 0)
+    alone = replace(alone, stats=replace(alone.stats, smallest_margin=margin))
+    found = measured({"plain": [sample(1.0)], "draft 3": [alone]}, [PLAIN, DRAFT], [None])
+    analysis = analyse(found, None)
+    assert analysis is not None and analysis.methods[1].differences[0].margin is None
+
+
 def test_a_method_that_promises_only_the_law_is_not_compared() -> None:
     found = measured(
         {"plain": [sample(1.0)], "draft 3": [sample(1.0, tokens=(9,))]},
@@ -102,9 +115,9 @@ def test_without_a_plain_text_there_is_nothing_to_tell() -> None:
     assert analyse(measured({"plain": [], "draft 3": []}, [PLAIN, DRAFT], [None]), None) is None
 
 
-def test_everything_can_be_written_as_json() -> None:
+def test_everything_can_be_written_as_strict_json() -> None:
     found = measured({"plain": [sample(1.0)], "draft 3": [sample(1.0)]}, [PLAIN, DRAFT], ["a"])
     analysis = analyse(found, PassCosts(0.1, {1: 1.0}))
     assert analysis is not None
-    told = json.loads(json.dumps(analysis.as_dict()))
+    told = json.loads(json.dumps(analysis.as_dict(), allow_nan=False))
     assert [one["name"] for one in told["methods"]] == ["plain", "draft 3"]
