@@ -1,7 +1,4 @@
-"""Which other programs can run a pair, and why others cannot.
-
-Knows their names. What they do is in their own modules.
-"""
+"""Which other programs can run a pair, and why others cannot."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def _speedup(analysis: Analysis) -> Iterator[Chart]:
         text += " Dashed: S(γ), from acceptance, the lengths of the sequences and the costs below."
     if autos:
         text += f" Chosen while decoding: {', '.join(autos)}."
-    labels = {"x_label": "tokens drafted a round", "y_label": "speedup"}
-    yield from _lines("Speedup by draft length", text, series, base=1.0, **labels)
+    axes = ("tokens drafted a round", "speedup")
+    yield from _lines("Speedup by draft length", text, axes, series, base=1.0)
 
 
 def _acceptance(analysis: Analysis) -> Iterator[Chart]:
@@ -57,8 +57,8 @@ def _acceptance(analysis: Analysis) -> Iterator[Chart]:
         points = [Point(at, share) for at, share in enumerate(longest.acceptance, start=1)]
         series.append(Series(longest.name, family, points))
     text = "Share of rounds in which this drafted token and all before it were accepted."
-    labels = {"x_label": "position in the draft", "y_label": "share"}
-    yield from _lines("Acceptance by position", text, series, y_range=(0.0, 1.0), **labels)
+    axes = ("position in the draft", "share")
+    yield from _lines("Acceptance by position", text, axes, series, y_range=(0.0, 1.0))
 
 
 def _parts(analysis: Analysis) -> Iterator[Chart]:
@@ -94,8 +94,8 @@ def _costs(analysis: Analysis) -> Iterator[Chart]:
     text = "V(m): a pass of the target over m tokens, in plain steps."
     if costs.draft is not None:
         text += f" A draft step costs c = {costs.draft / step:.2f}."
-    labels = {"x_label": "tokens in the pass", "y_label": "plain steps"}
-    yield from _lines("What a pass costs", text, series, base=1.0, **labels)
+    axes = ("tokens in the pass", "plain steps")
+    yield from _lines("What a pass costs", text, axes, series, base=1.0)
 
 
 def _categories(analysis: Analysis) -> Iterator[Chart]:
@@ -125,16 +125,15 @@ def _categories(analysis: Analysis) -> Iterator[Chart]:
 def _lines(
     title: str,
     text: str,
+    axes: tuple[str, str],
     series: Sequence[Series],
-    *,
-    x_label: str,
-    y_label: str,
     base: float | None = None,
     y_range: tuple[float, float] | None = None,
 ) -> Iterator[Chart]:
     drawn = [one for one in series if one.points]
     if drawn:
-        drawing = line_chart(drawn, x_label=x_label, y_label=y_label, base=base, y_range=y_range)
+        across, up = axes
+        drawing = line_chart(drawn, x_label=across, y_label=up, base=base, y_range=y_range)
         yield Chart(title, text, drawing, _legend(drawn))
 
 
