@@ -41,7 +41,7 @@ class Figures:
     """What one method came to.
 
     acceptance: entry i - 1 is the share of rounds in which the first i drafted tokens all stayed
-    (a_i). by_category: speed-ups of the prompts of each category. predicted: S(num_draft).
+    (a_i). by_category: speedups of the prompts of each category. predicted: S(num_draft).
     texts: how many were measured. differences: of `compared` texts, where same text is promised.
     """
 

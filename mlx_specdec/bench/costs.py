@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ..assemble import Pair
 from ..costs.passes import Clock, PassTimer, opened
+from ..errors import PromptError
 from .methods import Length
 
 ALWAYS_TIMED = 9
@@ -21,11 +23,13 @@ def pass_timer(
     """Times passes behind a prompt, those of rounds with `lengths` drafted tokens among them.
 
     Turns belong between the texts that the costs are held against, so that both see the same
-    machine. Raises PromptError where a model cannot take the prompt.
+    machine. A draft that cannot take the prompt is left out, as it abstains while decoding;
+    raises PromptError where the target cannot.
     """
     draft = None
     if pair.draft is not None:
         fed = prompt if pair.translation is None else pair.translation.feed(prompt)
-        draft = opened(pair.draft, fed)
+        with suppress(PromptError):
+            draft = opened(pair.draft, fed)
     sizes = sorted({*range(1, ALWAYS_TIMED + 1), *(n + 1 for n in lengths if n != "auto")})
     return PassTimer(opened(pair.target, prompt), sizes=sizes, draft=draft, clock=clock)

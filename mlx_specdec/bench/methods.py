@@ -1,7 +1,4 @@
-"""What is compared: plain decoding, draft lengths, proposers.
-
-Knows names and how to run each on token ids. Knows no clock but the one in the statistics.
-"""
+"""What is compared: plain decoding, draft lengths, proposers."""
 
 from __future__ import annotations
 

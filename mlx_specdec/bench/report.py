@@ -80,14 +80,14 @@ def _subtitle(setting: Setting) -> str:
 
 def _warnings(analysis: Analysis, setting: Setting) -> Iterator[str]:
     if analysis.interrupted:
-        yield '<p class="warning">Interrupted: these are the texts measured until then.</p>'
+        yield '<p class="warning">Interrupted: these are the sequences measured until then.</p>'
     if setting.simulated_acceptance is not None:
         yield (
             f'<p class="warning">Simulated: drafted tokens stayed with probability '
             f"{setting.simulated_acceptance:g}. What was made is no text.</p>"
         )
     elif setting.lossy:
-        yield '<p class="warning">Lossy settings: texts may differ from the target\'s own.</p>'
+        yield '<p class="warning">Lossy settings: sequences may differ from the target\'s own.</p>'
     if analysis.skipped:
         first = next(iter(analysis.skipped.values()))
         yield (
@@ -108,7 +108,9 @@ def _tiles(analysis: Analysis) -> str:
     compared = sum(one.compared for one in others)
     if compared:
         same = compared - sum(len(one.differences) for one in others)
-        tiles.append((f"{same} of {compared}", "texts are plain decoding's own, token for token"))
+        tiles.append(
+            (f"{same} of {compared}", "sequences are plain decoding's own, token for token")
+        )
     cells = (
         f'<div class="tile"><b>{escape(big)}</b><span>{escape(what)}</span></div>'
         for big, what in tiles
@@ -163,7 +165,7 @@ def _differences(analysis: Analysis) -> Iterator[str]:
         more = len(lines) - MOST_DIFFERENCES
         shown = lines[:MOST_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
         items = "".join(f"<li>{escape(line)}</li>" for line in shown)
-        yield f'<div class="card"><h2>Texts that are not the same</h2><ul>{items}</ul></div>'
+        yield f'<div class="card"><h2>Sequences that are not the same</h2><ul>{items}</ul></div>'
 
 
 def _facts(setting: Setting) -> str:

@@ -24,15 +24,17 @@ _OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtyp
 
 
 def weights(network: nn.Module) -> dict[str, np.ndarray]:
-    """Every weight under its name in the checkpoint, float32, packed ones unpacked."""
-    packed = {path: module for path, module in network.named_modules() if hasattr(module, "bits")}
+    """Every weight under its name in the checkpoint, float32, quantized ones dequantized."""
+    quantized = {
+        path: module for path, module in network.named_modules() if hasattr(module, "bits")
+    }
     found = {}
     for name, array in tree_flatten(network.parameters()):
         path, _, part = name.rpartition(".")
-        if path not in packed:
+        if path not in quantized:
             found[name] = array
         elif part == "weight":
-            found[name] = expanded(packed[path]).weight
+            found[name] = expanded(quantized[path]).weight
         elif part == "bias":
             found[name] = array
     return {name: np.array(array.astype(mx.float32)) for name, array in found.items()}

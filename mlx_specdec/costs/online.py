@@ -1,7 +1,6 @@
 """What a round costs and what it brings, learned while decoding.
 
-Knows seconds and counts of rounds by their drafted length. Knows no clock and no model, and decides
-nothing. Plain Python numbers only: it runs once a round.
+Nothing is decided here. Plain Python numbers only: it runs once a round.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.bench.costs import ALWAYS_TIMED, pass_timer
+from mlx_specdec.errors import PromptError
 
 from ..priced import Clock, PricedModel
 
@@ -36,3 +37,16 @@ def test_without_a_draft_no_draft_step_is_timed() -> None:
     costs = timer.costs()
     assert costs is not None and costs.draft is None
     assert sorted(costs.passes) == list(range(1, ALWAYS_TIMED + 1))
+
+
+def test_a_draft_that_cannot_take_the_prompt_is_left_out() -> None:
+    class Short(PricedModel):
+        def open(self, prompt, progress=None):
+            raise PromptError("too long")
+
+    clock = Clock()
+    pair: Any = SimpleNamespace(target=PricedModel(clock), draft=Short(clock), translation=None)
+    timer = pass_timer(pair, PROMPT, [], clock)
+    timer.turn()
+    costs = timer.costs()
+    assert costs is not None and costs.draft is None and costs.passes

@@ -137,7 +137,7 @@ def test_the_page_shows_the_figures_and_holds_them_as_json() -> None:
     told = json.loads(found.group(1))
     assert told["setting"]["model"] == "models/big"
     assert told["methods"][2]["speed_up"]["overall"]["value"] == pytest.approx(1.95)
-    assert "Texts that are not the same" in text and "draft 3, prompt 2, token 0" in text
+    assert "Sequences that are not the same" in text and "draft 3, prompt 2, token 0" in text
 
 
 def test_five_charts_are_drawn_and_those_without_figures_left_out() -> None:
