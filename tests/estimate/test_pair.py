@@ -113,6 +113,15 @@ def test_a_pair_is_measured_from_its_configurations(pair: tuple[dict, dict]) -> 
     assert not any("extrapolated" in note for note in written["notes"])
 
 
+@pytest.mark.parametrize(("family", "replays"), [("mamba2", True), ("gemma3", False)])
+def test_passes_of_every_kind_of_cache_are_taken_back(family: str, replays: bool) -> None:
+    asked = Asked(family, tiny.CONFIGS[family])
+    # Longer than the windows.
+    found = estimate(asked, asked, Effort(prompt=40, generated=8, turns=1), clock=ticking())
+    assert found.speeds is not None and found.speeds.replays is replays
+    assert len(found.speeds.passes) == LONGEST_DRAFT + 1
+
+
 def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so() -> None:
     found = estimate(
         Asked("big", LLAMA),
