@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from . import blas
 from .contracts import Model, NoiseSource, Progress, Proposer, Rule
-from .decoding import cost_cache
+from .costs import cache as cost_cache
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength, Survey
 from .decoding.loop import Decoding
 from .decoding.prompt import PromptReader

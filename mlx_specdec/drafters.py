@@ -14,8 +14,8 @@ import mlx.core as mx
 
 from . import blas
 from .contracts import Proposer
-from .decoding import cost_cache
-from .decoding.cost_cache import CostKey
+from .costs import cache as cost_cache
+from .costs.cache import CostKey
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength
 from .decoding.lengths_by_source import LengthsBySource
 from .drafting import DRAFTERS, find, missing

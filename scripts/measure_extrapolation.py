@@ -24,8 +24,10 @@ from mlx_specdec import blas
 blas.load()
 
 from mlx_specdec.checkpoints.files import read_config  # noqa: E402
+from mlx_specdec.contracts import Model  # noqa: E402
+from mlx_specdec.costs.passes import Clock, PassCosts, PassTimer, opened  # noqa: E402
 from mlx_specdec.estimate.depths import parts  # noqa: E402
-from mlx_specdec.estimate.measure import SIZES, Probe, Timings, Wanted, measure  # noqa: E402
+from mlx_specdec.estimate.measure import FIRST_SIZES, SIZES_BETWEEN, measure  # noqa: E402
 from mlx_specdec.estimate.pair import extended  # noqa: E402
 from mlx_specdec.models.outline import outline  # noqa: E402
 
@@ -52,12 +54,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def compare(guessed: Timings, real: Timings) -> dict[str, Any]:
+def compare(guessed: PassCosts, real: PassCosts) -> dict[str, Any]:
     """Every time twice in milliseconds, and V(m) twice."""
-    pairs = {"step": (guessed.step, real.step), "draft step": (guessed.draft, real.draft)}
-    pairs |= {f"pass over {m}": (guessed.passes[m], real.passes[m]) for m in SIZES}
+    sizes = sorted(guessed.passes.keys() & real.passes.keys())
+    pairs = {"step": (guessed.step, real.step)}
+    pairs["draft step"] = (guessed.draft or 0.0, real.draft or 0.0)
+    pairs |= {f"pass over {m}": (guessed.passes[m], real.passes[m]) for m in sizes}
     curves = {
-        f"V({m})": (guessed.passes[m] / guessed.step, real.passes[m] / real.step) for m in SIZES
+        f"V({m})": (guessed.passes[m] / guessed.step, real.passes[m] / real.step) for m in sizes
     }
     return {
         "milliseconds": {name: [round(1000 * s, 3) for s in both] for name, both in pairs.items()},
@@ -65,6 +69,13 @@ def compare(guessed: Timings, real: Timings) -> dict[str, Any]:
         "largest_error_of_times": round(worst(pairs), 4),
         "largest_error_of_curve": round(worst(curves), 4),
     }
+
+
+def timer(model: Model, prompt: int, clock: Clock) -> PassTimer:
+    """For everything that is measured of a target and of a draft."""
+    context = opened(model, [7919 * place % model.vocabulary for place in range(1, prompt + 1)])
+    sizes = (*FIRST_SIZES, *SIZES_BETWEEN)
+    return PassTimer(context, sizes=sizes, draft=context, steps=True, clock=clock)
 
 
 def worst(pairs: dict[str, tuple[float, float]]) -> float:
@@ -97,10 +108,10 @@ def main() -> None:
     models = [whole.model()]
     for depth in depths:
         models.append(outline(config, name, **how, depth=depth).model(given=whole.weights()))
-    wanted = Wanted(steps=True, drafts=True, sizes=SIZES)
-    probes = [Probe(model, args.prompt_tokens, wanted, clock) for model in models]
-    measure(probes, turns=args.turns, seconds=args.seconds, clock=clock, progress=report)
-    real, few, more = (probe.timings() for probe in probes)
+    timers = [timer(model, args.prompt_tokens, clock) for model in models]
+    deadline = clock() + args.seconds
+    measure(timers, turns=args.turns, deadline=deadline, clock=clock, progress=report)
+    real, few, more = (costs for one in timers if (costs := one.costs()) is not None)
     layers = len(whole.layers)
     result = {
         "model": name,

@@ -35,7 +35,7 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 
-from mlx_specdec.bench.hugging_face import HuggingFace, NoPeerError, hugging_face  # noqa: E402
+from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError, hugging_face  # noqa: E402
 from mlx_specdec.bench.transformers_models import build  # noqa: E402
 from mlx_specdec.checkpoints.files import read_config  # noqa: E402
 from mlx_specdec.models.loading import load_model  # noqa: E402
@@ -280,7 +280,7 @@ def main() -> None:
     try:
         hugging = hugging_face()
         print(hugging.describe(), file=sys.stderr)
-    except NoPeerError as problem:
+    except NoBaselineError as problem:
         print(f"transformers is left out: {problem}", file=sys.stderr)
     found = []
     for name in args.models:

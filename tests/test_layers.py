@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "models": {"cache_settings", "contracts", "checkpoints", "text", "errors"},
     "drafting": {"contracts", "sampling"},
     "verification": {"contracts", "sampling"},
-    "decoding": {"contracts", "sampling", "text", "errors"},
+    "costs": {"contracts", "errors"},
+    "decoding": {"contracts", "costs", "sampling", "text", "errors"},
     "pair": {
         "cache_settings",
         "checkpoints",
@@ -33,10 +34,11 @@ MAY_IMPORT = {
         "options",
         "text",
     },
-    "drafters": {"blas", "contracts", "decoding", "drafting", "errors", "options", "pair"},
+    "drafters": {"blas", "contracts", "costs", "decoding", "drafting", "errors", "options", "pair"},
     "assemble": {
         "blas",
         "contracts",
+        "costs",
         "decoding",
         "drafters",
         "drafting",
@@ -58,11 +60,13 @@ MAY_IMPORT = {
         "models",
         "options",
         "sampling",
+        "text",
     },
     "estimate": {
         "assemble",
         "checkpoints",
         "contracts",
+        "costs",
         "errors",
         "models",
     },
@@ -71,11 +75,13 @@ MAY_IMPORT = {
         "blas",
         "checkpoints",
         "contracts",
+        "costs",
         "decoding",
         "drafters",
         "errors",
         "models",
         "options",
+        "text",
     },
     "__main__": {"cli"},
     "cli": {
@@ -92,6 +98,7 @@ MAY_IMPORT = {
         "faithful",
         "options",
         "cache_settings",
+        "text",
     },
 }
 

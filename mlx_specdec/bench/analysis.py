@@ -1,20 +1,19 @@
-"""From samples to figures: speed-ups, acceptance, shares of a round, the prediction, same texts.
-
-Knows the arithmetic of DESIGN's model of a round. Knows no model, no clock and no page.
-"""
+"""From samples to figures: speedups, acceptance, shares of a round, the prediction, same texts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
+from ..costs.passes import PassCosts
+from ..costs.speedup import speedups
 from .bootstrap import Paired, SpeedUp, speed_up
-from .costs import PassCosts
 from .measure import Measurements
 from .methods import Length, Method, Sample
-from .prediction import between, predicted_speed_ups
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Figures:
     """What one method came to.
 
     acceptance: entry i - 1 is the share of rounds in which the first i drafted tokens all stayed
-    (a_i). by_category: speed-ups of the prompts of each category. predicted: S(num_draft).
+    (a_i). by_category: speedups of the prompts of each category. predicted: S(num_draft).
     texts: how many were measured. differences: of `compared` texts, where same text is promised.
     """
 
@@ -102,15 +101,44 @@ def analyse(found: Measurements, costs: PassCosts | None) -> Analysis | None:
     )
 
 
+def overall(figures: Figures) -> float:
+    """Its speedup over all sequences; 0 where there is none."""
+    return figures.speed_up.overall.value if figures.speed_up is not None else 0.0
+
+
+def fastest(methods: Iterable[Figures]) -> Figures | None:
+    """The one with the highest speedup, if any has one."""
+    rated = [one for one in methods if one.speed_up is not None]
+    return max(rated, key=overall, default=None)
+
+
+def verdict(analysis: Analysis) -> str:
+    """What a reader wants to know first, in a sentence; empty where nothing but plain decoding ran.
+
+    The length that was chosen while decoding is held against the best.
+    """
+    best = fastest(analysis.methods[1:])
+    if best is None:
+        return ""
+    if overall(best) <= 1:
+        return (
+            f"Nothing is faster than plain decoding; {best.name} comes closest with "
+            f"{overall(best):.2f} of its speed."
+        )
+    auto = fastest(one for one in analysis.methods if one.num_draft == "auto")
+    text = f"{best.name} is fastest: {overall(best):.2f} times plain decoding"
+    if auto is not None and auto is not best:
+        text += f"; {auto.name} reaches {overall(auto) / overall(best):.2f} of it"
+    return text + "."
+
+
 def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
     """a_i for i = 1 and on, of all rounds that drafted so many."""
-    drafted: list[int] = []
-    accepted: list[int] = []
-    for sample in samples:
-        if sample.stats is not None:
-            _add(drafted, sample.stats.drafted_by_position)
-            _add(accepted, sample.stats.accepted_by_position)
-    return tuple(kept / count for kept, count in zip(accepted, drafted, strict=True) if count)
+    stats = [sample.stats for sample in samples if sample.stats is not None]
+    drafted = zip_longest(*(one.drafted_by_position for one in stats), fillvalue=0)
+    accepted = zip_longest(*(one.accepted_by_position for one in stats), fillvalue=0)
+    totals = zip(map(sum, accepted), map(sum, drafted), strict=True)
+    return tuple(kept / count for kept, count in totals if count)
 
 
 def _predictions(
@@ -124,16 +152,10 @@ def _predictions(
     # Without parts the loop's own time is taken to be nothing.
     parts = [_round_parts(found.parts.get(method.name, {}).values()) for method in fixed]
     others = [part.other for part in parts if part is not None]
-    other = sum(others) / len(others) if others else 0.0
-    seconds = between(costs.passes)
-    speeds = predicted_speed_ups(
-        acceptance_by_position(samples),
-        costs.draft / step,
-        lambda rows: seconds(rows) / step,
-        (costs.start + other) / step,
-        [sample.counted for sample in found.samples[found.methods[0].name].values()],
-    )
-    return {"draft": speeds} if speeds else {}
+    cost = costs.in_steps(step, sum(others) / len(others) if others else 0.0)
+    lengths = [sample.counted for sample in found.samples[found.methods[0].name].values()]
+    gains = speedups(cost, acceptance_by_position(samples), lengths)
+    return {"draft": gains[1:]} if gains[1:] else {}
 
 
 def _figures(
@@ -219,7 +241,8 @@ def _differences(found: Measurements, method: Method) -> Iterable[Difference]:
 def _least_margin(*samples: Sample) -> float | None:
     stats = [sample.stats for sample in samples if sample.stats is not None]
     margins = [one.smallest_margin.value for one in stats if one.smallest_margin is not None]
-    return min(margins, default=None)
+    # A margin without a second candidate is infinite.
+    return min(filter(math.isfinite, margins), default=None)
 
 
 def _round_parts(samples: Iterable[Sample]) -> RoundParts | None:
@@ -227,17 +250,8 @@ def _round_parts(samples: Iterable[Sample]) -> RoundParts | None:
     rounds = sum(entry.rounds for entry in stats)
     if not rounds:
         return None
-    return RoundParts(
-        draft=sum(entry.seconds.draft for entry in stats) / rounds,
-        verify=sum(entry.seconds.verify for entry in stats) / rounds,
-        other=sum(entry.seconds.other for entry in stats) / rounds,
-    )
-
-
-def _add(totals: list[int], counts: Sequence[int]) -> None:
-    totals.extend([0] * (len(counts) - len(totals)))
-    for index, count in enumerate(counts):
-        totals[index] += count
+    parts = ([getattr(one.seconds, name) for one in stats] for name in ("draft", "verify", "other"))
+    return RoundParts(*(sum(seconds) / rounds for seconds in parts))
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Confidence intervals of a speed-up, by drawing prompts and repeats again.
+"""Confidence intervals of a speedup, by drawing sequences and repeats again.
 
 Plain numbers only. Plain decoding and the other method were measured side by side on the same
 prompt in the same repeat, so they are drawn together, and what slowed both cancels.
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 DRAWS = 2000
 COVERAGE = 0.95
+FEWEST = 5
+"""Sequences below which there is no interval: drawing so few again says next to nothing."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """One text by plain decoding and by another method, once per repeat.
+    """One sequence by plain decoding and by another method, once per repeat.
 
     plain_seconds, seconds: entry r is repeat r. plain_tokens, tokens: how many were made in them.
     """
@@ -31,85 +33,64 @@ class Paired:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, and the interval that holds it with 95 % confidence."""
+    """A figure, and the interval that holds it with 95 % confidence, if there is one."""
 
     value: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """overall: tokens per second over plain decoding's, all texts taken together. per_text: the
-    median over the texts of the same ratio."""
+    """overall: tokens per second over plain decoding's, all sequences taken together. per_text:
+    the median over the sequences of the same ratio."""
 
     overall: Estimate
     per_text: Estimate
 
 
 def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> SpeedUp | None:
-    """Ratio to plain decoding with its interval; None without texts that took any time.
+    """Ratio to plain decoding with its interval; None without sequences that took any time.
 
-    Each text counts with the median of its repeats. The interval comes from drawing, `draws`
-    times, as many texts as there are, and of each as many repeats as it has (Efron's percentiles).
+    Each sequence counts with the median of its repeats. The interval comes from drawing, `draws`
+    times, as many sequences as there are, and of each as many repeats as it has (Efron's
+    percentiles).
     """
     texts = [text for text in texts if _counts(text)]
     if not texts:
         return None
-    table = _Table(texts)
-    overall, per_text = table.ratios(*table.as_measured())
-    drawn = table.ratios(*table.drawn(np.random.default_rng(seed), draws))
-    return SpeedUp(_estimate(overall, drawn[0]), _estimate(per_text, drawn[1]))
+    repeats = np.array([len(text.seconds) for text in texts])
+    count, width = len(texts), int(repeats.max())
+    random = np.random.default_rng(seed)
+    drawn = random.integers(0, count, (draws, count))
+    # Row 0 is what was measured.
+    drawn = np.concatenate([np.arange(count)[None], drawn])
+    shares = random.random((draws, count, width))
+    picked = (shares * repeats[drawn[1:]][..., None]).astype(np.int64)
+    picked = np.concatenate([np.tile(np.arange(width), (1, count, 1)), picked])
+    beyond = np.arange(width) >= repeats[drawn][..., None]
+
+    def medians(seconds: Sequence[tuple[float, ...]]) -> NDArray[np.float64]:
+        table = np.array([[*each, *[0.0] * (width - len(each))] for each in seconds])
+        at = np.minimum(picked, repeats[drawn][..., None] - 1)
+        return np.nanmedian(np.where(beyond, np.nan, table[drawn[..., None], at]), axis=2)
+
+    plain, other = medians([t.plain_seconds for t in texts]), medians([t.seconds for t in texts])
+    plain_tokens = np.array([text.plain_tokens for text in texts], dtype=float)[drawn]
+    tokens = np.array([text.tokens for text in texts], dtype=float)[drawn]
+    overall = plain.sum(1) / plain_tokens.sum(1) * tokens.sum(1) / other.sum(1)
+    per_text = np.median(plain / plain_tokens * tokens / other, axis=1)
+    return SpeedUp(_estimate(overall, count), _estimate(per_text, count))
 
 
-class _Table:
-    """Texts as arrays, repeats padded."""
-
-    def __init__(self, texts: Sequence[Paired]) -> None:
-        self._repeats = np.array([len(text.seconds) for text in texts])
-        width = int(self._repeats.max())
-        self._plain = np.array([_padded(text.plain_seconds, width) for text in texts])
-        self._other = np.array([_padded(text.seconds, width) for text in texts])
-        self._plain_tokens = np.array([text.plain_tokens for text in texts], dtype=float)
-        self._other_tokens = np.array([text.tokens for text in texts], dtype=float)
-
-    def as_measured(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        count, width = self._plain.shape
-        return np.arange(count)[None], np.tile(np.arange(width), (1, count, 1))
-
-    def drawn(
-        self, random: np.random.Generator, draws: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Texts (draws, texts), and repeats (draws, texts, repeats) of each."""
-        count, width = self._plain.shape
-        texts = random.integers(0, count, (draws, count))
-        chances = random.random((draws, count, width))
-        return texts, (chances * self._repeats[texts][..., None]).astype(np.int64)
-
-    def ratios(
-        self, texts: NDArray[np.int64], repeats: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(draws,) each: of all texts together, and the median over texts."""
-        beyond = np.arange(repeats.shape[2]) >= self._repeats[texts][..., None]
-        plain, other = (
-            np.nanmedian(np.where(beyond, np.nan, seconds[texts[..., None], repeats]), axis=2)
-            for seconds in (self._plain, self._other)
-        )
-        plain_tokens, other_tokens = self._plain_tokens[texts], self._other_tokens[texts]
-        paces = plain.sum(axis=1) / plain_tokens.sum(axis=1)
-        overall = paces * other_tokens.sum(axis=1) / other.sum(axis=1)
-        per_text = np.median(plain / plain_tokens * other_tokens / other, axis=1)
-        return overall, per_text
-
-
-def _padded(seconds: Sequence[float], width: int) -> list[float]:
-    return [*seconds, *[seconds[-1]] * (width - len(seconds))]
-
-
-def _estimate(value: NDArray[np.float64], drawn: NDArray[np.float64]) -> Estimate:
+def _estimate(ratios: NDArray[np.float64], count: int) -> Estimate:
+    """ratios: as measured, then as drawn."""
+    value = float(ratios[0])
+    if count < FEWEST:
+        return Estimate(value)
     tail = (1 - COVERAGE) / 2 * 100
-    low, high = np.percentile(drawn, [tail, 100 - tail])
-    return Estimate(float(value[0]), float(low), float(high))
+    low, high = np.percentile(ratios[1:], [tail, 100 - tail])
+    return Estimate(value, float(low), float(high))
 
 
 def _counts(text: Paired) -> bool:

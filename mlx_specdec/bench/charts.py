@@ -1,19 +1,14 @@
-"""The five charts of a report, as SVG with a legend.
-
-Knows which figures each shows. Where there is nothing to show there is no chart.
-"""
+"""The five charts of a report, as SVG with a legend; where there is nothing to show, none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .analysis import Analysis, Figures
-from .svg import Bar, Group, Point, Series, bar_chart, line_chart
+from .analysis import Analysis, Figures, fastest, overall
+from .svg import Bar, Group, Point, Series, bar_chart, color, line_chart
 
-FAMILIES = ("draft", "ngram", "mlx-lm", "transformers")
-"""Those with a colour of their own; others share one."""
 PARTS = ("draft", "verify", "other")
 
 
@@ -29,163 +24,138 @@ class Chart:
 
 def charts(analysis: Analysis) -> list[Chart]:
     """Those that the figures suffice for."""
-    drawn = (
-        _speed_up(analysis),
-        _acceptance(analysis),
-        _parts(analysis),
-        _costs(analysis),
-        _categories(analysis),
-    )
-    return [chart for chart in drawn if chart is not None]
+    drawn = (_speedup, _acceptance, _parts, _costs, _categories)
+    return [chart for draw in drawn for chart in draw(analysis)]
 
 
-def _speed_up(analysis: Analysis) -> Chart | None:
-    series: list[Series] = []
-    for family, methods in _fixed(analysis):
-        points = [
-            Point(_length(one), ratio.value, ratio.low, ratio.high)
-            for one in methods
-            if (ratio := one.speed_up.overall if one.speed_up else None) is not None
-        ]
-        if points:
-            series.append(Series(family, _colour(family), points))
+def _speedup(analysis: Analysis) -> Iterator[Chart]:
+    series = [
+        Series(family, family, [_point(one) for one in methods if one.speed_up is not None])
+        for family, methods in _fixed(analysis)
+    ]
     for family, speeds in analysis.predictions.items():
         points = [Point(gamma, speed) for gamma, speed in enumerate(speeds, start=1)]
-        series.append(Series(f"{family}, predicted", _colour(family), points, dashed=True))
-    if not series:
-        return None
+        series.append(Series(f"{family}, predicted", family, points, dashed=True))
     autos = [
-        f"{one.name}: {one.speed_up.overall.value:.2f}"
+        f"{one.name}: {overall(one):.2f}"
         for one in analysis.methods
         if one.num_draft == "auto" and one.speed_up is not None
     ]
     text = "Tokens per second over plain decoding's (the line at 1), with 95 % intervals."
     if analysis.predictions:
-        text += " Dashed: S(γ), from acceptance, the lengths of the texts and the costs below."
+        text += " Dashed: S(γ), from acceptance, the lengths of the sequences and the costs below."
     if autos:
         text += f" Chosen while decoding: {', '.join(autos)}."
-    drawing = line_chart(series, x_label="tokens drafted a round", y_label="× plain", base=1.0)
-    return Chart("Speed-up by draft length", text, drawing, _legend(series))
+    axes = ("tokens drafted a round", "speedup")
+    yield from _lines("Speedup by draft length", text, axes, series, base=1.0)
 
 
-def _acceptance(analysis: Analysis) -> Chart | None:
+def _acceptance(analysis: Analysis) -> Iterator[Chart]:
     series = []
     for family, methods in _fixed(analysis):
         longest = max(methods, key=lambda one: len(one.acceptance))
-        if longest.acceptance:
-            points = [Point(at, share) for at, share in enumerate(longest.acceptance, start=1)]
-            series.append(Series(longest.name, _colour(family), points))
-    if not series:
-        return None
-    return Chart(
-        "Acceptance by position",
-        "Share of rounds in which this drafted token and all before it stayed.",
-        line_chart(series, x_label="position in the draft", y_label="share", y_range=(0.0, 1.0)),
-        _legend(series),
-    )
+        points = [Point(at, share) for at, share in enumerate(longest.acceptance, start=1)]
+        series.append(Series(longest.name, family, points))
+    text = "Share of rounds in which this drafted token and all before it were accepted."
+    axes = ("position in the draft", "share")
+    yield from _lines("Acceptance by position", text, axes, series, y_range=(0.0, 1.0))
 
 
-def _parts(analysis: Analysis) -> Chart | None:
+def _parts(analysis: Analysis) -> Iterator[Chart]:
     bars = [
-        Bar(
-            one.name,
-            [(part, part, getattr(one.parts, part) * 1e3) for part in PARTS],
-        )
+        Bar(one.name, [(part, part, getattr(one.parts, part) * 1e3) for part in PARTS])
         for one in analysis.methods
         if one.parts is not None
     ]
-    if not bars:
-        return None
-    colours = [Series(name, name, ()) for name in PARTS]
-    return Chart(
-        "Where a round's time goes",
-        "Milliseconds of an average round, all rounds timed in parts: drafting, the target's pass, "
-        f"and everything else. A plain step takes {analysis.plain_step * 1e3:.2f} ms.",
-        bar_chart([Group("", bars)], x_label="milliseconds a round", unit=" ms"),
-        _legend(colours),
-    )
+    if bars:
+        yield Chart(
+            "Where a round's time goes",
+            "Milliseconds of an average round, all rounds timed in parts: drafting, the target's "
+            f"pass, and everything else. A plain step takes {analysis.plain_step * 1e3:.2f} ms.",
+            bar_chart([Group("", bars)], x_label="milliseconds a round", unit=" ms"),
+            _legend([Series(name, name, ()) for name in PARTS]),
+        )
 
 
-def _costs(analysis: Analysis) -> Chart | None:
+def _costs(analysis: Analysis) -> Iterator[Chart]:
     costs, step = analysis.costs, analysis.plain_step
     if costs is None:
-        return None
+        return
     measured = [Point(rows, seconds / step) for rows, seconds in sorted(costs.passes.items())]
-    series = [Series("target pass, measured between texts", "verify", measured)]
     rounds = sorted(
-        (_length(one) + 1, one.parts.verify / step)
+        (one.num_draft + 1, one.parts.verify / step)
         for one in analysis.methods
-        if one.parts is not None and one.family == "draft"
+        if one.parts is not None and one.family == "draft" and one.num_draft != "auto"
     )
-    if rounds:
-        points = [Point(rows, cost) for rows, cost in rounds]
-        series.append(Series("within rounds", "other", points))
+    series = [
+        Series("target pass, measured between sequences", "verify", measured),
+        Series("within rounds", "other", [Point(rows, cost) for rows, cost in rounds]),
+    ]
     text = "V(m): a pass of the target over m tokens, in plain steps."
     if costs.draft is not None:
         text += f" A draft step costs c = {costs.draft / step:.2f}."
-    drawing = line_chart(series, x_label="tokens in the pass", y_label="plain steps", base=1.0)
-    return Chart("What a pass costs", text, drawing, _legend(series))
+    axes = ("tokens in the pass", "plain steps")
+    yield from _lines("What a pass costs", text, axes, series, base=1.0)
 
 
-def _categories(analysis: Analysis) -> Chart | None:
-    shown = _shown_by_category(analysis)
-    names = list(dict.fromkeys(name for one in shown for name in one.by_category))
-    if not names:
-        return None
+def _categories(analysis: Analysis) -> Iterator[Chart]:
+    shown = [best for _, methods in _fixed(analysis) if (best := fastest(methods)) is not None]
+    shown += [one for one in analysis.methods if one.num_draft == "auto"]
     groups = [
         Group(
             name,
             [
-                Bar(one.name, [("", _colour(one.family), ratio.value)], ratio.low, ratio.high)
+                Bar(one.name, [("", one.family, ratio.value)], ratio.low, ratio.high)
                 for one in shown
                 if name in one.by_category and (ratio := one.by_category[name].overall)
             ],
         )
-        for name in names
+        for name in dict.fromkeys(name for one in shown for name in one.by_category)
     ]
-    return Chart(
-        "By category of prompts",
-        "Tokens per second over plain decoding's, with 95 % intervals: of each program and "
-        "proposer its best length, and what was chosen while decoding.",
-        bar_chart(groups, x_label="× plain", base=1.0),
-        "",
-    )
+    if groups:
+        yield Chart(
+            "By category of prompts",
+            "Tokens per second over plain decoding's, with 95 % intervals from 5 sequences on, of "
+            "each proposer's and program's best length and of what was chosen while decoding.",
+            bar_chart(groups, x_label="speedup", base=1.0),
+            "",
+        )
 
 
-def _shown_by_category(analysis: Analysis) -> list[Figures]:
-    shown = []
-    for _, methods in _fixed(analysis):
-        rated = [one for one in methods if one.speed_up is not None]
-        if rated:
-            shown.append(max(rated, key=_overall))
-    return shown + [one for one in analysis.methods if one.num_draft == "auto"]
-
-
-def _overall(figures: Figures) -> float:
-    return figures.speed_up.overall.value if figures.speed_up is not None else 0.0
+def _lines(
+    title: str,
+    text: str,
+    axes: tuple[str, str],
+    series: Sequence[Series],
+    base: float | None = None,
+    y_range: tuple[float, float] | None = None,
+) -> Iterator[Chart]:
+    drawn = [one for one in series if one.points]
+    if drawn:
+        across, up = axes
+        drawing = line_chart(drawn, x_label=across, y_label=up, base=base, y_range=y_range)
+        yield Chart(title, text, drawing, _legend(drawn))
 
 
 def _fixed(analysis: Analysis) -> Iterator[tuple[str, list[Figures]]]:
     """Methods with a draft length, by family."""
-    families = dict.fromkeys(one.family for one in analysis.methods)
-    for family in families:
-        methods = [one for one in analysis.methods if one.family == family and _length(one) > 0]
+    for family in dict.fromkeys(one.family for one in analysis.methods):
+        methods = [one for one in analysis.methods if one.family == family]
+        methods = [one for one in methods if one.num_draft not in (0, "auto")]
         if methods:
             yield family, methods
 
 
-def _length(figures: Figures) -> int:
-    return figures.num_draft if isinstance(figures.num_draft, int) else 0
+def _point(one: Figures) -> Point:
+    assert one.speed_up is not None
+    ratio = one.speed_up.overall
+    return Point(float(one.num_draft), ratio.value, ratio.low, ratio.high)
 
 
-def _colour(family: str) -> str:
-    return family if family in FAMILIES else "another"
-
-
-def _legend(series: Sequence[Series] | Iterable[Series]) -> str:
+def _legend(series: Sequence[Series]) -> str:
     entries = [
         f'<span class="key{" dashed" if one.dashed else ""}" '
-        f'style="--c:var(--c-{escape(one.colour)})">{escape(one.name)}</span>'
+        f'style="{color(one.color)}">{escape(one.name)}</span>'
         for one in series
     ]
-    return f'<p class="legend">{"".join(entries)}</p>' if entries else ""
+    return f'<p class="legend">{"".join(entries)}</p>'

@@ -1,4 +1,4 @@
-"""torch and transformers, where they are installed, for the peer that is made of them.
+"""torch and transformers, where they are installed, for the baseline that is made of them.
 
 The only module that imports torch, and only when it is asked to. Knows threads and versions; knows
 no pair and no method. Nothing here reaches a network: the Hub is switched off before the import.
@@ -18,8 +18,8 @@ from .. import blas
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
-class NoPeerError(Exception):
-    """A peer cannot run here. The message says why in one line; the user did nothing wrong."""
+class NoBaselineError(Exception):
+    """A baseline cannot run here. The message says why in one line; the user did nothing wrong."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class HuggingFace:
 
 
 def hugging_face() -> HuggingFace:
-    """Import both. Raises NoPeerError where one is missing or does not load."""
+    """Import both. Raises NoBaselineError where one is missing or does not load."""
     # Importing torch may count threads already.
     with blas.threads_kept():
         torch = _import("torch")
@@ -64,9 +64,9 @@ def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
-        raise NoPeerError(f"{name} is not installed") from None
+        raise NoBaselineError(f"{name} is not installed") from None
     except (ImportError, OSError, RuntimeError) as problem:
-        raise NoPeerError(f"{name} does not load: {one_line(problem)}") from problem
+        raise NoBaselineError(f"{name} does not load: {one_line(problem)}") from problem
 
 
 def one_line(problem: BaseException) -> str:

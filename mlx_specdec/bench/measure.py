@@ -1,24 +1,25 @@
 """Run every method on every prompt, interleaved, and keep what was measured.
 
-Knows the order of runs and nothing of models: methods and the encoding of text are handed in.
 Methods take turns prompt by prompt, each time beginning with another one, so that a machine that
 gets slower meanwhile slows all of them alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 
 from ..contracts import Progress
 from ..errors import PromptError
-from .methods import Method, Runner, Sample
-from .prompts import Prompt
+from ..text.prompts import Prompt
+from .methods import Method, Sample
 
 
 @dataclass(frozen=True)
 class Case:
-    """One text to generate. prompt: which of the file's prompts; turn: which of its turns."""
+    """One sequence to generate. prompt: which of the file's prompts; turn: which of its turns."""
 
     prompt: int
     turn: int
@@ -99,12 +100,26 @@ def measure(
     found = Measurements(list(methods), cases, {method.name: {} for method in methods})
     timed = [method for method in methods if parts and method.in_parts is not None]
     per_case = repeats * len(methods) + len(timed)
-    count = _Counter(progress, warmup * len(methods) + per_case * len(cases))
+    total = warmup * len(methods) + per_case * len(cases)
+    counter = count()
+
+    def done() -> None:
+        at = next(counter)
+        if progress is not None:
+            progress(at, total)
+
+    done()
     try:
-        _warm_up(methods, talk.ids(cases[0]), warmup, count)
+        for method in list(methods) * warmup:
+            # A prompt that cannot be taken is told, and skipped, when its turn comes.
+            with suppress(PromptError):
+                method.run(talk.ids(cases[0]))
+            done()
         for repeat in range(repeats):
             for index, case in enumerate(cases):
-                _measure_case(found, talk, index, case, repeat, count)
+                for method in _turned(methods, index + repeat):
+                    _measure(found, talk, index, case, repeat, method)
+                    done()
                 if between is not None:
                     between()
         for index, case in enumerate(cases):
@@ -112,7 +127,7 @@ def measure(
                 if index not in found.skipped and method.in_parts is not None:
                     sample = method.in_parts(talk.ids(case))
                     found.parts.setdefault(method.name, {})[index] = sample
-                count.add()
+                done()
     except KeyboardInterrupt:
         found.interrupted = True
     if len(found.skipped) == len(cases):
@@ -120,63 +135,23 @@ def measure(
     return found
 
 
-def _measure_case(
-    found: Measurements, talk: Conversations, index: int, case: Case, repeat: int, count: _Counter
+def _measure(
+    found: Measurements, talk: Conversations, index: int, case: Case, repeat: int, method: Method
 ) -> None:
-    plain = found.methods[0].name
-    for method in _turned(found.methods, index + repeat):
-        if index not in found.skipped:
-            try:
-                sample = method.run(talk.ids(case))
-            except PromptError as problem:
-                _skip(found, index, str(problem))
-            else:
-                found.samples[method.name][index, repeat] = sample
-                if method.name == plain:
-                    talk.answer(case, sample.text)
-        count.add()
-
-
-def _skip(found: Measurements, index: int, reason: str) -> None:
-    found.skipped[index] = reason
-    for samples in found.samples.values():
-        for key in [key for key in samples if key[0] == index]:
-            del samples[key]
-
-
-def _warm_up(methods: Sequence[Method], prompt: Sequence[int], times: int, count: _Counter) -> None:
-    for _ in range(times):
-        for method in methods:
-            _quietly(method.run, prompt)
-            count.add()
-
-
-def _quietly(run: Runner, prompt: Sequence[int]) -> None:
-    # A prompt that cannot be taken is told, and skipped, when its turn comes.
-    try:
-        run(prompt)
-    except PromptError:
+    if index in found.skipped:
         return
+    try:
+        sample = method.run(talk.ids(case))
+    except PromptError as problem:
+        found.skipped[index] = str(problem)
+        for name, samples in found.samples.items():
+            found.samples[name] = {key: one for key, one in samples.items() if key[0] != index}
+        return
+    found.samples[method.name][index, repeat] = sample
+    if method is found.methods[0]:
+        talk.answer(case, sample.text)
 
 
-def _turned(methods: Sequence[Method], by: int) -> Iterator[Method]:
-    for place in range(len(methods)):
-        yield methods[(place + by) % len(methods)]
-
-
-class _Counter:
-    """Reports how many texts are done."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-        self._report()
-
-    def add(self) -> None:
-        self._done += 1
-        self._report()
-
-    def _report(self) -> None:
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+def _turned(methods: Sequence[Method], by: int) -> list[Method]:
+    first = by % len(methods) if methods else 0
+    return [*methods[first:], *methods[:first]]

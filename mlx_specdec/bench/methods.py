@@ -1,7 +1,4 @@
-"""What is compared: plain decoding, draft lengths, proposers.
-
-Knows names and how to run each on token ids. Knows no clock but the one in the statistics.
-"""
+"""What is compared: plain decoding, draft lengths, proposers."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Literal
 
 from ..assemble import Pair, stream_generate
 from ..decoding.statistics import Statistics
-from ..drafters import proposer_kind
+from ..drafters import FREE, drafters, proposer_kind
 from ..options import Options
 
 Length = int | Literal["auto"]
@@ -22,8 +19,8 @@ Runner = Callable[[Sequence[int]], "Sample"]
 class Sample:
     """One text by one method.
 
-    tokens: ids, an EOS included. counted: how many of them were made in `seconds`; peers make the
-    first one in their prompt pass. rounds: verdicts, a plain step being one; None where nobody
+    tokens: ids, an EOS included. counted: how many of them were made in `seconds`; baselines make
+    the first one in their prompt pass. rounds: verdicts, a plain step being one; None where nobody
     tells. stats: of our own methods.
     """
 
@@ -55,23 +52,32 @@ class Method:
 def own_methods(
     pair: Pair, options: Options, proposers: Sequence[str], lengths: Sequence[Length]
 ) -> list[Method]:
-    """Plain decoding, then every length of every proposer. Raises OptionError for a proposer that
-    the pair does not have."""
-    plain = replace(options, regular=True)
-    methods = [Method("plain", "plain", 0, True, _runner(pair, plain))]
-    for proposer in proposers:
-        for length in lengths:
-            asked = replace(options, regular=False, proposer=proposer, num_draft=length)
-            methods.append(
-                Method(
-                    name=f"{proposer} {length}",
-                    family=proposer_kind(pair, asked),
-                    num_draft=length,
-                    same_text=keeps_text(asked),
-                    run=_runner(pair, asked),
-                    in_parts=None if length == "auto" else _runner(pair, asked, time_all=True),
-                )
+    """Plain decoding, then every length of every proposer.
+
+    Without proposers: the draft, else the heads, else lookup; and, if "auto" is among the lengths,
+    what `generate` does without flags. Raises OptionError for a proposer that the pair lacks.
+    """
+    own = next(
+        (each.name for each in drafters(pair, replace(options, num_draft=1, proposer=None))), FREE
+    )
+    asked: list[tuple[str, Length]] = [(each, n) for each in proposers or [own] for n in lengths]
+    simulated = options.simulated_acceptance is not None
+    if not proposers and "auto" in lengths and own != FREE and not simulated:
+        asked.append(("auto", "auto"))
+    plain = _runner(pair, replace(options, regular=True))
+    methods = [Method("plain", "plain", 0, True, plain)]
+    for proposer, length in asked:
+        each = replace(options, regular=False, proposer=proposer, num_draft=length)
+        methods.append(
+            Method(
+                name="auto" if proposer == length else f"{proposer} {length}",
+                family=proposer_kind(pair, each),
+                num_draft=length,
+                same_text=keeps_text(each),
+                run=_runner(pair, each),
+                in_parts=None if length == "auto" else _runner(pair, each, time_all=True),
             )
+        )
     return methods
 
 

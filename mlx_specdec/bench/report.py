@@ -1,7 +1,4 @@
-"""One HTML file that shows a benchmark, in light and dark, and needs no network.
-
-Knows HTML. Which charts there are is charts.py's business, what they look like report.css's.
-"""
+"""One HTML file that shows a benchmark, in light and dark, and needs no network."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..errors import OutputError
-from .analysis import Analysis, Figures
+from .analysis import Analysis, Figures, fastest, overall, verdict
 from .bootstrap import Estimate
 from .charts import Chart, charts
 from .setting import Setting
@@ -21,12 +18,12 @@ from .setting import Setting
 COLUMNS = (
     "method",
     "tokens/s",
-    "× plain",
+    "speedup",
     "95 % interval",
-    "median text",
+    "median sequence",
     "predicted",
-    "tokens a round",
-    "accepted",
+    "acceptance length",
+    "acceptance rate",
     "same text",
 )
 MOST_DIFFERENCES = 20
@@ -48,7 +45,7 @@ def page(analysis: Analysis, setting: Setting) -> str:
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     told = {"setting": setting.as_dict(), **analysis.as_dict()}
     # "</script>" in a model's name must not end the element.
-    data = json.dumps(told, ensure_ascii=False).replace("<", "\\u003c")
+    data = json.dumps(told, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -59,6 +56,7 @@ def page(analysis: Analysis, setting: Setting) -> str:
             f"<h1>{escape(title)}</h1>",
             f'<p class="soft">{escape(_subtitle(setting))}</p>',
             *_warnings(analysis, setting),
+            f"<p><strong>{escape(verdict(analysis))}</strong></p>",
             _tiles(analysis),
             '<div class="card"><h2>All methods</h2>',
             f'<p class="soft">{escape(_how(analysis))}</p>',
@@ -82,14 +80,14 @@ def _subtitle(setting: Setting) -> str:
 
 def _warnings(analysis: Analysis, setting: Setting) -> Iterator[str]:
     if analysis.interrupted:
-        yield '<p class="warning">Interrupted: these are the texts measured until then.</p>'
+        yield '<p class="warning">Interrupted: these are the sequences measured until then.</p>'
     if setting.simulated_acceptance is not None:
         yield (
             f'<p class="warning">Simulated: drafted tokens stayed with probability '
             f"{setting.simulated_acceptance:g}. What was made is no text.</p>"
         )
     elif setting.lossy:
-        yield '<p class="warning">Lossy settings: texts may differ from the target\'s own.</p>'
+        yield '<p class="warning">Lossy settings: sequences may differ from the target\'s own.</p>'
     if analysis.skipped:
         first = next(iter(analysis.skipped.values()))
         yield (
@@ -100,20 +98,19 @@ def _warnings(analysis: Analysis, setting: Setting) -> Iterator[str]:
 
 def _tiles(analysis: Analysis) -> str:
     plain, *others = analysis.methods
-    own = [one for one in others if one.acceptance_rate is not None and one.speed_up is not None]
+    best = fastest(one for one in others if one.acceptance_rate is not None)
     tiles = []
-    if own:
-        best = max(own, key=_overall)
-        ratio = best.speed_up.overall if best.speed_up is not None else None
-        if ratio is not None:
-            tiles.append((f"{ratio.value:.2f} ×", f"plain decoding, at best ({best.name})"))
+    if best is not None:
+        tiles.append((f"{overall(best):.2f} ×", f"plain decoding, at best ({best.name})"))
         tiles.append((f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})"))
     if plain.tokens_per_second is not None:
         tiles.append((f"{plain.tokens_per_second:.1f}", "tokens/s, plain and pipelined"))
     compared = sum(one.compared for one in others)
     if compared:
         same = compared - sum(len(one.differences) for one in others)
-        tiles.append((f"{same} of {compared}", "texts are plain decoding's own, token for token"))
+        tiles.append(
+            (f"{same} of {compared}", "sequences are plain decoding's own, token for token")
+        )
     cells = (
         f'<div class="tile"><b>{escape(big)}</b><span>{escape(what)}</span></div>'
         for big, what in tiles
@@ -123,14 +120,14 @@ def _tiles(analysis: Analysis) -> str:
 
 def _how(analysis: Analysis) -> str:
     return (
-        f"{analysis.texts} texts, each made up to {analysis.repeats} times by every method, "
-        "methods in turns; a text counts with the median of its repeats, without its prompt pass. "
-        "Intervals by bootstrap over texts and repeats."
+        f"{analysis.texts} sequences, each made up to {analysis.repeats} times by every method, "
+        "methods in turns; one counts with the median of its repeats, without its prompt pass. "
+        "Intervals by bootstrap over sequences and repeats, from five sequences on."
     )
 
 
 def _table(analysis: Analysis) -> str:
-    best = max(analysis.methods, key=_overall)
+    best = fastest(analysis.methods)
     head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
     rows = []
     for one in analysis.methods:
@@ -168,7 +165,7 @@ def _differences(analysis: Analysis) -> Iterator[str]:
         more = len(lines) - MOST_DIFFERENCES
         shown = lines[:MOST_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
         items = "".join(f"<li>{escape(line)}</li>" for line in shown)
-        yield f'<div class="card"><h2>Texts that are not the same</h2><ul>{items}</ul></div>'
+        yield f'<div class="card"><h2>Sequences that are not the same</h2><ul>{items}</ul></div>'
 
 
 def _facts(setting: Setting) -> str:
@@ -195,11 +192,9 @@ def _chart(chart: Chart) -> str:
     )
 
 
-def _overall(one: Figures) -> float:
-    return one.speed_up.overall.value if one.speed_up is not None else 0.0
-
-
 def _interval(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return ""
     return f"{estimate.low:.2f} to {estimate.high:.2f}"
 
 

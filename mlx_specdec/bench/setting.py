@@ -1,12 +1,10 @@
-"""What figures were taken on and with: machine, versions, models, settings.
-
-Knows where an operating system keeps the name of its processor. Knows no figures.
-"""
+"""What figures were taken on and with: machine, versions, models, settings."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -55,8 +53,10 @@ class Setting:
 
 def setting(pair: Pair, options: Options, prompts: Path, notes: Sequence[str] = ()) -> Setting:
     """This machine, now. versions: of the packages that take part, where they are installed."""
-    names = ("mlx", "mlx-lm", "transformers", "torch")
-    found = {name: _version(name) for name in names}
+    versions = {"mlx-specdec": __version__}
+    for name in ("mlx", "mlx-lm", "transformers", "torch"):
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return Setting(
         model=pair.name,
         draft_model=pair.draft_name,
@@ -72,10 +72,7 @@ def setting(pair: Pair, options: Options, prompts: Path, notes: Sequence[str] = 
         system=f"{platform.system()} {platform.release()}",
         blas=blas.name(),
         python=platform.python_version(),
-        versions={
-            "mlx-specdec": __version__,
-            **{name: number for name, number in found.items() if number is not None},
-        },
+        versions=versions,
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         notes=tuple(notes),
         simulated_acceptance=options.simulated_acceptance,
@@ -90,10 +87,3 @@ def processor(cpu_names: Path) -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -1,6 +1,6 @@
 """Line and bar charts as SVG text.
 
-Knows pixels, scales and ticks. Knows nothing of what is drawn. Colours are CSS variables named
+Colors are CSS variables named
 --c-NAME, so that a page can give them other values in the dark; every mark tells its figures in a
 <title>, which browsers show as a tooltip.
 """
@@ -8,7 +8,7 @@ Knows pixels, scales and ticks. Knows nothing of what is drawn. Colours are CSS 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -18,6 +18,8 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 42
 BAR, BAR_GAP, GROUP_GAP = 16, 3, 12
 CHARACTER = 6.7
 """Pixels of an average character in the charts' font size."""
+WHISKERS_APART = 5.0
+"""Pixels between the marks of two series at one x, so that their intervals can be told apart."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points joined by a line; colour: a name; dashed ones are drawn without marks."""
+    """Points joined by a line; color: a name; dashed ones are drawn without marks."""
 
     name: str
-    colour: str
+    color: str
     points: Sequence[Point]
     dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar of one or more segments: (name, colour, length)."""
+    """A horizontal bar of one or more segments: (name, color, length)."""
 
     label: str
     segments: Sequence[tuple[str, str, float]]
@@ -77,8 +79,10 @@ def line_chart(
     parts = [*_grid(up, base), *_whole_numbers(across, points)]
     parts += [_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "label", "middle")]
     parts += [_text(0, 0, y_label, "label", "middle", f"translate(11 {HEIGHT / 2}) rotate(-90)")]
+    marked = [one for one in series if any(point.low is not None for point in one.points)]
     for one in series:
-        parts += _line(one, across, up)
+        place = marked.index(one) - (len(marked) - 1) / 2 if one in marked else 0.0
+        parts += _line(one, across, up, place * WHISKERS_APART)
     return _svg(HEIGHT, f"{y_label} by {x_label}", parts)
 
 
@@ -107,9 +111,14 @@ def bar_chart(
         parts.append(_rule(across(base), TOP, across(base), top - GROUP_GAP, "base"))
     for value in ticks(0.0, across.high):
         parts.insert(0, _rule(across(value), TOP, across(value), top - GROUP_GAP, "grid"))
-        parts.append(_text(across(value), top + 4, _short(value), "tick", "middle"))
+        parts.append(_text(across(value), top + 4, f"{value:g}", "tick", "middle"))
     parts.append(_text((left + WIDTH - RIGHT - 46) / 2, height - 6, x_label, "label", "middle"))
     return _svg(height, x_label, parts)
+
+
+def color(name: str) -> str:
+    """CSS that gives a mark the color of that name, or the one of none."""
+    return f"--c:var(--c-{escape(name)}, var(--c-none))"
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -144,7 +153,7 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 def _grid(up: _Scale, base: float | None) -> Iterator[str]:
     for value in ticks(up.low, up.high):
         yield _rule(LEFT, up(value), WIDTH - RIGHT, up(value), "grid")
-        yield _text(LEFT - 6, up(value) + 4, _short(value), "tick", "end")
+        yield _text(LEFT - 6, up(value) + 4, f"{value:g}", "tick", "end")
     if base is not None:
         yield _rule(LEFT, up(base), WIDTH - RIGHT, up(base), "base")
 
@@ -159,13 +168,13 @@ def _whole_numbers(across: _Scale, points: Sequence[Point]) -> Iterator[str]:
             last = value
 
 
-def _line(series: Series, across: _Scale, up: _Scale) -> Iterator[str]:
-    style = f'style="--c:var(--c-{escape(series.colour)})"'
-    path = " ".join(f"{across(p.x):.1f},{up(p.y):.1f}" for p in series.points)
+def _line(series: Series, across: _Scale, up: _Scale, aside: float) -> Iterator[str]:
+    style = f'style="{color(series.color)}"'
+    path = " ".join(f"{across(p.x) + aside:.1f},{up(p.y):.1f}" for p in series.points)
     kind = "line dashed" if series.dashed else "line"
     yield f'<polyline class="{kind}" {style} points="{path}"/>'
     for point in series.points:
-        x, y = across(point.x), up(point.y)
+        x, y = across(point.x) + aside, up(point.y)
         note = f"{series.name}, {point.x:g}: {point.y:.2f}"
         if point.low is not None and point.high is not None:
             low, high = up(point.low), up(point.high)
@@ -181,11 +190,11 @@ def _line(series: Series, across: _Scale, up: _Scale) -> Iterator[str]:
 def _bar(bar: Bar, top: float, left: float, across: _Scale, unit: str) -> Iterator[str]:
     middle, start = top + BAR / 2, 0.0
     yield _text(left - 7, middle + 4, bar.label, "name", "end")
-    for name, colour, length in bar.segments:
+    for name, shade, length in bar.segments:
         x, width = across(start), across(start + length) - across(start)
         note = f"{bar.label}, {name}: {length:.2f}{unit}" if name else f"{bar.label}: {length:.2f}"
         yield (
-            f'<rect class="bar" style="--c:var(--c-{escape(colour)})" x="{x:.1f}" y="{top:.1f}" '
+            f'<rect class="bar" style="{color(shade)}" x="{x:.1f}" y="{top:.1f}" '
             f'width="{max(0.0, width):.1f}" height="{BAR}"><title>{escape(note)}</title></rect>'
         )
         start += length
@@ -218,6 +227,3 @@ def _svg(height: float, label: str, parts: Sequence[str]) -> str:
         + "".join(parts)
         + "</svg>"
     )
-
-
-_short: Callable[[float], str] = "{:g}".format

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from ..models.self_draft import expanded
 from ..models.t5 import T5
-from .hugging_face import HuggingFace, NoPeerError, one_line
+from .hugging_face import HuggingFace, NoBaselineError, one_line
 
 HEAD = "lm_head.weight"
 _OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtype")
@@ -24,15 +24,17 @@ _OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtyp
 
 
 def weights(network: nn.Module) -> dict[str, np.ndarray]:
-    """Every weight under its name in the checkpoint, float32, packed ones unpacked."""
-    packed = {path: module for path, module in network.named_modules() if hasattr(module, "bits")}
+    """Every weight under its name in the checkpoint, float32, quantized ones dequantized."""
+    quantized = {
+        path: module for path, module in network.named_modules() if hasattr(module, "bits")
+    }
     found = {}
     for name, array in tree_flatten(network.parameters()):
         path, _, part = name.rpartition(".")
-        if path not in packed:
+        if path not in quantized:
             found[name] = array
         elif part == "weight":
-            found[name] = expanded(packed[path]).weight
+            found[name] = expanded(quantized[path]).weight
         elif part == "bias":
             found[name] = array
     return {name: np.array(array.astype(mx.float32)) for name, array in found.items()}
@@ -53,7 +55,7 @@ def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
 def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -> Any:
     """transformers' model, in float32 on the CPU, that computes what `network` does.
 
-    config: the contents of config.json. Raises NoPeerError where transformers does not have the
+    config: the contents of config.json. Raises NoBaselineError where transformers does not have the
     model, or divides its weights into other tensors.
     """
     model = _empty(hugging, settings(config, network), isinstance(network, T5))
@@ -79,7 +81,7 @@ def _empty(hugging: HuggingFace, told: dict[str, Any], has_encoder: bool) -> Any
             config, dtype=hugging.torch.float32, trust_remote_code=False
         )
     except Exception as problem:  # whatever another program finds wrong is no fault of the user's
-        raise NoPeerError(
+        raise NoBaselineError(
             f"it does not build a model of type {told.get('model_type')}: {one_line(problem)}"
         ) from problem
 
@@ -93,7 +95,7 @@ def _correct(model: Any, network: T5) -> None:
 
 
 def _check_names(model: Any, given: Mapping[str, Any]) -> None:
-    """Raises NoPeerError unless all parameters are given, those tied to others aside."""
+    """Raises NoBaselineError unless all parameters are given, those tied to others aside."""
     known = model.state_dict()
     strange = sorted(given.keys() - known.keys())
     # Parameters that are tied come once, under their first name.
@@ -102,4 +104,4 @@ def _check_names(model: Any, given: Mapping[str, Any]) -> None:
         name for name in given.keys() & known.keys() if given[name].shape != known[name].shape
     )
     if strange:
-        raise NoPeerError(f"its model has other tensors than ours, {strange[0]} among them")
+        raise NoBaselineError(f"its model has other tensors than ours, {strange[0]} among them")

@@ -19,9 +19,9 @@ from .process import Version
 if TYPE_CHECKING:
     from ..assemble import Pair
     from ..bench.analysis import Analysis
+    from ..bench.baselines import Baselines
     from ..bench.methods import Length, Method
-    from ..bench.peers import Peers
-    from ..bench.prompts import Prompt
+    from ..text.prompts import Prompt
 
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
 """Prompt files of the shipped targets, by the name of their directory; their heads' too."""
@@ -138,7 +138,7 @@ def bench(
     if model is None:
         draft_model = draft_model or SHIPPED_DRAFT
     file = prompts or sample(model or SHIPPED_TARGET)
-    from ..bench.prompts import read_prompts
+    from ..text.prompts import read_prompts
 
     asked = read_prompts(file, limit)
     pair = load_pair(
@@ -150,7 +150,7 @@ def bench(
         draft_vocab=draft_vocab,
         random_weights=simulate_acceptance is not None,
     )
-    methods = _methods(pair, options, proposer or [_own(pair)], lengths)
+    methods = _methods(pair, options, proposer or [], lengths)
     others = _peers(pair, options, lengths) if peers else None
     if others is not None:
         methods += others.methods
@@ -200,13 +200,6 @@ def sample(model: str) -> Path:
     return ROOT / "prompts" / name
 
 
-def _own(pair: Pair) -> str:
-    """What proposes unless told otherwise; lookup needs nothing."""
-    from ..drafters import drafters
-
-    return next((each.name for each in drafters(pair, Options(num_draft=1))), "ngram")
-
-
 def _methods(
     pair: Pair, options: Options, proposers: Sequence[str], lengths: Sequence[Length]
 ) -> list[Method]:
@@ -215,12 +208,12 @@ def _methods(
     return own_methods(pair, options, list(dict.fromkeys(proposers)), lengths)
 
 
-def _peers(pair: Pair, options: Options, lengths: Sequence[Length]) -> Peers:
-    from ..bench.peers import find_peers
+def _peers(pair: Pair, options: Options, lengths: Sequence[Length]) -> Baselines:
+    from ..bench.baselines import find_baselines
 
-    found = find_peers(pair, options, lengths)
+    found = find_baselines(pair, options, lengths)
     if not found.methods:
-        print("no peer can run these models here", file=sys.stderr)
+        print("no baseline can run these models here", file=sys.stderr)
     return found
 
 
@@ -234,11 +227,11 @@ def _measure(
 ) -> Analysis:
     from ..assemble import encode
     from ..bench.analysis import analyse
-    from ..bench.costs import TURNS, PassTimer
+    from ..bench.costs import TURNS, pass_timer
     from ..bench.measure import measure
 
     first = encode(pair, prompts[0].turns[0], options)
-    passes = PassTimer(pair, first, [method.num_draft for method in methods])
+    passes = pass_timer(pair, first, [method.num_draft for method in methods])
     turns = -(-TURNS // (repeats * len(prompts)))
     with render.progress("measuring") as bar:
         found = measure(

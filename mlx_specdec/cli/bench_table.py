@@ -112,6 +112,8 @@ def _same(figures: Figures) -> str:
 
 
 def _interval(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return ""
     return f"{estimate.low:.2f}-{estimate.high:.2f}"
 
 

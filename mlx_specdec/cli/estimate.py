@@ -50,7 +50,7 @@ def estimate(
     turns: Annotated[int, typer.Option("--turns", help="How often to measure everything.")] = 9,
     seconds: Annotated[
         float,
-        typer.Option("--seconds", help="After so many no new turn begins."),
+        typer.Option("--seconds", help="How long to measure; less is measured in less time."),
     ] = 60.0,
     revision: Annotated[str | None, typer.Option("--revision", help="Of the target.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -144,19 +144,25 @@ def _verdict(found: Estimate) -> str:
 
 def _costs(speeds: Speeds) -> str:
     machine = _machine()
-    passes = ", ".join(f"{m}: {speeds.passes[m - 1]:.2f}" for m in SHOWN_PASSES)
+    passes = ", ".join(
+        f"{m}: {speeds.passes[m - 1]:.2f}" for m in SHOWN_PASSES if m <= len(speeds.passes)
+    )
     text = (
         f"A plain step takes {1000 * speeds.step_seconds:.2f} ms ({1 / speeds.step_seconds:.1f} "
         f"tokens/s); {machine['device']}, BLAS {machine['blas']}.\n"
         f"A draft step costs {speeds.draft_cost:.2f} plain steps, a pass over m tokens\n{passes}."
     )
+    if speeds.caution:
+        text += f"\n{speeds.caution.capitalize()}."
     if speeds.replays:
         text += "\nThe target cannot take single tokens back: a rejection costs another pass."
     return text
 
 
 def _predictions(speeds: Speeds) -> Table:
-    table = _table("drafted tokens accepted", "best number drafted", "speed-up", "tokens/s")
+    table = _table(
+        "acceptance probability per token", "best number drafted", "speed-up", "tokens/s"
+    )
     for one in speeds.predictions:
         length = str(one.num_draft) if one.num_draft else "0 (plain)"
         rate = one.speed_up / speeds.step_seconds

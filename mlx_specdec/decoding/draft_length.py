@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..costs.online import Acceptance, RoundCosts
 from ..errors import OptionError
-from .cost_model import Acceptance, RoundCosts
 from .rounds import RoundListener, RoundReport
 
 

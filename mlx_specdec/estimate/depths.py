@@ -1,7 +1,4 @@
-"""On how many layers a model is measured.
-
-Knows which layers look alike and what they weigh. Builds nothing.
-"""
+"""On how many layers a model is measured, and what follows for all of them. Builds nothing."""
 
 from __future__ import annotations
 
@@ -51,6 +48,17 @@ def pattern(layers: Sequence[Hashable]) -> tuple[int, int]:
         if irregular + period < sum(best):
             best = (irregular, period)
     return best
+
+
+def extrapolate(few: float, more: float, depths: tuple[int, int], depth: int) -> float:
+    """Seconds of `depth` layers, on the line through those measured at two depths.
+
+    What does not depend on the depth (embedding, head) is the line's value at 0. Noise may give a
+    line that falls; seconds then stay at what the deeper model took.
+    """
+    first, second = depths
+    slope = max(0.0, (more - few) / (second - first))
+    return max(few, more) + slope * (depth - second)
 
 
 def _reach(weights: Sequence[int], begin: int, end: int, period: int, least: int) -> int:

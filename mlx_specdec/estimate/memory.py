@@ -1,7 +1,4 @@
-"""How many bytes models may take on this machine.
-
-Knows MLX's description of the device, and Linux's control groups. Nothing is allocated.
-"""
+"""How many bytes models may take on this machine. Nothing is allocated."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Two configurations -> what their pair would need and gain on this machine.
-
-Knows outlines, probes and the arithmetic, and in which order they are asked. Knows no files, no
-terminal and no text.
-"""
+"""Two configurations -> what their pair would need and gain on this machine."""
 
 from __future__ import annotations
 
@@ -11,18 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..contracts import Model, Progress
+from ..contracts import Context, Model, Progress
+from ..costs.passes import Clock, PassCosts, PassTimer, opened
+from ..costs.speedup import RoundCost, between, speedups
 from ..errors import OptionError, SpecdecError
 from ..models.outline import Outline, outline
-from .arithmetic import ALPHAS, Costs, best, between, extrapolate
-from .depths import parts
-from .measure import SIZES, Clock, Probe, Timings, Wanted, measure
+from .depths import extrapolate, parts
+from .measure import FIRST_SIZES, SIZES_BETWEEN, measure
 from .memory import limit
-from .result import Estimate, Side, Speeds
+from .result import Estimate, Prediction, Side, Speeds
 
-MOST_DRAFTED = 16
-OF_TARGET = Wanted(steps=True, sizes=SIZES)
-OF_DRAFT = Wanted(drafts=True)
+ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,9 @@ class Asked:
 @dataclass(frozen=True)
 class Effort:
     """How thoroughly to measure. prompt, generated: tokens of the text that the caches are for;
-    passes are measured behind such a prompt. turns, seconds: as `measure.measure` has them."""
+    passes are measured behind such a prompt. turns: how often everything is measured. seconds: in
+    which as much is measured as fits, building the models included, and at least what an answer
+    needs."""
 
     prompt: int = 128
     generated: int = 128
@@ -115,38 +112,43 @@ def estimate(
     return replace(needed, speeds=speeds(of_target, of_draft))
 
 
-def speeds(target: Timings, draft: Timings) -> Speeds:
+def speeds(target: PassCosts, draft: PassCosts) -> Speeds:
     """What the times of a target and a draft promise."""
-    passes = between(target.passes, MOST_DRAFTED + 1)
-    costs = Costs(
-        draft=draft.draft / target.step,
-        passes=tuple(seconds / target.step for seconds in passes),
-        start=draft.start / target.step,
-        replays=target.replays,
-    )
+    cost = replace(target, draft=draft.draft, start=draft.start).in_steps(target.step)
+    longest = max(cost.passes)
     return Speeds(
         step_seconds=target.step,
-        draft_seconds=draft.draft,
-        draft_cost=costs.draft,
-        passes=costs.passes,
-        start=costs.start,
-        replays=costs.replays,
+        draft_seconds=draft.draft or 0.0,
+        draft_cost=cost.draft,
+        passes=tuple(between(cost.passes, size) for size in range(1, longest + 1)),
+        start=cost.start,
+        replays=cost.replays,
+        samples=min(target.samples, draft.samples),
         spread=max(target.spread, draft.spread),
-        predictions=tuple(best(costs, alpha) for alpha in ALPHAS),
+        predictions=tuple(best(cost, alpha, longest - 1) for alpha in ALPHAS),
     )
 
 
-def extended(few: Timings, more: Timings, depths: tuple[int, int], depth: int) -> Timings:
-    """Times of `depth` layers from those measured at two depths; see `arithmetic.extrapolate`."""
-    return Timings(
-        step=extrapolate(few.step, more.step, depths, depth),
-        draft=extrapolate(few.draft, more.draft, depths, depth),
-        passes={
-            size: extrapolate(few.passes[size], seconds, depths, depth)
-            for size, seconds in more.passes.items()
-        },
-        start=extrapolate(few.start, more.start, depths, depth),
+def best(cost: RoundCost, alpha: float, longest: int) -> Prediction:
+    """The length up to `longest` with the highest speedup, 0 where no length gains."""
+    gains = speedups(cost, [alpha**place for place in range(1, longest + 1)])
+    chosen = max(range(len(gains)), key=gains.__getitem__)
+    return Prediction(alpha, chosen, gains[chosen])
+
+
+def extended(few: PassCosts, more: PassCosts, depths: tuple[int, int], depth: int) -> PassCosts:
+    """Times of `depth` layers from those measured at two depths; see `depths.extrapolate`."""
+
+    def line(first: float | None, second: float | None) -> float:
+        return extrapolate(first or 0.0, second or 0.0, depths, depth)
+
+    return PassCosts(
+        draft=line(few.draft, more.draft),
+        passes={m: line(few.passes[m], s) for m, s in more.passes.items() if m in few.passes},
+        start=line(few.start, more.start),
+        step=line(few.step, more.step),
         replays=more.replays,
+        samples=min(few.samples, more.samples),
         spread=max(few.spread, more.spread),
     )
 
@@ -169,23 +171,34 @@ def _measured(
     effort: Effort,
     clock: Clock,
     progress: Progress | None,
-) -> list[Timings]:
-    """Times of all layers of each model."""
-    probes = [
-        [Probe(model, effort.prompt, wanted, clock) for model in _models(asked, side)]
-        for asked, side, wanted in zip(pair, sides, (OF_TARGET, OF_DRAFT), strict=True)
+) -> list[PassCosts]:
+    """Times of all layers of the target, and of the draft."""
+    deadline = clock() + effort.seconds
+    target, draft = (
+        [_context(model, effort.prompt) for model in _models(asked, side)]
+        for asked, side in zip(pair, sides, strict=True)
+    )
+    timers = [
+        [_of_target(context, clock) for context in target],
+        [PassTimer(context, draft=context, clock=clock) for context in draft],
     ]
-    everything = [probe for group in probes for probe in group]
-    measure(everything, turns=effort.turns, seconds=effort.seconds, clock=clock, progress=progress)
+    everything = [timer for group in timers for timer in group]
+    measure(everything, turns=effort.turns, deadline=deadline, clock=clock, progress=progress)
     results = []
-    for group, side in zip(probes, sides, strict=True):
-        first = group[0].timings()
-        if side.measured_layers is None:
-            results.append(first)
-        else:
-            more = group[1].timings()
-            results.append(extended(first, more, side.measured_layers, side.layers))
+    for group, side in zip(timers, sides, strict=True):
+        first, *more = [costs for timer in group if (costs := timer.costs()) is not None]
+        if side.measured_layers is not None:
+            first = extended(first, more[0], side.measured_layers, side.layers)
+        results.append(first)
     return results
+
+
+def _of_target(context: Context, clock: Clock) -> PassTimer:
+    return PassTimer(context, sizes=FIRST_SIZES, between=SIZES_BETWEEN, steps=True, clock=clock)
+
+
+def _context(model: Model, length: int) -> Context:
+    return opened(model, [7919 * place % model.vocabulary for place in range(1, length + 1)])
 
 
 def _models(asked: Asked, side: Side) -> Iterator[Model]:

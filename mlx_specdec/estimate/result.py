@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .arithmetic import Prediction
-
 BUSY = 0.1
 """Relative spread of samples above which a reader is warned."""
+LONGEST_DRAFT = 16
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The best number of drafted tokens, 0 being plain decoding, where each of them has the
+    acceptance probability alpha."""
+
+    alpha: float
+    num_draft: int
+    speed_up: float
 
 
 @dataclass(frozen=True)
@@ -34,9 +43,10 @@ class Speeds:
     """What was measured, and what follows from it.
 
     step_seconds, draft_seconds: a plain step of the target, a draft step. draft_cost: the one in
-    the other (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m). start: what the
-    first pass of a round takes longer, in plain steps. replays: what is rejected costs another
-    pass. spread: by how much a typical sample was off, relatively.
+    the other (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m), as far as there
+    was time to measure. start: what the first pass of a round takes longer, in plain steps.
+    replays: what is rejected costs another pass. samples: behind each figure, at least. spread: by
+    how much a typical sample was off, relatively.
     """
 
     step_seconds: float
@@ -45,8 +55,14 @@ class Speeds:
     passes: tuple[float, ...]
     start: float
     replays: bool
+    samples: int
     spread: float
     predictions: tuple[Prediction, ...]
+
+    @property
+    def caution(self) -> str:
+        """What must stand beside these figures; mostly nothing."""
+        return "" if self.samples > 1 else "measured once: not reliable"
 
 
 @dataclass(frozen=True)
@@ -74,28 +90,39 @@ class Estimate:
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of these figures, in sentences."""
         notes = []
-        for role, side in (("target", self.target), ("draft", self.draft)):
-            if self.speeds is not None and side.measured_layers is not None:
-                few, more = side.measured_layers
-                notes.append(
-                    f"the {role}'s times are extrapolated from {few} and {more} of its "
-                    f"{side.layers} layers"
-                )
         if self.target.vocabulary != self.draft.vocabulary:
             notes.append(
                 f"the models have {self.target.vocabulary} and {self.draft.vocabulary} logits: "
                 "whether the tokens are the same only their tokenizers tell"
             )
-        if self.speeds is not None and self.speeds.spread > BUSY:
+        if self.speeds is None:
+            return tuple(notes)
+        for role, side in (("target", self.target), ("draft", self.draft)):
+            if side.measured_layers is not None:
+                few, more = side.measured_layers
+                notes.append(
+                    f"the {role}'s times are extrapolated from {few} and {more} of its "
+                    f"{side.layers} layers"
+                )
+        if self.speeds.caution:
+            notes.append(
+                "some figures were measured once and are not reliable: give more --seconds, or "
+                "more --turns"
+            )
+        if len(self.speeds.passes) <= LONGEST_DRAFT:
+            notes.append(
+                f"the time sufficed for drafts of up to {len(self.speeds.passes) - 1} tokens; give "
+                "more --seconds to learn about longer ones"
+            )
+        if self.speeds.spread > BUSY:
             notes.append(
                 f"times varied by {self.speeds.spread:.0%} from turn to turn, so the machine was "
                 "busy with something else: measure again when it is not"
             )
-        if self.speeds is not None:
-            notes.append(
-                "weights are random, so the acceptance is yours to guess: the share of drafted "
-                "tokens that the target would keep"
-            )
+        notes.append(
+            "weights are random, so the acceptance probability per token is yours to guess: how "
+            "likely the target keeps a drafted token whose predecessors it has kept"
+        )
         return tuple(notes)
 
     def as_dict(self) -> dict[str, Any]:

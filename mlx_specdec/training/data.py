@@ -1,18 +1,15 @@
-"""A file of texts -> pairs of prompt and continuation.
-
-Knows the file's two formats. Knows no tokenizer and no model.
-"""
+"""A file of texts -> pairs of prompt and continuation."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import PromptError
+from ..text.prompts import read_lines
 
 
 @dataclass(frozen=True)
@@ -26,21 +23,13 @@ class Sample:
 def read_samples(file: Path, seed: int) -> list[Sample]:
     """Every text of a file, shuffled.
 
-    A file whose first line is a JSON object holds one on every line, with "prompt" (or "text", or
-    "turns", of which the first counts) and maybe "target". Any other file holds one text a line,
-    in which `\\n` stands for a line break. Raises PromptError for a file with nothing usable.
+    Objects have "prompt" (or "text", or "turns", of which the first counts) and maybe "target".
+    Raises PromptError for a file with nothing usable, and as `prompts.read_lines` does.
     """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as problem:
-        raise PromptError(f"cannot read the data from {file}: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise PromptError(f"{file} is not UTF-8 text: data to train on must be") from None
-    lines = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if lines and lines[0][1].lstrip().startswith("{"):
-        samples = [_from_json(line, f"line {at} of {file}") for at, line in lines]
-    else:
-        samples = [Sample(line.rstrip("\r").replace("\\n", "\n")) for _, line in lines]
+    samples = [
+        Sample(line) if isinstance(line, str) else _from_object(line, where)
+        for where, line in read_lines(file, "data")
+    ]
     if not samples:
         raise PromptError(f"{file} has nothing to train on: write one text a line")
     random.Random(seed).shuffle(samples)
@@ -52,13 +41,7 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _from_json(line: str, where: str) -> Sample:
-    try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        raise PromptError(f"{where} is not JSON: each line must be an object") from None
-    if not isinstance(entry, dict):
-        raise PromptError(f'{where} must be an object with "prompt" or "text"')
+def _from_object(entry: dict[str, Any], where: str) -> Sample:
     turns = entry.get("turns")
     first = turns[0] if isinstance(turns, list) and turns else None
     prompt = entry.get("prompt", entry.get("text", first))

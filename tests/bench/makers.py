@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from mlx_specdec.bench.measure import Case, Measurements
 from mlx_specdec.bench.methods import Length, Method, Sample
-from mlx_specdec.decoding.statistics import Recorder, RoundTimes
+from mlx_specdec.decoding.rounds import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.decoding.statistics import Recorder
 
 
 def sample(
@@ -18,13 +19,12 @@ def sample(
     verify: float = 0.0,
 ) -> Sample:
     """A text whose rounds drafted and accepted the given numbers; draft, verify: per round."""
-    recorder = Recorder(time_all=True)
+    recorder = Recorder()
     for drafted, accepted in rounds:
-        if drafted:
-            times = RoundTimes(seconds / len(rounds), draft, verify)
-            recorder.add_speculative(drafted, accepted, accepted + 1, times)
-        else:
-            recorder.add_plain(1, seconds / len(rounds))
+        parts = (draft, verify) if drafted else (None, None)
+        sequence = SequenceRound(drafted, accepted, accepted + 1, position=0, committed=[])
+        times = RoundTimes(seconds / len(rounds), *parts)
+        recorder.on_round(RoundReport(drafted, (sequence,), times))
     stats = recorder.summary(
         load=0, prompt=0, decoding=seconds, peak_memory_bytes=0, device="cpu", blas="none"
     )

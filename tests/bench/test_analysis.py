@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
 from mlx_specdec.bench.analysis import acceptance_by_position, analyse
-from mlx_specdec.bench.costs import PassCosts
-from mlx_specdec.bench.prediction import between, expected_rounds, predicted_speed_ups
+from mlx_specdec.costs.passes import PassCosts
+from mlx_specdec.costs.speedup import expected_rounds
+from mlx_specdec.decoding.statistics import SmallestMargin
 
 from .makers import measured, method, sample
 
 PLAIN = method("plain", "plain", 0)
 DRAFT = method("draft 3", "draft", 3)
-
-
-def test_the_prediction_is_the_formula() -> None:
-    # (1 + .8 + .6) / (2 * .1 + V(3) + .05)
-    speeds = predicted_speed_ups([0.8, 0.6], 0.1, lambda rows: 1 + 0.2 * (rows - 1), 0.05)
-    assert speeds == pytest.approx([1.8 / 1.35, 2.4 / 1.65])
-
-
-def test_a_text_that_ends_cuts_its_last_round_short() -> None:
-    # Two tokens, both drafted ones always kept: one round of three suffices, and one of two.
-    assert expected_rounds([1.0, 1.0], 4) == pytest.approx([0, 1, 1, 1, 2])
-    # Half of the rounds emit two tokens: R(2) = 1 + R(1) / 2, R(3) = 1 + R(2) / 2 + R(1) / 2.
-    assert expected_rounds([0.5], 3) == pytest.approx([0, 1, 1.5, 2.25])
-    speeds = predicted_speed_ups([0.5], 0.1, lambda rows: 1.0, 0.0, [2, 3])
-    assert speeds == pytest.approx([5 / 3.75 / 1.1])
-
-
-def test_a_long_text_is_decoded_as_fast_as_one_without_end() -> None:
-    endless = predicted_speed_ups([0.8, 0.6], 0.1, lambda rows: 1.2, 0.0)
-    ending = predicted_speed_ups([0.8, 0.6], 0.1, lambda rows: 1.2, 0.0, [5000])
-    assert ending == pytest.approx(endless, rel=1e-3)
-
-
-def test_costs_between_measured_lengths_lie_on_straight_lines() -> None:
-    at = between({1: 1.0, 2: 2.0, 6: 4.0})
-    assert [at(place) for place in (1, 2, 3, 4, 6, 8)] == pytest.approx([1, 2, 2.5, 3, 4, 5])
-    assert between({1: 7.0})(5) == 7.0
 
 
 def test_acceptance_counts_a_position_where_it_was_drafted() -> None:
@@ -102,6 +78,16 @@ def test_a_text_that_differs_is_told_with_its_place_and_margin() -> None:
     assert figures.predicted is None and analysis.predictions == {}
 
 
+def test_a_margin_without_a_second_candidate_is_none() -> None:
+    alone = sample(1.0, tokens=(5, 8))
+    assert alone.stats is not None
+    margin = SmallestMargin(math.inf, 0)
+    alone = replace(alone, stats=replace(alone.stats, smallest_margin=margin))
+    found = measured({"plain": [sample(1.0)], "draft 3": [alone]}, [PLAIN, DRAFT], [None])
+    analysis = analyse(found, None)
+    assert analysis is not None and analysis.methods[1].differences[0].margin is None
+
+
 def test_a_method_that_promises_only_the_law_is_not_compared() -> None:
     found = measured(
         {"plain": [sample(1.0)], "draft 3": [sample(1.0, tokens=(9,))]},
@@ -129,9 +115,9 @@ def test_without_a_plain_text_there_is_nothing_to_tell() -> None:
     assert analyse(measured({"plain": [], "draft 3": []}, [PLAIN, DRAFT], [None]), None) is None
 
 
-def test_everything_can_be_written_as_json() -> None:
+def test_everything_can_be_written_as_strict_json() -> None:
     found = measured({"plain": [sample(1.0)], "draft 3": [sample(1.0)]}, [PLAIN, DRAFT], ["a"])
     analysis = analyse(found, PassCosts(0.1, {1: 1.0}))
     assert analysis is not None
-    told = json.loads(json.dumps(analysis.as_dict()))
+    told = json.loads(json.dumps(analysis.as_dict(), allow_nan=False))
     assert [one["name"] for one in told["methods"]] == ["plain", "draft 3"]

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from mlx_specdec.bench.bootstrap import Paired, speed_up
+from mlx_specdec.bench.bootstrap import FEWEST, Paired, speed_up
 
 
 def test_a_constant_ratio_has_no_width_however_the_machine_drifts() -> None:
     texts = [
         Paired((1.0 * drift, 1.4 * drift), (0.5 * drift, 0.7 * drift), 10, 10)
-        for drift in (1.0, 3.0, 9.0)
+        for drift in (1.0, 3.0, 9.0, 2.0, 5.0)
     ]
     found = speed_up(texts)
     assert found is not None
@@ -48,7 +48,7 @@ def test_one_stalled_repeat_of_three_does_not_move_the_figure() -> None:
 
 def test_texts_with_fewer_repeats_use_only_their_own() -> None:
     found = speed_up(
-        [Paired((1.0, 1.0, 1.0), (0.5, 0.5, 0.5), 10, 10), Paired((1.0,), (0.5,), 10, 10)]
+        [Paired((1.0, 1.0, 1.0), (0.5, 0.5, 0.5), 10, 10), Paired((1.0,), (0.5,), 10, 10)] * 3
     )
     assert found is not None
     assert found.overall.low == pytest.approx(2.0) and found.overall.high == pytest.approx(2.0)
@@ -75,3 +75,13 @@ def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
 def test_nothing_measured_has_no_ratio() -> None:
     assert speed_up([]) is None
     assert speed_up([Paired((), (), 3, 3), Paired((1.0,), (1.0,), 3, 0)]) is None
+
+
+def test_fewer_than_five_sequences_have_no_interval() -> None:
+    texts = [Paired((1.0, 1.1), (0.5, 0.6), 10, 10)] * FEWEST
+    few, enough = speed_up(texts[1:]), speed_up(texts)
+    assert few is not None and enough is not None
+    assert (few.overall.low, few.per_text.high) == (None, None)
+    assert enough.overall.low is not None and enough.overall.value == pytest.approx(
+        few.overall.value
+    )

@@ -1,4 +1,4 @@
-"""Costs of passes, on a clock that passes of a known price move."""
+"""What is timed between the texts of a benchmark."""
 
 from __future__ import annotations
 
@@ -7,51 +7,46 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.bench.costs import CHAIN, EVERY, PassTimer
+from mlx_specdec.bench.costs import ALWAYS_TIMED, pass_timer
+from mlx_specdec.errors import PromptError
 
-from ..priced import STALL, Clock, PricedModel
+from ..priced import Clock, PricedModel
 
 PROMPT = [1, 2, 3]
 
 
-def pair(target: PricedModel, draft: PricedModel | None) -> Any:
-    """What a timer needs of a pair."""
-    return SimpleNamespace(target=target, draft=draft, translation=None)
-
-
-def test_passes_cost_what_they_cost_behind_a_draft() -> None:
+def test_passes_of_all_rounds_are_timed_and_a_draft_is_fed_in_its_own_tokens() -> None:
     clock = Clock()
     target, draft = PricedModel(clock, 2.0, 0.5), PricedModel(clock, 0.25, 0.0)
-    timer = PassTimer(pair(target, draft), PROMPT, [3, 12, "auto"], clock)
-    draft.context.begins = 0.125
-    assert timer.costs() is None
+    translation = SimpleNamespace(feed=lambda prompt: [4 for _ in prompt])
+    pair: Any = SimpleNamespace(target=target, draft=draft, translation=translation)
+    timer = pass_timer(pair, PROMPT, [3, 12, "auto"], clock)
     timer.turn(2)
     costs = timer.costs()
-    assert costs is not None
-    assert (costs.draft, costs.start) == pytest.approx((0.25, 0.125))
-    rows = [*range(1, EVERY + 1), 13]
+    assert costs is not None and costs.draft == pytest.approx(0.25)
+    rows = [*range(1, ALWAYS_TIMED + 1), 13]
     assert costs.passes == pytest.approx({m: 2 + 0.5 * m for m in rows})
+    assert (target.prompts, draft.prompts) == ([PROMPT], [[4, 4, 4]])
 
 
-def test_without_a_draft_passes_are_behind_a_step_of_the_target() -> None:
+def test_without_a_draft_no_draft_step_is_timed() -> None:
     clock = Clock()
-    target = PricedModel(clock, 2.0, 0.5)
-    timer = PassTimer(pair(target, None), PROMPT, [], clock)
+    pair: Any = SimpleNamespace(target=PricedModel(clock), draft=None, translation=None)
+    timer = pass_timer(pair, PROMPT, [], clock)
     timer.turn()
     costs = timer.costs()
     assert costs is not None and costs.draft is None
-    assert costs.passes == pytest.approx({m: 2 + 0.5 * m for m in range(1, EVERY + 1)})
+    assert sorted(costs.passes) == list(range(1, ALWAYS_TIMED + 1))
 
 
-def test_everything_timed_is_taken_back_and_a_stall_moves_no_median() -> None:
+def test_a_draft_that_cannot_take_the_prompt_is_left_out() -> None:
+    class Short(PricedModel):
+        def open(self, prompt, progress=None):
+            raise PromptError("too long")
+
     clock = Clock()
-    target, draft = PricedModel(clock), PricedModel(clock)
-    timer = PassTimer(pair(target, draft), PROMPT, [], clock)
-    held = target.context.lengths, draft.context.lengths
-    target.context.stalled = (len(target.context.passes) + 2,)
-    draft.context.stalled = (len(draft.context.passes) + CHAIN,)
-    timer.turn(3)
-    assert (target.context.lengths, draft.context.lengths) == held
+    pair: Any = SimpleNamespace(target=PricedModel(clock), draft=Short(clock), translation=None)
+    timer = pass_timer(pair, PROMPT, [], clock)
+    timer.turn()
     costs = timer.costs()
-    assert costs is not None and costs.draft is not None
-    assert max(costs.draft, costs.start, *costs.passes.values()) < STALL
+    assert costs is not None and costs.draft is None and costs.passes

@@ -10,8 +10,8 @@ import pytest
 
 from mlx_specdec.bench.measure import measure
 from mlx_specdec.bench.methods import Method, Sample
-from mlx_specdec.bench.prompts import Prompt
 from mlx_specdec.errors import PromptError
+from mlx_specdec.text.prompts import Prompt
 
 
 @dataclass

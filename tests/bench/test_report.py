@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from mlx_specdec.bench.analysis import Analysis, analyse
+from mlx_specdec import bench
+from mlx_specdec.bench.analysis import Analysis, Figures, analyse, verdict
+from mlx_specdec.bench.bootstrap import Estimate, SpeedUp
 from mlx_specdec.bench.charts import charts
-from mlx_specdec.bench.costs import PassCosts
 from mlx_specdec.bench.report import page, write_report
 from mlx_specdec.bench.setting import Setting
 from mlx_specdec.bench.svg import Bar, Group, Point, Series, bar_chart, line_chart, ticks
+from mlx_specdec.costs.passes import PassCosts
 from mlx_specdec.errors import OutputError
 
 from .makers import measured, method, sample
@@ -101,10 +107,25 @@ def test_the_page_is_well_formed_and_refers_to_nothing_outside() -> None:
         ElementTree.fromstring(drawing)
 
 
-def test_every_colour_that_is_used_has_a_value_in_light_and_dark() -> None:
+def test_every_color_that_is_used_has_a_value_in_light_and_dark() -> None:
     text = page(analysis(), setting())
-    for name in set(re.findall(r"var\((--[\w-]+)\)", text)) - {"--c"}:
+    for name in set(re.findall(r"var\((--[\w-]+)", text)) - {"--c"}:
         assert text.count(f"{name}: #") == 2, name
+
+
+def test_methods_have_colors_that_can_be_told_apart_in_light_and_dark() -> None:
+    names = ("draft", "ngram", "medusa", "auto", "mlx-lm", "transformers")
+    style = files(bench).joinpath("report.css").read_text(encoding="utf-8")
+    modes = style.split("prefers-color-scheme: dark")
+    assert len(modes) == 2
+    for mode in modes:
+        shades = {}
+        for name in names:
+            told = re.search(rf"--c-{name}: #(..)(..)(..);", mode)
+            assert told is not None, name
+            shades[name] = [int(part, 16) for part in told.groups()]
+        for (one, a), (two, b) in itertools.combinations(shades.items(), 2):
+            assert math.dist(a, b) > 80, (one, two)
 
 
 def test_the_page_shows_the_figures_and_holds_them_as_json() -> None:
@@ -116,7 +137,7 @@ def test_the_page_shows_the_figures_and_holds_them_as_json() -> None:
     told = json.loads(found.group(1))
     assert told["setting"]["model"] == "models/big"
     assert told["methods"][2]["speed_up"]["overall"]["value"] == pytest.approx(1.95)
-    assert "Texts that are not the same" in text and "draft 3, prompt 2, token 0" in text
+    assert "Sequences that are not the same" in text and "draft 3, prompt 2, token 0" in text
 
 
 def test_five_charts_are_drawn_and_those_without_figures_left_out() -> None:
@@ -128,13 +149,41 @@ def test_five_charts_are_drawn_and_those_without_figures_left_out() -> None:
     assert "All methods" in page(alone, setting(draft_model=None))
 
 
-def test_the_speed_up_chart_has_measured_intervals_and_the_prediction_beside_them() -> None:
+def test_the_speedup_chart_has_measured_intervals_and_the_prediction_beside_them() -> None:
     figures = analysis()
     drawing = charts(figures)[0].svg
     assert drawing.count('class="line dashed"') == 1
     assert drawing.count('class="line"') == 2  # draft and mlx-lm
     assert f"draft, predicted, 3: {figures.predictions['draft'][2]:.2f}" in drawing
-    assert re.search(r"<title>draft, 3: 1\.95 \(\d", drawing)
+    # Two sequences have no interval, and nothing is drawn of it.
+    assert "<title>draft, 3: 1.95</title>" in drawing and 'class="whisker"' not in drawing
+
+
+def test_intervals_at_one_place_are_drawn_side_by_side() -> None:
+    both = [Series(name, name, [Point(2, 1.5, 1.2, 1.8)]) for name in ("draft", "mlx-lm")]
+    drawing = line_chart([*both, Series("c", "c", [Point(2, 1.4)])], x_label="x", y_label="y")
+    first, second = re.findall(r'class="whisker" style="[^"]*" d="M([\d.]+) ', drawing)
+    assert float(second) - float(first) >= 4
+    middle = re.findall(r'cx="([\d.]+)"', drawing)[-1]
+    assert float(first) + float(second) == pytest.approx(2 * float(middle))
+    assert "draft, 2: 1.50 (1.20 to 1.80)" in drawing
+
+
+def test_the_verdict_is_a_sentence() -> None:
+    figures = analysis()
+    assert verdict(figures) == "draft auto is fastest: 2.50 times plain decoding."
+    assert verdict(figures) in page(figures, setting())
+
+    def at(name: str, ratio: float) -> Figures:
+        figure = next(one for one in figures.methods if one.name == name)
+        return replace(figure, speed_up=SpeedUp(Estimate(ratio), Estimate(ratio)))
+
+    several = (figures.methods[0], at("draft 1", 0.9), at("draft auto", 1.2), at("draft 3", 1.6))
+    assert verdict(replace(figures, methods=several)) == (
+        "draft 3 is fastest: 1.60 times plain decoding; draft auto reaches 0.75 of it."
+    )
+    assert "Nothing is faster" in verdict(replace(figures, methods=several[:2]))
+    assert verdict(replace(figures, methods=several[:1])) == ""
 
 
 def test_names_from_outside_cannot_break_out_of_the_page() -> None:

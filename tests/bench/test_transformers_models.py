@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.bench.hugging_face import NoPeerError
+from mlx_specdec.bench.hugging_face import NoBaselineError
 from mlx_specdec.bench.transformers_models import build, settings, weights
 from mlx_specdec.checkpoints import files
 from mlx_specdec.models.loading import load_model
@@ -99,13 +99,13 @@ def test_other_tensors_than_ours_are_refused_by_name(change: str) -> None:
     if change == "strange":
         given["model.more.weight"] = norm
     fake = FakeHuggingFace(FakeModel(given))
-    with pytest.raises(NoPeerError, match=r"model\.(norm|more)\.weight"):
+    with pytest.raises(NoBaselineError, match=r"model\.(norm|more)\.weight"):
         build(fake.installed, files.read_config(FIXTURES / "torch/llama"), ours)
 
 
 def test_a_model_that_transformers_does_not_build_is_told_in_one_line() -> None:
     fake = FakeHuggingFace()  # which has no model to hand out
-    with pytest.raises(NoPeerError, match="type llama") as told:
+    with pytest.raises(NoBaselineError, match="type llama") as told:
         config = files.read_config(FIXTURES / "torch/llama")
         build(fake.installed, config, network("torch/llama"))
     assert "\n" not in str(told.value)

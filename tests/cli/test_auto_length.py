@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.decoding import cost_model
+from mlx_specdec.costs import online
 
 from .conftest import Run
 
@@ -24,7 +24,7 @@ def test_a_text_keeps_what_its_rounds_cost_unless_told_not_to(
     run: Run, t5: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whatever this machine's times make of it, one round of three tokens comes first.
-    monkeypatch.setattr(cost_model, "FEW", 1)
+    monkeypatch.setattr(online, "ROUNDS_FOR_COSTS", 1)
     model = ("generate", PROMPT, "--model", t5)
     asked = (*model, "--draft-model", t5, "--proposer", "draft", "--num-draft", "auto")
     endless = ("-m", 60, "--logit-bias", "1=-1e9")

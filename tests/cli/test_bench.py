@@ -34,7 +34,7 @@ def test_every_method_is_measured_and_its_text_compared(
     assert done.code == 0
     found = json.loads(done.out)
     names = [method["name"] for method in found["methods"]]
-    assert names == ["plain", "draft 2", "draft auto"]
+    assert names == ["plain", "draft 2", "draft auto", "auto"]
     speculative = found["methods"][1]
     assert speculative["texts"] == speculative["compared"] == 2
     assert speculative["differences"] == [] and speculative["speed_up"]["overall"]
@@ -94,7 +94,7 @@ def test_peers_are_not_looked_for_unless_asked_for(
     def never(*given: object) -> None:
         raise AssertionError("looked for peers")
 
-    monkeypatch.setattr("mlx_specdec.bench.peers.find_peers", never)
+    monkeypatch.setattr("mlx_specdec.bench.baselines.find_baselines", never)
     asked = ("bench", prompts, "--model", t5, "--num-draft", 2, "--repeats", 1, "-m", 4)
     assert run(*asked).code == 0
 

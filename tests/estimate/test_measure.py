@@ -1,100 +1,82 @@
-"""Arithmetic of measuring, with a clock that passes of a known price move."""
+"""The order of measuring and its end, with a clock that passes of a known price move."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from mlx_specdec.estimate.measure import FEWEST, SIZES, STEPS, Probe, Wanted, measure
+from mlx_specdec.costs.passes import PassTimer, opened
+from mlx_specdec.estimate.measure import FIRST_SIZES, NEEDED, SIZES_BETWEEN, measure
 
-from ..priced import STALL, Clock, PricedModel
+from ..priced import Clock, PricedModel
 
-EVERYTHING = Wanted(steps=True, drafts=True, sizes=SIZES)
+PROMPT = [1, 2, 3]
+SIZES = sorted((*FIRST_SIZES, *SIZES_BETWEEN))
 
 
-def test_every_kind_of_pass_is_measured_as_what_it_costs() -> None:
+def timer(clock: Clock, fixed: float = 1.0, per_row: float = 0.25) -> PassTimer:
+    model = PricedModel(clock, fixed, per_row)
+    model.context.rewinding = 0.0
+    context = opened(model, PROMPT)
+    sizes = {"sizes": FIRST_SIZES, "between": SIZES_BETWEEN}
+    return PassTimer(context, **sizes, draft=context, steps=True, clock=clock)
+
+
+def measured(one: PassTimer, seconds: float, turns: int = 9) -> tuple[list[int], int, float]:
+    """Sizes that were measured, samples behind each figure, and the time that it took."""
+    started = one._clock()
+    measure([one], turns=turns, deadline=started + seconds, clock=one._clock)
+    costs = one.costs()
+    assert costs is not None
+    return sorted(costs.passes), costs.samples, one._clock() - started
+
+
+def test_with_time_enough_everything_is_measured_as_often_as_asked() -> None:
     clock = Clock()
-    probe = Probe(PricedModel(clock), 10, EVERYTHING, clock)
-    measure([probe], turns=4, seconds=1e9, clock=clock)
-    timings = probe.timings()
-    assert timings.step == pytest.approx(1.25)
-    assert timings.draft == pytest.approx(1.25)
-    assert timings.passes == pytest.approx({size: 1 + 0.25 * size for size in SIZES})
-    assert timings.replays
+    one = timer(clock)
+    sizes, samples, _ = measured(one, 1e9, turns=4)
+    # The sizes between begin two turns later, and the first sample of each warms up.
+    assert (sizes, samples) == (SIZES, 2)
+    costs = one.costs()
+    assert costs is not None
+    assert costs.passes == pytest.approx({size: 1 + 0.25 * size for size in SIZES})
+    assert (costs.step, costs.draft) == pytest.approx((1.25, 1.25))
 
 
-def test_a_wait_before_the_first_draft_is_paid_once_a_round() -> None:
-    clock = Clock()
-    model = PricedModel(clock)
-    probe = Probe(model, 10, Wanted(drafts=True), clock)
-    model.context.begins = 0.5
-    measure([probe], turns=2, seconds=1e9, clock=clock)
-    timings = probe.timings()
-    assert (timings.draft, timings.start) == pytest.approx((1.25, 0.5))
+def test_one_turn_measures_the_first_sizes_once() -> None:
+    assert measured(timer(Clock()), 1e9, turns=1)[:2] == (sorted(FIRST_SIZES), 1)
 
 
-def test_the_spread_is_of_a_typical_sample() -> None:
-    clock = Clock()
-    model = PricedModel(clock, fixed=1.0, per_row=0.0)
-    probe = Probe(model, 4, Wanted(steps=True), clock)
-    for fixed in (1.0, 1.1, 1.3, 0.9, 9.0):
-        model.context._fixed = fixed
-        probe.turn()
-    timings = probe.timings()
-    assert timings.step == pytest.approx(1.1)
-    assert timings.spread == pytest.approx(0.2 / 1.1)
+def test_what_an_answer_needs_is_measured_however_long_it_takes() -> None:
+    sizes, samples, _ = measured(timer(Clock()), 0.0)
+    assert (sizes, samples) == (list(range(1, NEEDED + 1)), 1)
 
 
-def test_a_stall_moves_no_median_and_the_first_turn_counts_for_nothing() -> None:
-    clock = Clock()
-    model = PricedModel(clock)
-    a_turn = 2 * STEPS + 1 + 2 * len(SIZES)
-    # All of the first turn, behind the prompt's own pass, and one pass of the third.
-    model.context.stalled = (*range(2, 2 + a_turn), 2 + 2 * a_turn + 3)
-    probe = Probe(model, 10, EVERYTHING, clock)
-    measure([probe], turns=3, seconds=1e9, clock=clock)
-    assert probe.timings().step == pytest.approx(1.25)
-    assert max(probe.timings().passes.values()) < STALL
+def test_the_time_is_kept_and_longer_passes_are_what_is_left_out() -> None:
+    # Rows cost as much as a step each, as those of large models on a processor do.
+    seen: list[list[int]] = []
+    for seconds in (30.0, 40.0, 60.0, 150.0, 400.0, 1000.0):
+        sizes, _, took = measured(timer(Clock(), 0.0, 1.0), seconds)
+        assert took <= seconds
+        seen.append(sizes)
+    assert seen[0] == [1, 2, 3] and seen[-1] == SIZES
+    assert list(FIRST_SIZES) in seen
+    assert all(set(few) <= set(more) for few, more in pairwise(seen))
 
 
-def test_passes_are_fed_as_decoding_feeds_them() -> None:
-    clock = Clock()
-    model = PricedModel(clock)
-    probe = Probe(model, 10, Wanted(steps=True, drafts=True, sizes=(3,)), clock)
-    before = model.context.lengths[0]
-    assert before == 10 == len(model.prompts[0]) and set(model.prompts[0]) <= set(range(5))
-    model.context.passes.clear()
-    probe.turn()
-    # Plain steps are final, drafted tokens are not, a round's first row is the newest token.
-    assert model.context.passes == [(1, 0)] * STEPS + [(1, 1)] * (1 + STEPS) + [(1, 0), (3, 2)]
-    assert model.context.lengths[0] == before + STEPS + 2
-
-
-def test_models_are_measured_in_turns_until_the_time_is_over() -> None:
+def test_models_are_measured_in_turns() -> None:
     clock = Clock()
     order: list[str] = []
 
-    class Named(Probe):
-        def turn(self) -> None:
+    class Named(PassTimer):
+        def time(self, kind: tuple[str, int]) -> None:
             order.append("slow" if self is slow else "fast")
-            super().turn()
+            super().time(kind)
 
-    wanted = Wanted(steps=True)
-    slow = Named(PricedModel(clock, fixed=10), 4, wanted, clock)
-    fast = Named(PricedModel(clock), 4, wanted, clock)
+    slow = Named(opened(PricedModel(clock, fixed=10), PROMPT), clock=clock)
+    fast = Named(opened(PricedModel(clock), PROMPT), clock=clock)
     seen: list[tuple[int, int]] = []
-    measure([slow, fast], turns=2, seconds=1e9, clock=clock, progress=lambda *c: seen.append(c))
+    measure([slow, fast], turns=2, deadline=1e9, clock=clock, progress=lambda *c: seen.append(c))
     assert order == ["slow", "fast"] * 3
-    assert seen[0] == (0, 3) and seen[-1] == (3, 3)
-    order.clear()
-    measure([slow, fast], turns=50, seconds=1.0, clock=clock)
-    assert order == ["slow", "fast"] * (FEWEST + 1)
-
-
-def test_what_is_not_wanted_is_not_measured() -> None:
-    clock = Clock()
-    model = PricedModel(clock)
-    probe = Probe(model, 4, Wanted(drafts=True), clock)
-    model.context.passes.clear()
-    measure([probe], turns=1, seconds=1e9, clock=clock)
-    assert len(model.context.passes) == 2 * (1 + STEPS)
-    assert (probe.timings().step, probe.timings().passes) == (0.0, {})
+    assert seen == [(done, 3) for done in range(4)]

@@ -7,11 +7,13 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
+from mlx_specdec.costs.passes import STEPS, PassCosts
+from mlx_specdec.costs.speedup import RoundCost, speedups
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
-from mlx_specdec.estimate.arithmetic import Costs, best
 from mlx_specdec.estimate.depths import parts
-from mlx_specdec.estimate.measure import SIZES, STEPS, Timings
-from mlx_specdec.estimate.pair import Asked, Effort, estimate, extended, speeds
+from mlx_specdec.estimate.measure import FIRST_SIZES
+from mlx_specdec.estimate.pair import ALPHAS, Asked, Effort, best, estimate, extended, speeds
+from mlx_specdec.estimate.result import LONGEST_DRAFT
 
 from .. import tiny
 from ..models.test_outline import T5
@@ -29,46 +31,69 @@ def ticking():
 
 def test_speeds_are_seconds_in_the_unit_of_a_plain_step() -> None:
     passes = {1: 2.2, 2: 2.4, 3: 2.6, 4: 2.8, 5: 3.0, 9: 3.8, 17: 5.4}
-    target = Timings(step=2.0, draft=0.0, passes=passes)
-    draft = Timings(step=0.0, draft=0.3, passes={}, start=0.1)
+    target = PassCosts(None, passes, step=2.0)
+    draft = PassCosts(0.3, {}, start=0.1)
     found = speeds(target, draft)
     assert found.draft_cost == pytest.approx(0.15)
     assert found.passes == pytest.approx([1 + 0.1 * m for m in range(1, 18)])
     assert found.start == pytest.approx(0.05)
-    costs = Costs(found.draft_cost, found.passes, found.start)
-    assert found.predictions == tuple(best(costs, p.alpha) for p in found.predictions)
+    cost = RoundCost(found.draft_cost, dict(enumerate(found.passes, start=1)), found.start)
+    for one in found.predictions:
+        again = best(cost, one.alpha, 16)
+        assert one.num_draft == again.num_draft and one.speed_up == pytest.approx(again.speed_up)
     assert [p.alpha for p in found.predictions] == [0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
-    assert not found.replays and speeds(Timings(2.0, 0.0, passes, replays=True), draft).replays
+    assert not found.replays and speeds(replace(target, replays=True), draft).replays
+
+
+def test_the_best_length_is_the_best_of_all_and_none_where_nothing_gains() -> None:
+    cost = RoundCost(draft=0.1, passes={1: 1.0, 17: 1.8})
+    for alpha in ALPHAS:
+        chosen = best(cost, alpha, 16)
+        every = speedups(cost, [alpha**place for place in range(1, 17)])
+        assert chosen.speed_up == max(every) == every[chosen.num_draft]
+    lengths = [best(cost, alpha, 16).num_draft for alpha in ALPHAS]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
+    dear = best(RoundCost(draft=0.9, passes={1: 1.0, 2: 2.0}), 0.95, 16)
+    assert (dear.num_draft, dear.speed_up) == (0, 1)
 
 
 def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
-    def timings(depth: int) -> Timings:
-        return Timings(
-            step=0.5 + 0.1 * depth,
+    def costs(depth: int, sizes: tuple[int, ...] = (1, 4)) -> PassCosts:
+        return PassCosts(
             draft=0.4 + 0.2 * depth,
-            passes={m: 0.6 + 0.1 * m * depth for m in (1, 4)},
+            passes={m: 0.6 + 0.1 * m * depth for m in sizes},
             start=0.1 * depth,
+            step=0.5 + 0.1 * depth,
             replays=True,
         )
 
-    whole = extended(timings(2), timings(5), (2, 5), 40)
-    assert whole.step == pytest.approx(timings(40).step)
-    assert whole.draft == pytest.approx(timings(40).draft)
-    assert whole.passes == pytest.approx(timings(40).passes)
-    assert whole.start == pytest.approx(timings(40).start)
+    # A size that time sufficed for at one depth alone is no size.
+    whole = extended(costs(2), costs(5, (1, 4, 9)), (2, 5), 40)
+    assert whole.step == pytest.approx(costs(40).step)
+    assert whole.draft == pytest.approx(costs(40).draft)
+    assert whole.passes == pytest.approx(costs(40).passes)
+    assert whole.start == pytest.approx(costs(40).start)
     assert whole.replays
 
 
-def test_times_that_vary_are_remarked_on() -> None:
-    steady = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
-    assert not any("busy" in note for note in estimate(*steady, QUICK, clock=ticking()).notes)
-    passes = dict.fromkeys(SIZES, 1.0)
-    quiet, busy = Timings(1.0, 0.0, passes, spread=0.01), Timings(1.0, 0.0, passes, spread=0.3)
-    draft = Timings(0.0, 0.1, {}, spread=0.02)
-    assert speeds(quiet, draft).spread == 0.02 and speeds(busy, draft).spread == 0.3
+def test_times_that_vary_or_rest_on_one_sample_are_remarked_on() -> None:
+    pair = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+    known = estimate(*pair, QUICK, clock=ticking())
+    assert known.speeds is not None and known.speeds.caution == "measured once: not reliable"
+    assert any("measured once" in note for note in known.notes)
+    passes = dict.fromkeys(FIRST_SIZES, 1.0)
+    quiet = PassCosts(None, passes, step=1.0, spread=0.01, samples=5)
+    draft = PassCosts(0.1, {}, spread=0.02, samples=4)
+    busy = replace(quiet, spread=0.3)
     assert extended(quiet, busy, (1, 2), 3).spread == 0.3
-    found = replace(estimate(*steady, QUICK, clock=ticking()), speeds=speeds(busy, draft))
-    assert any("varied by 30%" in note for note in found.notes)
+    assert extended(quiet, replace(busy, samples=1), (1, 2), 3).samples == 1
+    found = speeds(quiet, draft)
+    assert (found.spread, found.samples, found.caution) == (0.02, 4, "")
+    notes = replace(known, speeds=found).notes
+    assert not any("busy" in note or "once" in note or "sufficed" in note for note in notes)
+    assert any("varied by 30%" in note for note in replace(known, speeds=speeds(busy, draft)).notes)
+    short = speeds(replace(quiet, passes={1: 1.0, 3: 1.2}), draft)
+    assert any("up to 2 tokens" in note for note in replace(known, speeds=short).notes)
 
 
 @pytest.mark.parametrize("pair", [(T5, DRAFT_T5), (LLAMA, tiny.CONFIGS["llama"])])
@@ -77,14 +102,24 @@ def test_a_pair_is_measured_from_its_configurations(pair: tuple[dict, dict]) -> 
     assert found.fits and found.speeds is not None
     # Everything took one tick: STEPS plain steps, one draft or many, a step and a pass of any size.
     assert (found.speeds.draft_cost, found.speeds.start) == (0, STEPS)
-    assert found.speeds.passes == pytest.approx([STEPS - 1] * 17)
-    assert all(p.num_draft == 0 and p.speed_up == 1 for p in found.speeds.predictions)
+    assert found.speeds.passes == (0.0,) * 17
+    # A round costs STEPS plain steps, and at alpha 0.95 it emits more tokens than that.
+    assert [p.num_draft for p in found.speeds.predictions] == [0, 0, 0, 0, 16, 16]
     assert found.target.measured_layers is None is found.draft.measured_layers
     assert (found.target.name, found.draft.name) == ("big", "small")
     written = json.loads(json.dumps(found.as_dict()))
     assert written["speeds"]["predictions"][0]["alpha"] == 0.5
     assert written["memory_bytes"] == found.target.bytes + found.draft.bytes
     assert not any("extrapolated" in note for note in written["notes"])
+
+
+@pytest.mark.parametrize(("family", "replays"), [("mamba2", True), ("gemma3", False)])
+def test_passes_of_every_kind_of_cache_are_taken_back(family: str, replays: bool) -> None:
+    asked = Asked(family, tiny.CONFIGS[family])
+    # Longer than the windows.
+    found = estimate(asked, asked, Effort(prompt=40, generated=8, turns=1), clock=ticking())
+    assert found.speeds is not None and found.speeds.replays is replays
+    assert len(found.speeds.passes) == LONGEST_DRAFT + 1
 
 
 def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so() -> None:
@@ -156,4 +191,4 @@ def test_what_cannot_be_estimated_is_told_in_a_sentence() -> None:
 
 
 def test_the_sizes_measured_reach_the_longest_draft() -> None:
-    assert SIZES[0] == 1 and SIZES[-1] == 17
+    assert (min(FIRST_SIZES), max(FIRST_SIZES)) == (1, LONGEST_DRAFT + 1)

@@ -1,7 +1,7 @@
-"""Costs of rounds that earlier texts measured, in the platform's cache directory.
+"""Costs of rounds that earlier sequences measured, in the platform's cache directory.
 
-Knows one small file per machine and pair of models. Knows nothing of models. A cache is a help and
-never a duty: what cannot be read is as good as absent, and what cannot be written is not.
+One small file per machine and pair of models. A cache is a help and never a duty: what cannot be
+read is as good as absent, and what cannot be written is not.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def read(key: CostKey) -> dict[int, float]:
         costs = {int(length): float(cost) for length, cost in content["costs"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-    usable = all(length > 0 and math.isfinite(c) and c > 0 for length, c in costs.items())
-    return costs if usable else {}
+    return costs if all(n > 0 and 0 < cost < math.inf for n, cost in costs.items()) else {}
 
 
 def merge(key: CostKey, costs: Mapping[int, float]) -> None:
@@ -70,15 +69,16 @@ def merge(key: CostKey, costs: Mapping[int, float]) -> None:
 
 
 def write(key: CostKey, costs: Mapping[int, float]) -> None:
-    """Replace what is known, whole or not at all."""
-    content = {"key": asdict(key), "costs": {str(n): costs[n] for n in sorted(costs)}}
+    """Replace what is known, whole or not at all; a cost that is no positive number is left out."""
+    kept = {str(n): costs[n] for n in sorted(costs) if 0 < costs[n] < math.inf}
+    content = {"key": asdict(key), "costs": kept}
     file = _file(key)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".partial")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(content, stream)
+                json.dump(content, stream, allow_nan=False)
             os.replace(name, file)
         except OSError:
             os.unlink(name)

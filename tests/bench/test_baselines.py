@@ -1,4 +1,4 @@
-"""transformers as a peer, with a stand-in for it: what it is asked, and what is counted."""
+"""transformers as a baseline, with a stand-in for it: what it is asked, and what is counted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from mlx_specdec.assemble import Pair, load
-from mlx_specdec.bench.hugging_face import HuggingFace, NoPeerError, threads
-from mlx_specdec.bench.peers import find_peers
+from mlx_specdec.bench.baselines import find_baselines
+from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError, threads
+from mlx_specdec.bench.transformers_baseline import Listener, sampling, transformers_methods
 from mlx_specdec.bench.transformers_models import weights
-from mlx_specdec.bench.transformers_peer import Listener, sampling, transformers_methods
 from mlx_specdec.errors import PromptError
 from mlx_specdec.options import SELF, Options
 
@@ -124,13 +124,13 @@ def test_what_transformers_cannot_run_is_known_before_anything_is_measured(pair:
         raise ValueError("not with this model\nbecause")
 
     target.generate = refuse  # type: ignore[method-assign]
-    with pytest.raises(NoPeerError, match=r"not with this model$"):
+    with pytest.raises(NoBaselineError, match=r"not with this model$"):
         transformers_methods(pair, Options(), [], fake.installed)
 
 
 def test_every_program_is_told_about(pair: Pair) -> None:
     fake, _ = fake_for(pair)
-    found = find_peers(pair, Options(), [2], lambda: fake.installed)
+    found = find_baselines(pair, Options(), [2], lambda: fake.installed)
     assert [one.name for one in found.methods] == [
         "mlx-lm plain",
         "mlx-lm 2",
@@ -142,9 +142,9 @@ def test_every_program_is_told_about(pair: Pair) -> None:
 
 def test_without_torch_the_others_run_and_a_note_says_so(pair: Pair) -> None:
     def missing() -> HuggingFace:
-        raise NoPeerError("torch is not installed")
+        raise NoBaselineError("torch is not installed")
 
-    found = find_peers(pair, Options(), [2], missing)
+    found = find_baselines(pair, Options(), [2], missing)
     assert [one.family for one in found.methods] == ["mlx-lm", "mlx-lm"]
     assert found.notes == ("transformers is left out: torch is not installed",)
 
@@ -152,7 +152,7 @@ def test_without_torch_the_others_run_and_a_note_says_so(pair: Pair) -> None:
 def test_heads_are_refused(pair: Pair) -> None:
     fake, _ = fake_for(pair)
     heads: Any = SimpleNamespace()
-    with pytest.raises(NoPeerError, match="base model"):
+    with pytest.raises(NoBaselineError, match="base model"):
         transformers_methods(replace(pair, heads=heads), Options(), [1], fake.installed)
 
 

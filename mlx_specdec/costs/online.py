@@ -1,26 +1,30 @@
 """What a round costs and what it brings, learned while decoding.
 
-Knows seconds and counts of rounds by their drafted length. Knows no clock and no model, and decides
-nothing. Plain Python numbers only: it runs once a round.
+Nothing is decided here. Plain Python numbers only: it runs once a round.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from statistics import median
 
-KEPT = 15
-TRUST = 20.0
-"""How many rounds of this text a cost that was measured earlier counts for."""
-LINE = 1.0
-HOPE = 0.15
-ENOUGH = 4
-FEW_PLAIN = 3
-FEW = 2
+from .speedup import between, emitted
+
+SAMPLES_KEPT = 15
+EARLIER_COST_WEIGHT = 20.0
+"""How many rounds of this sequence a cost that was measured earlier counts for."""
+INTERPOLATED_COST_WEIGHT = 1.0
+OPTIMISTIC_SHARE = 0.15
+"""Of the expected rise of the costs of longer drafts: what is left of it if they turn out cheap."""
+SAMPLES_FOR_SPREAD = 4
+PLAIN_STEPS_FOR_COSTS = 3
+ROUNDS_FOR_COSTS = 2
 TYPICAL_SPREAD = 0.15
-NORMAL = 0.6745
+NORMAL_MEDIAN_DEVIATION = 0.6745
 """Median distance of a normal sample from the median, in standard deviations."""
 PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 3.0
@@ -31,7 +35,7 @@ class _Median:
     """The median of the last few samples: one stalled round does not move it."""
 
     def __init__(self) -> None:
-        self._samples: deque[float] = deque(maxlen=KEPT)
+        self._samples: deque[float] = deque(maxlen=SAMPLES_KEPT)
         self.value = 0.0
 
     def add(self, sample: float) -> None:
@@ -43,9 +47,13 @@ class _Median:
 
     def spread(self) -> float:
         """Standard deviation of a sample relative to the median, roughly."""
-        if len(self) < ENOUGH or not self.value:
+        if len(self) < SAMPLES_FOR_SPREAD or not self.value:
             return TYPICAL_SPREAD
-        return median(abs(sample - self.value) for sample in self._samples) / self.value / NORMAL
+        return (
+            median(abs(sample - self.value) for sample in self._samples)
+            / self.value
+            / NORMAL_MEDIAN_DEVIATION
+        )
 
 
 class RoundCosts:
@@ -98,19 +106,19 @@ class RoundCosts:
         """Costs in plain steps of the lengths that this text has a few rounds of: short texts teach
         one or two lengths, and many of them all."""
         # A text that never decoded plainly knows from earlier costs how long a plain step takes.
-        steps = self._rounds[0] if len(self._rounds[0]) >= FEW_PLAIN else self._unit
-        if len(steps) < FEW_PLAIN:
+        steps = self._rounds[0] if len(self._rounds[0]) >= PLAIN_STEPS_FOR_COSTS else self._unit
+        if len(steps) < PLAIN_STEPS_FOR_COSTS:
             return {}
         plain = steps.value
         longer = enumerate(self._rounds[1:], start=1)
-        return {n: seen.value / plain for n, seen in longer if len(seen) >= FEW}
+        return {n: seen.value / plain for n, seen in longer if len(seen) >= ROUNDS_FOR_COSTS}
 
     def doubt(self) -> Sequence[float]:
         """Relative standard error of each total, roughly; 0 for plain steps."""
         spread = self._rounds[0].spread()
         errors = [0.0]
         for count, seen in enumerate(self._rounds[1:], start=1):
-            weight = len(seen) + (TRUST if count in self._known else 0.0)
+            weight = len(seen) + (EARLIER_COST_WEIGHT if count in self._known else 0.0)
             errors.append(spread / math.sqrt(max(1.0, weight)))
         return errors
 
@@ -119,7 +127,9 @@ class RoundCosts:
         the target's pass were nearly free."""
         totals, longest = self.totals(), self.tried[-1]
         flat = [totals[longest] + more * self._draft.value for more in range(len(totals) - longest)]
-        beyond = [f + HOPE * (t - f) for f, t in zip(flat, totals[longest:], strict=True)]
+        beyond = [
+            f + OPTIMISTIC_SHARE * (t - f) for f, t in zip(flat, totals[longest:], strict=True)
+        ]
         return [*totals[:longest], *beyond]
 
     def _estimate(self) -> list[float]:
@@ -127,11 +137,11 @@ class RoundCosts:
         tried = self.tried
         for count, seen in enumerate(self._rounds):
             if count in self._known:
-                line, weight = self._known[count] * (self._unit.value or 1.0), TRUST
+                line, weight = self._known[count] * (self._unit.value or 1.0), EARLIER_COST_WEIGHT
             elif count == 0:
-                line, weight = seen.value, LINE
+                line, weight = seen.value, INTERPOLATED_COST_WEIGHT
             else:
-                line, weight = self._line(totals, tried, count), LINE
+                line, weight = self._line(totals, tried, count), INTERPOLATED_COST_WEIGHT
             # One unlucky sample must not rule a length out for good.
             totals.append((len(seen) * seen.value + weight * line) / (len(seen) + weight))
         return totals
@@ -145,7 +155,7 @@ class RoundCosts:
             return start + (count - below) * max(slope, self._draft.value)
         known = self._known.get(above)
         end = self._rounds[above].value if known is None else known * (self._unit.value or 1.0)
-        return start + (count - below) / (above - below) * (end - start)
+        return between({below: start, above: end}, count)
 
 
 class Acceptance:
@@ -174,8 +184,8 @@ class Acceptance:
         pooled = (sum(self._passed) + PRIOR_WEIGHT * PRIOR_ACCEPTANCE) / (
             sum(self._reached) + PRIOR_WEIGHT
         )
-        emitted, all_of_them = [1.0], 1.0
-        for reached, passed in zip(self._reached, self._passed, strict=True):
-            all_of_them *= (passed + POOLED_WEIGHT * pooled) / (reached + POOLED_WEIGHT)
-            emitted.append(emitted[-1] + all_of_them)
-        return emitted
+        each = (
+            (passed + POOLED_WEIGHT * pooled) / (reached + POOLED_WEIGHT)
+            for reached, passed in zip(self._reached, self._passed, strict=True)
+        )
+        return emitted(list(accumulate(each, operator.mul)))

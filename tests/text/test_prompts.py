@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.bench.prompts import Prompt, read_prompts
 from mlx_specdec.errors import PromptError
+from mlx_specdec.text.prompts import Prompt, read_prompts
 
 SHIPPED = Path(__file__).resolve().parents[2] / "prompts"
 

@@ -1,6 +1,6 @@
 """transformers' own plain and assisted generation of the same weights, in the same process.
 
-Knows transformers' generate. Both families of models; the draft is the assistant.
+Both families of models; the draft is the assistant.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from ..assemble import Pair
 from ..checkpoints import files
 from ..checkpoints.layouts import as_directory
 from ..checkpoints.source import resolve_config
-from ..contracts import Model
 from ..errors import PromptError
 from ..options import SELF, Options
-from .hugging_face import HuggingFace, NoPeerError, one_line
+from .hugging_face import HuggingFace, NoBaselineError, one_line
 from .methods import Length, Method, Runner, Sample
 from .transformers_models import build
 
@@ -35,18 +34,18 @@ def transformers_methods(
     tokens, whatever their probability.
 
     Sampled texts are another generator's, so that only greedy ones are held to plain decoding's,
-    and those only where both sides compute in float32. Raises NoPeerError.
+    and those only where both sides compute in float32. Raises NoBaselineError.
     """
     if pair.heads is not None:
-        raise NoPeerError("it has no Medusa heads: name their base model as the model")
+        raise NoBaselineError("it has no Medusa heads: name their base model as the model")
     target = _built(hugging, pair.name, pair.target)
     same_text = options.temperature == 0 and pair.dtype == "float32"
-    runs = {0: _Generation(hugging, pair, options, target, None, 0, clock)}
+    runs = {0: _runner(hugging, pair, options, target, None, 0, clock)}
     assisted = [length for length in lengths if isinstance(length, int) and length > 0]
     if _can_assist(pair) and assisted:
         draft = _built(hugging, str(pair.draft_name), pair.draft)
         for length in assisted:
-            runs[length] = _Generation(hugging, pair, options, target, draft, length, clock)
+            runs[length] = _runner(hugging, pair, options, target, draft, length, clock)
     for run in runs.values():
         _try(run, pair)
     return [
@@ -67,77 +66,69 @@ def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
 
 
 def _try(run: Runner, pair: Pair) -> None:
-    """Find out before a long measurement. Raises NoPeerError."""
+    """Find out before a long measurement. Raises NoBaselineError."""
     token = min(pair.vocabulary - 1, 2)
     try:
         run([token, token])
     except Exception as problem:  # another program's, about models that it has and cannot run so
-        raise NoPeerError(f"it cannot generate: {one_line(problem)}") from problem
+        raise NoBaselineError(f"it cannot generate: {one_line(problem)}") from problem
 
 
-class _Generation:
-    """A Runner. length: drafted tokens a round where there is a draft, else 0."""
+def _runner(
+    hugging: HuggingFace,
+    pair: Pair,
+    options: Options,
+    target: Any,
+    draft: Any,
+    length: int,
+    clock: Clock,
+) -> Runner:
+    """length: drafted tokens a round where there is a draft, else 0."""
+    config = hugging.transformers.GenerationConfig
 
-    def __init__(
-        self,
-        hugging: HuggingFace,
-        pair: Pair,
-        options: Options,
-        target: Any,
-        draft: Any,
-        length: int,
-        clock: Clock,
-    ) -> None:
-        self._hugging = hugging
-        self._model: Model = pair.target
-        self._eos = sorted(pair.eos_token_ids)
-        self._options = options
-        self._target = target
-        self._draft = draft
-        self._length = length
-        self._clock = clock
-
-    def __call__(self, prompt: Sequence[int]) -> Sample:
+    def run(prompt: Sequence[int]) -> Sample:
         """Raises PromptError where the model has no room for a token."""
-        tokens = self._hugging.torch.tensor([list(prompt)])
+        tokens = hugging.torch.tensor([list(prompt)])
         rest = {}
-        if self._draft is not None:
-            self._draft.generation_config = self._hugging.transformers.GenerationConfig(
-                num_assistant_tokens=self._length,
+        if draft is not None:
+            draft.generation_config = config(
+                num_assistant_tokens=length,
                 num_assistant_tokens_schedule="constant",
                 assistant_confidence_threshold=0.0,
             )
-            rest["assistant_model"] = self._draft
-        heard = Listener(self._clock)
-        with self._hugging.at_work(self._options.seed):
-            self._target.generate(
+            rest["assistant_model"] = draft
+        listener = Listener(clock)
+        with hugging.at_work(options.seed):
+            target.generate(
                 tokens,
-                attention_mask=self._hugging.torch.ones_like(tokens),
-                generation_config=self._settings(prompt),
-                streamer=heard,
+                attention_mask=hugging.torch.ones_like(tokens),
+                generation_config=config(**_settings(pair, options, prompt)),
+                streamer=listener,
                 **rest,
             )
-        return heard.sample()
+        return listener.sample()
 
-    def _settings(self, prompt: Sequence[int]) -> Any:
-        prefix, longest = self._model.prefix(prompt), self._model.max_length
-        room = self._options.max_tokens
-        if longest is not None:
-            room = min(room, longest - len(prefix))
-        if room < 1:
-            raise PromptError(f"the prompt has {len(prefix)} tokens and the model takes {longest}")
-        settings = {
-            "max_new_tokens": room,
-            "eos_token_id": self._eos or None,
-            "pad_token_id": self._eos[0] if self._eos else 0,
-            "decoder_start_token_id": prefix[-1],
-            **sampling(self._options),
-        }
-        return self._hugging.transformers.GenerationConfig(**settings)
+    return run
+
+
+def _settings(pair: Pair, options: Options, prompt: Sequence[int]) -> dict[str, Any]:
+    prefix, longest, room = pair.target.prefix(prompt), pair.target.max_length, options.max_tokens
+    if longest is not None:
+        room = min(room, longest - len(prefix))
+    if room < 1:
+        raise PromptError(f"the prompt has {len(prefix)} tokens and the model takes {longest}")
+    eos = sorted(pair.eos_token_ids)
+    return {
+        "max_new_tokens": room,
+        "eos_token_id": eos or None,
+        "pad_token_id": eos[0] if eos else 0,
+        "decoder_start_token_id": prefix[-1],
+        **sampling(options),
+    }
 
 
 def sampling(options: Options) -> dict[str, Any]:
-    """The law in transformers' words; the order of the filters is the same."""
+    """The distribution in transformers' words; the order of the filters is the same."""
     if options.temperature == 0:
         return {"do_sample": False}
     asked = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mlx_specdec.decoding import cost_cache
-from mlx_specdec.decoding.cost_cache import CostKey
+from mlx_specdec.costs import cache as cost_cache
+from mlx_specdec.costs.cache import CostKey
 
 KEY = CostKey("cpu", "0.32.4", "mkl", "target", 10, "draft", 3, "float32", False)
 
@@ -31,6 +32,11 @@ def test_new_measurements_move_the_old_ones_halfway_and_keep_the_others() -> Non
     cost_cache.write(KEY, {1: 1.0, 4: 2.0})
     cost_cache.merge(KEY, {4: 3.0, 8: 4.0})
     assert cost_cache.read(KEY) == {1: 1.0, 4: 2.5, 8: 4.0}
+
+
+def test_what_is_no_cost_is_not_kept_and_spoils_no_other() -> None:
+    cost_cache.write(KEY, {1: 1.5, 2: math.nan, 4: math.inf, 8: 0.0})
+    assert cost_cache.read(KEY) == {1: 1.5}
 
 
 def test_nothing_measured_writes_nothing(place: Path) -> None:

@@ -1,6 +1,6 @@
 """mlx-lm's own plain and speculative decoding of the same weights, in the same process.
 
-Knows mlx-lm's two generators. Decoder-only pairs only: mlx-lm has no encoder-decoder models.
+Decoder-only pairs only: mlx-lm has no encoder-decoder models.
 """
 
 from __future__ import annotations
@@ -31,43 +31,34 @@ def mlx_lm_methods(
     """
     if not isinstance(pair.target, DecoderOnlyModel) or pair.translation is not None:
         return []
-    exact = options.temperature == 0
-    methods = [Method("mlx-lm plain", FAMILY, 0, exact, _plain(pair, options, clock))]
-    if isinstance(pair.draft, DecoderOnlyModel):
-        for length in lengths:
-            if isinstance(length, int) and length > 0:
-                run = _speculative(pair, options, length, clock)
-                methods.append(Method(f"mlx-lm {length}", FAMILY, length, exact, run))
-    return methods
+    assisted = (
+        [n for n in lengths if n != "auto"] if isinstance(pair.draft, DecoderOnlyModel) else []
+    )
+    return [
+        Method(
+            f"mlx-lm {length or 'plain'}",
+            FAMILY,
+            length,
+            options.temperature == 0,
+            _runner(pair, options, length, clock),
+        )
+        for length in (0, *assisted)
+    ]
 
 
-def _plain(pair: Pair, options: Options, clock: Callable[[], float]) -> Runner:
-    from mlx_lm.generate import generate_step
+def _runner(pair: Pair, options: Options, length: int, clock: Callable[[], float]) -> Runner:
+    from mlx_lm.generate import generate_step, speculative_generate_step
+
+    target, draft = _network(pair.target), _network(pair.draft)
 
     def run(prompt: Sequence[int]) -> Sample:
-        steps = generate_step(
-            mx.array(list(prompt)),
-            _network(pair.target),
-            max_tokens=options.max_tokens,
-            sampler=_sampler(options),
-        )
-        return _drain(steps, pair.eos_token_ids, clock)
-
-    return run
-
-
-def _speculative(pair: Pair, options: Options, length: int, clock: Callable[[], float]) -> Runner:
-    from mlx_lm.generate import speculative_generate_step
-
-    def run(prompt: Sequence[int]) -> Sample:
-        steps = speculative_generate_step(
-            mx.array(list(prompt)),
-            _network(pair.target),
-            _network(pair.draft),
-            num_draft_tokens=length,
-            max_tokens=options.max_tokens,
-            sampler=_sampler(options),
-        )
+        ids = mx.array(list(prompt))
+        asked: dict[str, Any] = {"max_tokens": options.max_tokens, "sampler": _sampler(options)}
+        if length:
+            asked["num_draft_tokens"] = length
+            steps = speculative_generate_step(ids, target, draft, **asked)
+        else:
+            steps = generate_step(ids, target, **asked)
         return _drain(steps, pair.eos_token_ids, clock)
 
     return run
@@ -100,4 +91,4 @@ def _sampler(options: Options) -> Callable[[mx.array], mx.array]:
 
 
 def _network(model: Any) -> Any:
-    return model.network
+    return None if model is None else model.network

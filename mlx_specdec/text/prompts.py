@@ -1,7 +1,4 @@
-"""Prompt files: one prompt a line, or JSON lines as MT-bench and Spec-Bench have them.
-
-Knows the two formats. Knows no tokenizer and no model.
-"""
+"""Files of prompts: one a line, or JSON lines as MT-bench and Spec-Bench have them."""
 
 from __future__ import annotations
 
@@ -23,36 +20,55 @@ class Prompt:
 
 
 def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
-    """The first `limit` prompts of a file, all if None; empty lines do not count.
+    """The first `limit` prompts of a file, all if None.
 
-    A file whose first line is a JSON object holds one on every line, with "prompt" (a string) or
-    "turns" (a list of strings) and maybe "category"; other entries are ignored. Any other file
-    holds one prompt a line, in which `\\n` stands for a line break. Raises PromptError.
+    Objects have "prompt" (a string) or "turns" (a list of strings) and maybe "category"; other
+    entries are ignored. Raises PromptError, as `read_lines` does.
+    """
+    lines = read_lines(file, "prompts", limit)
+    if not lines:
+        raise PromptError(f"{file} has no prompts: write one a line")
+    return [
+        Prompt((line,)) if isinstance(line, str) else _from_object(line, where)
+        for where, line in lines
+    ]
+
+
+def read_lines(
+    file: Path, what: str, limit: int | None = None
+) -> list[tuple[str, str | dict[str, Any]]]:
+    """The first `limit` lines of a file, each with its place; empty lines do not count.
+
+    A file whose first line is a JSON object holds one on every line. Any other file holds a text on
+    every line, in which `\\n` stands for a line break. Raises PromptError; what: the contents, in a
+    word.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as problem:
-        raise PromptError(f"cannot read the prompts from {file}: {problem.strerror}") from None
+        raise PromptError(f"cannot read the {what} from {file}: {problem.strerror}") from None
     except UnicodeDecodeError:
-        raise PromptError(f"{file} is not UTF-8 text: prompts must be") from None
+        raise PromptError(f"{file} is not UTF-8 text: {what} must be") from None
     # splitlines() would also cut at U+2028 and form feeds, which prompts may contain.
     numbered = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    numbered = numbered[:limit]
-    if not numbered:
-        raise PromptError(f"{file} has no prompts: write one a line")
-    if not numbered[0][1].lstrip().startswith("{"):
-        return [Prompt((line.rstrip("\r").replace("\\n", "\n"),)) for _, line in numbered]
-    return [_from_json(line, f"line {at} of {file}") for at, line in numbered]
+    lines = [(f"line {at} of {file}", line) for at, line in numbered[:limit]]
+    if lines and lines[0][1].lstrip().startswith("{"):
+        return [(where, _object(line, where)) for where, line in lines]
+    return [(where, line.rstrip("\r").replace("\\n", "\n")) for where, line in lines]
 
 
-def _from_json(line: str, where: str) -> Prompt:
+def _object(line: str, where: str) -> dict[str, Any]:
     try:
         entry: Any = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as problem:
-        reason = problem.msg if isinstance(problem, json.JSONDecodeError) else "nested too deeply"
+    except (ValueError, RecursionError) as problem:
+        reason = getattr(problem, "msg", "nested too deeply, or a number with too many digits")
         raise PromptError(f"{where} is not JSON ({reason}): each line must be an object") from None
     if not isinstance(entry, dict):
-        raise PromptError(f'{where} must be an object with "prompt" or "turns"')
+        raise PromptError(f'{where} must be an object with "prompt"')
+    return entry
+
+
+def _from_object(entry: dict[str, Any], where: str) -> Prompt:
     category = entry.get("category")
     if category is not None and not isinstance(category, str):
         raise PromptError(f'the "category" in {where} must be a string')

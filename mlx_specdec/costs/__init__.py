@@ -1,0 +1,1 @@
+"""What passes and rounds cost, measured or learned, and the speedup that follows."""

@@ -1,0 +1,88 @@
+"""S(gamma): how many times as fast as plain decoding rounds of gamma drafted tokens are.
+
+S(gamma) = (1 + a_1 + .. + a_gamma) / (gamma c + V(gamma + 1) + o + r), all costs in plain steps of
+the target (Leviathan et al., arXiv 2211.17192, section 3, with a measured V in the place of 1).
+a_i is the probability that the first i drafted tokens are all accepted: alpha ** i where each token
+has the acceptance probability alpha. Plain numbers only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """What the parts of a round cost, in plain steps.
+
+    draft: one draft step (c). passes: a pass of the target by the number of its tokens (V). start:
+    what every round waits for besides (o). replays: what is rejected costs a pass over the tokens
+    that are kept (r).
+    """
+
+    draft: float
+    passes: Mapping[int, float]
+    start: float = 0.0
+    replays: bool = False
+
+    def of(self, acceptance: Sequence[float]) -> float:
+        """A round that drafts one token for each a_i; 1 where there are none, a plain step."""
+        gamma = len(acceptance)
+        if not gamma:
+            return 1.0
+        cost = gamma * self.draft + between(self.passes, gamma + 1) + self.start
+        if self.replays and acceptance[-1] < 1:
+            rejected = 1 - acceptance[-1]
+            # Accepted tokens of the rounds in which not all were: sum of i (a_i - a_(i + 1)).
+            kept = (sum(acceptance) - gamma * acceptance[-1]) / rejected
+            cost += rejected * between(self.passes, round(kept) + 1)
+        return cost
+
+
+def emitted(acceptance: Sequence[float]) -> list[float]:
+    """Expected tokens of a round for gamma = 0, 1, .., the target's own token included."""
+    return list(accumulate(acceptance, initial=1.0))
+
+
+def speedups(
+    cost: RoundCost, acceptance: Sequence[float], lengths: Sequence[int] = ()
+) -> tuple[float, ...]:
+    """S(gamma) for gamma = 0 .. len(acceptance), the first being 1.
+
+    lengths: tokens of the sequences, which cut their last rounds short; without them there is no
+    end.
+    """
+    tokens = emitted(acceptance)
+    if lengths:
+        for gamma in range(1, len(tokens)):
+            rounds = expected_rounds(acceptance[:gamma], max(lengths))
+            tokens[gamma] = sum(lengths) / sum(rounds[length] for length in lengths)
+    return tuple(each / cost.of(acceptance[:gamma]) for gamma, each in enumerate(tokens))
+
+
+def expected_rounds(acceptance: Sequence[float], longest: int) -> list[float]:
+    """Entry n: how many rounds a sequence of n tokens takes, for n = 0 .. longest.
+
+    A round emits k + 1 tokens with probability a_k - a_(k + 1), a_0 being 1.
+    """
+    shares = [1.0, *acceptance, 0.0]
+    chances = [shares[kept] - shares[kept + 1] for kept in range(len(acceptance) + 1)]
+    rounds = [0.0]
+    for length in range(1, longest + 1):
+        after = (chance * rounds[max(0, length - kept - 1)] for kept, chance in enumerate(chances))
+        rounds.append(1.0 + sum(after))
+    return rounds
+
+
+def between(points: Mapping[int, float], place: int) -> float:
+    """The value at `place` on the straight lines through the points; the last line goes on."""
+    if place in points or len(points) == 1:
+        return points.get(place, next(iter(points.values())))
+    known = sorted(points)
+    at = min(max(1, bisect_left(known, place)), len(known) - 1)
+    below, above = known[at - 1], known[at]
+    share = (place - below) / (above - below)
+    return points[below] + share * (points[above] - points[below])
