@@ -1,6 +1,6 @@
 """Convert a checkpoint: `python convert.py --model t5-small`, the same as `mlx-specdec convert`."""
 
-from mlx_specdec.cli.app import convert, run_one
+from mlx_specdec.cli.start import main
 
 if __name__ == "__main__":
-    run_one(convert)
+    main("convert")

@@ -1,6 +1,6 @@
 """Generate text: `python main.py "prompt"`, the same program as `mlx-specdec generate`."""
 
-from mlx_specdec.cli.app import generate, run_one
+from mlx_specdec.cli.start import main
 
 if __name__ == "__main__":
-    run_one(generate)
+    main("generate")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from . import render
-from .process import Version
+from .flags import REQUIRED, Flags, Json, command, flag
 
 _PARTS = ("weight", "scales", "biases")
 _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
@@ -21,33 +19,37 @@ if TYPE_CHECKING:
     from ..checkpoints.inspection import Inspection
 
 
-def inspect(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="DIR_OR_FILE",
-            help="A model's directory, a .gguf or llama2.c file, or one file of tensors.",
-        ),
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    version: Version = False,
-) -> None:
-    """Show what a checkpoint of any supported format holds, without loading its weights."""
+@dataclass(frozen=True)
+class Checkpoint(Flags):
+    """What is looked at."""
+
+    panel = "Checkpoint"
+    checkpoint: str = flag(
+        REQUIRED,
+        "The model's directory, a .gguf file, or one file of tensors.",
+        argument=True,
+        metavar="DIR_OR_FILE",
+    )
+
+
+@command("mlx-specdec inspect weights/t5-enfr")
+def inspect(source: Checkpoint, output: Json) -> None:
+    """Show what a checkpoint holds, without loading its weights."""
     from .. import blas
 
     blas.load()
     from ..checkpoints.inspect import inspect as look
 
-    found = look(checkpoint)
-    text = json.dumps(found.as_dict(), ensure_ascii=False) + "\n" if as_json else _pretty(found)
+    found = look(source.checkpoint)
+    text = render.as_json(found.as_dict()) if output.json else _pretty(found)
     render.write(sys.stdout, text)
 
 
 def _pretty(found: Inspection) -> str:
     from rich.console import Console
 
-    colour = render.wants_colour(sys.stdout)
-    console = Console(file=sys.stdout, highlight=False, no_color=not colour)
+    color = render.wants_color(sys.stdout)
+    console = Console(file=sys.stdout, highlight=False, no_color=not color)
     with console.capture() as capture:
         console.print(_summary(found))
         console.print(_types(found))
@@ -70,7 +72,7 @@ def _summary(found: Inspection) -> Table:
     table.add_row("model type", _safe(found.model_type) or "unknown")
     table.add_row("sizes", sizes or "unknown")
     table.add_row("weights", weights)
-    table.add_row("quantised", _safe(found.quantisation) or "no")
+    table.add_row("quantized", _safe(found.quantisation) or "no")
     table.add_row("tokenizer", _safe(found.tokenizer) or "none")
     table.add_row("files", _safe("\n".join(files)))
     return table
@@ -97,7 +99,7 @@ def _tensors(found: Inspection) -> Table:
         if packed and part != "weight":
             continue
         nbytes = sum(sizes.get(f"{path}.{p}", 0) for p in _PARTS) if packed else row.nbytes
-        dtype = f"{row.dtype}, packed" if packed else row.dtype
+        dtype = f"{row.dtype}, quantized" if packed else row.dtype
         shape = " x ".join(map(str, row.shape)) or "scalar"
         becomes = f"-> {row.becomes}" if row.becomes not in ("", row.name) else ""
         parts = [_LAYER.sub(".*.", part, 1) for part in (row.name, becomes, row.note) if part]

@@ -6,11 +6,13 @@ Knows rich and two streams. Text goes to standard output, everything else to sta
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import OutputError
 
@@ -25,9 +27,31 @@ GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
 
 
-def wants_colour(stream: TextIO) -> bool:
-    """Colour only on a terminal, and never where NO_COLOR is set (no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+SHOWN_CONTROLS = {
+    code: repr(chr(code))[1:-1]
+    for code in (*range(0x20), *range(0x7F, 0xA0))
+    if code not in (9, 10)
+}
+"""What a terminal would obey, tabs and line ends apart, and how it is shown instead."""
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Color only on a terminal that has it, and never where NO_COLOR is set (no-color.org)."""
+    dumb = os.environ.get("TERM") in ("dumb", "unknown")
+    return stream.isatty() and not dumb and not os.environ.get("NO_COLOR")
+
+
+def as_json(told: Mapping[str, Any]) -> str:
+    """A line of strict JSON: numbers that JSON does not have are null."""
+    return json.dumps(_finite(told), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class ReaderGone(Exception):
@@ -48,15 +72,17 @@ def write(stream: TextIO, text: str) -> None:
 class TextPrinter:
     """Writes emissions to a stream as they come.
 
-    show_drafts: mark what accepted draft tokens completed: green and underlined where colour is
-    wanted, between ⟨ and ⟩ elsewhere.
+    show_drafts: mark what accepted draft tokens completed: green and underlined where color is
+    wanted, between ⟨ and ⟩ elsewhere. A terminal is shown control characters as escapes; anything
+    else gets the text as it is.
     """
 
     def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
         self._stream = stream
         self._marks = ("", "")
         if show_drafts:
-            self._marks = (GREEN_UNDERLINED, PLAIN) if wants_colour(stream) else ("⟨", "⟩")
+            self._marks = (GREEN_UNDERLINED, PLAIN) if wants_color(stream) else ("⟨", "⟩")
+        self._controls = SHOWN_CONTROLS if stream.isatty() else {}
         self._wrote = ""
 
     def show(self, emission: Emission) -> None:
@@ -72,15 +98,16 @@ class TextPrinter:
             write(self._stream, "\n")
 
     def _mark(self, piece: Piece) -> str:
+        text = piece.text.translate(self._controls)
         if not piece.drafted:
-            return piece.text
+            return text
         before, after = self._marks
-        return f"{before}{piece.text}{after}"
+        return f"{before}{text}{after}"
 
 
 def legend(stream: TextIO) -> str:
     """One line that explains what `show_drafts` marks."""
-    if wants_colour(stream):
+    if wants_color(stream):
         return f"{GREEN_UNDERLINED}accepted draft tokens{PLAIN}, the target's own"
     return "⟨accepted draft tokens⟩, the target's own"
 
@@ -93,32 +120,47 @@ def tell_self_draft(nbytes: int) -> None:
 
 
 def summary(result: Result) -> str:
-    """The statistics of one text in two lines."""
+    """The statistics of one text in three lines."""
     stats, labels = result.stats, result.labels
-    speed = f", {stats.tokens_per_second:.1f} tokens/s" if stats.tokens_per_second else ""
     decoding = stats.seconds.draft + stats.seconds.verify + stats.seconds.other
     first = (
-        f"{len(result.tokens)} tokens in {decoding:.2f} s{speed}; ended by {result.finish_reason}"
+        f"{_pace(len(result.tokens), decoding, stats.tokens_per_second)}; "
+        f"finish reason: {result.finish_reason}"
     )
-    prompt = f"prompt {labels.prompt_tokens} tokens in {stats.seconds.prompt:.2f} s"
-    loaded = f"loaded in {stats.seconds.load:.2f} s"
-    second = "plain decoding"
     if labels.simulated_acceptance is not None:
-        first = f"simulated acceptance {labels.simulated_acceptance:g}, no text: {first}"
+        first = (
+            f"simulated acceptance probability {labels.simulated_acceptance:g}, no text: {first}"
+        )
+    second = "plain decoding"
     if labels.proposer != "none":
         rate = f" ({stats.acceptance_rate:.0%})" if stats.acceptance_rate is not None else ""
-        second = f"{stats.accepted} of {stats.drafted} drafted tokens accepted{rate} in "
+        second = f"{stats.accepted} of {stats.drafted} draft tokens accepted{rate} in "
         second += f"{stats.rounds} rounds, rule {labels.rule}"
         if labels.lossy:
             second += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
-    return f"{first}; {prompt}; {loaded}\n{second}; {stats.device}, BLAS {stats.blas}"
+    return f"{first}\n{second}\n{_around(result)}"
+
+
+def _around(result: Result) -> str:
+    """What was not decoding: the prompt, the loading, the memory and the machine."""
+    stats, count = result.stats, result.labels.prompt_tokens
+    seconds = stats.seconds.prompt
+    return (
+        f"prompt: {_pace(count, seconds, count / seconds if seconds else None)}; "
+        f"loaded in {stats.seconds.load:.2f} s; "
+        f"peak memory {stats.peak_memory_bytes / 1e9:.3f} GB; {stats.device}, BLAS {stats.blas}"
+    )
+
+
+def _pace(tokens: int, seconds: float, speed: float | None) -> str:
+    return f"{tokens} tokens in {seconds:.2f} s" + (f", {speed:.1f} tokens/s" if speed else "")
 
 
 def lengths(changes: Sequence[Change], result: Result) -> str:
-    """Which numbers of drafted tokens were chosen when, and what they promised."""
+    """Which draft lengths were chosen when, and what they promised."""
     lines = [
-        f"from round {change.round} on: {change.length} drafted tokens{_by(change.source)}, "
-        + (f"expected {change.speed:.2f} x plain" if change.length else "plain decoding")
+        f"from round {change.round} on: {change.length} draft tokens{_by(change.source)}, "
+        + (f"expected speedup {change.speed:.2f}" if change.length else "plain decoding")
         for change in changes
     ]
     drafted = result.stats.drafted_by_position
@@ -126,7 +168,7 @@ def lengths(changes: Sequence[Change], result: Result) -> str:
         rates = zip(result.stats.accepted_by_position, drafted, strict=True)
         accepted = " ".join(f"{kept / count:.2f}" for kept, count in rates)
         lines.append(f"accepted by position: {accepted}")
-    return "\n".join(lines or ["the number of drafted tokens was fixed"])
+    return "\n".join(lines or ["the number of draft tokens was fixed"])
 
 
 def _by(source: str) -> str:
