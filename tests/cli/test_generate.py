@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec import __version__
+from mlx_specdec.cli import render
 from mlx_specdec.drafting import document_cache
 from mlx_specdec.text.tokenizer import load_tokenizer
 
@@ -312,3 +313,13 @@ def test_a_target_drafts_for_itself_and_lookup_goes_first_if_asked(run: Run, t5:
     told = strict(both.out)
     assert (told["proposer"], told["draft_model"]) == ("auto", "self")
     assert set(told["stats"]["by_source"]) <= {"ngram", "draft"} and told["stats"]["by_source"]
+
+
+def test_json_is_strict_where_a_margin_has_no_end(run: Run, t5: Path) -> None:
+    asked = ("generate", PROMPT, "--model", t5, "-m", 5, "--temp", 1, "--top-k", 1, "--json")
+    assert strict(run(*asked).out)["generated_tokens"] == 5
+
+
+def test_numbers_that_json_lacks_are_null() -> None:
+    told = {"a": float("nan"), "b": [1.5, (float("inf"), -float("inf"))], "c": "NaN"}
+    assert strict(render.as_json(told)) == {"a": None, "b": [1.5, [None, None]], "c": "NaN"}
