@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import OptionError
 from ..options import Options
 from . import bench_table, render
-from .flags import (
-    ChatTemplate,
-    CostCache,
-    Flags,
-    Json,
-    Models,
-    Sampling,
-    Verification,
-    command,
-    flag,
-    options,
-)
+from .flags import Flags, command, flag, options
+from .groups import ChatTemplate, CostCache, Json, Models, Sampling, Verification
 from .pairs import ROOT, load_pair, named
 
 if TYPE_CHECKING:
@@ -100,7 +90,10 @@ def bench(
     prompts = read_prompts(file, measuring.limit)
     simulated = asked.simulated_acceptance is not None
     pair = load_pair(model, draft_model, random_weights=simulated, **models.loading())
-    methods = _methods(pair, asked, measuring.proposer or [_own(pair)], lengths)
+    from ..bench.methods import own_methods
+
+    proposers = list(dict.fromkeys(measuring.proposer or [_own(pair)]))
+    methods = own_methods(pair, asked, proposers, lengths)
     others = _peers(pair, asked, lengths) if measuring.baselines else None
     if others is not None:
         methods += others.methods
@@ -162,14 +155,6 @@ def _own(pair: Pair) -> str:
     from ..proposers import sources
 
     return next(iter(sources(pair, Options(num_draft=1))), "ngram")
-
-
-def _methods(
-    pair: Pair, options: Options, proposers: Sequence[str], lengths: Sequence[Length]
-) -> list[Method]:
-    from ..bench.methods import own_methods
-
-    return own_methods(pair, options, list(dict.fromkeys(proposers)), lengths)
 
 
 def _peers(pair: Pair, options: Options, lengths: Sequence[Length]) -> Peers:

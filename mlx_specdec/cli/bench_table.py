@@ -6,7 +6,7 @@ Knows rich and two streams. Knows no models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from . import render
 
@@ -19,33 +19,24 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "method",
-    "tokens/s",
-    "speedup",
-    "95 %",
-    "median",
-    "predicted",
-    "tokens\nper pass",
-    "acceptance\nrate",
-    "same\ntext",
+    ">tokens/s",
+    ">speedup",
+    ">95 %",
+    ">median",
+    ">predicted",
+    ">tokens\nper pass",
+    ">acceptance\nrate",
+    ">same\ntext",
 )
 DISPENSABLE = (5, 4, 6, 3, 7, 8)
 """Columns that a narrow terminal does without, the first one first."""
 FEWEST_TEXTS = 5
 """An interval from fewer texts would promise what nobody knows."""
-NOT_A_TERMINAL = 120
-"""Columns of a table that goes into a file."""
 
 
 def show(analysis: Analysis, setting: Setting, stream: TextIO) -> None:
     """Write the table. Raises as render.write does."""
-    from rich.console import Console
-
-    console = Console(
-        file=stream,
-        width=None if stream.isatty() else NOT_A_TERMINAL,
-        no_color=not render.wants_color(stream),
-        force_terminal=stream.isatty(),
-    )
+    console = render.console_for(stream)
     shown, anywhere = list(range(len(COLUMNS))), console.options.update(width=1000)
     for column in (None, *DISPENSABLE):
         if column is not None:
@@ -54,27 +45,19 @@ def show(analysis: Analysis, setting: Setting, stream: TextIO) -> None:
         if console.measure(table, options=anywhere).maximum <= console.width:
             break
     with console.capture() as captured:
-        console.print(_title(setting), markup=False, highlight=False)
-        console.print(table)
-        console.print(_caption(analysis, setting), markup=False, highlight=False)
+        console.print(_title(setting), table, _caption(analysis, setting), sep="\n")
     render.write(stream, captured.get())
 
 
 def _table(analysis: Analysis, columns: Sequence[int]) -> Table:
     """With no cell cut."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD)
-    rows = [_row(figures) for figures in analysis.methods]
-    for column in columns:
-        side: Literal["left", "right"] = "right" if column else "left"
-        table.add_column(COLUMNS[column], justify=side, no_wrap=bool(column), overflow="fold")
+    table = render.table(*(COLUMNS[column] for column in columns))
+    for numbers in table.columns[1:]:
+        numbers.no_wrap = True
     best = _best(analysis.methods)
-    for figures, row in zip(analysis.methods, rows, strict=True):
-        cells = (Text(row[column]) for column in columns)
-        table.add_row(*cells, style="bold" if figures is best else None)
+    for figures in analysis.methods:
+        row = _row(figures)
+        table.add_row(*(row[at] for at in columns), style="bold" if figures is best else None)
     return table
 
 

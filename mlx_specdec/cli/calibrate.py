@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import OptionError
-from . import render
-from .flags import TEMPERATURE, Flags, Models, command, flag
+from . import figures, render
+from .flags import Flags, command, flag
+from .groups import TEMPERATURE, Models
 from .pairs import load_pair, named
 
 
@@ -33,4 +34,4 @@ def calibrate(models: Models, measuring: Measuring) -> None:
 
     with render.progress("measuring") as report:
         costs = measure(pair, temperature=measuring.temperature, turns=turns, progress=report)
-    print(render.costs(costs))
+    print(figures.costs(costs))

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from . import render
-from .flags import REQUIRED, REVISION, Flags, command, flag
+from .flags import REQUIRED, Flags, command, flag
+from .groups import REVISION
 
 
 @dataclass(frozen=True)
@@ -83,4 +84,4 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
             progress=report,
             **given,
         )
-    render.tell(render.converted(done))
+    render.tell(done.describe())

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import OptionError
 from . import render
-from .flags import MAX_TOKENS, Flags, Json, Sources, command, flag
+from .flags import Flags, command, flag
+from .groups import MAX_TOKENS, Json, Sources
 from .pairs import named, shipped
 
 if TYPE_CHECKING:
@@ -72,30 +73,19 @@ def _machine() -> dict[str, str]:
 
 
 def _pretty(found: Estimate) -> str:
-    """Tables and sentences, as wide as the terminal."""
-    from rich.console import Console
-
-    color = render.wants_color(sys.stdout)
-    console = Console(file=sys.stdout, highlight=False, no_color=not color)
-    with console.capture() as capture:
-        console.print(_sides(found))
-        console.print(_verdict(found))
-        if found.speeds is not None:
-            console.print(_costs(found.speeds))
-            console.print(_predictions(found.speeds))
-        for note in found.notes:
-            console.print(f"Note: {note}.", markup=False)
-    return capture.get()
+    """Tables and sentences."""
+    speeds = found.speeds
+    measured = () if speeds is None else (_costs(speeds), _predictions(speeds))
+    notes = (f"Note: {note}." for note in found.notes)
+    return render.laid_out(sys.stdout, _sides(found), _verdict(found), *measured, *notes)
 
 
 def _sides(found: Estimate) -> Table:
-    from rich.markup import escape
-
     from ..checkpoints.disk.sizes import show
 
     sides = (found.target, found.draft)
-    table = _table("", "target", "draft")
-    table.add_row("model", *(escape(side.name) for side in sides))
+    table = render.table("", ">target", ">draft")
+    table.add_row("model", *(side.name for side in sides))
     table.add_row("numbers", *(side.dtype for side in sides))
     table.add_row("weights", *(show(side.weights_bytes) for side in sides))
     text = f"{found.prompt_tokens} + {found.max_tokens} tokens"
@@ -129,22 +119,11 @@ def _costs(speeds: Speeds) -> str:
 
 
 def _predictions(speeds: Speeds) -> Table:
-    table = _table(
-        "acceptance probability of a draft token", "best draft length", "speedup", "tokens/s"
+    table = render.table(
+        "acceptance probability of a draft token", ">best draft length", ">speedup", ">tokens/s"
     )
     for one in speeds.predictions:
         length = str(one.num_draft) if one.num_draft else "0 (plain)"
         rate = one.speed_up / speeds.step_seconds
         table.add_row(f"{one.alpha:.0%}", length, f"{one.speed_up:.2f}", f"{rate:.1f}")
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right", overflow="fold")
     return table

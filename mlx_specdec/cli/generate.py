@@ -10,21 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import OptionError, PromptError
 from ..options import SELF, Options
-from . import render
-from .flags import (
-    ChatTemplate,
-    CostCache,
-    Flags,
-    Json,
-    KVCache,
-    Lenience,
-    Models,
-    Sampling,
-    Verification,
-    command,
-    flag,
-    options,
-)
+from . import figures, render
+from .flags import Flags, command, flag, options
+from .groups import ChatTemplate, CostCache, Json, KVCache, Lenience, Models, Sampling, Verification
 from .pairs import SHIPPED_PROMPT, load_pair, named, search_in
 from .prompt import read_prompt
 
@@ -120,15 +108,9 @@ class Penalties(Flags):
     """What changes single logits, and what ends the text."""
 
     panel = "Sampling"
-    repetition_penalty: float = flag(
-        1.0, "The factor by which earlier tokens become less likely; 1 is off."
-    )
-    presence_penalty: float = flag(
-        0.0, "The amount subtracted from the logit of each earlier token."
-    )
-    frequency_penalty: float = flag(
-        0.0, "The amount subtracted for each time that a token occurred."
-    )
+    repetition_penalty: float = flag(1.0, "The factor against earlier tokens; 1 is off.")
+    presence_penalty: float = flag(0.0, "The amount subtracted from the logit of earlier tokens.")
+    frequency_penalty: float = flag(0.0, "The amount subtracted for each time a token occurred.")
     logit_bias: list[str] | None = flag(
         None,
         "A value to add to the logit of one token id; the flag may be repeated.",
@@ -199,7 +181,7 @@ def generate(
         asked = replace(asked, proposer=None)
     run = _generate(pair, text, asked, output)
     if output.verbose:
-        print(render.lengths(run.changes, run.result()), file=sys.stderr)
+        print(figures.lengths(run.changes, run.result()), file=sys.stderr)
     if run.result().finish_reason == "interrupted":
         raise KeyboardInterrupt
 
@@ -236,7 +218,7 @@ def _generate(pair: Pair, text: str, options: Options, output: Output) -> Run:
     if output.json:
         render.write(sys.stdout, render.as_json(result.as_dict()))
     elif not output.quiet:
-        print(render.summary(result), file=sys.stderr)
+        print(figures.summary(result), file=sys.stderr)
     return run
 
 

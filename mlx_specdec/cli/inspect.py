@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import render
-from .flags import REQUIRED, Flags, Json, command, flag
+from .flags import REQUIRED, Flags, command, flag
+from .groups import Json
 
 _PARTS = ("weight", "scales", "biases")
 _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
@@ -46,25 +47,16 @@ def inspect(source: Checkpoint, output: Json) -> None:
 
 
 def _pretty(found: Inspection) -> str:
-    from rich.console import Console
-
-    color = render.wants_color(sys.stdout)
-    console = Console(file=sys.stdout, highlight=False, no_color=not color)
-    with console.capture() as capture:
-        console.print(_summary(found))
-        console.print(_types(found))
-        console.print(_tensors(found))
-        for line in found.account.describe() if found.account is not None else ():
-            console.print(_safe(line))
-        if found.problem:
-            console.print(_safe(f"Not convertible: {found.problem}"))
-    return capture.get()
+    account = found.account.describe() if found.account is not None else ()
+    problem = [f"Not convertible: {found.problem}"] if found.problem else []
+    said = (_safe(line) for line in (*account, *problem))
+    return render.laid_out(sys.stdout, _summary(found), _types(found), _tensors(found), *said)
 
 
 def _summary(found: Inspection) -> Table:
     from ..checkpoints.disk.sizes import show
 
-    table = _table("", ("", "left"))
+    table = render.table("", "", header=False)
     files = [f"{name} ({show(nbytes)})" for name, nbytes in found.files.items()]
     sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     weights = f"{found.parameters:,}, {show(found.nbytes)}, {found.bits_per_weight:.2f} bits each"
@@ -81,7 +73,7 @@ def _summary(found: Inspection) -> Table:
 def _types(found: Inspection) -> Table:
     from ..checkpoints.disk.sizes import show
 
-    table = _table("type", ("tensors", "right"), ("size", "right"))
+    table = render.table("type", ">tensors", ">size")
     for dtype, (count, nbytes) in found.dtypes.items():
         table.add_row(dtype, str(count), show(nbytes))
     return table
@@ -105,28 +97,12 @@ def _tensors(found: Inspection) -> Table:
         parts = [_LAYER.sub(".*.", part, 1) for part in (row.name, becomes, row.note) if part]
         key = ("\n".join(parts), dtype, shape)
         groups.setdefault(key, []).append(nbytes)
-    table = _table("tensor", ("", "right"), ("type", "left"), ("shape", "left"), ("size", "right"))
+    table = render.table("tensor", ">", "type", "shape", ">size")
     for (name, dtype, shape), each in groups.items():
         table.add_row(_safe(name), str(len(each)), dtype, shape, show(sum(each)))
     return table
 
 
 def _safe(text: str) -> str:
-    """Words of a checkpoint are nobody's commands, to the terminal or to rich."""
-    from rich.markup import escape
-
-    return escape(
-        "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-    )
-
-
-def _table(first: str, *others: tuple[str, str]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, show_header=bool(first))
-    table.add_column(first, overflow="fold")
-    for name, side in others:
-        justify = "right" if side == "right" else "left"
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    return table
+    """Words of a checkpoint give the terminal no orders."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

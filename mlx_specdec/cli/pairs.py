@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import render
-from .flags import Sources
+from .groups import Sources
 
 if TYPE_CHECKING:
     from ..assemble import Pair

@@ -10,23 +10,23 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from ..errors import OutputError
 
 if TYPE_CHECKING:
-    from ..checkpoints.convert import Report
+    from rich.console import Console
+    from rich.table import Table
+
     from ..contracts import Progress
-    from ..decoding.draft_length import Change
     from ..decoding.ending import Emission, Piece
-    from ..decoding.run import Result
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
-
-
+NOT_A_TERMINAL = 1000
+"""Columns of what goes into a file or a pipe."""
 SHOWN_CONTROLS = {
     code: repr(chr(code))[1:-1]
     for code in (*range(0x20), *range(0x7F, 0xA0))
@@ -119,70 +119,34 @@ def tell_self_draft(nbytes: int) -> None:
     print(f"drafting with the target's own layers: {show(nbytes)} beside it", file=sys.stderr)
 
 
-def summary(result: Result) -> str:
-    """The statistics of one text in three lines."""
-    stats, labels = result.stats, result.labels
-    decoding = stats.seconds.draft + stats.seconds.verify + stats.seconds.other
-    first = (
-        f"{_pace(len(result.tokens), decoding, stats.tokens_per_second)}; "
-        f"finish reason: {result.finish_reason}"
-    )
-    if labels.simulated_acceptance is not None:
-        first = (
-            f"simulated acceptance probability {labels.simulated_acceptance:g}, no text: {first}"
-        )
-    second = "plain decoding"
-    if labels.proposer != "none":
-        rate = f" ({stats.acceptance_rate:.0%})" if stats.acceptance_rate is not None else ""
-        second = f"{stats.accepted} of {stats.drafted} draft tokens accepted{rate} in "
-        second += f"{stats.rounds} rounds, rule {labels.rule}"
-        if labels.lossy:
-            second += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
-    return f"{first}\n{second}\n{_around(result)}"
+def table(*columns: str, header: bool = True) -> Table:
+    """An empty table; a column whose name begins with > is a column of numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, show_header=header)
+    for name in columns:
+        side: Literal["left", "right"] = "right" if name[:1] == ">" else "left"
+        made.add_column(name.removeprefix(">"), justify=side, overflow="fold")
+    return made
 
 
-def _around(result: Result) -> str:
-    """What was not decoding: the prompt, the loading, the memory and the machine."""
-    stats, count = result.stats, result.labels.prompt_tokens
-    seconds = stats.seconds.prompt
-    return (
-        f"prompt: {_pace(count, seconds, count / seconds if seconds else None)}; "
-        f"loaded in {stats.seconds.load:.2f} s; "
-        f"peak memory {stats.peak_memory_bytes / 1e9:.3f} GB; {stats.device}, BLAS {stats.blas}"
-    )
+def console_for(stream: TextIO) -> Console:
+    """As wide as the terminal; in a pipe nothing is wrapped. Brackets in strings are brackets."""
+    from rich.console import Console
+
+    width = None if stream.isatty() else NOT_A_TERMINAL
+    color = wants_color(stream)
+    return Console(file=stream, width=width, no_color=not color, highlight=False, markup=False)
 
 
-def _pace(tokens: int, seconds: float, speed: float | None) -> str:
-    return f"{tokens} tokens in {seconds:.2f} s" + (f", {speed:.1f} tokens/s" if speed else "")
-
-
-def lengths(changes: Sequence[Change], result: Result) -> str:
-    """Which draft lengths were chosen when, and what they promised."""
-    lines = [
-        f"from round {change.round} on: {change.length} draft tokens{_by(change.source)}, "
-        + (f"expected speedup {change.speed:.2f}" if change.length else "plain decoding")
-        for change in changes
-    ]
-    drafted = result.stats.drafted_by_position
-    if drafted:
-        rates = zip(result.stats.accepted_by_position, drafted, strict=True)
-        accepted = " ".join(f"{kept / count:.2f}" for kept, count in rates)
-        lines.append(f"accepted by position: {accepted}")
-    return "\n".join(lines or ["the number of draft tokens was fixed"])
-
-
-def _by(source: str) -> str:
-    return f" by {source}" if source else ""
-
-
-def costs(measured: Mapping[int, float]) -> str:
-    """What rounds cost, in plain steps."""
-    return "\n".join(f"{n:2d} drafted: {cost:.2f} plain steps" for n, cost in measured.items())
-
-
-def converted(report: Report) -> str:
-    """What a conversion did and checked."""
-    return report.describe()
+def laid_out(stream: TextIO, *shown: object) -> str:
+    """Tables and sentences, one below the other, as they look on this stream."""
+    console = console_for(stream)
+    with console.capture() as capture:
+        for one in shown:
+            console.print(one)
+    return capture.get()
 
 
 @contextmanager

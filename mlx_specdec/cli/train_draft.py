@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ..errors import OptionError
 from ..training.settings import Distilling, Shape
-from .flags import DraftSchedule, Flags, Model, TrainingTexts, command, flag
+from .flags import Flags, command, flag
+from .groups import DraftSchedule, Model, TrainingTexts
 from .pairs import default_output, load_pair
 from .training_bars import watcher
 
@@ -35,12 +36,7 @@ class Draft(Flags):
 
 
 @command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
-def train_draft(
-    model: Model,
-    draft: Draft,
-    texts: TrainingTexts,
-    schedule: DraftSchedule,
-) -> None:
+def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: DraftSchedule) -> None:
     """Train a draft model for a target on this machine. An interrupted run is resumed."""
     shape = _shape(draft.draft_model, draft.layers, draft.width)
     collecting = texts.collecting(schedule.seed)

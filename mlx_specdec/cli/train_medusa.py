@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..training.settings import Fitting
-from .flags import FITTING, Flags, HeadSchedule, Model, TrainingTexts, command, flag
+from .flags import Flags, command, flag
+from .groups import FITTING, HeadSchedule, Model, TrainingTexts
 from .pairs import default_output, load_pair
 from .training_bars import watcher
 
@@ -33,12 +34,7 @@ class Heads(Flags):
 
 
 @command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")
-def train_medusa(
-    model: Model,
-    heads: Heads,
-    texts: TrainingTexts,
-    schedule: HeadSchedule,
-) -> None:
+def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: HeadSchedule) -> None:
     """Train Medusa heads for a model on this machine. An interrupted run is resumed."""
     collecting = texts.collecting(schedule.seed)
     fitting = Fitting(

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from mlx_specdec.cli import app as program
-from mlx_specdec.cli import flags
+from mlx_specdec.cli import flags, groups
 from mlx_specdec.cli.generate import Drafting, Penalties
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
@@ -23,12 +23,12 @@ from .conftest import COMMANDS, Run, strict
 
 ROOT = Path(__file__).parents[2]
 GROUPS: tuple[flags.Flags, ...] = (
-    flags.ChatTemplate(),
+    groups.ChatTemplate(),
     Drafting(),
-    flags.CostCache(),
-    flags.Verification(),
-    flags.Lenience(),
-    flags.Sampling(),
+    groups.CostCache(),
+    groups.Verification(),
+    groups.Lenience(),
+    groups.Sampling(),
     Penalties(),
 )
 
