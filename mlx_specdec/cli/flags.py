@@ -19,6 +19,7 @@ from ..options import Options
 
 Command = Callable[..., None]
 REQUIRED = MISSING
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
 
 
@@ -73,9 +74,6 @@ def command(*examples: str) -> Callable[[Command], Command]:
         return run
 
     return decorate
-
-
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def _parameters(group: type[Flags]) -> list[inspect.Parameter]:
