@@ -1,6 +1,9 @@
 """Convert a checkpoint: `python convert.py --model t5-small`, the same as `mlx-specdec convert`."""
 
-from mlx_specdec.cli.app import convert, run_one
+try:
+    from mlx_specdec.cli.start import main
+except KeyboardInterrupt:  # Nothing has begun.
+    raise SystemExit(130) from None
 
 if __name__ == "__main__":
-    run_one(convert)
+    main("convert")

@@ -1,6 +1,9 @@
 """Generate text: `python main.py "prompt"`, the same program as `mlx-specdec generate`."""
 
-from mlx_specdec.cli.app import generate, run_one
+try:
+    from mlx_specdec.cli.start import main
+except KeyboardInterrupt:  # Nothing has begun.
+    raise SystemExit(130) from None
 
 if __name__ == "__main__":
-    run_one(generate)
+    main("generate")

@@ -1,5 +1,5 @@
 """`python -m mlx_specdec` is `mlx-specdec`."""
 
-from .cli.app import main
+from .cli.start import main
 
 main()

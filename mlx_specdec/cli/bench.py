@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
 from ..options import Options
 from . import bench_table, render
-from .pairs import ROOT, SHIPPED_DRAFT, SHIPPED_TARGET, load_pair
-from .process import Version
+from .flags import Flags, command, flag, options
+from .groups import ChatTemplate, CostCache, Json, Models, Sampling, Verification
+from .pairs import ROOT, load_pair, named
 
 if TYPE_CHECKING:
     from ..assemble import Pair
@@ -27,136 +27,79 @@ SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
 """Prompt files of the shipped targets, by the name of their directory; their heads' too."""
 
 
-def bench(
-    prompts: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="PROMPTS",
-            help='One prompt a line, or JSON lines with "prompt" or "turns" and "category".',
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "--model-name", help="Target: a directory or a Hub name."),
-    ] = None,
-    draft_model: Annotated[
-        str | None,
-        typer.Option("--draft-model", "--draft-model-name", help="Draft of the same vocabulary."),
-    ] = None,
-    draft_vocab: Annotated[
-        str,
-        typer.Option("--draft-vocab", help="same; intersect drafts what both models can write."),
-    ] = "same",
-    proposer: Annotated[
-        list[str] | None,
-        typer.Option("--proposer", help="draft, ngram, medusa or auto; may be repeated."),
-    ] = None,
-    num_draft: Annotated[
-        str, typer.Option("--num-draft", help="Lengths to measure, separated by commas.")
-    ] = "1,2,3,5,8,auto",
-    limit: Annotated[
-        int | None, typer.Option("--limit", help="Only the first so many prompts.")
-    ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="Times that each text is made.")] = 3,
-    warmup: Annotated[
-        int, typer.Option("--warmup", help="Texts of each method that do not count.")
-    ] = 1,
-    peers: Annotated[
-        bool,
-        typer.Option("--peers", help="Also mlx-lm, and transformers where torch is installed."),
-    ] = False,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-m", help="Most tokens of a text.")
-    ] = 100,
-    seed: Annotated[int, typer.Option("--seed", help="Decides texts above temperature 0.")] = 0,
-    temperature: Annotated[
-        float, typer.Option("--temperature", "--temp", help="0 is greedy.")
-    ] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Nucleus, 1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Likeliest k tokens, 0 is off.")] = 0,
-    min_p: Annotated[
-        float, typer.Option("--min-p", help="Least share of the likeliest token, 0 is off.")
-    ] = 0.0,
-    rule: Annotated[
-        str | None, typer.Option("--rule", help="coupled (default), token, block or typical.")
-    ] = None,
-    simulate_acceptance: Annotated[
-        float | None,
-        typer.Option(
-            "--simulate-acceptance",
-            help="Measure decoding as if so many drafted tokens were accepted; makes no text. "
-            "Weights that are not here are random.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")
-    ] = "auto",
-    q_bits: Annotated[
-        int | None, typer.Option("--q-bits", help="Quantise the target on load.")
-    ] = None,
-    draft_q_bits: Annotated[
-        int | None,
-        typer.Option("--draft-q-bits", "--draft-bits", help="Quantise the draft on load."),
-    ] = None,
-    no_chat_template: Annotated[
-        bool, typer.Option("--no-chat-template", help="Take prompts as they are.")
-    ] = False,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="auto begins without costs of earlier texts.")
-    ] = False,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Write one HTML file with plots.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; the table goes to stderr.")
-    ] = False,
-    version: Version = False,
-) -> None:
-    """Measure what speculation gains for a pair and a file of prompts, on this machine.
+@dataclass(frozen=True)
+class Measuring(Flags):
+    """What is compared, and how thoroughly."""
 
-    Without arguments: the shipped translator on its sample prompts. Ctrl-C keeps what was measured.
-    """
-    options = Options(
-        max_tokens=max_tokens,
-        rule=rule,
-        seed=seed,
-        cost_cache=not no_cache,
-        chat_template=not no_chat_template,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        simulated_acceptance=simulate_acceptance,
+    panel = "Measuring"
+    prompts: Path | None = flag(
+        None,
+        'A file with one prompt a line, or JSON lines with "prompt" or "turns" and "category".',
+        argument=True,
+        metavar="PROMPTS",
     )
-    if peers and simulate_acceptance is not None:
-        raise OptionError("peers judge what they draft: leave out --simulate-acceptance or --peers")
-    lengths = _lengths(num_draft)
-    _check_counts(limit=limit, repeats=repeats, max_tokens=max_tokens)
-    if warmup < 0:
-        raise OptionError(f"warmup must be 0 or more, not {warmup}")
-    _check_report(report)
-    if model is None:
-        draft_model = draft_model or SHIPPED_DRAFT
-    file = prompts or sample(model or SHIPPED_TARGET)
+    proposer: list[str] | None = flag(
+        None,
+        "A drafter to measure; the flag may be repeated.",
+        metavar="auto|draft|ngram|medusa",
+    )
+    num_draft: str = flag(
+        "1,2,3,5,8,auto",
+        "The draft lengths to measure, separated by commas.",
+        "--num-draft-tokens",
+        metavar="N,...,auto",
+    )
+    baselines: bool = flag(
+        False, "Measure mlx-lm as well, and transformers where torch is installed.", "--peers"
+    )
+    limit: int | None = flag(None, "The number of prompts to use, from the first one on.")
+    repeats: int = flag(3, "The number of times that each text is generated.")
+    warmup: int = flag(1, "The number of texts of each method that do not count.")
+    report: Path | None = flag(None, "The HTML file to write plots to.", metavar="FILE")
+
+
+@command("mlx-specdec bench prompts/translation.jsonl --limit 10 --report report.html")
+def bench(
+    measuring: Measuring,
+    models: Models,
+    verification: Verification,
+    sampling: Sampling,
+    template: ChatTemplate,
+    costs: CostCache,
+    output: Json,
+) -> None:
+    """Measure what speculation gains on this machine.
+
+    Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C keeps what
+    was measured so far.
+    """
+    asked = options(verification, sampling, template, costs)
+    if measuring.baselines and asked.simulated_acceptance is not None:
+        raise OptionError(
+            "baselines verify what they draft: leave out --simulate-acceptance or --baselines"
+        )
+    lengths = _lengths(measuring.num_draft)
+    _check_counts(limit=measuring.limit, repeats=measuring.repeats, max_tokens=sampling.max_tokens)
+    if measuring.warmup < 0:
+        raise OptionError(f"warmup must be 0 or more, not {measuring.warmup}")
+    _check_report(measuring.report)
+    model, draft_model = named(models)
+    file = measuring.prompts or sample(model)
     from ..text.prompts import read_prompts
 
-    asked = read_prompts(file, limit)
-    pair = load_pair(
-        model or SHIPPED_TARGET,
-        draft_model,
-        dtype=dtype,
-        q_bits=q_bits,
-        draft_q_bits=draft_q_bits,
-        draft_vocab=draft_vocab,
-        random_weights=simulate_acceptance is not None,
-    )
-    methods = _methods(pair, options, proposer or [], lengths)
-    others = _peers(pair, options, lengths) if peers else None
+    prompts = read_prompts(file, measuring.limit)
+    simulated = asked.simulated_acceptance is not None
+    pair = load_pair(model, draft_model, random_weights=simulated, **models.loading())
+    from ..bench.methods import own_methods
+
+    proposers = list(dict.fromkeys(measuring.proposer or []))
+    methods = own_methods(pair, asked, proposers, lengths)
+    others = _baselines(pair, asked, lengths) if measuring.baselines else None
     if others is not None:
         methods += others.methods
-    analysis = _measure(pair, options, asked, methods, repeats, warmup)
+    analysis = _measure(pair, asked, prompts, methods, measuring.repeats, measuring.warmup)
     notes = others.notes if others is not None else ()
-    _tell(pair, options, file, notes, analysis, report, as_json)
+    _tell(pair, asked, file, notes, analysis, measuring.report, output.json)
     if analysis.interrupted:
         raise KeyboardInterrupt
 
@@ -190,6 +133,13 @@ def _check_report(file: Path | None) -> None:
         raise OptionError(f"{file} is a directory: name a file for the report")
     if not file.parent.is_dir():
         raise OptionError(f"there is no directory {file.parent} for the report: make it first")
+    try:
+        with TemporaryFile(dir=file.parent):
+            pass
+    except OSError as problem:
+        raise OptionError(
+            f"the report cannot be written to {file.parent}: {problem.strerror}"
+        ) from None
 
 
 def sample(model: str) -> Path:
@@ -200,15 +150,7 @@ def sample(model: str) -> Path:
     return ROOT / "prompts" / name
 
 
-def _methods(
-    pair: Pair, options: Options, proposers: Sequence[str], lengths: Sequence[Length]
-) -> list[Method]:
-    from ..bench.methods import own_methods
-
-    return own_methods(pair, options, list(dict.fromkeys(proposers)), lengths)
-
-
-def _peers(pair: Pair, options: Options, lengths: Sequence[Length]) -> Baselines:
+def _baselines(pair: Pair, options: Options, lengths: Sequence[Length]) -> Baselines:
     from ..bench.baselines import find_baselines
 
     found = find_baselines(pair, options, lengths)
@@ -268,7 +210,7 @@ def _tell(
     if differences:
         print(differences, file=sys.stderr)
     if as_json:
-        render.write(sys.stdout, json.dumps(told, ensure_ascii=False) + "\n")
+        render.write(sys.stdout, render.as_json(told))
     if report is not None:
         write_report(analysis, around, report)
         print(f"report: {report}", file=sys.stderr)

@@ -11,49 +11,54 @@ from typing import TYPE_CHECKING, TextIO
 from . import render
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..bench.analysis import Analysis, Figures
     from ..bench.bootstrap import Estimate
     from ..bench.setting import Setting
 
 COLUMNS = (
     "method",
-    "tokens/s",
-    "x plain",
-    "95 %",
-    "median",
-    "predicted",
-    "per round",
-    "accepted",
-    "same text",
+    ">tokens/s",
+    ">speedup",
+    ">95 %",
+    ">median",
+    ">predicted",
+    ">tokens\nper pass",
+    ">acceptance\nrate",
+    ">same\ntext",
 )
-NOT_A_TERMINAL = 120
-"""Columns of a table that goes into a file."""
+DISPENSABLE = (5, 4, 6, 3, 7, 8)
+"""Columns that a narrow terminal does without, the first one first."""
+FEWEST_TEXTS = 5
+"""An interval from fewer texts would promise what nobody knows."""
 
 
 def show(analysis: Analysis, setting: Setting, stream: TextIO) -> None:
     """Write the table. Raises as render.write does."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    console = render.console_for(stream)
+    shown, anywhere = list(range(len(COLUMNS))), console.options.update(width=1000)
+    for column in (None, *DISPENSABLE):
+        if column is not None:
+            shown.remove(column)
+        table = _table(analysis, shown)
+        if console.measure(table, options=anywhere).maximum <= console.width:
+            break
+    with console.capture() as captured:
+        console.print(_title(setting), table, _caption(analysis, setting), sep="\n")
+    render.write(stream, captured.get())
 
-    table = Table(title=_title(setting), title_justify="left", caption_justify="left")
-    table.caption = _caption(analysis, setting)
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+
+def _table(analysis: Analysis, columns: Sequence[int]) -> Table:
+    """With no cell cut."""
+    table = render.table(*(COLUMNS[column] for column in columns))
+    for numbers in table.columns[1:]:
+        numbers.no_wrap = True
     best = _best(analysis.methods)
     for figures in analysis.methods:
-        table.add_row(
-            *(Text(cell) for cell in _row(figures)), style="bold" if figures is best else None
-        )
-    console = Console(
-        file=stream,
-        width=None if stream.isatty() else NOT_A_TERMINAL,
-        no_color=not render.wants_colour(stream),
-        force_terminal=stream.isatty(),
-    )
-    with console.capture() as captured:
-        console.print(table)
-    render.write(stream, captured.get())
+        row = _row(figures)
+        table.add_row(*(row[at] for at in columns), style="bold" if figures is best else None)
+    return table
 
 
 def describe_differences(analysis: Analysis) -> str:
@@ -73,7 +78,7 @@ def describe_differences(analysis: Analysis) -> str:
 def _title(setting: Setting) -> str:
     draft = f" with {setting.draft_model}" if setting.draft_model else ""
     share = setting.simulated_acceptance
-    simulated = "" if share is None else f"simulated acceptance {share:g}, no text; "
+    simulated = "" if share is None else f"simulated acceptance probability {share:g}, no text; "
     return (
         f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; {simulated}"
         f"{setting.device}, BLAS {setting.blas}"
@@ -90,11 +95,12 @@ def _caption(analysis: Analysis, setting: Setting) -> str:
 def _row(figures: Figures) -> Sequence[str]:
     ratio = figures.speed_up
     alone = figures.family == "plain"
+    few = figures.texts < FEWEST_TEXTS
     return (
         figures.name,
         _number(figures.tokens_per_second, ".1f"),
         _number(ratio.overall.value if ratio else None, ".2f"),
-        "" if alone or ratio is None else _interval(ratio.overall),
+        "" if alone or few or ratio is None else _interval(ratio.overall),
         "" if alone or ratio is None else f"{ratio.per_text.value:.2f}",
         _number(figures.predicted, ".2f"),
         _number(figures.tokens_per_round, ".2f"),

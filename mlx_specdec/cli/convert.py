@@ -2,68 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from . import render
-from .process import Version
+from .flags import REQUIRED, Flags, command, flag
+from .groups import REVISION
 
 
-def convert(
-    model: Annotated[
-        str,
-        typer.Option("--model", "--model-name", help="A directory, a .gguf file or a Hub name."),
-    ],
-    mlx_path: Annotated[
-        Path | None, typer.Option("--mlx-path", help="Where to write; weights/NAME by default.")
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "float16", "bfloat16"] | None,
-        typer.Option("--dtype", help="As stored where not given."),
-    ] = None,
-    quantize: Annotated[bool, typer.Option("--quantize", "-q", help="Quantise.")] = False,
-    q_bits: Annotated[
-        int | None, typer.Option("--q-bits", help="Bits of a quantised weight; 4 by default.")
-    ] = None,
-    q_group_size: Annotated[
-        int | None,
-        typer.Option("--q-group-size", help="Weights that share one scale; 64 by default."),
-    ] = None,
-    q_mode: Annotated[
-        Literal["affine", "mxfp4", "nvfp4", "mxfp8"],
-        typer.Option("--q-mode", help="MLX's number format of quantised weights."),
-    ] = "affine",
-    quant_predicate: Annotated[
-        Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"] | None,
-        typer.Option("--quant-predicate", help="One of mlx-lm's recipes of mixed widths."),
-    ] = None,
-    dequantize: Annotated[
-        bool, typer.Option("--dequantize", "-d", help="Unpack a quantised source.")
-    ] = False,
-    upload_repo: Annotated[
-        str | None, typer.Option("--upload-repo", help="USER/NAME on the Hub to upload to.")
-    ] = None,
-    max_shard_size: Annotated[
-        str | None,
-        typer.Option(
-            "--max-shard-size", help="Of one file written, for example 500MB; 4GB by default."
-        ),
-    ] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="Of a Hub name.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what lies at the destination.")
-    ] = False,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Run source and result and compare them, on a fixed text as well."
-        ),
-    ] = False,
-    version: Version = False,
-) -> None:
-    """Turn a T5 or Llama-family checkpoint into MLX weights, and check them."""
+@dataclass(frozen=True)
+class Conversion(Flags):
+    """What is converted, and where to. max_shard_size and model apart, the names are those of
+    `checkpoints.convert.convert`."""
+
+    panel = "Conversion"
+    model: str = flag(
+        REQUIRED,
+        "The source: a directory, a .gguf file or a name on the Hugging Face Hub.",
+        "--model-name",
+        "--hf-path",
+    )
+    mlx_path: Path | None = flag(None, "The directory to write to.", show_default="weights/NAME")
+    revision: str | None = flag(None, REVISION)
+    overwrite: bool = flag(False, "Replace a model that lies at the destination.")
+    max_shard_size: str | None = flag(
+        None,
+        "The largest size of one written file, for example 500MB.",
+        metavar="SIZE",
+        show_default="4GB",
+    )
+    upload_repo: str | None = flag(
+        None, "The repository on the Hub to upload to.", metavar="USER/NAME"
+    )
+    verify: bool = flag(False, "Run the source and the result, and compare what they compute.")
+
+
+@dataclass(frozen=True)
+class Numbers(Flags):
+    """The number formats of the result."""
+
+    panel = "Number format"
+    dtype: Literal["float32", "float16", "bfloat16"] | None = flag(
+        None, "The type of weights that are not quantized.", show_default="as stored"
+    )
+    quantize: bool = flag(False, "Quantize the weights.", "-q")
+    q_bits: int | None = flag(None, "The bits of a quantized weight.", show_default="4")
+    q_group_size: int | None = flag(
+        None, "The number of weights that share one scale.", show_default="64"
+    )
+    q_mode: Literal["affine", "mxfp4", "nvfp4", "mxfp8"] = flag(
+        "affine", "The format of quantized weights in MLX."
+    )
+    quant_predicate: Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"] | None = flag(
+        None, "One of the mixtures of bits that mlx-lm defines."
+    )
+    dequantize: bool = flag(False, "Dequantize a quantized source.", "-d")
+
+
+@command("mlx-specdec convert --model t5-small --quantize --q-bits 8")
+def convert(conversion: Conversion, numbers: Numbers) -> None:
+    """Turn a checkpoint into MLX weights, and check them."""
     from .. import blas
 
     blas.load()
@@ -72,25 +71,17 @@ def convert(
     from ..checkpoints.disk import sizes
     from ..faithful import compare_text
 
-    shard_bytes = None if max_shard_size is None else sizes.parse(max_shard_size)
+    given = {**vars(conversion), **vars(numbers)}
+    model, destination = given.pop("model"), given.pop("mlx_path")
+    size = given.pop("max_shard_size")
     with render.progress("converting", in_bytes=True) as report:
         done = run(
             model,
-            mlx_path,
-            dtype=dtype,
-            quantize=quantize,
-            q_bits=q_bits,
-            q_group_size=q_group_size,
-            q_mode=q_mode,
-            quant_predicate=quant_predicate,
-            dequantize=dequantize,
-            upload_repo=upload_repo,
-            revision=revision,
-            overwrite=overwrite,
-            shard_bytes=shard_bytes,
-            verify=verify,
+            destination,
+            shard_bytes=None if size is None else sizes.parse(size),
             compare_logits=compare_logits,
             compare_text=compare_text,
             progress=report,
+            **given,
         )
-    render.tell(render.converted(done))
+    render.tell(done.describe())

@@ -1,17 +1,16 @@
-"""The estimate command: what a pair would need and gain here, before its weights are downloaded."""
+"""The estimate command: what a pair would need and gain here, before it is downloaded."""
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import OptionError
 from . import render
-from .pairs import SHIPPED_DRAFT, SHIPPED_TARGET, shipped
-from .process import Version
+from .flags import Flags, command, flag
+from .groups import MAX_TOKENS, Json, Sources
+from .pairs import named, shipped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,46 +21,24 @@ if TYPE_CHECKING:
 SHOWN_PASSES = (2, 3, 4, 6, 9, 13, 17)
 
 
-def estimate(
-    draft_model: Annotated[
-        str | None, typer.Option("--draft-model", "--draft-model-name", help="The draft.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", "--model-name", help="The target: a directory with config.json, a Hub name."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")
-    ] = "auto",
-    q_bits: Annotated[
-        int | None, typer.Option("--q-bits", help="As if the target were quantised on load.")
-    ] = None,
-    draft_q_bits: Annotated[
-        int | None, typer.Option("--draft-q-bits", help="As if the draft were.")
-    ] = None,
-    prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", help="Length of the prompt to measure behind.")
-    ] = 128,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-m", help="Tokens to generate, for the caches' size.")
-    ] = 128,
-    turns: Annotated[int, typer.Option("--turns", help="How often to measure everything.")] = 9,
-    seconds: Annotated[
-        float,
-        typer.Option("--seconds", help="How long to measure; less is measured in less time."),
-    ] = 60.0,
-    revision: Annotated[str | None, typer.Option("--revision", help="Of the target.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    version: Version = False,
-) -> None:
-    """Predict what a pair gains on this machine, from the two config.json files alone.
+@dataclass(frozen=True)
+class EffortFlags(Flags):
+    """How much is measured."""
 
-    Weights are random, of the right shapes; only config.json is downloaded.
+    panel = "Measuring"
+    prompt_tokens: int = flag(128, "The number of tokens of the prompt.")
+    max_tokens: int = flag(128, MAX_TOKENS, "-m")
+    turns: int = flag(9, "The number of times that everything is measured.")
+    seconds: float = flag(60.0, "The time in seconds that measuring may take.")
+
+
+@command("mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B --q-bits 4")
+def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
+    """Predict what a pair gains, before it is downloaded.
+
+    Only the two config.json files are needed: the weights are random and have the right shapes.
     """
-    if model is None:
-        model, draft_model = SHIPPED_TARGET, draft_model or SHIPPED_DRAFT
+    model, draft_model = named(sources)
     if draft_model is None:
         raise OptionError("name the draft model as well, with --draft-model")
     from .. import blas
@@ -70,16 +47,13 @@ def estimate(
     from ..estimate.pair import Effort
     from ..estimate.pair import estimate as measure
 
-    effort = Effort(prompt_tokens, max_tokens, turns, seconds)
-    target = _asked(model, dtype, q_bits, revision)
-    draft = _asked(draft_model, dtype, draft_q_bits, None)
+    target = _asked(model, sources.dtype, sources.q_bits, sources.revision)
+    draft = _asked(draft_model, sources.dtype, sources.draft_q_bits, None)
+    asked = Effort(effort.prompt_tokens, effort.max_tokens, effort.turns, effort.seconds)
     with render.progress("measuring") as report:
-        found = measure(target, draft, effort, progress=report)
-    if as_json:
-        text = json.dumps({**found.as_dict(), **_machine()}, ensure_ascii=False) + "\n"
-    else:
-        text = _pretty(found)
-    render.write(sys.stdout, text)
+        found = measure(target, draft, asked, progress=report)
+    told = render.as_json({**found.as_dict(), **_machine()}) if output.json else _pretty(found)
+    render.write(sys.stdout, told)
 
 
 def _asked(name: str, dtype: str, q_bits: int | None, revision: str | None) -> Asked:
@@ -99,30 +73,19 @@ def _machine() -> dict[str, str]:
 
 
 def _pretty(found: Estimate) -> str:
-    """Tables and sentences, as wide as the terminal."""
-    from rich.console import Console
-
-    colour = render.wants_colour(sys.stdout)
-    console = Console(file=sys.stdout, highlight=False, no_color=not colour)
-    with console.capture() as capture:
-        console.print(_sides(found))
-        console.print(_verdict(found))
-        if found.speeds is not None:
-            console.print(_costs(found.speeds))
-            console.print(_predictions(found.speeds))
-        for note in found.notes:
-            console.print(f"Note: {note}.", markup=False)
-    return capture.get()
+    """Tables and sentences."""
+    speeds = found.speeds
+    measured = () if speeds is None else (_costs(speeds), _predictions(speeds))
+    notes = (f"Note: {note}." for note in found.notes)
+    return render.laid_out(sys.stdout, _sides(found), _verdict(found), *measured, *notes)
 
 
 def _sides(found: Estimate) -> Table:
-    from rich.markup import escape
-
     from ..checkpoints.disk.sizes import show
 
     sides = (found.target, found.draft)
-    table = _table("", "target", "draft")
-    table.add_row("model", *(escape(side.name) for side in sides))
+    table = render.table("", ">target", ">draft")
+    table.add_row("model", *(side.name for side in sides))
     table.add_row("numbers", *(side.dtype for side in sides))
     table.add_row("weights", *(show(side.weights_bytes) for side in sides))
     text = f"{found.prompt_tokens} + {found.max_tokens} tokens"
@@ -160,22 +123,11 @@ def _costs(speeds: Speeds) -> str:
 
 
 def _predictions(speeds: Speeds) -> Table:
-    table = _table(
-        "acceptance probability per token", "best number drafted", "speed-up", "tokens/s"
+    table = render.table(
+        "acceptance probability of a draft token", ">best draft length", ">speedup", ">tokens/s"
     )
     for one in speeds.predictions:
         length = str(one.num_draft) if one.num_draft else "0 (plain)"
         rate = one.speed_up / speeds.step_seconds
         table.add_row(f"{one.alpha:.0%}", length, f"{one.speed_up:.2f}", f"{rate:.1f}")
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right", overflow="fold")
     return table

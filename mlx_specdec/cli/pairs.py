@@ -5,12 +5,13 @@ Knows where the shipped weights lie. MLX is imported when models are loaded.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..cache_settings import CacheSettings
 from . import render
+from .groups import Sources
 
 if TYPE_CHECKING:
     from ..assemble import Pair
@@ -31,35 +32,29 @@ def shipped(name: str) -> str:
     return name
 
 
-def load_pair(
-    model: str,
-    draft_model: str | None,
-    *,
-    dtype: str,
-    q_bits: int | None = None,
-    draft_q_bits: int | None = None,
-    caches: CacheSettings | None = None,
-    draft_vocab: str = "same",
-    random_weights: bool = False,
-) -> Pair:
-    """Load what was named, with a progress bar; raises as assemble.load does."""
+def named(sources: Sources) -> tuple[str, str | None]:
+    """Target and draft as named; where no target is, the shipped ones."""
+    if sources.model is None:
+        return SHIPPED_TARGET, sources.draft_model or SHIPPED_DRAFT
+    return sources.model, sources.draft_model
+
+
+def default_output(model: str, what: str) -> Path:
+    """Where a training writes for a model, unless told otherwise."""
+    name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
+    return Path("weights") / f"{name}-{what}"
+
+
+def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pair:
+    """Load what was named, with a progress bar; takes settings and raises as assemble.load does."""
     from .. import blas
 
     blas.load()
     from ..assemble import load
 
+    draft = None if draft_model is None else shipped(draft_model)
     with render.progress("loading") as report:
-        return load(
-            shipped(model),
-            None if draft_model is None else shipped(draft_model),
-            dtype=dtype,
-            q_bits=q_bits,
-            draft_q_bits=draft_q_bits,
-            caches=caches,
-            draft_vocab=draft_vocab,
-            random_weights=random_weights,
-            progress=report,
-        )
+        return load(shipped(model), draft, progress=report, **settings)
 
 
 def search_in(pair: Pair, files: Sequence[Path]) -> Pair:

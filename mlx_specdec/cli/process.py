@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import NoReturn
 
 import typer
 
-from .. import __version__
 from ..errors import OutputError, SpecdecError
 from . import render
 
@@ -20,30 +18,12 @@ INTERRUPTED = 130
 STANDARD_OUTPUT = 1
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"mlx-specdec {__version__}")
-        raise typer.Exit
-
-
-Version = Annotated[
-    bool,
-    typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
-]
-
-
-def run_one(command: Callable[..., Any]) -> None:
-    """Run one command as a program of its own, with the process's arguments."""
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command()(command)
-    exit_with(single, None)
-
-
-def exit_with(program: typer.Typer, arguments: Sequence[str] | None) -> None:
-    """Run, and exit with 0, 2 after one line that says what was wrong, or 130 when interrupted."""
+def exit_with(program: typer.Typer) -> NoReturn:
+    """Run with the process's arguments, and exit: with 0, with 2 after one line that says what was
+    wrong, or with 130 when interrupted."""
     _fill_streams()
     try:
-        code = program(args=arguments, standalone_mode=False)
+        code = program(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except OutputError as problem:
         _abandon_output()
@@ -70,9 +50,9 @@ def _fill_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _abandon_output() -> None:
@@ -91,5 +71,5 @@ def _exit_on_usage(problem: Exception) -> None:
         sys.exit(INTERRUPTED)
     if describe is None:
         sys.exit(code)
-    render.error(f"{describe()} (see --help)")
+    render.error(f"{describe().replace('Value error, ', '')} (see --help)")
     sys.exit(2)

@@ -6,28 +6,52 @@ Knows rich and two streams. Text goes to standard output, everything else to sta
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from ..errors import OutputError
 
 if TYPE_CHECKING:
-    from ..checkpoints.convert import Report
+    from rich.console import Console
+    from rich.table import Table
+
     from ..contracts import Progress
-    from ..decoding.draft_length import Change
-    from ..decoding.run import Result
     from ..decoding.stop_criteria import Emission, Piece
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
+NOT_A_TERMINAL = 1000
+"""Columns of what goes into a file or a pipe."""
+SHOWN_CONTROLS = {
+    code: repr(chr(code))[1:-1]
+    for code in (*range(0x20), *range(0x7F, 0xA0))
+    if code not in (9, 10)
+}
+"""What a terminal would obey, tabs and line ends apart, and how it is shown instead."""
 
 
-def wants_colour(stream: TextIO) -> bool:
-    """Colour only on a terminal, and never where NO_COLOR is set (no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+def wants_color(stream: TextIO) -> bool:
+    """Color only on a terminal that has it, and never where NO_COLOR is set (no-color.org)."""
+    dumb = os.environ.get("TERM") in ("dumb", "unknown")
+    return stream.isatty() and not dumb and not os.environ.get("NO_COLOR")
+
+
+def as_json(told: Mapping[str, Any]) -> str:
+    """A line of strict JSON: numbers that JSON does not have are null."""
+    return json.dumps(_finite(told), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class ReaderGone(Exception):
@@ -48,15 +72,17 @@ def write(stream: TextIO, text: str) -> None:
 class TextPrinter:
     """Writes emissions to a stream as they come.
 
-    show_drafts: mark what accepted draft tokens completed: green and underlined where colour is
-    wanted, between ⟨ and ⟩ elsewhere.
+    show_drafts: mark what accepted draft tokens completed: green and underlined where color is
+    wanted, between ⟨ and ⟩ elsewhere. A terminal is shown control characters as escapes; anything
+    else gets the text as it is.
     """
 
     def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
         self._stream = stream
         self._marks = ("", "")
         if show_drafts:
-            self._marks = (GREEN_UNDERLINED, PLAIN) if wants_colour(stream) else ("⟨", "⟩")
+            self._marks = (GREEN_UNDERLINED, PLAIN) if wants_color(stream) else ("⟨", "⟩")
+        self._controls = SHOWN_CONTROLS if stream.isatty() else {}
         self._wrote = ""
 
     def show(self, emission: Emission) -> None:
@@ -72,15 +98,16 @@ class TextPrinter:
             write(self._stream, "\n")
 
     def _mark(self, piece: Piece) -> str:
+        text = piece.text.translate(self._controls)
         if not piece.drafted:
-            return piece.text
+            return text
         before, after = self._marks
-        return f"{before}{piece.text}{after}"
+        return f"{before}{text}{after}"
 
 
 def legend(stream: TextIO) -> str:
     """One line that explains what `show_drafts` marks."""
-    if wants_colour(stream):
+    if wants_color(stream):
         return f"{GREEN_UNDERLINED}accepted draft tokens{PLAIN}, the target's own"
     return "⟨accepted draft tokens⟩, the target's own"
 
@@ -92,55 +119,34 @@ def tell_self_draft(nbytes: int) -> None:
     print(f"drafting with the target's own layers: {show(nbytes)} beside it", file=sys.stderr)
 
 
-def summary(result: Result) -> str:
-    """The statistics of one text in two lines."""
-    stats, labels = result.stats, result.labels
-    speed = f", {stats.tokens_per_second:.1f} tokens/s" if stats.tokens_per_second else ""
-    decoding = stats.seconds.draft + stats.seconds.verify + stats.seconds.other
-    first = (
-        f"{len(result.tokens)} tokens in {decoding:.2f} s{speed}; ended by {result.finish_reason}"
-    )
-    prompt = f"prompt {labels.prompt_tokens} tokens in {stats.seconds.prompt:.2f} s"
-    loaded = f"loaded in {stats.seconds.load:.2f} s"
-    second = "plain decoding"
-    if labels.simulated_acceptance is not None:
-        first = f"simulated acceptance {labels.simulated_acceptance:g}, no text: {first}"
-    if labels.proposer != "none":
-        rate = f" ({stats.acceptance_rate:.0%})" if stats.acceptance_rate is not None else ""
-        second = f"{stats.accepted} of {stats.drafted} drafted tokens accepted{rate} in "
-        second += f"{stats.rounds} rounds, rule {labels.rule}"
-        if labels.lossy:
-            second += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
-    return f"{first}; {prompt}; {loaded}\n{second}; {stats.device}, BLAS {stats.blas}"
+def table(*columns: str, header: bool = True) -> Table:
+    """An empty table; a column whose name begins with > is a column of numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, show_header=header)
+    for name in columns:
+        side: Literal["left", "right"] = "right" if name[:1] == ">" else "left"
+        made.add_column(name.removeprefix(">"), justify=side, overflow="fold")
+    return made
 
 
-def lengths(changes: Sequence[Change], result: Result) -> str:
-    """Which numbers of drafted tokens were chosen when, and what they promised."""
-    lines = [
-        f"from round {change.round} on: {change.length} drafted tokens{_by(change.source)}, "
-        + (f"expected {change.speed:.2f} x plain" if change.length else "plain decoding")
-        for change in changes
-    ]
-    drafted = result.stats.drafted_by_position
-    if drafted:
-        rates = zip(result.stats.accepted_by_position, drafted, strict=True)
-        accepted = " ".join(f"{kept / count:.2f}" for kept, count in rates)
-        lines.append(f"accepted by position: {accepted}")
-    return "\n".join(lines or ["the number of drafted tokens was fixed"])
+def console_for(stream: TextIO) -> Console:
+    """As wide as the terminal; in a pipe nothing is wrapped. Brackets in strings are brackets."""
+    from rich.console import Console
+
+    width = None if stream.isatty() else NOT_A_TERMINAL
+    color = wants_color(stream)
+    return Console(file=stream, width=width, no_color=not color, highlight=False, markup=False)
 
 
-def _by(source: str) -> str:
-    return f" by {source}" if source else ""
-
-
-def costs(measured: Mapping[int, float]) -> str:
-    """What rounds cost, in plain steps."""
-    return "\n".join(f"{n:2d} drafted: {cost:.2f} plain steps" for n, cost in measured.items())
-
-
-def converted(report: Report) -> str:
-    """What a conversion did and checked."""
-    return report.describe()
+def laid_out(stream: TextIO, *shown: object) -> str:
+    """Tables and sentences, one below the other, as they look on this stream."""
+    console = console_for(stream)
+    with console.capture() as capture:
+        for one in shown:
+            console.print(one)
+    return capture.get()
 
 
 @contextmanager

@@ -2,106 +2,51 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import OptionError
-from ..training.settings import DIVERGENCES, Collecting, Distilling, Shape
-from .pairs import load_pair
-from .process import Version
+from ..training.settings import Distilling, Shape
+from .flags import Flags, command, flag
+from .groups import DraftSchedule, Model, TrainingTexts
+from .pairs import default_output, load_pair
 from .training_bars import watcher
 
 if TYPE_CHECKING:
     from ..training.divergence import Closeness
     from ..training.draft import Trained
 
-COLLECTING, DISTILLING = Collecting(), Distilling()
+
+@dataclass(frozen=True)
+class Draft(Flags):
+    """What the training begins with, where it ends, and what it minimizes."""
+
+    panel = "Draft"
+    draft_model: str | None = flag(None, "The draft model to begin with.")
+    layers: int | None = flag(None, "The number of the target's own layers to begin with instead.")
+    width: int | None = flag(None, "Another width for these layers, whose weights are then random.")
+    output: Path | None = flag(
+        None, "The directory to write to.", show_default="weights/NAME-distilled"
+    )
+    divergence: Literal["forward", "reverse", "jsd", "tvd"] = flag(
+        "forward", "The distance between target and draft that training minimizes."
+    )
 
 
-def train_draft(
-    model: Annotated[
-        str, typer.Option("--model", "--model-name", help="The target: a directory or a Hub name.")
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data", help='Texts, one a line, or JSON lines with "prompt" and maybe "target".'
-        ),
-    ],
-    draft_model: Annotated[
-        str | None, typer.Option("--draft-model", help="The draft to begin with.")
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option("--layers", help="Or so many of the target's own layers.")
-    ] = None,
-    width: Annotated[
-        int | None, typer.Option("--width", help="With --layers: another width, random weights.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", help="Where to write; weights/NAME-distilled by default."),
-    ] = None,
-    divergence: Annotated[
-        str, typer.Option("--divergence", help=f"What is made small: {', '.join(DIVERGENCES)}.")
-    ] = DISTILLING.divergence,
-    no_self_distill: Annotated[
-        bool,
-        typer.Option("--no-self-distill", help="Learn on the data, not on the target's text."),
-    ] = False,
-    samples: Annotated[
-        int, typer.Option("--samples", help="Most texts to learn from.")
-    ] = COLLECTING.samples,
-    length: Annotated[int, typer.Option("--length", help="Tokens of a text.")] = COLLECTING.length,
-    temperature: Annotated[
-        float,
-        typer.Option("--temperature", "--temp", help="At which the target continues the prompts."),
-    ] = COLLECTING.temperature,
-    texts_at_once: Annotated[
-        int, typer.Option("--texts-at-once", help="Texts that the target writes in one pass.")
-    ] = COLLECTING.texts_at_once,
-    batch: Annotated[int, typer.Option("--batch", help="Texts in one step.")] = DISTILLING.batch,
-    epochs: Annotated[int, typer.Option("--epochs", help="At most.")] = DISTILLING.epochs,
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", help="Its highest.")
-    ] = DISTILLING.learning_rate,
-    patience: Annotated[
-        int, typer.Option("--patience", help="Epochs without progress that end it.")
-    ] = DISTILLING.patience,
-    seed: Annotated[int, typer.Option("--seed")] = DISTILLING.seed,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="Of the target: auto, float32, float16 or bfloat16.")
-    ] = "auto",
-    version: Version = False,
-) -> None:
-    """Train a draft model for a target on this machine. Interrupted, it goes on when run again."""
-    shape = _shape(draft_model, layers, width)
-    collecting = Collecting(
-        samples=samples,
-        length=length,
-        self_distill=not no_self_distill,
-        temperature=temperature,
-        seed=seed,
-        texts_at_once=texts_at_once,
-    )
-    distilling = Distilling(
-        batch=batch,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        patience=patience,
-        seed=seed,
-        divergence=divergence,
-    )
-    name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
-    output = output or Path("weights") / f"{name}-distilled"
-    pair = load_pair(model, draft_model, dtype=dtype)
+@command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
+def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: DraftSchedule) -> None:
+    """Train a draft model for a target on this machine. An interrupted run is resumed."""
+    shape = _shape(draft.draft_model, draft.layers, draft.width)
+    collecting = texts.collecting(schedule.seed)
+    distilling = Distilling(**vars(schedule), divergence=draft.divergence)
+    output = draft.output or default_output(model.model, "distilled")
+    pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
     from ..training.draft import train
 
     with watcher(_line) as watching:
-        done = train(pair, data, output, shape, collecting, distilling, watching)
+        done = train(pair, texts.data, output, shape, collecting, distilling, watching)
     print(_summary(done), file=sys.stderr)
 
 

@@ -2,98 +2,50 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ..training.settings import Collecting, Fitting
-from .pairs import load_pair
-from .process import Version
+from ..training.settings import Fitting
+from .flags import Flags, command, flag
+from .groups import FITTING, HeadSchedule, Model, TrainingTexts
+from .pairs import default_output, load_pair
 from .training_bars import watcher
 
 if TYPE_CHECKING:
     from ..training.medusa import Trained
     from ..training.new_heads import Accuracy
 
-COLLECTING, FITTING = Collecting(), Fitting()
 
+@dataclass(frozen=True)
+class Heads(Flags):
+    """What the heads are, and where they are written."""
 
-def train_medusa(
-    model: Annotated[
-        str, typer.Option("--model", "--model-name", help="The base: a directory or a Hub name.")
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data", help='Texts, one a line, or JSON lines with "prompt" and maybe "target".'
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", help="Where to write; weights/NAME-medusa by default."),
-    ] = None,
-    heads: Annotated[
-        int, typer.Option("--heads", help="Tokens that may be drafted at once.")
-    ] = FITTING.heads,
-    layers: Annotated[
-        int, typer.Option("--layers", help="Residual layers of a head.")
-    ] = FITTING.layers,
-    own_output: Annotated[
-        bool, typer.Option("--own-output", help="An output layer for each head: better, larger.")
-    ] = FITTING.own_output,
-    no_self_distill: Annotated[
-        bool,
-        typer.Option("--no-self-distill", help="Learn from the data, not from the model's text."),
-    ] = False,
-    samples: Annotated[
-        int, typer.Option("--samples", help="Most texts to learn from.")
-    ] = COLLECTING.samples,
-    length: Annotated[int, typer.Option("--length", help="Tokens of a text.")] = COLLECTING.length,
-    temperature: Annotated[
-        float,
-        typer.Option("--temperature", "--temp", help="At which the model continues the prompts."),
-    ] = COLLECTING.temperature,
-    texts_at_once: Annotated[
-        int, typer.Option("--texts-at-once", help="Texts that the model writes in one pass.")
-    ] = COLLECTING.texts_at_once,
-    batch: Annotated[
-        int, typer.Option("--batch", help="Hidden states in one step.")
-    ] = FITTING.batch,
-    epochs: Annotated[int, typer.Option("--epochs", help="At most.")] = FITTING.epochs,
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", help="Its highest.")
-    ] = FITTING.learning_rate,
-    patience: Annotated[
-        int, typer.Option("--patience", help="Epochs without progress that end it.")
-    ] = FITTING.patience,
-    seed: Annotated[int, typer.Option("--seed")] = FITTING.seed,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")
-    ] = "auto",
-    version: Version = False,
-) -> None:
-    """Train Medusa heads for a model on this machine. Interrupted, it goes on when run again."""
-    collecting = Collecting(samples, length, not no_self_distill, temperature, seed, texts_at_once)
-    fitting = Fitting(
-        heads=heads,
-        layers=layers,
-        own_output=own_output,
-        batch=batch,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        patience=patience,
-        seed=seed,
+    panel = "Heads"
+    output: Path | None = flag(
+        None, "The directory to write to.", show_default="weights/NAME-medusa"
     )
-    name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
-    output = output or Path("weights") / f"{name}-medusa"
-    pair = load_pair(model, None, dtype=dtype)
+    heads: int = flag(FITTING.heads, "The number of heads, each of which drafts one token.")
+    layers: int = flag(FITTING.layers, "The number of residual layers in a head.")
+    own_output: bool = flag(
+        FITTING.own_output, "Train an output layer for each head, which is better and larger."
+    )
+
+
+@command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")
+def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: HeadSchedule) -> None:
+    """Train Medusa heads for a model on this machine. An interrupted run is resumed."""
+    collecting = texts.collecting(schedule.seed)
+    fitting = Fitting(
+        **vars(schedule), heads=heads.heads, layers=heads.layers, own_output=heads.own_output
+    )
+    output = heads.output or default_output(model.model, "medusa")
+    pair = load_pair(model.model, dtype=model.dtype)
     from ..training.medusa import train
 
     with watcher(_line) as watching:
-        done = train(pair, data, output, collecting, fitting, watching)
+        done = train(pair, texts.data, output, collecting, fitting, watching)
     print(_summary(done), file=sys.stderr)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -49,6 +50,15 @@ class Outcome:
     code: int
     out: str
     err: str
+
+
+def strict(text: str | bytes) -> Any:
+    """What JSON says, NaN and Infinity being none."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_specdec.cli.bench import sample
 
-from .conftest import Run
+from .conftest import Run, strict
 from .test_bad_input import told
 
 
@@ -32,7 +32,7 @@ def test_every_method_is_measured_and_its_text_compared(
     page = tmp_path / "report.html"
     done = run(*asked, "--repeats", 1, "-m", 12, "--json", "--report", page)
     assert done.code == 0
-    found = json.loads(done.out)
+    found = strict(done.out)
     names = [method["name"] for method in found["methods"]]
     assert names == ["plain", "draft 2", "draft auto", "auto"]
     speculative = found["methods"][1]
@@ -84,7 +84,7 @@ def test_peers_are_told_about_and_a_missing_one_is_no_error(
     done = run(*asked, "--peers", "--json", "--report", page)
     assert done.code == 0
     note = "transformers is left out: torch is not installed"
-    assert note in json.loads(done.out)["setting"]["notes"]
+    assert note in strict(done.out)["setting"]["notes"]
     assert note in done.err and note in page.read_text(encoding="utf-8")
 
 

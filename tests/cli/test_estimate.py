@@ -11,7 +11,7 @@ from mlx_specdec.estimate import pair as estimating
 
 from .. import tiny
 from ..models.test_outline import T5
-from .conftest import Run
+from .conftest import Run, strict
 
 QUICK = ("--turns", 1, "--prompt-tokens", 8, "--max-tokens", 8)
 
@@ -34,7 +34,7 @@ def pair(tmp_path: Path) -> tuple[object, ...]:
 def test_the_json_object_is_all_that_is_printed(run: Run, pair: tuple[object, ...]) -> None:
     done = run("estimate", *pair, "--json")
     assert (done.code, done.err) == (0, "")
-    found = json.loads(done.out)
+    found = strict(done.out)
     assert list(found) == [
         "target",
         "draft",
@@ -59,7 +59,7 @@ def test_tables_and_sentences_for_people(run: Run, pair: tuple[object, ...]) -> 
     done = run("estimate", *pair)
     assert done.code == 0 and "\x1b" not in done.out
     assert "Fits: " in done.out and "A plain step takes" in done.out
-    assert "95%" in done.out and "speed-up" in done.out and "Note: weights are random" in done.out
+    assert "95%" in done.out and "speedup" in done.out and "Note: weights are random" in done.out
 
 
 def test_a_pair_that_does_not_fit_gets_a_clear_no(run: Run, tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_a_pair_that_does_not_fit_gets_a_clear_no(run: Run, tmp_path: Path) -> N
     asked = ("estimate", "--model", model, "--draft-model", draft, "--dtype", "float32", *QUICK)
     done = run(*asked)
     assert done.code == 0
-    assert "NO: it would not fit" in done.out and "speed-up" not in done.out
-    found = json.loads(run(*asked, "--json").out)
+    assert "NO: it would not fit" in done.out and "speedup" not in done.out
+    found = strict(run(*asked, "--json").out)
     assert found["fits"] is False and found["speeds"] is None
     assert found["target"]["weights_bytes"] > 1e12
 
@@ -88,7 +88,7 @@ def test_types_and_packing_are_asked_for_with_the_flags_of_generate(
     whole = estimating.estimate
     monkeypatch.setattr(estimating, "estimate", look)
     bits = ("--q-bits", 8, "--draft-q-bits", 4, "--dtype", "bfloat16")
-    found = json.loads(run("estimate", *pair, *bits, "--json").out)
+    found = strict(run("estimate", *pair, *bits, "--json").out)
     assert [(one.dtype, one.q_bits) for one in asked] == [("bfloat16", 8), ("bfloat16", 4)]
     assert found["target"]["dtype"] == "8-bit, bfloat16"
     assert found["draft"]["dtype"] == "4-bit, bfloat16"

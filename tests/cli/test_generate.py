@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +14,13 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec import __version__
+from mlx_specdec.cli import render
 from mlx_specdec.drafting import document_cache
+from mlx_specdec.text.tokenizer import load_tokenizer
 
-from .conftest import Run, make_llama
+from .. import tiny
+from ..text.makers import byte_level
+from .conftest import Run, make_llama, strict
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "Les pates a midi"
@@ -28,11 +32,15 @@ def test_text_goes_to_standard_output_and_statistics_to_standard_error(
     plain = run("generate", PROMPT, "--model", t5, "--regular-decode", "-m", 30)
     assert plain.code == 0 and plain.out.endswith("\n") and len(plain.out) > 10
     assert "plain decoding" in plain.err and "tokens/s" in plain.err
+    told = re.search(
+        r"prompt: (\d+) tokens in [0-9.]+ s, [0-9.]+ tokens/s;.*peak memory", plain.err
+    )
+    assert told is not None and int(told[1]) > 0
     done = run(
         "generate", PROMPT, "--model", t5, "--draft-model", t5_draft, "-m", 30, "--num-draft", 5
     )
     assert done.out == plain.out
-    assert "drafted tokens accepted" in done.err
+    assert "draft tokens accepted" in done.err
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -41,7 +49,7 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
 ) -> None:
     asked = ("--model", t5, "-m", 40, "--json", "--temp", temperature, "--seed", 5)
     done = run("generate", PROMPT, *asked, "--draft-model", t5_draft, "--num-draft", 3)
-    result = json.loads(done.out)
+    result = strict(done.out)
     assert done.err == ""
     assert list(result) == [
         "text",
@@ -89,7 +97,7 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
     assert (result["proposer"], result["rule"], result["num_draft"]) == ("draft", "coupled", 3)
     assert result["generated_tokens"] == len(result["tokens"]) == 40
     assert 0 < result["stats"]["accepted"] <= result["stats"]["drafted"]
-    plain = json.loads(run("generate", PROMPT, *asked, "--regular-decode").out)
+    plain = strict(run("generate", PROMPT, *asked, "--regular-decode").out)
     assert plain["tokens"] == result["tokens"] and plain["text"] == result["text"]
     assert (plain["proposer"], plain["draft_model"], plain["num_draft"]) == ("none", None, 0)
     assert set(plain) == set(result) and set(plain["stats"]) == set(result["stats"])
@@ -99,8 +107,8 @@ def test_auto_draft_length_gives_the_same_text_and_says_so(
     run: Run, t5: Path, t5_draft: Path
 ) -> None:
     asked = ("--model", t5, "--draft-model", t5_draft, "--json", "-m", 60)
-    auto = json.loads(run("generate", PROMPT, *asked, "--num-draft", "auto").out)
-    plain = json.loads(run("generate", PROMPT, *asked, "--regular-decode").out)
+    auto = strict(run("generate", PROMPT, *asked, "--num-draft", "auto").out)
+    plain = strict(run("generate", PROMPT, *asked, "--regular-decode").out)
     assert auto["tokens"] == plain["tokens"]
     assert auto["num_draft"] == "auto" and auto["stats"]["drafted"] > 0
 
@@ -133,28 +141,37 @@ def test_a_stop_string_ends_the_text_before_it(run: Run, t5: Path, t5_draft: Pat
     stop = whole[len(whole) // 2 :][:3]
     for extra in ((), ("--draft-model", t5_draft, "--num-draft", 5)):
         asked = ("--model", t5, "-m", 40, "--stop", stop, "--json", *extra)
-        result = json.loads(run("generate", PROMPT, *asked).out)
+        result = strict(run("generate", PROMPT, *asked).out)
         assert result["text"] == whole[: whole.index(stop)]
         assert result["finish_reason"] == "stop"
 
 
 def test_no_tokens_at_all_is_a_text_too(run: Run, t5: Path) -> None:
-    result = json.loads(run("generate", PROMPT, "--model", t5, "-m", 0, "--json").out)
+    result = strict(run("generate", PROMPT, "--model", t5, "-m", 0, "--json").out)
     assert (result["text"], result["tokens"], result["finish_reason"]) == ("", [], "length")
 
 
-def test_quantising_on_load_is_possible_for_both(run: Run, llama: Path) -> None:
+def test_rows_shorter_than_a_group_are_not_quantized_on_load(run: Run, llama: Path) -> None:
     asked = ("--model", llama, "--draft-model", llama, "--q-bits", 8, "--draft-q-bits", 4, "--json")
     done = run("generate", "def f(x):", *asked, "-m", 8)
-    # The tiny model's rows are shorter than a group: told by name, nothing half done.
     assert done.code == 2 and "group" in done.err
+
+
+def test_quantizing_on_load_is_possible_for_both(run: Run, tmp_path: Path) -> None:
+    size = load_tokenizer(byte_level(tmp_path), kind="decoder-only").size
+    shape = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "vocab_size": size}
+    tiny.write("llama", tmp_path, 0, **shape)
+    asked = ("generate", "def f(x):", "--model", tmp_path, "--q-bits", 8, "--json", "-m", 8)
+    plain = strict(run(*asked).out)
+    drafted = strict(run(*asked, "--draft-model", tmp_path, "--draft-q-bits", 4).out)
+    assert plain["tokens"] == drafted["tokens"] and drafted["stats"]["drafted"] > 0
 
 
 def test_a_chat_template_is_applied_unless_left_out(run: Run, tmp_path: Path) -> None:
     template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     chat = make_llama(tmp_path, chat_template=template, tokenizer_class="PreTrainedTokenizerFast")
-    with_template = json.loads(run("generate", "abc", "--model", chat, "--json", "-m", 2).out)
-    without = json.loads(
+    with_template = strict(run("generate", "abc", "--model", chat, "--json", "-m", 2).out)
+    without = strict(
         run("generate", "abc", "--model", chat, "--json", "-m", 2, "--no-chat-template").out
     )
     assert with_template["prompt_tokens"] != without["prompt_tokens"]
@@ -207,7 +224,7 @@ def interrupted(t5: Path, *flags: str, after: float | None) -> tuple[str, str]:
 
 def test_ctrl_c_keeps_the_text_and_exits_with_130(t5: Path) -> None:
     out, err = interrupted(t5, after=None)
-    assert out and "ended by interrupted" in err
+    assert out and "finish reason: interrupted" in err
 
 
 def test_ctrl_c_still_prints_the_object(t5: Path) -> None:
@@ -216,7 +233,7 @@ def test_ctrl_c_still_prints_the_object(t5: Path) -> None:
         out, _ = interrupted(t5, "--json", after=seconds)
         if out:
             break
-    assert json.loads(out)["finish_reason"] == "interrupted"
+    assert strict(out)["finish_reason"] == "interrupted"
 
 
 def test_a_window_of_the_newest_tokens_can_be_asked_for(run: Run, llama: Path) -> None:
@@ -240,19 +257,19 @@ def test_the_typical_rule_is_named_lossy(run: Run, t5: Path, t5_draft: Path) -> 
     asked = ("generate", PROMPT, "--model", t5, "--draft-model", t5_draft, "-m", 8, "--temp", 1)
     done = run(*asked, "--rule", "typical", "--posterior-threshold", 0.001, "--num-draft", 3)
     assert done.code == 0 and "rule typical (lossy)" in done.err
-    told = json.loads(run(*asked, "--rule", "typical", "--json").out)
+    told = strict(run(*asked, "--rule", "typical", "--json").out)
     assert (told["rule"], told["lossy"]) == ("typical", True)
-    assert json.loads(run(*asked, "--json").out)["lossy"] is False
+    assert strict(run(*asked, "--json").out)["lossy"] is False
 
 
 def test_penalties_and_bias_reach_the_text(run: Run, t5: Path) -> None:
     asked = ("generate", PROMPT, "--model", t5, "-m", 12, "--json")
-    plain = json.loads(run(*asked).out)["tokens"]
+    plain = strict(run(*asked).out)["tokens"]
     first = plain[0]
-    assert first not in json.loads(run(*asked, "--logit-bias", f"{first}=-1e9").out)["tokens"]
-    repeated = json.loads(run(*asked, "--presence-penalty", 1000).out)["tokens"]
+    assert first not in strict(run(*asked, "--logit-bias", f"{first}=-1e9").out)["tokens"]
+    repeated = strict(run(*asked, "--presence-penalty", 1000).out)["tokens"]
     assert len(set(repeated)) == len(repeated)
-    assert json.loads(run(*asked, "--frequency-penalty", 1000).out)["tokens"] == repeated
+    assert strict(run(*asked, "--frequency-penalty", 1000).out)["tokens"] == repeated
 
 
 def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_path: Path) -> None:
@@ -261,10 +278,10 @@ def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_p
     (tmp_path / "a.txt").write_text(f"def read(path):{plain.out}", encoding="utf-8")
     (tmp_path / "b.txt").write_text("def read_lines", encoding="utf-8")
     files = ("--lookup-file", tmp_path / "a.txt", "--lookup-file", tmp_path / "b.txt")
-    first = json.loads(run(*asked, *files, "--json").out)
+    first = strict(run(*asked, *files, "--json").out)
     assert first["text"] + "\n" == plain.out
     assert first["proposer"] == "ngram"
-    without = json.loads(run(*asked, "--proposer", "ngram", "--json").out)
+    without = strict(run(*asked, "--proposer", "ngram", "--json").out)
     assert first["stats"]["rounds"] < without["stats"]["rounds"]
     (kept,) = document_cache.directory().iterdir()
     inode = kept.stat().st_ino
@@ -283,7 +300,7 @@ def test_lookup_needs_no_draft_model(run: Run, llama: Path) -> None:
         ("--speculate", 3, "--ngram-min", 1),
     ):
         assert run(*asked, *flags).out == plain.out
-    told = json.loads(run(*asked, "--speculate", 3, "--json").out)
+    told = strict(run(*asked, "--speculate", 3, "--json").out)
     assert (told["proposer"], told["draft_model"], told["num_draft"]) == ("ngram", None, 3)
 
 
@@ -293,6 +310,16 @@ def test_a_target_drafts_for_itself_and_lookup_goes_first_if_asked(run: Run, t5:
     own = run(*asked, "--draft-model", "self", "--draft-bits", 8, "--num-draft", 3)
     assert own.out == plain.out and "own layers" in own.err
     both = run(*asked, "--draft-model", "self", "--proposer", "auto", "--num-draft", 3, "--json")
-    told = json.loads(both.out)
+    told = strict(both.out)
     assert (told["proposer"], told["draft_model"]) == ("auto", "self")
     assert set(told["stats"]["by_source"]) <= {"ngram", "draft"} and told["stats"]["by_source"]
+
+
+def test_json_is_strict_where_a_margin_has_no_end(run: Run, t5: Path) -> None:
+    asked = ("generate", PROMPT, "--model", t5, "-m", 5, "--temp", 1, "--top-k", 1, "--json")
+    assert strict(run(*asked).out)["generated_tokens"] == 5
+
+
+def test_numbers_that_json_lacks_are_null() -> None:
+    told = {"a": float("nan"), "b": [1.5, (float("inf"), -float("inf"))], "c": "NaN"}
+    assert strict(render.as_json(told)) == {"a": None, "b": [1.5, [None, None]], "c": "NaN"}

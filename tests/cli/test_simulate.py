@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from .. import tiny
 from ..models.test_outline import T5
-from .conftest import Run
+from .conftest import Run, strict
 from .test_estimate import only_config
 
 KINDS = ("drafted", "accepted")
@@ -34,7 +33,7 @@ def test_a_pair_without_weights_decodes_at_the_asked_acceptance(
     for share in (0, 0.6, 1):
         done = run(*asked, "--simulate-acceptance", share)
         assert (done.code, done.err) == (0, "")
-        found = json.loads(done.out)
+        found = strict(done.out)
         assert found["simulated_acceptance"] == share
         assert found["text"] is None and found["tokens"] is None
         assert found["lossy"] and found["rule"] == "simulated"
@@ -48,9 +47,7 @@ def test_the_same_seed_accepts_the_same_tokens(run: Run, tmp_path: Path) -> None
     pair = pair_of(tmp_path, LLAMA, "num_hidden_layers")
     asked = ("generate", *pair, "-m", 40, "--num-draft", 3, "--simulate-acceptance", 0.5)
     asked = (*asked, "--json", "--seed")
-    counts = [
-        json.loads(run(*asked, seed).out)["stats"]["accepted_by_position"] for seed in (1, 1, 2)
-    ]
+    counts = [strict(run(*asked, seed).out)["stats"]["accepted_by_position"] for seed in (1, 1, 2)]
     assert counts[0] == counts[1] != counts[2]
 
 
@@ -58,7 +55,7 @@ def test_nothing_but_statistics_is_printed(run: Run, t5: Path, t5_draft: Path) -
     asked = ("generate", "--model", t5, "--draft-model", t5_draft, "-m", 20)
     done = run(*asked, "--simulate-acceptance", 0.9, "--show-drafts")
     assert (done.code, done.out) == (0, "")
-    assert "simulated acceptance 0.9, no text" in done.err and "20 tokens" in done.err
+    assert "simulated acceptance probability 0.9, no text" in done.err and "20 tokens" in done.err
     silent = run(*asked, "--simulate-acceptance", 0.9, "--quiet")
     assert (silent.code, silent.out, silent.err) == (0, "", "")
 
@@ -66,13 +63,13 @@ def test_nothing_but_statistics_is_printed(run: Run, t5: Path, t5_draft: Path) -
 def test_models_with_weights_are_taken_as_they_are_and_mix_with_others(
     run: Run, t5: Path, tmp_path: Path
 ) -> None:
-    config = json.loads((t5 / "config.json").read_text())
+    config = strict((t5 / "config.json").read_text())
     bare = only_config(tmp_path / "bare", {**config, "num_decoder_layers": 1})
     asked = ("-m", 20, "--simulate-acceptance", 0.5, "--json")
     for pair in ((t5, bare), (bare, t5)):
         done = run("generate", "--model", pair[0], "--draft-model", pair[1], *asked)
-        assert done.code == 0 and json.loads(done.out)["generated_tokens"] == 20
-    plain = json.loads(run("generate", "--model", bare, "--regular-decode", *asked).out)
+        assert done.code == 0 and strict(done.out)["generated_tokens"] == 20
+    plain = strict(run("generate", "--model", bare, "--regular-decode", *asked).out)
     assert plain["simulated_acceptance"] == 0.5 and plain["proposer"] == "none"
 
 
@@ -82,7 +79,7 @@ def test_without_simulation_weights_are_needed_and_nothing_is_marked(
     bare = only_config(tmp_path / "bare", T5)
     done = run("generate", "hello", "--model", bare, "--regular-decode")
     assert done.code == 2 and "no weights to read" in done.err
-    real = json.loads(run("generate", "Les pates", "--model", t5, "-m", 3, "--json").out)
+    real = strict(run("generate", "Les pates", "--model", t5, "-m", 3, "--json").out)
     assert "simulated_acceptance" not in real and isinstance(real["text"], str)
 
 
@@ -116,12 +113,12 @@ def test_bench_tells_what_a_round_of_a_pair_without_weights_costs(
     asked = (*asked, "--repeats", 1, "--simulate-acceptance", 1, "--json", "--report", page)
     done = run(*asked)
     assert done.code == 0
-    found = json.loads(done.out)
+    found = strict(done.out)
     assert found["setting"]["simulated_acceptance"] == 1 and found["setting"]["lossy"]
     plain, drafted = found["methods"]
     assert plain["tokens_per_round"] == 1 and drafted["acceptance_rate"] == 1
     assert drafted["compared"] == 0 and set(drafted["parts"]) == {"draft", "verify", "other"}
-    assert "simulated acceptance 1, no text" in " ".join(done.err.split())
+    assert "simulated acceptance probability 1, no text" in " ".join(done.err.split())
     assert "What was made is no text" in page.read_text(encoding="utf-8")
 
 

@@ -78,7 +78,7 @@ def test_an_interruption_is_one_line_and_leaves_no_result(
         (["--width", 16, "--draft-model", "x"], "leave --width out"),
         (["--layers", 0], "layers must be 1 or more, not 0"),
         (["--layers", 9], "layers must be 1 to the target's 2, not 9"),
-        (["--layers", 1, "--divergence", "other"], "divergence must be one of forward, reverse"),
+        (["--layers", 1, "--divergence", "other"], "not one of 'forward', 'reverse'"),
         (["--layers", 1, "--samples", 1], "samples must be 2 or more"),
         (["--layers", 1, "--data", "/nowhere/texts"], "cannot read the data from /nowhere/texts"),
         (["--draft-model", "/nowhere"], "there is no directory /nowhere"),

@@ -1,0 +1,201 @@
+"""The flags that commands share, in groups. Imports no MLX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..cache_settings import CacheSettings
+from ..training.settings import Collecting, Distilling, Fitting
+from .flags import REQUIRED, Flags, flag
+
+COLLECTING, DISTILLING, FITTING = Collecting(), Distilling(), Fitting()
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+MODEL = "directory or a name on the Hugging Face Hub."
+REVISION = "The branch, tag or commit of the model on the Hub."
+DTYPE = "The number format to compute in."
+MAX_TOKENS = "The largest number of tokens to generate."
+TEMPERATURE = "The sampling temperature; 0 is greedy."
+
+
+@dataclass(frozen=True)
+class Model(Flags):
+    """One model, which a command cannot do without."""
+
+    panel = "Model"
+    model: str = flag(REQUIRED, f"The model: a {MODEL}", "--model-name")
+    dtype: Dtype = flag("auto", DTYPE)
+
+
+@dataclass(frozen=True)
+class Sources(Flags):
+    """A target and a draft model by name, and what they compute in."""
+
+    panel = "Model"
+    model: str | None = flag(
+        None, f"The target: a {MODEL}", "--model-name", show_default="the shipped translator"
+    )
+    draft_model: str | None = flag(None, f"The draft: a {MODEL}", "--draft-model-name")
+    revision: str | None = flag(None, REVISION)
+    dtype: Dtype = flag("auto", DTYPE)
+    q_bits: int | None = flag(None, "Quantize the target to this many bits on load.")
+    draft_q_bits: int | None = flag(
+        None, "Quantize the draft to this many bits on load.", "--draft-bits"
+    )
+
+
+@dataclass(frozen=True)
+class Models(Sources):
+    """A pair that is loaded."""
+
+    draft_model: str | None = flag(
+        None,
+        "The draft: a directory, a name on the Hub, or self for the target at fewer bits.",
+        "--draft-model-name",
+    )
+    draft_vocab: Literal["same", "intersect"] = flag(
+        "same", "With intersect, a draft of another vocabulary drafts what both models can write."
+    )
+
+    def loading(self) -> dict[str, Any]:
+        """The arguments of `assemble.load` beside the two names."""
+        return {k: v for k, v in vars(self).items() if k not in ("model", "draft_model")}
+
+
+@dataclass(frozen=True)
+class KVCache(Flags):
+    """What decoder-only models keep of earlier tokens."""
+
+    panel = "Model"
+    kv_bits: int | None = flag(None, "Quantize the KV cache to 2, 3, 4, 6 or 8 bits.")
+    kv_group_size: int = flag(64, "The number of values in the KV cache that share one scale.")
+    max_kv_size: int | None = flag(None, "Keep only this many of the newest tokens.")
+
+    def settings(self) -> CacheSettings:
+        """Raises OptionError."""
+        return CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)
+
+
+@dataclass(frozen=True)
+class ChatTemplate(Flags):
+    """How a prompt is read."""
+
+    panel = "Prompt"
+    no_chat_template: bool = flag(
+        False, "Use no chat template; take the prompt as it is.", "--ignore-chat-template"
+    )
+
+    def for_options(self) -> dict[str, Any]:
+        return {"chat_template": not self.no_chat_template}
+
+
+@dataclass(frozen=True)
+class CostCache(Flags):
+    """What --num-draft auto begins with."""
+
+    panel = "Drafting"
+    no_cache: bool = flag(False, "Neither use nor keep the costs of rounds on this machine.")
+
+    def for_options(self) -> dict[str, Any]:
+        return {"cost_cache": not self.no_cache}
+
+
+@dataclass(frozen=True)
+class Verification(Flags):
+    """How drafts are verified."""
+
+    panel = "Verification"
+    rule: Literal["coupled", "token", "block", "typical"] | None = flag(
+        None,
+        "The rule by which draft tokens are accepted: coupled writes the same text as plain "
+        "decoding, token and block keep its distribution, typical is lossy.",
+        show_default="coupled",
+    )
+    simulate_acceptance: float | None = flag(
+        None,
+        "Measure decoding as if each draft token were accepted with this probability. No text is "
+        "printed, and missing weights are random.",
+    )
+
+    def for_options(self) -> dict[str, Any]:
+        return {"rule": self.rule, "simulated_acceptance": self.simulate_acceptance}
+
+
+@dataclass(frozen=True)
+class Lenience(Flags):
+    """Settings of lossy verification."""
+
+    panel = "Verification"
+    delta: float = flag(0.0, "The lenience from 0 to 1; the text is lossy above 0.")
+    posterior_threshold: float = flag(0.09, "The probability above which typical always accepts.")
+    posterior_alpha: float = flag(0.3, "The factor of exp(-entropy) in the threshold of typical.")
+
+
+@dataclass(frozen=True)
+class Sampling(Flags):
+    """The distribution that tokens are drawn from."""
+
+    panel = "Sampling"
+    max_tokens: int = flag(100, MAX_TOKENS, "-m")
+    seed: int = flag(0, "The seed that decides the text above temperature 0.")
+    temperature: float = flag(0.0, TEMPERATURE, "--temp")
+    top_p: float = flag(1.0, "The total probability of the tokens to keep; 1 keeps all.")
+    top_k: int = flag(0, "The number of likeliest tokens to keep; 0 keeps all.")
+    min_p: float = flag(0.0, "The least share of the likeliest token's probability; 0 keeps all.")
+
+
+@dataclass(frozen=True)
+class Json(Flags):
+    """Output for programs."""
+
+    panel = "Output"
+    json: bool = flag(False, "Print one JSON object on standard output.")
+
+
+@dataclass(frozen=True)
+class TrainingTexts(Flags):
+    """What a training learns from."""
+
+    panel = "Data"
+    data: Path = flag(
+        REQUIRED,
+        'A file with one text a line, or JSON lines with "prompt" and maybe "target".',
+        metavar="FILE",
+    )
+    no_self_distill: bool = flag(False, "Learn from the data and not from the model's own text.")
+    samples: int = flag(COLLECTING.samples, "The largest number of texts to learn from.")
+    length: int = flag(COLLECTING.length, "The number of tokens of a text.")
+    temperature: float = flag(
+        COLLECTING.temperature, "The temperature at which the model writes.", "--temp"
+    )
+    texts_at_once: int = flag(
+        COLLECTING.texts_at_once, "The number of texts that the model writes in one pass."
+    )
+
+    def collecting(self, seed: int) -> Collecting:
+        """Raises OptionError."""
+        given = {k: v for k, v in vars(self).items() if k not in ("data", "no_self_distill")}
+        return Collecting(**given, self_distill=not self.no_self_distill, seed=seed)
+
+
+@dataclass(frozen=True)
+class HeadSchedule(Flags):
+    """How Medusa heads learn."""
+
+    panel = "Training"
+    batch: int = flag(FITTING.batch, "The number of hidden states in one step.")
+    epochs: int = flag(FITTING.epochs, "The largest number of passes over the data.")
+    learning_rate: float = flag(FITTING.learning_rate, "The highest learning rate.", "--lr")
+    patience: int = flag(
+        FITTING.patience, "The number of epochs without progress after which training ends."
+    )
+    seed: int = flag(FITTING.seed, "The seed of the data's order and of new weights.")
+
+
+@dataclass(frozen=True)
+class DraftSchedule(HeadSchedule):
+    """How a draft model learns."""
+
+    batch: int = flag(DISTILLING.batch, "The number of texts in one step.")
+    learning_rate: float = flag(DISTILLING.learning_rate, "The highest learning rate.", "--lr")

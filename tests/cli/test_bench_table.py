@@ -1,0 +1,95 @@
+"""The table of bench: no name is cut, however narrow the terminal; no interval from few texts."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlx_specdec.bench.bootstrap import Estimate, SpeedUp
+from mlx_specdec.cli import bench_table
+
+from .conftest import Run
+from .test_bad_input import told
+from .test_progress import Terminal
+
+NAMES = ("plain", "draft auto", "mlx-lm draft 3", "transformers draft 8")
+
+
+def figures(name: str, texts: int) -> Any:
+    family = name.split()[0]
+    ratio = SpeedUp(Estimate(1.5, 1.25, 1.75), Estimate(1.5, 1.25, 1.75))
+    return SimpleNamespace(
+        name=name,
+        family=family,
+        same_text=True,
+        texts=texts,
+        tokens_per_second=201.2,
+        speed_up=ratio,
+        tokens_per_round=1.91,
+        acceptance_rate=0.5,
+        predicted=1.36,
+        compared=90,
+        differences=(),
+    )
+
+
+def table(monkeypatch: pytest.MonkeyPatch, columns: int, texts: int = 30) -> str:
+    """As a terminal of so many columns shows it, without styles."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    analysis: Any = SimpleNamespace(
+        methods=[figures(name, texts) for name in NAMES],
+        texts=texts,
+        repeats=3,
+        skipped={},
+        interrupted=False,
+    )
+    setting: Any = SimpleNamespace(
+        model="t5",
+        draft_model=None,
+        dtype="float32",
+        temperature=0.0,
+        simulated_acceptance=None,
+        device="cpu",
+        blas="mkl",
+        notes=(),
+    )
+    terminal = Terminal()
+    bench_table.show(analysis, setting, terminal)
+    return re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+
+
+@pytest.mark.parametrize("columns", [45, 60, 80, 100, 120])
+def test_no_name_and_no_figure_is_cut(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    shown = table(monkeypatch, columns)
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= columns
+    for name in NAMES:
+        (line,) = [line for line in shown.splitlines() if line.strip().startswith(name)]
+        assert "201.2" in line and "1.50" in line
+    assert "speedup" in shown and "x plain" not in shown
+
+
+def test_wide_terminals_show_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = table(monkeypatch, 120)
+    for heading in ("95 %", "median", "predicted", "per pass", "acceptance", "same"):
+        assert heading in shown
+        assert heading not in table(monkeypatch, 45)
+
+
+def test_no_interval_from_fewer_than_five_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "1.25-1.75" in table(monkeypatch, 120, texts=5)
+    assert "1.25-1.75" not in table(monkeypatch, 120, texts=4)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a place where nobody writes")
+def test_a_report_that_cannot_be_written_is_told_before_measuring(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\n", encoding="utf-8")
+    done = run("bench", file, "--model", "/nowhere", "--report", "/proc/self/report.html")
+    told(done, "report cannot be written to /proc/self")

@@ -1,0 +1,131 @@
+"""--help for people: whole sentences, groups, choices, an example, the terminal's width."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from mlx_specdec.cli import app as program
+from mlx_specdec.cli import flags, groups
+from mlx_specdec.cli.generate import Drafting, Penalties
+from mlx_specdec.errors import OptionError
+from mlx_specdec.options import Options
+
+from .conftest import COMMANDS, Run, strict
+
+ROOT = Path(__file__).parents[2]
+GROUPS: tuple[flags.Flags, ...] = (
+    groups.ChatTemplate(),
+    Drafting(),
+    groups.CostCache(),
+    groups.Verification(),
+    groups.Lenience(),
+    groups.Sampling(),
+    Penalties(),
+)
+
+
+def asked(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`mlx-specdec` with these arguments."""
+    given = {**os.environ, **environment}
+    command = [sys.executable, "-m", "mlx_specdec", *arguments]
+    return subprocess.run(
+        command, env=given, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+def test_the_program_alone_prints_its_help() -> None:
+    done = asked()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == asked("--help").stdout == asked("-h").stdout
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} +[A-Z].*\.$", done.stdout, re.MULTILINE), name
+    assert "..." not in done.stdout.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_what_it_takes(run: Run, name: str) -> None:
+    done = run(name, "-h")
+    assert (done.code, done.err) == (0, "") and done.out == run(name, "--help").out
+    assert "<" not in done.out and "list[" not in done.out and "None" not in done.out
+    assert "Example:\n    mlx-specdec " + name in done.out
+    panels = re.findall(r"^([A-Z][a-z ]+):$", done.out, re.MULTILINE)
+    assert len(panels) >= 2 and panels[-1] == "Other" and "Options" not in panels
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_is_explained_in_a_sentence(name: str) -> None:
+    group: Any = typer.main.get_command(program.app)
+    for parameter in group.commands[name].params:
+        said = parameter.help
+        assert re.fullmatch(r"[A-Z].*\.", said), (parameter.name, said)
+        assert len(said.split()) >= 3, (parameter.name, said)
+
+
+def test_choices_are_shown(run: Run) -> None:
+    shown = run("generate", "-h").out
+    for choices in (
+        "coupled|token|block|typical",
+        "auto|draft|ngram|medusa|none",
+        "recent|frequent",
+        "same|intersect",
+        "auto|float32|float16|bfloat16",
+    ):
+        assert choices in shown
+    assert "forward|reverse|jsd|tvd" in run("train-draft", "-h").out
+
+
+def test_the_help_is_as_wide_as_the_terminal() -> None:
+    for columns in (60, 80, 118):
+        lines = asked("generate", "-h", COLUMNS=str(columns)).stdout.splitlines()
+        texts = lines[: lines.index("  Example:")]
+        assert columns - 12 < max(map(len, texts)) <= columns
+
+
+def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
+    assert flags.options(*GROUPS) == Options()
+    reached = [name for group in GROUPS for name in group.for_options()]
+    assert sorted(reached) == sorted(field.name for field in dataclasses.fields(Options))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-p", "Les pates"),
+        ("--prompt", "Les pates", "--ignore-chat-template"),
+        ("-p", "Les pates", "--num-draft-tokens", 3, "--proposer", "ngram"),
+    ],
+)
+def test_the_names_that_mlx_lm_has_are_taken(run: Run, t5: Path, flags: tuple) -> None:
+    plain = run("generate", "Les pates", "--model", t5, "--json", "-m", 9)
+    done = run("generate", "--model", t5, "--json", "-m", 9, *flags)
+    assert strict(done.out)["tokens"] == strict(plain.out)["tokens"]
+    if "--num-draft-tokens" in flags:
+        assert strict(done.out)["num_draft"] == 3
+
+
+def test_conversions_take_the_name_that_mlx_lm_has(run: Run, t5: Path, tmp_path: Path) -> None:
+    assert run("convert", "--hf-path", t5, "--mlx-path", tmp_path / "out").code == 0
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_a_revision_reaches_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*names: object, revision: str | None = None, **rest: object) -> None:
+        raise OptionError(f"loading {revision}")
+
+    monkeypatch.setattr("mlx_specdec.assemble.load", load)
+    done = run("generate", "x", "--model", "some/model", "--revision", "v2")
+    assert (done.code, done.err) == (2, "error: loading v2\n")
+
+
+def test_completion_is_offered() -> None:
+    done = asked("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert done.returncode == 0 and "complete" in done.stdout
