@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .byte_letters import LETTERS
-from .tokenizer_files import content_of
+from .tokenizer_files import content_of, ids_of_added
 
 FIRST, BYTES = 3, 256
 """Byte b is id b + FIRST."""
@@ -90,15 +90,7 @@ def _bytes(text: str) -> list[int]:
 
 def _behind(settings: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, int]:
     """Tokens behind the bytes: where a file says their ids these, else in the order listed."""
-    decoder = settings.get("added_tokens_decoder")
-    if isinstance(decoder, Mapping):
-        added = {str(content_of(token)): id for id, token in decoder.items()} | dict(added)
-    try:
-        placed = {token: int(id) for token, id in added.items()}
-    except (TypeError, ValueError, OverflowError):
-        raise CheckpointError(
-            "an added token's id is no number: download the tokenizer again"
-        ) from None
+    placed = ids_of_added("this ByT5", settings.get("added_tokens_decoder"), added)
     placed = {token: id for token, id in placed.items() if not 0 <= id < FIRST}
     if not placed:
         names = _listed(settings)
