@@ -6,6 +6,7 @@ gguf package; what the converter does to tensors (order of rotary rows, 1 + w in
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from gguf.tensor_mapping import get_tensor_name_map
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes
 
+from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.formats.gguf.decoder_only import decoder_only_layout
 from mlx_specdec.checkpoints.formats.gguf.families import FAMILIES
+from mlx_specdec.checkpoints.formats.gguf.header import read_header
+from mlx_specdec.checkpoints.formats.gguf.layout import Finder
+from mlx_specdec.checkpoints.formats.gguf.metadata import Metadata
+from mlx_specdec.checkpoints.formats.malformed import Malformed
 from mlx_specdec.models.loading import load_model
 
 SIZES = {
@@ -160,7 +169,7 @@ def write(file: Path, architecture: str, config: dict[str, Any], model: Any) -> 
     names = get_tensor_name_map(numbers[architecture], config["num_hidden_layers"])
     experts = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
     for name, array in tree_flatten(model.parameters()):
-        values = np.array(array)
+        values = np.array(array.astype(mx.float32) if array.ndim == 1 else array)
         path, _, kind = name.replace("switch_mlp", "experts").rpartition(".")
         if "block_sparse_moe.experts" in path:
             path = path.replace(path.split(".")[-1], experts[path.split(".")[-1]])
@@ -193,6 +202,44 @@ def test_logits_are_those_of_the_same_weights_in_mlx_lm(case: str, tmp_path: Pat
     given = np.array(context.advance(mx.array([tokens])).logits[0])
     assert expected.std() > 0.01
     assert np.abs(given - expected).max() < 1e-4 * max(1, np.abs(expected).max())
+
+
+def test_norms_that_were_shifted_get_their_half_type_back(tmp_path: Path) -> None:
+    config = {**SIZES, **WIDE, "model_type": "gemma", "rms_norm_eps": 1e-4}
+    model = tiny(config)
+    model.set_dtype(mx.bfloat16)
+    model.set_dtype(mx.float16)
+    write(tmp_path / "m.gguf", "gemma", config, model)
+    convert(str(tmp_path / "m.gguf"), tmp_path / "out")
+    expected, given = dict(tree_flatten(model.parameters())), dict(files.tensors(tmp_path / "out"))
+    assert given.keys() == expected.keys()
+    for name, array in expected.items():
+        assert given[name].dtype == mx.float16
+        assert mx.array_equal(given[name], array), name
+
+
+ODD = [0, 1, 3, 10**6, 2**31 - 1, 0.0, -1.0, 1e30, True, "x", ["a"], np.array([1, 2]), np.zeros(0)]
+
+
+@pytest.mark.parametrize("case", ["gemma3", "granite", "nemotron", "qwen2moe", "stablelm"])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_odd_metadata_are_malformed_or_harmless(
+    case: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    architecture, model_type, own = CASES[case]
+    config = {**SIZES, "rms_norm_eps": 1e-4, **own, "model_type": model_type}
+    file = tmp_path_factory.getbasetemp() / f"{case}.gguf"
+    if not file.exists():
+        write(file, architecture, config, tiny(config))
+    header = read_header(file.read_bytes())
+    keys = [key for key in header.metadata if key.startswith(f"{architecture}.")]
+    changes = st.dictionaries(st.sampled_from(sorted(keys)), st.sampled_from(ODD), min_size=1)
+    metadata = Metadata({**header.metadata, **data.draw(changes)})
+    finder = Finder({entry.name: entry for entry in header.entries})
+    with contextlib.suppress(Malformed):
+        layout = decoder_only_layout(metadata, finder, lambda name, count: np.ones(count))
+        assert len(layout.places) == len(header.entries)
 
 
 def test_every_family_is_tried() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from ..malformed import Malformed
 from .header import Entry
 
+MOST_LAYERS = 1000
 Read = Callable[[str, int], "np.ndarray[Any, Any]"]
 """(name, at most so many rows) -> the first rows of a tensor, float32."""
 
@@ -63,9 +64,10 @@ class Finder:
         self.places[ours] = place
 
     def check_layers(self, layers: int) -> int:
-        """The same number. Raises Malformed where there are more layers than tensors."""
+        """The same number. Raises Malformed where there are more layers than tensors, or than any
+        model has."""
         count = len(self.entries)
-        if not 1 <= layers <= count:
+        if not 1 <= layers <= min(count, MOST_LAYERS):
             raise Malformed(f"is damaged: it claims {layers} layers and has {count} tensors")
         return layers
 
@@ -86,6 +88,8 @@ def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
     from gguf.tensor_mapping import get_tensor_name_map
 
     numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+    if architecture not in numbers:
+        raise Malformed(f"holds {architecture} weights, which the gguf package is too old for")
     names = get_tensor_name_map(numbers[architecture], layers)
 
     def theirs(ours: str) -> str:
