@@ -17,7 +17,7 @@ from .tokenizer_files import content_of, first_line, ids_of_added, read_json
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 _ROBERTA = ("RobertaTokenizer", "RobertaTokenizerFast")
 _GPT2 = ("GPT2Tokenizer", "GPT2TokenizerFast")
-_NAMED = {"sep_token": "</s>", "cls_token": "<s>", "bos_token": "<s>", "eos_token": "</s>"} | {
+_NAMED = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>"} | {
     "unk_token": "<unk>",
     "pad_token": "<pad>",
     "mask_token": "<mask>",
@@ -73,7 +73,9 @@ def _tokenizer(
     # The library drops ids of other types, and the upper half of large ones.
     vocabulary = read_json(directory / VOCABULARY)
     if not all(type(id) is int and 0 <= id < _TOO_LARGE for id in vocabulary.values()):
-        raise CheckpointError(f"{directory / VOCABULARY} is no list of ids: download it again")
+        raise CheckpointError(
+            f"{directory / VOCABULARY} has ids that no model has: download it again"
+        )
     files = (str(directory / name) for name in (VOCABULARY, MERGES))
     tokenizer = Tokenizer(models.BPE.from_file(*files))
     space = bool(settings.get("add_prefix_space", False))
@@ -88,8 +90,8 @@ def _tokenizer(
             raise CheckpointError(
                 f"{directory / VOCABULARY} lacks {lacks[0]!a:.60}, which closes every text"
             )
-        pairs = [(token, tokenizer.token_to_id(token)) for token in around]
-        tokenizer.post_processor = processors.RobertaProcessing(*pairs, add_prefix_space=space)
+        sep, cls = ((token, tokenizer.token_to_id(token) or 0) for token in around)
+        tokenizer.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=space)
     return tokenizer
 
 
@@ -106,17 +108,16 @@ def _add_special(
 
     decoder = settings.get("added_tokens_decoder")
     ids = ids_of_added(directory, decoder, added)
-    said: dict[str | None, Any] = dict.fromkeys(ids)
-    said |= (
-        {content_of(each): each for each in decoder.values()} if isinstance(decoder, dict) else {}
-    )
-    for key, own in _NAMED.items():
-        if settings.get(key) is not None or (closes and tokenizer.token_to_id(own) is not None):
-            said[content_of(settings.get(key)) or own] = settings.get(key)
-    for key in _LISTS:
-        listed = settings.get(key)
-        said |= {content_of(each): each for each in (listed if isinstance(listed, list) else [])}
-    for token in sorted(said.keys() - {None}, key=lambda token: ids.get(token, _TOO_LARGE)):
+    listed = [settings.get(key) for key in _LISTS]
+    pairs = [(content_of(each), each) for each in _values(decoder)]
+    pairs += [
+        (content_of(settings.get(key)) or own, settings.get(key))
+        for key, own in _NAMED.items()
+        if settings.get(key) is not None or (closes and tokenizer.token_to_id(own) is not None)
+    ]
+    pairs += [(content_of(each), each) for group in listed for each in _values(group)]
+    said = dict.fromkeys(ids) | {token: each for token, each in pairs if token}
+    for token in sorted(said, key=lambda token: ids.get(token, _TOO_LARGE)):
         flags = said[token] if isinstance(said[token], Mapping) else {}
         names = ("lstrip", "rstrip", "single_word")
         bools = {name: bool(flags.get(name, False)) for name in names}
@@ -127,3 +128,8 @@ def _add_special(
                 f"{directory} says {token!a:.60} is token {ids[token]}, and {VOCABULARY} makes "
                 f"it {id}: download its tokenizer again"
             )
+
+
+def _values(told: Any) -> list[Any]:
+    """What a list or an object of JSON holds; nothing of anything else."""
+    return [*told.values()] if isinstance(told, dict) else told if isinstance(told, list) else []

@@ -95,9 +95,9 @@ def test_nothing_but_the_tokenizers_library_is_needed() -> None:
     ("file", "content", "told"),
     [
         ("vocab.json", "[]", "vocab.json is not a JSON object"),
-        ("vocab.json", '{"a": -1}', "vocab.json is no list of ids"),
-        ("vocab.json", '{"a": "1"}', "vocab.json is no list of ids"),
-        ("vocab.json", '{"a": 4294967296}', "vocab.json is no list of ids"),
+        ("vocab.json", '{"a": -1}', "vocab.json has ids that no model has"),
+        ("vocab.json", '{"a": "1"}', "vocab.json has ids that no model has"),
+        ("vocab.json", '{"a": 4294967296}', "vocab.json has ids that no model has"),
         ("vocab.json", '{"a": 0}', "do not fit"),
         ("merges.txt", "#version: 0.2\na\n", "invalid at line 1"),
         ("merges.txt", "a \n", "do not fit"),

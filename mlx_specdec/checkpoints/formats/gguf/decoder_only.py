@@ -22,9 +22,7 @@ from .metadata import COUNT, NUMBER, POSITIVE, TEXT, Metadata
 _FACTORS, _EMBEDDING, _HEAD = "rope_freqs.weight", "token_embd.weight", "output.weight"
 _ORIGINAL_LENGTH, _LOW, _HIGH = 8192, 1.0, 4.0
 """Of Llama 3.1's rotary scaling, the same in all of its models."""
-_ALWAYS = {"architectures", "model_type", "hidden_act", "max_position_embeddings", "vocab_size"} | {
-    "tie_word_embeddings"
-}
+_ALWAYS = ("architectures", "hidden_act", "max_position_embeddings", "tie_word_embeddings")
 """Keys of config.json that other readers want, whether mlx-lm does or not."""
 _MIXTRAL_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
@@ -44,7 +42,7 @@ def decoder_only_layout(metadata: Metadata, finder: Finder, read: Read) -> Layou
         config["rope_scaling"] = scaling
     model, arguments = _model(config)
     _take_tensors(metadata, finder, family, config, model)
-    known = {field.name for field in dataclasses.fields(arguments)} | _ALWAYS
+    known = {field.name for field in dataclasses.fields(arguments)} | {*_ALWAYS}
     return finder.finish({k: config[k] for k in config if k in known}, left=(_FACTORS,))
 
 

@@ -38,15 +38,13 @@ class Family:
 
 
 _GELU = {"hidden_act": "gelu_pytorch_tanh"}
-_EXPERTS = {
-    "num_experts": (".expert_count", COUNT),
-    "num_experts_per_tok": (".expert_used_count", COUNT),
-}
+_USED = {"num_experts_per_tok": (".expert_used_count", COUNT)}
+_EXPERTS = {"num_experts": (".expert_count", COUNT), **_USED}
 _NARROW_EXPERTS = {**_EXPERTS, "moe_intermediate_size": (".expert_feed_forward_length", COUNT)}
 _LOGITS = {"logit_scale": (".logit_scale", NUMBER)}
 _CAPS = {
-    f"{part}_logit_softcapping": (f".{part}_logit_softcapping", NUMBER)
-    for part in ("attn", "final")
+    "attn_logit_softcapping": (".attn_logit_softcapping", NUMBER),
+    "final_logit_softcapping": (".final_logit_softcapping", NUMBER),
 }
 _WINDOW = {"sliding_window": (".attention.sliding_window", COUNT)}
 _MULTIPLIERS = {
@@ -62,7 +60,7 @@ _PARALLEL = {"use_parallel_residual": (".use_parallel_residual", FLAG)}
 MIXTRAL = Family(
     "mixtral",
     "MixtralForCausalLM",
-    {"num_local_experts": _EXPERTS["num_experts"], **{k: _EXPERTS[k] for k in [*_EXPERTS][1:]}},
+    {"num_local_experts": (".expert_count", COUNT), **_USED},
     permuted=True,
 )
 """What a llama with experts is."""
