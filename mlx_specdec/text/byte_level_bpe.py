@@ -118,10 +118,10 @@ def _add_special(
     pairs += [(content_of(each), each) for group in listed for each in _values(group)]
     said = dict.fromkeys(ids) | {token: each for token, each in pairs if token}
     for token in sorted(said, key=lambda token: ids.get(token, _TOO_LARGE)):
-        flags = said[token] if isinstance(said[token], Mapping) else {}
-        names = ("lstrip", "rstrip", "single_word")
-        bools = {name: bool(flags.get(name, False)) for name in names}
-        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False, **bools)])
+        told = said[token]
+        flags = told if isinstance(told, Mapping) else {}
+        how = {name: bool(flags.get(name)) for name in ("lstrip", "rstrip", "single_word")}
+        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False, **how)])
         id = tokenizer.token_to_id(token)
         if ids.get(token, id) != id:
             raise CheckpointError(

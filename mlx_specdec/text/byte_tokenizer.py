@@ -1,7 +1,7 @@
 """Text <-> bytes as ids, as ByT5 has them: padding, end and unknown, 256 bytes, then sentinels.
 
-Knows that convention (arXiv 2105.13626, section 3) and what a tokenizer_config.json may add to it.
-There is no vocabulary file to read. Knows nothing of models.
+The convention is that of arXiv 2105.13626, section 3, and what a tokenizer_config.json may add to
+it; there is no vocabulary file to read. transformers has it too, in a second that no T5 is to pay.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class ByteTokenizer:
         """One id a byte of UTF-8, one a special token written out, and the end."""
         ids: list[int] = []
         done, swallows = 0, False
-        for found in self._special.finditer(text):
-            id, before = self._ids[found[0]], text[done : found.start()]
+        for match in self._special.finditer(text):
+            id, before = self._ids[match[0]], text[done : match.start()]
             before = before.lstrip() if swallows else before
             leads, swallows = self._swallows[id] if id < FIRST else (False, False)
             ids += [*_bytes(before.rstrip() if leads else before), id]
-            done = found.end()
+            done = match.end()
         ids += _bytes(text[done:].lstrip() if swallows else text[done:])
         return ids if ids[-1:] == [1] else [*ids, 1]
 
@@ -77,11 +77,11 @@ class ByteTokenizer:
 
     def pieces(self) -> list[str | None]:
         """Bytes in the letters of byte-level BPE, so that vocabularies compare by meaning."""
-        found: list[str | None] = [None] * self.size
-        found[FIRST : FIRST + BYTES] = LETTERS
+        pieces: list[str | None] = [None] * self.size
+        pieces[FIRST : FIRST + BYTES] = LETTERS
         for token, id in self._ids.items():
-            found[id] = token
-        return found
+            pieces[id] = token
+        return pieces
 
 
 def _bytes(text: str) -> list[int]:
