@@ -135,58 +135,11 @@ def restored(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(shape).swapaxes(1, 2).reshape(weight.shape)
 
 
-DECODER_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "lm_head": "output",
-    "model.norm": "output_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-}
-T5_NAMES = {
-    "layer.0.layer_norm": "attn_norm",
-    "layer.0.SelfAttention.relative_attention_bias": "attn_rel_b",
-    "layer.1.EncDecAttention.relative_attention_bias": "cross_attn_rel_b",
-    "DenseReluDense.wi": "ffn_up",
-    "DenseReluDense.wi_0": "ffn_gate",
-    "DenseReluDense.wi_1": "ffn_up",
-    "DenseReluDense.wo": "ffn_down",
-}
-T5_NAMES |= {f"layer.0.SelfAttention.{part}": f"attn_{part}" for part in "qkvo"}
-T5_NAMES |= {f"layer.1.EncDecAttention.{part}": f"cross_attn_{part}" for part in "qkvo"}
-
-
-def decoder_name(name: str) -> str:
-    """llama.cpp's name of a decoder-only model's tensor."""
-    path, _, kind = name.rpartition(".")
-    if path in DECODER_NAMES:
-        return f"{DECODER_NAMES[path]}.{kind}"
-    _, _, number, rest = path.split(".", 3)
-    return f"blk.{number}.{DECODER_NAMES[rest]}.{kind}"
-
-
-def t5_name(name: str) -> str:
-    """llama.cpp's name of a T5's tensor."""
-    path = name.removesuffix(".weight")
-    if path in ("shared", "lm_head"):
-        return {"shared": "token_embd.weight", "lm_head": "output.weight"}[path]
-    stack = path[:3]
-    if path.endswith("final_layer_norm"):
-        return f"{stack}.output_norm.weight"
-    _, _, number, rest = path.split(".", 3)
-    middle = "cross_attn_norm" if stack == "dec" else "ffn_norm"
-    norms = {"layer.1.layer_norm": middle, "layer.2.layer_norm": "ffn_norm"}
-    short = rest[len("layer.N.") :] if "DenseReluDense" in rest else rest
-    return f"{stack}.blk.{number}.{norms.get(rest) or T5_NAMES[short]}.weight"
+def name_of(architecture: str, key: str) -> str:
+    """llama.cpp's name of a tensor."""
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    name = gguf.get_tensor_name_map(numbers[architecture], 2).get_name(key, (".weight", ".bias"))
+    return name or sys.exit(f"{architecture} has no {key}")
 
 
 @torch.no_grad()
@@ -232,7 +185,7 @@ def decoder(
         if architecture == "llama" and (".q_proj." in key or ".k_proj." in key):
             heads = config.num_attention_heads if ".q_" in key else config.num_key_value_heads
         stored = permuted(weight, heads) if heads else weight
-        meant = writer.tensor(decoder_name(key), stored)
+        meant = writer.tensor(name_of(architecture, key), stored)
         state[key] = restored(meant, heads) if heads else meant
     scaling = getattr(config, "rope_parameters", None) or {}
     if scaling.get("rope_type") == "llama3":
@@ -327,7 +280,7 @@ def t5(root: Path, name: str, model: Any, kinds: Iterable[Kind], vocabulary: Any
         tied = key == "lm_head.weight" and name != "t5-copied-head" and config.tie_word_embeddings
         if tied or "embed_tokens" in key:
             continue
-        state[key] = writer.tensor(t5_name(key), weight)
+        state[key] = writer.tensor(name_of("t5", key), weight)
     writer.close()
     if name == "t5-copied-head":
         state["lm_head.weight"] = state["shared.weight"]

@@ -1,7 +1,7 @@
 """Text <-> bytes as ids, as ByT5 has them: padding, end and unknown, 256 bytes, then sentinels.
 
-Knows that convention (arXiv 2105.13626, section 3) and what a tokenizer_config.json may add to it.
-There is no vocabulary file to read. Knows nothing of models.
+The convention is that of arXiv 2105.13626, section 3, and what a tokenizer_config.json may add to
+it; there is no vocabulary file to read. transformers has it too, in a second that no T5 is to pay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .byte_letters import LETTERS
-from .tokenizer_files import content_of
+from .tokenizer_files import content_of, ids_of_added
 
 FIRST, BYTES = 3, 256
 """Byte b is id b + FIRST."""
@@ -57,12 +57,12 @@ class ByteTokenizer:
         """One id a byte of UTF-8, one a special token written out, and the end."""
         ids: list[int] = []
         done, swallows = 0, False
-        for found in self._special.finditer(text):
-            id, before = self._ids[found[0]], text[done : found.start()]
+        for match in self._special.finditer(text):
+            id, before = self._ids[match[0]], text[done : match.start()]
             before = before.lstrip() if swallows else before
             leads, swallows = self._swallows[id] if id < FIRST else (False, False)
             ids += [*_bytes(before.rstrip() if leads else before), id]
-            done = found.end()
+            done = match.end()
         ids += _bytes(text[done:].lstrip() if swallows else text[done:])
         return ids if ids[-1:] == [1] else [*ids, 1]
 
@@ -77,11 +77,11 @@ class ByteTokenizer:
 
     def pieces(self) -> list[str | None]:
         """Bytes in the letters of byte-level BPE, so that vocabularies compare by meaning."""
-        found: list[str | None] = [None] * self.size
-        found[FIRST : FIRST + BYTES] = LETTERS
+        pieces: list[str | None] = [None] * self.size
+        pieces[FIRST : FIRST + BYTES] = LETTERS
         for token, id in self._ids.items():
-            found[id] = token
-        return found
+            pieces[id] = token
+        return pieces
 
 
 def _bytes(text: str) -> list[int]:
@@ -90,15 +90,7 @@ def _bytes(text: str) -> list[int]:
 
 def _behind(settings: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, int]:
     """Tokens behind the bytes: where a file says their ids these, else in the order listed."""
-    decoder = settings.get("added_tokens_decoder")
-    if isinstance(decoder, Mapping):
-        added = {str(content_of(token)): id for id, token in decoder.items()} | dict(added)
-    try:
-        placed = {token: int(id) for token, id in added.items()}
-    except (TypeError, ValueError, OverflowError):
-        raise CheckpointError(
-            "an added token's id is no number: download the tokenizer again"
-        ) from None
+    placed = ids_of_added("this ByT5", settings.get("added_tokens_decoder"), added)
     placed = {token: id for token, id in placed.items() if not 0 <= id < FIRST}
     if not placed:
         names = _listed(settings)

@@ -46,3 +46,19 @@ def content_of(token: Any) -> str | None:
     """A special token's text, given as text or as an object; None for anything else."""
     token = token.get("content") if isinstance(token, Mapping) else token
     return token if isinstance(token, str) and token else None
+
+
+def ids_of_added(where: object, decoder: Any, added: Mapping[str, Any]) -> dict[str, int]:
+    """Ids of the tokens that were added to a vocabulary.
+
+    decoder: added_tokens_decoder of tokenizer_config.json, id -> token. added: added_tokens.json,
+    token -> id, which is believed first. Raises CheckpointError, of `where`, for what is no id.
+    """
+    told = decoder.items() if isinstance(decoder, Mapping) else ()
+    try:
+        ids = {text: int(id) for id, token in told if (text := content_of(token))}
+        return ids | {token: int(id) for token, id in added.items()}
+    except (TypeError, ValueError, OverflowError):
+        raise CheckpointError(
+            f"{where} has an added token whose id is no number: download its tokenizer again"
+        ) from None

@@ -1,4 +1,4 @@
-"""Tokenizers rebuilt from GGUF metadata split any text as sentencepiece itself does."""
+"""Tokenizers rebuilt from GGUF metadata split any text as the originals do."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 from mlx_specdec.checkpoints.formats.gguf.metadata import Metadata
+from mlx_specdec.checkpoints.formats.gguf.text_rules import RULES
 from mlx_specdec.checkpoints.formats.gguf.tokenizer import build
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,7 @@ T5 = {"model_type": "unigram", "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-without-prefix": {**LLAMA, "add_dummy_prefix": False},
+    "gemma": {**LLAMA, "add_dummy_prefix": False},
     "t5": T5,
     "t5-with-bytes": {**T5, "byte_fallback": True},
     "t5-with-spaces": {**T5, "remove_extra_whitespaces": False},
@@ -65,7 +67,7 @@ def metadata(kind: str, processor: sentencepiece.SentencePieceProcessor) -> Meta
     types = [next((n for n, test in tests if getattr(processor, test)(id)), 1) for id in ids]
     architecture = kind.partition("-")[0]
     values: dict[str, Any] = {
-        "model": architecture,
+        "model": "t5" if architecture == "t5" else "llama",
         "tokens": [processor.id_to_piece(id) for id in ids],
         "scores": np.array([processor.get_score(id) for id in ids], np.float32),
         "token_type": np.array(types, np.int32),
@@ -107,3 +109,23 @@ def test_code_is_split_the_same_line_by_line(kind: str) -> None:
 def test_any_text_is_split_the_same(kind: str, text: str) -> None:
     processor, rebuilt = pair(kind)
     assert rebuilt.encode(text, add_special_tokens=False).ids == processor.encode(text)
+
+
+def test_rules_for_bytes_are_those_of_transformers_where_it_has_them() -> None:
+    name = "transformers.integrations.gguf.gguf_tokenizer_mapping"
+    theirs = pytest.importorskip(name, exc_type=ImportError).GGUF_PRE_TOKENIZER_SPLITS
+    common = RULES.keys() & theirs.keys()
+    assert len(common) > 15
+    for name in common:
+        assert RULES[name].split == theirs[name], name
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_gives_text_back(rule: str) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    said = {"model": "gpt2", "pre": rule, "tokens": letters}
+    values = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
+    made = build(Metadata({"general.architecture": "llama", **values}))
+    tokenizer = Tokenizer.from_str(made or "")
+    text = "Grüße! I'll say  12345 timesÄ\n\n日本 🙂 HTTPServer/x"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text

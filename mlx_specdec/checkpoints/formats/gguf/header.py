@@ -1,9 +1,9 @@
 """The front of a GGUF file: its metadata and its list of tensors, held to the file's size.
 
-Knows the container (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), versions 2 and 3
-in either byte order. Knows nothing of what keys and tensors mean, nor how elements are packed. No
-count, length or shape is believed before the file is known to be long enough for it. (The gguf
-package's own reader believes them, and makes an object for each string of a vocabulary.)
+The container is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3 in
+either byte order. No count, length or shape is believed before the file is known to be long enough
+for it. (The gguf package's own reader believes them, and makes an object for each string of a
+vocabulary: hence this one.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-MAGIC = b"GGUF"
+from ..malformed import Malformed
+
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 LONGEST_NAME = 1000
@@ -27,17 +28,13 @@ LONGEST_ARRAY = 1 << 22
 LARGEST_EXTENT = 2**31 - 1
 MOST_AXES = 4
 _ARRAY, _STRING, _BOOL = 9, 8, 7
-_SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "u1"} | {
-    10: "u8",
-    11: "i8",
-    12: "f8",
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B"} | {
+    10: "Q",
+    11: "q",
+    12: "d",
 }
 _SMALLEST_KEY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
-
-
-class Damaged(Exception):
-    """The rest of a sentence that begins with the file's name."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Header:
 
 
 def read_header(data: mmap.mmap | bytes) -> Header:
-    """All that comes before the tensors. Raises Damaged.
+    """All that comes before the tensors. Raises Malformed.
 
     Shapes are only held to be plausible; whether the tensors' bytes are there is for whoever knows
     the element types.
@@ -75,22 +72,22 @@ def read_header(data: mmap.mmap | bytes) -> Header:
     for _ in range(keys):
         name = reader.name("a key")
         if name in metadata:
-            raise Damaged(f"is damaged: it repeats the key {name}")
+            raise Malformed(f"is damaged: it repeats the key {name}")
         metadata[name] = reader.value(name)
     reader.check_count(tensors, _SMALLEST_TENSOR, "tensors")
     entries: dict[str, Entry] = {}
     for _ in range(tensors):
         entry = reader.entry()
         if entry.name in entries:
-            raise Damaged(f"is damaged: it repeats the tensor {entry.name}")
+            raise Malformed(f"is damaged: it repeats the tensor {entry.name}")
         entries[entry.name] = entry
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise Damaged(f"is damaged: its tensors are aligned to {alignment!r:.40}")
-    begin = -(-reader.position // alignment) * alignment
+        raise Malformed(f"is damaged: its tensors are aligned to {alignment!r:.40}")
     for entry in entries.values():
         if entry.offset % alignment:
-            raise Damaged(f"is damaged: {entry.name} does not begin where tensors may")
+            raise Malformed(f"is damaged: {entry.name} does not begin where tensors may")
+    begin = -(-reader.position // alignment) * alignment
     return Header(metadata, tuple(entries.values()), begin, reader.order == ">")
 
 
@@ -104,89 +101,86 @@ class _Reader:
 
     def begin(self) -> tuple[int, int]:
         """Magic and version; the number of tensors and of keys."""
-        if self._take(4, "its first bytes") != MAGIC:
-            raise Damaged("is no GGUF file, or its beginning is damaged")
-        version = self._number("u4", "its version")
+        if self._take(4, "its first bytes") != b"GGUF":
+            raise Malformed("is no GGUF file, or its beginning is damaged")
+        version = self._number("I", "its version")
         if version & 0xFFFF == 0:
             self.order = ">"
             version = int.from_bytes(version.to_bytes(4, "little"), "big")
         if version not in VERSIONS:
-            raise Damaged(
+            raise Malformed(
                 f"is of GGUF version {version}, and versions {VERSIONS[0]} and {VERSIONS[1]} are "
                 "read: convert it with a newer llama.cpp"
             )
-        return self._number("u8", "its counts"), self._number("u8", "its counts")
+        return self._number("Q", "its counts"), self._number("Q", "its counts")
 
     def check_count(self, count: int, smallest: int, what: str) -> None:
         """Whether the rest of the file could hold `count` things of at least `smallest` bytes."""
         if count * smallest > len(self._data) - self.position:
-            raise Damaged(f"is truncated or damaged: it claims {count} {what}, more than fit in it")
+            raise Malformed(
+                f"is truncated or damaged: it claims {count} {what}, more than fit in it"
+            )
 
     def name(self, what: str) -> str:
         """A string that names something."""
         name = self._string(what, LONGEST_NAME)
         if not name or not name.isprintable():
-            raise Damaged(f"is damaged: {what} is called {name!a:.60}")
+            raise Malformed(f"is damaged: {what} is called {name!a:.60}")
         return name
 
     def value(self, key: str) -> Any:
         """One value of the metadata, with its type before it."""
-        kind = self._number("u4", key)
+        kind = self._number("I", key)
         if kind == _ARRAY:
             return self._array(key)
         if kind == _STRING:
             return self._string(key, LONGEST_STRING)
         if kind not in _SCALARS:
-            raise Damaged(f"is damaged: {key} is of an unknown type ({kind})")
+            raise Malformed(f"is damaged: {key} is of an unknown type ({kind})")
         number = self._number(_SCALARS[kind], key)
         return bool(number) if kind == _BOOL else number
 
     def entry(self) -> Entry:
         """One tensor of the list."""
         name = self.name("a tensor")
-        axes = self._number("u4", name)
+        axes = self._number("I", name)
         if not 1 <= axes <= MOST_AXES:
-            raise Damaged(f"is damaged: {name} has {axes} axes")
-        shape = tuple(self._number("u8", name) for _ in range(axes))[::-1]
-        if any(extent > LARGEST_EXTENT for extent in shape):
-            raise Damaged(f"is damaged: {name} claims the shape {shape!s:.80}")
-        return Entry(name, self._number("u4", name), shape, self._number("u8", name))
+            raise Malformed(f"is damaged: {name} has {axes} axes")
+        shape = tuple(self._number("Q", name) for _ in range(axes))[::-1]
+        if max(shape) > LARGEST_EXTENT:
+            raise Malformed(f"is damaged: {name} claims the shape {shape!s:.80}")
+        return Entry(name, self._number("I", name), shape, self._number("Q", name))
 
     def _array(self, key: str) -> Any:
-        kind, count = self._number("u4", key), self._number("u8", key)
+        kind, count = self._number("I", key), self._number("Q", key)
         if count > LONGEST_ARRAY:
-            raise Damaged(f"is refused: {key} claims {count} entries")
+            raise Malformed(f"is refused: {key} claims {count} entries")
         if kind == _STRING:
             self.check_count(count, 8, f"entries of {key}")
             return [self._string(key, LONGEST_STRING) for _ in range(count)]
         if kind not in _SCALARS:
-            raise Damaged(f"is refused: {key} is a list of a type ({kind}) that is not read here")
+            raise Malformed(f"is refused: {key} is a list of a type ({kind}) that is not read here")
         dtype = np.dtype(self.order + _SCALARS[kind])
-        found = np.frombuffer(self._take(count * dtype.itemsize, key), dtype)
-        return found.astype(np.bool_) if kind == _BOOL else found
+        values = np.frombuffer(self._take(count * dtype.itemsize, key), dtype)
+        return values.astype(np.bool_) if kind == _BOOL else values
 
     def _string(self, what: str, longest: int) -> str:
-        length = self._number("u8", what)
+        length = self._number("Q", what)
         if length > longest:
-            raise Damaged(f"is truncated or damaged: a string at {what} claims {length} bytes")
+            raise Malformed(f"is truncated or damaged: a string at {what} claims {length} bytes")
         try:
             return self._take(length, what).decode("utf-8")
         except UnicodeDecodeError:
-            raise Damaged(f"is damaged: a string at {what} is not UTF-8") from None
+            raise Malformed(f"is damaged: a string at {what} is not UTF-8") from None
 
-    def _number(self, kind: str, what: str) -> Any:
-        form = {"u1": "B", "i1": "b", "u2": "H", "i2": "h", "u4": "I", "i4": "i", "f4": "f"} | {
-            "u8": "Q",
-            "i8": "q",
-            "f8": "d",
-        }
-        size = int(kind[1])
-        return struct.unpack(self.order + form[kind], self._take(size, what))[0]
+    def _number(self, form: str, what: str) -> Any:
+        form = self.order + form
+        return struct.unpack(form, self._take(struct.calcsize(form), what))[0]
 
     def _take(self, count: int, what: str) -> bytes:
         end = self.position + count
         if end > len(self._data):
-            raise Damaged(f"is truncated at {what}: download it again")
+            raise Malformed(f"is truncated at {what}: download it again")
         taken = self._data[self.position : end]
         self.position = end
         return taken

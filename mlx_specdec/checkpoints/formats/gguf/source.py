@@ -1,7 +1,4 @@
-"""A GGUF model -> the files that a directory of Hugging Face's has beside its weights.
-
-Knows which files those are and what goes into them. Knows nothing of tensors.
-"""
+"""A GGUF model -> the files that a directory of Hugging Face's has beside its weights."""
 
 from __future__ import annotations
 
@@ -13,9 +10,8 @@ from typing import Any
 
 from ....errors import CheckpointError
 from ... import shards
-from .file import GgufFile, parts_of
-from .header import Damaged
-from .metadata import Metadata
+from .file import GgufFile, naming, parts_of
+from .metadata import COUNT, Metadata
 from .tokenizer import build, settings
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -35,11 +31,9 @@ def lay_down(source: Path, directory: Path) -> None:
     model = GgufFile(file)
     for part in parts:
         (directory / part.name).symlink_to(part.absolute())
-    try:
+    with naming(file):
         ends = _ends(model.metadata)
         _tokenizer(file, model, directory)
-    except Damaged as problem:
-        raise CheckpointError(f"{file} {problem}") from None
     _write(directory / "config.json", {**model.config, **ends})
     _write(directory / "generation_config.json", ends)
 
@@ -58,16 +52,15 @@ def _tokenizer(file: Path, model: GgufFile, directory: Path) -> None:
 
 def _ends(metadata: Metadata) -> dict[str, Any]:
     """Ids of the tokens that begin, end and fill up a text; there may be several that end it."""
-    found: dict[str, Any] = {}
-    for ours, theirs in (("bos", "bos"), ("pad", "padding")):
-        key = f"tokenizer.ggml.{theirs}_token_id"
-        if key in metadata:
-            found[f"{ours}_token_id"] = metadata.count(key)
-    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot")]
-    ids = list(dict.fromkeys(metadata.count(key) for key in keys if key in metadata))
-    if ids:
-        found["eos_token_id"] = ids if len(ids) > 1 else ids[0]
-    return found
+    ids = {
+        name: metadata.get(key, COUNT)
+        for name in ("bos", "padding", "eos", "eot")
+        if (key := f"tokenizer.ggml.{name}_token_id") in metadata
+    }
+    ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot") if name in ids))
+    named: dict[str, Any] = {"bos_token_id": ids.get("bos"), "pad_token_id": ids.get("padding")}
+    named["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)
+    return {name: id for name, id in named.items() if id is not None}
 
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:

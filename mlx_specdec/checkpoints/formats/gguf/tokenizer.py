@@ -1,157 +1,154 @@
 """A GGUF file's vocabulary -> tokenizer.json, for the `tokenizers` library to read.
 
-Knows the three kinds that llama.cpp calls "llama" (SentencePiece's BPE), "t5" (its unigram model)
-and "gpt2" (bytes, with a rule that splits text first). Knows nothing of models.
+There are three kinds, which llama.cpp calls "llama" (SentencePiece's BPE), "t5" (its unigram model)
+and "gpt2" (bytes, with a rule that splits text first).
+
+transformers 5.23 has such a conversion too. Held to sentencepiece it splits most texts otherwise
+where a T5 normalizes or a Llama puts no space in front, adds tokens that the model has not, leaves
+out NFC, and takes GPT-2's rule for any that it does not know: hence this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .header import Damaged
-from .metadata import Metadata
-from .text_rules import PLAIN, RULES, Rule
+import numpy as np
+
+from ..malformed import Malformed
+from .metadata import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
+from .text_rules import PLAIN, RULES
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "▁"
 _PREFIX = "tokenizer.ggml."
 _LONGEST_MERGED = 256
 """Characters; SentencePiece makes tokens of 16, and the work grows with the square."""
-_KNOWN = "bos", "eos", "unknown", "padding"
+_SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+"""What llama.cpp calls the tokens that have a use, and what Hugging Face does."""
 
 
 class _Vocabulary:
-    """Tokens by id with their types and scores, all three of one length."""
+    """Tokens by id with their types and scores, all three of one length. ids: of a token that is
+    there twice the first. special: what a token is for -> its id."""
 
     def __init__(self, metadata: Metadata) -> None:
-        self.tokens = metadata.texts(f"{_PREFIX}tokens")
-        self.types = metadata.numbers(f"{_PREFIX}token_type").astype(int).tolist()
-        self.scores = metadata.numbers(f"{_PREFIX}scores").astype(float).tolist()
-        for name, found in (("types", self.types), ("scores", self.scores)):
-            if found and len(found) != len(self.tokens):
-                raise Damaged(f"is damaged: {len(self.tokens)} tokens and {len(found)} {name}")
+        self.metadata = metadata
+        self.tokens: list[str] = self.get("tokens", TEXTS, [])
+        self.types = self.get("token_type", NUMBERS, np.zeros(0)).astype(int).tolist()
+        self.scores = self.get("scores", NUMBERS, np.zeros(0)).astype(float).tolist()
+        for name, values in (("types", self.types), ("scores", self.scores)):
+            if values and len(values) != len(self.tokens):
+                raise Malformed(f"is damaged: {len(self.tokens)} tokens and {len(values)} {name}")
         self.types = self.types or [_NORMAL] * len(self.tokens)
-        self.special = {id: self.tokens[id] for id in self._ids(metadata)}
+        self.ids = {token: id for id, token in reversed([*enumerate(self.tokens)])}
+        names = [name for name in _SPECIAL if f"{_PREFIX}{name}_token_id" in metadata]
+        self.special = {name: self.get(f"{name}_token_id", COUNT) for name in names}
+        if max(self.special.values(), default=-1) >= len(self.tokens):
+            raise Malformed(
+                f"is damaged: it names the token {max(self.special.values())} of {len(self.tokens)}"
+            )
+
+    def get(self, key: str, *rest: Any) -> Any:
+        """A value of the metadata's part on the vocabulary."""
+        return self.metadata.get(f"{_PREFIX}{key}", *rest)
 
     def of_type(self, *types: int) -> list[int]:
         """Ids of all tokens of some types."""
         return [id for id, kind in enumerate(self.types) if kind in types]
 
-    def _ids(self, metadata: Metadata) -> list[int]:
-        """Ids of the tokens that the metadata name by what they are for."""
-        keys = [f"{_PREFIX}{name}_token_id" for name in _KNOWN]
-        ids = [metadata.count(key) for key in keys if key in metadata]
-        if any(id >= len(self.tokens) for id in ids):
-            raise Damaged(f"is damaged: it names the token {max(ids)} of {len(self.tokens)}")
-        return ids
-
 
 def build(metadata: Metadata) -> str | None:
     """The text of tokenizer.json, None where the file has no vocabulary.
 
-    Raises Damaged for a vocabulary that contradicts itself, or of a kind that is not known here.
+    Raises Malformed for a vocabulary that contradicts itself, or of a kind that is not known here.
     """
-    kind = metadata.text(f"{_PREFIX}model", "none")
+    kind = metadata.get(f"{_PREFIX}model", TEXT, "none")
     if kind in ("none", "no_vocab"):
         return None
-    builders: Mapping[str, Callable[[Metadata, _Vocabulary], Any]] = {
-        "llama": _sentencepiece_bpe,
-        "t5": _unigram,
-        "gpt2": _byte_bpe,
-    }
+    builders = {"llama": _sentencepiece_bpe, "t5": _unigram, "gpt2": _byte_bpe}
     if kind not in builders:
-        raise Damaged(
+        raise Malformed(
             f"has a vocabulary of the kind {kind!r:.40}, which is not read here: put the model's "
             "tokenizer.json beside it"
         )
     vocabulary = _Vocabulary(metadata)
     if not vocabulary.tokens:
         return None
+    if kind != "gpt2" and not vocabulary.scores:
+        raise Malformed("is damaged: its vocabulary has no scores")
     try:
-        tokenizer = builders[kind](metadata, vocabulary)
+        tokenizer = builders[kind](vocabulary)
         tokenizer.encode("a b")
         return str(tokenizer.to_str(pretty=False))
-    except Damaged:
+    except (Malformed, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     # The library raises Exception itself, and PanicException, which is none, where its own code
     # stumbles over what it was given.
     except BaseException as problem:
-        if isinstance(problem, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        raise Damaged(f"has a damaged vocabulary ({reason:.100}): download it again") from None
+        raise Malformed(f"has a damaged vocabulary ({reason:.100}): download it again") from None
 
 
 def settings(metadata: Metadata) -> dict[str, Any]:
     """What tokenizer_config.json says: the named tokens and the chat template."""
     vocabulary = _Vocabulary(metadata)
-    found: dict[str, Any] = {
+    told: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
     }
-    for name, ours in zip(_KNOWN, ("bos", "eos", "unk", "pad"), strict=True):
-        key = f"{_PREFIX}{name}_token_id"
-        if key in metadata:
-            found[f"{ours}_token"] = vocabulary.tokens[metadata.count(key)]
+    for name, id in vocabulary.special.items():
+        told[f"{_SPECIAL[name]}_token"] = vocabulary.tokens[id]
     if "tokenizer.chat_template" in metadata:
-        found["chat_template"] = metadata.text("tokenizer.chat_template")
-    return found
+        told["chat_template"] = metadata.get("tokenizer.chat_template", TEXT)
+    return told
 
 
-def _sentencepiece_bpe(metadata: Metadata, vocabulary: _Vocabulary) -> Any:
+def _sentencepiece_bpe(vocabulary: _Vocabulary) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    if not vocabulary.scores:
-        raise Damaged("is damaged: its vocabulary has no scores")
-    ids = _ids_of(vocabulary.tokens)
-    unknown = [vocabulary.tokens[id] for id in vocabulary.of_type(_UNKNOWN)[:1]]
+    unknown = [vocabulary.tokens[id] for id in vocabulary.of_type(_UNKNOWN)]
     tokenizer = Tokenizer(
         models.BPE(
-            ids,
-            _merges(vocabulary, ids),
+            vocabulary.ids,
+            _merges(vocabulary),
             unk_token=unknown[0] if unknown else None,
             fuse_unk=True,
             byte_fallback=bool(vocabulary.of_type(_BYTE)),
         )
     )
-    leading = metadata.flag(f"{_PREFIX}add_space_prefix", True)
+    leading = vocabulary.get("add_space_prefix", FLAG, True)
     steps = [normalizers.Prepend(_SPACE)] if leading else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
     strip = [decoders.Strip(" ", 1, 0)] if leading else []
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
-    _add_special(tokenizer, vocabulary)
-    _around(tokenizer, metadata, vocabulary, begins=True, ends=False)
-    return tokenizer
+    return _finish(tokenizer, vocabulary, begins=True, ends=False)
 
 
-def _unigram(metadata: Metadata, vocabulary: _Vocabulary) -> Any:
+def _unigram(vocabulary: _Vocabulary) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    if not vocabulary.scores:
-        raise Damaged("is damaged: its vocabulary has no scores")
     unknown = vocabulary.of_type(_UNKNOWN)
-    end = _without_padding(vocabulary)
-    pairs = list(zip(vocabulary.tokens[:end], vocabulary.scores[:end], strict=True))
+    end = len(vocabulary.tokens)
+    while end and vocabulary.tokens[end - 1] == f"[PAD{end - 1}]":
+        end -= 1  # llama.cpp's converter fills it up with these
     tokenizer = Tokenizer(
         models.Unigram(
-            pairs,
+            list(zip(vocabulary.tokens[:end], vocabulary.scores[:end], strict=True)),
             unknown[0] if unknown else None,
             byte_fallback=bool(vocabulary.of_type(_BYTE)),
         )
     )
     steps: list[Any] = []
-    charsmap = metadata.numbers(f"{_PREFIX}precompiled_charsmap")
+    charsmap = vocabulary.get("precompiled_charsmap", NUMBERS, np.zeros(0))
     if charsmap.size:
         steps.append(normalizers.Precompiled(charsmap.astype("u1").tobytes()))
-    leading = metadata.flag(f"{_PREFIX}add_space_prefix", True)
+    leading = vocabulary.get("add_space_prefix", FLAG, True)
     scheme = "always" if leading else "never"
-    if metadata.flag(f"{_PREFIX}remove_extra_whitespaces", True):
-        steps += [
-            normalizers.Replace(Regex(text), to) for text, to in (("^ +| +$", ""), (" +", " "))
-        ]
+    if vocabulary.get("remove_extra_whitespaces", FLAG, True):
+        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" +"), " ")]
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme)
     else:
         # Metaspace takes a space that is there for the one in front that belongs to every text.
@@ -159,105 +156,76 @@ def _unigram(metadata: Metadata, vocabulary: _Vocabulary) -> Any:
         steps.append(normalizers.Replace(" ", _SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.decoder = decoders.Metaspace(_SPACE, prepend_scheme=scheme)
-    _add_special(tokenizer, vocabulary)
-    _around(tokenizer, metadata, vocabulary, begins=False, ends=True)
-    return tokenizer
+    return _finish(tokenizer, vocabulary, begins=False, ends=True)
 
 
-def _byte_bpe(metadata: Metadata, vocabulary: _Vocabulary) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers
+def _byte_bpe(vocabulary: _Vocabulary) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    name = metadata.text(f"{_PREFIX}pre", PLAIN)
+    name = vocabulary.get("pre", TEXT, PLAIN)
     rule = RULES.get(name)
     if rule is None:
-        raise Damaged(
+        raise Malformed(
             f"splits text by the rule {name!r:.40}, which is not known here: put the model's "
             "tokenizer.json beside it"
         )
-    ids = _ids_of(vocabulary.tokens)
+    ids = vocabulary.ids
     pairs: list[tuple[str, str]] = []
-    for merge in metadata.texts(f"{_PREFIX}merges"):
+    for merge in vocabulary.get("merges", TEXTS, []):
         left, _, right = merge.partition(" ")
         if not {left, right, left + right} <= ids.keys():
-            raise Damaged(f"is damaged: it merges {merge!a:.60}, which are no two of its tokens")
+            raise Malformed(f"is damaged: it merges {merge!a:.60}, which are no two of its tokens")
         pairs.append((left, right))
     tokenizer = Tokenizer(models.BPE(ids, pairs, ignore_merges=rule.ignores_merges))
     if rule.composes:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _splitter(rule)
-    tokenizer.decoder = decoders.ByteLevel()
-    _add_special(tokenizer, vocabulary)
-    _around(tokenizer, metadata, vocabulary, begins=rule.begins, ends=False)
-    return tokenizer
-
-
-def _splitter(rule: Rule) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
-    steps = [pre_tokenizers.Split(Regex(text), "isolated") for text in rule.splits]
+    split = [pre_tokenizers.Split(Regex(rule.split), "isolated")] if rule.split else []
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule.then_gpt2)
-    return pre_tokenizers.Sequence([*steps, last]) if steps else last
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, last])
+    tokenizer.decoder = decoders.ByteLevel()
+    return _finish(tokenizer, vocabulary, begins=rule.begins, ends=False)
 
 
-def _ids_of(tokens: list[str]) -> dict[str, int]:
-    """Of a token that is there twice the first id."""
-    ids: dict[str, int] = {}
-    for id, token in enumerate(tokens):
-        ids.setdefault(token, id)
-    return ids
-
-
-def _merges(vocabulary: _Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """SentencePiece joins whichever neighbours make the token of the highest score; so these are
-    all pairs that make a token, the highest score first."""
-    usable = {vocabulary.tokens[id] for id in vocabulary.of_type(_NORMAL, _USER, _UNUSED)}
-    found: list[tuple[float, int, int, str, str]] = []
-    for token in usable:
-        if len(token) > _LONGEST_MERGED:
-            continue
-        score = vocabulary.scores[ids[token]]
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in usable and right in usable:
-                found.append((-score, ids[token], cut, left, right))
-    return [(left, right) for _, _, _, left, right in sorted(found)]
+    all pairs that make a token, the highest score first; of Gemma the first token first."""
+    ids, tokens = vocabulary.ids, vocabulary.tokens
+    usable = {tokens[id] for id in vocabulary.of_type(_NORMAL, _USER, _UNUSED)}
+    by_id = vocabulary.metadata.architecture.startswith("gemma")
+
+    def cuts(token: str) -> Iterator[tuple[str, str]]:
+        for cut in range(1, len(token) if len(token) <= _LONGEST_MERGED else 1):
+            if token[:cut] in usable and token[cut:] in usable:
+                yield token[:cut], token[cut:]
+
+    ordered = sorted(usable, key=lambda t: (0 if by_id else -vocabulary.scores[ids[t]], ids[t]))
+    return [pair for token in ordered for pair in cuts(token)]
 
 
-def _without_padding(vocabulary: _Vocabulary) -> int:
-    """Where the vocabulary ends but for what llama.cpp's converter fills it up with."""
-    end = len(vocabulary.tokens)
-    while end and vocabulary.tokens[end - 1] == f"[PAD{end - 1}]":
-        end -= 1
-    return end
+def _finish(tokenizer: Any, vocabulary: _Vocabulary, *, begins: bool, ends: bool) -> Any:
+    """Add the tokens that text is never split into, in the order of their ids, and those that
+    belong around a prompt; begins, ends: whether they do where the metadata are silent."""
+    from tokenizers import AddedToken, processors
 
+    tokens = vocabulary.tokens
+    controls = {*vocabulary.special.values(), *vocabulary.of_type(_CONTROL, _UNKNOWN)}
+    tokenizer.add_tokens(
+        [
+            AddedToken(tokens[id], special=id in controls, normalized=False)
+            for id in sorted({*controls, *vocabulary.of_type(_USER)})
+            if tokens[id]
+        ]
+    )
 
-def _add_special(tokenizer: Any, vocabulary: _Vocabulary) -> None:
-    """Tokens that text is never split into, in the order of their ids."""
-    from tokenizers import AddedToken
+    def around(name: str, default: bool) -> Sequence[tuple[str, int]]:
+        if name in vocabulary.special and vocabulary.get(f"add_{name}_token", FLAG, default):
+            return [(tokens[vocabulary.special[name]], vocabulary.special[name])]
+        return []
 
-    controls = {*vocabulary.special, *vocabulary.of_type(_CONTROL, _UNKNOWN)}
-    added = [
-        AddedToken(vocabulary.tokens[id], special=id in controls, normalized=False)
-        for id in sorted({*controls, *vocabulary.of_type(_USER)})
-        if vocabulary.tokens[id]
-    ]
-    tokenizer.add_tokens(added)
-
-
-def _around(
-    tokenizer: Any, metadata: Metadata, vocabulary: _Vocabulary, *, begins: bool, ends: bool
-) -> None:
-    """Which tokens belong around a prompt; begins, ends: where the metadata are silent."""
-    from tokenizers import processors
-
-    template, special = ["$A"], []
-    for name, place, default in (("bos", 0, begins), ("eos", 9, ends)):
-        key = f"{_PREFIX}{name}_token_id"
-        if key in metadata and metadata.flag(f"{_PREFIX}add_{name}_token", default):
-            id = metadata.count(key)
-            template.insert(place, vocabulary.tokens[id])
-            special.append((vocabulary.tokens[id], id))
-    if special:
+    first, last = around("bos", begins), around("eos", ends)
+    if first or last:
+        template = [*(token for token, _ in first), "$A", *(token for token, _ in last)]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=special
+            single=template, special_tokens=[*first, *last]
         )
+    return tokenizer

@@ -1,0 +1,246 @@
+"""Every decoder-only family gives of a GGUF file the logits of the same weights in mlx-lm.
+
+The files are laid out as llama.cpp's converter lays them out: names and keys are those of the
+gguf package; what the converter does to tensors (order of rotary rows, 1 + w in norms) is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf.tensor_mapping import get_tensor_name_map
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.utils import _get_classes
+
+from mlx_specdec.checkpoints import files
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.formats.gguf.decoder_only import decoder_only_layout
+from mlx_specdec.checkpoints.formats.gguf.families import FAMILIES
+from mlx_specdec.checkpoints.formats.gguf.header import read_header
+from mlx_specdec.checkpoints.formats.gguf.layout import Finder
+from mlx_specdec.checkpoints.formats.gguf.metadata import Metadata
+from mlx_specdec.checkpoints.formats.malformed import Malformed
+from mlx_specdec.models.loading import load_model
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+    "rope_theta": 5000.0,
+}
+WIDE = {"head_dim": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+NARROW = {**EXPERTS, "moe_intermediate_size": 24}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+CAPS = {"attn_logit_softcapping": 30.0, "final_logit_softcapping": 20.0}
+UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
+MULTIPLIERS = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 3.0,
+}
+GRANITE = {**MULTIPLIERS, "attention_bias": False, "mlp_bias": False}
+QWEN3_MOE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+LINEAR = {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 4.0}}
+PARTIAL = {"partial_rotary_factor": 0.5}
+STABLE = {**PARTIAL, "layer_norm_eps": 1e-5}
+COHERE = {"logit_scale": 0.5, "layer_norm_eps": 1e-4}
+SCALAR = {"query_pre_attn_scalar": 16}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "command-r": ("command-r", "cohere", COHERE),
+    "cohere2": (
+        "cohere2",
+        "cohere2",
+        {**COHERE, "head_dim": 8, "num_hidden_layers": 5, "sliding_window": 5},
+    ),
+    "gemma": ("gemma", "gemma", WIDE),
+    "gemma2": ("gemma2", "gemma2", {**WIDE, **CAPS, **SCALAR}),
+    "gemma2 of the largest size": (
+        "gemma2",
+        "gemma2",
+        {**WIDE, **CAPS, "num_hidden_layers": 46, "query_pre_attn_scalar": 8},
+    ),
+    "gemma3": (
+        "gemma3",
+        "gemma3_text",
+        {**WIDE, **SCALAR, **TIED, **LINEAR, "num_hidden_layers": 7, "sliding_window": 5},
+    ),
+    "granite": ("granite", "granite", {**GRANITE, **UNTIED}),
+    "granite with biases": ("granite", "granite", {**GRANITE, **BIASES, **TIED}),
+    "llama": ("llama", "llama", {**WIDE, **BIASES, **LINEAR, **UNTIED}),
+    "mixtral": ("llama", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3}),
+    "nemotron": ("nemotron", "nemotron", {**PARTIAL, "hidden_act": "relu2", "norm_eps": 1e-4}),
+    "olmo2": ("olmo2", "olmo2", UNTIED),
+    "olmoe": ("olmoe", "olmoe", {**EXPERTS, **UNTIED}),
+    "phi2": ("phi2", "phi", {**STABLE, "num_key_value_heads": 4}),
+    "phi3": ("phi3", "phi3", UNTIED),
+    "phi3 that rotates a part": ("phi3", "phi3", {**TIED, **PARTIAL}),
+    "qwen2": ("qwen2", "qwen2", TIED),
+    "qwen2moe": ("qwen2moe", "qwen2_moe", {**NARROW, "shared_expert_intermediate_size": 40}),
+    "qwen3": ("qwen3", "qwen3", {**WIDE, **UNTIED, **LINEAR}),
+    "qwen3moe": ("qwen3moe", "qwen3_moe", {**WIDE, **NARROW, **QWEN3_MOE, **UNTIED}),
+    "seed_oss": ("seed_oss", "seed_oss", {**WIDE, **UNTIED, "attention_bias": True}),
+    "smollm3": ("smollm3", "smollm3", {**TIED, "num_hidden_layers": 5}),
+    "stablelm": (
+        "stablelm",
+        "stablelm",
+        {**STABLE, "use_qkv_bias": True, "use_parallel_residual": False},
+    ),
+    "stablelm in parallel": (
+        "stablelm",
+        "stablelm",
+        {**STABLE, "use_qkv_bias": False, "use_parallel_residual": True},
+    ),
+    "starcoder2": ("starcoder2", "starcoder2", {**TIED, "norm_epsilon": 1e-4}),
+}
+PERMUTED = {"llama", "granite", "smollm3"}
+SHIFTED = {"gemma", "gemma2", "gemma3", "nemotron"}
+STATED: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
+    "num_hidden_layers": gguf.GGUFWriter.add_block_count,
+    "hidden_size": gguf.GGUFWriter.add_embedding_length,
+    "intermediate_size": gguf.GGUFWriter.add_feed_forward_length,
+    "num_attention_heads": gguf.GGUFWriter.add_head_count,
+    "num_key_value_heads": gguf.GGUFWriter.add_head_count_kv,
+    "max_position_embeddings": gguf.GGUFWriter.add_context_length,
+    "rope_theta": gguf.GGUFWriter.add_rope_freq_base,
+    "rms_norm_eps": gguf.GGUFWriter.add_layer_norm_rms_eps,
+    "layer_norm_eps": gguf.GGUFWriter.add_layer_norm_eps,
+    "norm_epsilon": gguf.GGUFWriter.add_layer_norm_eps,
+    "norm_eps": gguf.GGUFWriter.add_layer_norm_eps,
+    "num_experts": gguf.GGUFWriter.add_expert_count,
+    "num_local_experts": gguf.GGUFWriter.add_expert_count,
+    "num_experts_per_tok": gguf.GGUFWriter.add_expert_used_count,
+    "moe_intermediate_size": gguf.GGUFWriter.add_expert_feed_forward_length,
+    "shared_expert_intermediate_size": gguf.GGUFWriter.add_expert_shared_feed_forward_length,
+    "logit_scale": gguf.GGUFWriter.add_logit_scale,
+    "logits_scaling": gguf.GGUFWriter.add_logit_scale,
+    "attention_multiplier": gguf.GGUFWriter.add_attention_scale,
+    "embedding_multiplier": gguf.GGUFWriter.add_embedding_scale,
+    "residual_multiplier": gguf.GGUFWriter.add_residual_scale,
+    "attn_logit_softcapping": gguf.GGUFWriter.add_attn_logit_softcapping,
+    "final_logit_softcapping": gguf.GGUFWriter.add_final_logit_softcapping,
+    "sliding_window": gguf.GGUFWriter.add_sliding_window,
+    "use_parallel_residual": gguf.GGUFWriter.add_parallel_residual,
+}
+
+
+def tiny(config: dict[str, Any]) -> Any:
+    """mlx-lm's model with random weights, under which every vector matters."""
+    kind, arguments = _get_classes(config)
+    model = kind(arguments.from_dict(config))
+    mx.random.seed(7)
+    model.update(
+        tree_map(lambda array: mx.random.normal(array.shape) * 0.3 + 0.1, model.parameters())
+    )
+    if hasattr(model, "sanitize"):
+        model.sanitize({})
+    return model
+
+
+def write(file: Path, architecture: str, config: dict[str, Any], model: Any) -> None:
+    """The model as llama.cpp's converter would write it."""
+    writer = gguf.GGUFWriter(str(file), architecture)
+    for key in STATED.keys() & config.keys():
+        STATED[key](writer, config[key])
+    width = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    writer.add_rope_dimension_count(int(width * config.get("partial_rotary_factor", 1)))
+    if "head_dim" in config:
+        writer.add_key_length(width)
+        writer.add_value_length(width)
+    if "rope_scaling" in config:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config["rope_scaling"]["factor"])
+    writer.add_tokenizer_model("none")
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = get_tensor_name_map(numbers[architecture], config["num_hidden_layers"])
+    experts = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    for name, array in tree_flatten(model.parameters()):
+        values = np.array(array.astype(mx.float32) if array.ndim == 1 else array)
+        path, _, kind = name.replace("switch_mlp", "experts").rpartition(".")
+        if "block_sparse_moe.experts" in path:
+            path = path.replace(path.split(".")[-1], experts[path.split(".")[-1]])
+        if architecture in PERMUTED and path.endswith(("q_proj", "k_proj")):
+            rows = (values.shape[0] // width, 2, width // 2, *values.shape[1:])
+            values = values.reshape(rows).swapaxes(1, 2).reshape(values.shape)
+        theirs = f"{names.get_name(path)}.{kind}"
+        if architecture in SHIFTED and theirs.endswith("norm.weight"):
+            values = values + 1
+        if theirs.endswith("ffn_gate_inp_shexp.weight"):
+            values = values.reshape(-1)  # older converters leave out axes of 1
+        writer.add_tensor(theirs, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_the_same_weights_in_mlx_lm(case: str, tmp_path: Path) -> None:
+    architecture, model_type, own = CASES[case]
+    epsilon = {} if any(key.endswith(("norm_eps", "epsilon")) for key in own) else "rms_norm_eps"
+    config = {**SIZES, **({epsilon: 1e-4} if epsilon else {}), **own, "model_type": model_type}
+    model = tiny(config)
+    write(tmp_path / "m.gguf", architecture, config, model)
+    convert(str(tmp_path / "m.gguf"), tmp_path / "out")
+    tokens = [number * 7 % SIZES["vocab_size"] for number in range(14)]
+    expected = np.array(model(mx.array([tokens]))[0])
+    context = load_model(tmp_path / "out", dtype="float32").model.open(tokens[:1])
+    given = np.array(context.advance(mx.array([tokens])).logits[0])
+    assert expected.std() > 0.01
+    assert np.abs(given - expected).max() < 1e-4 * max(1, np.abs(expected).max())
+
+
+def test_norms_that_were_shifted_get_their_half_type_back(tmp_path: Path) -> None:
+    config = {**SIZES, **WIDE, "model_type": "gemma", "rms_norm_eps": 1e-4}
+    model = tiny(config)
+    model.set_dtype(mx.bfloat16)
+    model.set_dtype(mx.float16)
+    write(tmp_path / "m.gguf", "gemma", config, model)
+    convert(str(tmp_path / "m.gguf"), tmp_path / "out")
+    expected, given = dict(tree_flatten(model.parameters())), dict(files.tensors(tmp_path / "out"))
+    assert given.keys() == expected.keys()
+    for name, array in expected.items():
+        assert given[name].dtype == mx.float16
+        assert mx.array_equal(given[name], array), name
+
+
+ODD = [0, 1, 3, 10**6, 2**31 - 1, 0.0, -1.0, 1e30, True, "x", ["a"], np.array([1, 2]), np.zeros(0)]
+
+
+@pytest.mark.parametrize("case", ["gemma3", "granite", "nemotron", "qwen2moe", "stablelm"])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_odd_metadata_are_malformed_or_harmless(
+    case: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    architecture, model_type, own = CASES[case]
+    config = {**SIZES, "rms_norm_eps": 1e-4, **own, "model_type": model_type}
+    file = tmp_path_factory.getbasetemp() / f"{case}.gguf"
+    if not file.exists():
+        write(file, architecture, config, tiny(config))
+    header = read_header(file.read_bytes())
+    keys = [key for key in header.metadata if key.startswith(f"{architecture}.")]
+    changes = st.dictionaries(st.sampled_from(sorted(keys)), st.sampled_from(ODD), min_size=1)
+    metadata = Metadata({**header.metadata, **data.draw(changes)})
+    finder = Finder({entry.name: entry for entry in header.entries})
+    with contextlib.suppress(Malformed):
+        layout = decoder_only_layout(metadata, finder, lambda name, count: np.ones(count))
+        assert len(layout.places) == len(header.entries)
+
+
+def test_every_family_is_tried() -> None:
+    assert {architecture for architecture, _, _ in CASES.values()} == {*FAMILIES}
