@@ -21,7 +21,6 @@ from .disk.json_file import read_json
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
 from .formats.meta.file import MetaFile
-from .formats.meta.llama2c import Llama2cFile
 from .formats.safetensors import DTYPES, SafetensorsFile, TensorInfo
 from .formats.torch.file import TorchFile
 from .tensors import Tensor
@@ -39,13 +38,12 @@ CARRIED = (
     "chat_template*",
     "generation_config.json",
 )
-_Reader = SafetensorsFile | TorchFile | GgufFile | MetaFile | Llama2cFile
+_Reader = SafetensorsFile | TorchFile | GgufFile | MetaFile
 _READERS: Mapping[str, Callable[[Path], _Reader]] = {
     "safetensors": SafetensorsFile,
     "torch": TorchFile,
     "gguf": GgufFile,
     "meta": MetaFile,
-    "llama2c": Llama2cFile,
 }
 """By the format that `shards.find` names."""
 
@@ -92,7 +90,7 @@ class Weights:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about what reading does to the values."""
-        models = [file for file in self._files.values() if isinstance(file, GgufFile | Llama2cFile)]
+        models = [file for file in self._files.values() if isinstance(file, GgufFile)]
         packed = sorted({name for model in models for name in model.packed})
         if not packed:
             return ()

@@ -17,7 +17,6 @@ from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, keys, shards
 from .account import Account, Contents
 from .disk.json_file import read_json
-from .formats.meta.llama2c import is_llama2c
 from .formats.safetensors import LARGEST_EXTENT, SafetensorsFile, TensorInfo
 from .formats.torch.file import TorchFile
 from .inspection import Inspection, Row
@@ -51,9 +50,9 @@ def inspect(name: str) -> Inspection:
     path = Path(os.path.expanduser(name))
     if not os.path.exists(path):
         raise SourceError(f"there is no file or directory {name!a:.200}: check the path")
-    if path.is_file() and path.suffix in _SINGLE and not is_llama2c(path):
+    if path.is_file() and path.suffix in _SINGLE:
         return _bare(path)
-    if path.is_file() and not shards.is_gguf(path) and path.suffix != ".bin":
+    if path.is_file() and not shards.is_gguf(path):
         raise CheckpointError(f"{path} is of no format that is read here")
     with as_directory(path) as directory:
         return _inspect(path, directory)

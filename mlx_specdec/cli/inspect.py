@@ -26,7 +26,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="DIR_OR_FILE",
-            help="A model's directory, a .gguf or llama2.c file, or one file of tensors.",
+            help="A model's directory, a .gguf file, or one file of tensors.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_specdec import Options, generate, load
 from mlx_specdec.assemble import compare_logits
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
@@ -45,6 +48,40 @@ def test_a_converted_model_computes_what_the_reference_does(tmp_path: Path, name
     report = convert(str(META / name), tmp_path / "out", compare_logits=compare_logits)
     assert report.logits == 0.0
     assert distance(report.path, META / name / "expected.npz") < CLOSE
+
+
+def test_a_model_is_loaded_directly_and_writes_what_its_conversion_writes(tmp_path: Path) -> None:
+    out = convert(str(META / "llama3"), tmp_path / "out").path
+    options = Options(max_tokens=12, temperature=0.0, regular=True)
+    sequences = {
+        tuple(generate(load(str(model)), "Once upon a time", options).tokens)
+        for model in (META / "llama3", out)
+    }
+    assert len(sequences) == 1
+
+
+def test_what_is_laid_down_on_the_way_is_gone_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = copy_meta("llama3", tmp_path)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    pair = load(str(source))
+    assert len(list(scratch.iterdir())) == 1
+    del pair
+    gc.collect()
+    assert not any(scratch.iterdir())
+    (source / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(CheckpointError):
+        load(str(source))
+    assert not any(scratch.iterdir())
+
+
+def test_a_model_without_a_tokenizer_converts_and_says_so(tmp_path: Path) -> None:
+    source = copy_meta("llama3", tmp_path)
+    (source / "tokenizer.model").unlink()
+    assert "no tokenizer files" in convert(str(source), tmp_path / "out").describe()
 
 
 @pytest.mark.parametrize(

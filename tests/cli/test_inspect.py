@@ -11,11 +11,11 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def test_tables_say_format_family_bits_and_new_names(run: Run) -> None:
-    done = run("inspect", FIXTURES / "llama2c" / "v2.bin")
+    done = run("inspect", FIXTURES / "gguf" / "llama-q4_0.gguf")
     assert done.code == 0 and done.err == ""
-    for part in ("llama2.c", "Q8_0", "bits each", "norm.weight", "-> model.norm.weight"):
+    for part in ("GGUF", "Q4_0", "bits each", "norm.weight", "-> model.norm.weight"):
         assert part in done.out
-    assert done.out.count("layers.*.attention.wq.weight") == 1
+    assert done.out.count("blk.*.attn_q.weight") == 1
 
 
 def test_json_lists_every_tensor_once(run: Run, t5: Path) -> None:

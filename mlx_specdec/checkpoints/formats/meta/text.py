@@ -1,7 +1,7 @@
-"""Tokenizer files of Meta's and llama2.c's -> the files that Hugging Face has in their place.
+"""Meta's tokenizer.model -> the files that Hugging Face has in its place.
 
-Knows tokenizer.model of both kinds, SentencePiece's and tiktoken's, and llama2.c's tokenizer.bin.
-What is made is held to the original where a library is at hand that reads it.
+Knows both kinds, SentencePiece's and tiktoken's. What is made is held to the original where a
+library is at hand that reads it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 from ....errors import CheckpointError
 from .bpe import SPACE, Pieces, Ranked, Unusable, sentencepiece_json, tiktoken_json
 
-MODEL, BINARY = "tokenizer.model", "tokenizer.bin"
+MODEL = "tokenizer.model"
 LARGEST_FILE = 16_000_000
 BYTES = 256
 _LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+")
@@ -67,9 +65,7 @@ def _read(file: Path, vocabulary: int, *, since_31: bool) -> Text:
     if file.stat().st_size > LARGEST_FILE:
         raise Unusable("is too large for a tokenizer")
     data = file.read_bytes()
-    if file.name.endswith(".bin"):
-        text = _binary(data, vocabulary)
-    elif _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
+    if _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
         text = _tiktoken(data, vocabulary, since_31=since_31)
     else:
         text = _sentencepiece(data, vocabulary)
@@ -125,38 +121,6 @@ def _hold(made: str, expected: Mapping[str, list[int]]) -> None:
     for text, ids in expected.items():
         if tokenizer.encode(text, add_special_tokens=False).ids != ids:
             raise Unusable("cuts text in a way that tokenizer.json cannot say")
-
-
-def _binary(data: bytes, vocabulary: int) -> Text:
-    """llama2.c's: the longest length, then score, length and bytes of each token."""
-    position, found, scores = 4, [], []
-    while position < len(data):
-        if len(data) - position < 8:
-            raise Unusable("is truncated")
-        score, length = struct.unpack_from("<fI", data, position)
-        position += 8
-        if length > len(data) - position or not math.isfinite(score):
-            raise Unusable("is truncated or damaged")
-        found.append(data[position : position + length])
-        scores.append(score)
-        position += length
-        if len(found) > vocabulary:
-            raise Unusable(f"has more tokens than the {vocabulary} that the model knows")
-    if len(found) < 3 + BYTES:
-        raise Unusable(f"is no tokenizer of llama2.c's: it has {len(found)} tokens")
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(BYTES))]
-    for byte in range(BYTES):
-        # Early files have the bytes as characters.
-        if found[3 + byte] not in (tokens[3 + byte].encode(), chr(byte).encode()):
-            raise Unusable(f"is no tokenizer of llama2.c's: token {3 + byte} is no byte")
-    try:
-        tokens += [token.decode("utf-8").replace(" ", SPACE) for token in found[3 + BYTES :]]
-    except UnicodeDecodeError:
-        raise Unusable("is damaged: a token is no text") from None
-    made = sentencepiece_json(
-        Pieces(tokens, scores, [0, 1, 2], range(3 + BYTES, len(tokens)), unknown=0, begin=1)
-    )
-    return _text(made, tokens, {"bos": 1, "eos": 2, "unk": 0}, len(tokens))
 
 
 def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
