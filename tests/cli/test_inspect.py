@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 from .conftest import Run
@@ -16,6 +18,12 @@ def test_tables_say_format_family_bits_and_new_names(run: Run) -> None:
     for part in ("GGUF", "Q4_0", "bits each", "norm.weight", "-> model.norm.weight"):
         assert part in done.out
     assert done.out.count("blk.*.attn_q.weight") == 1
+
+
+def test_nothing_but_the_table_is_written_of_a_model_in_metas_layout() -> None:
+    command = [sys.executable, "-m", "mlx_specdec", "inspect", str(FIXTURES / "meta" / "llama3")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Meta's layout" in done.stdout and done.stderr == ""
 
 
 def test_json_lists_every_tensor_once(run: Run, t5: Path) -> None:

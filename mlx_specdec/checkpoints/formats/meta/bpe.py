@@ -6,6 +6,7 @@ the token that belongs before a text. Knows nothing of files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Pieces:
 def sentencepiece_json(pieces: Pieces) -> str:
     """The text of tokenizer.json. Raises Malformed."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+
+    _quieten_transformers()
     from transformers.convert_slow_tokenizer import generate_merges
 
     tokens = pieces.tokens
@@ -77,6 +80,7 @@ def sentencepiece_json(pieces: Pieces) -> str:
 def tiktoken_json(tokens: Sequence[bytes], special: Sequence[str]) -> str:
     """The text of tokenizer.json. tokens: in the order of their ranks, which are their ids, and
     then the special tokens, of which the first begins a text. Raises Malformed."""
+    _quieten_transformers()
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     ids = _ids(tokens)
@@ -88,6 +92,12 @@ def tiktoken_json(tokens: Sequence[bytes], special: Sequence[str]) -> str:
 
     with _library_errors():
         return _text(Converter(extra_special_tokens=special).converted(), special[0])
+
+
+def _quieten_transformers() -> None:
+    """Where torch is absent it says so when it is imported, as if that were a problem. mlx-lm sets
+    the same variable."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def _text(tokenizer: Any, begin: str | None) -> str:
