@@ -17,7 +17,8 @@ from ..malformed import Malformed
 
 PROTOCOLS = range(2, 6)
 MOST_READS = 2_000_000
-"""Of operations and their arguments, about 60 a tensor; each leaves at most some 100 bytes."""
+"""Of operations and their arguments, about 60 a tensor, so 30,000 tensors in a file; each leaves at
+most some 100 bytes."""
 LONGEST_PICKLE = 1 << 26
 LONGEST_TEXT = 1 << 20
 LONGEST_NAME = 200
@@ -34,12 +35,12 @@ _ADMITTED = (
 
 Buffer = Any
 """bytes or an mmap: has a length, and its slices are bytes."""
-Names = Mapping[tuple[str, str], Any]
+Table = Mapping[tuple[str, str], Any]
 """(module, name) -> what it stands for: a function that checks its arguments, or a value."""
 
 
 def load(
-    data: Buffer, begin: int, admitted: Names, persistent: Callable[[Any], Any]
+    data: Buffer, begin: int, admitted: Table, persistent: Callable[[Any], Any]
 ) -> tuple[Any, int]:
     """The value of the pickle that begins at `begin`, and where it ends.
 
@@ -93,7 +94,7 @@ class _Unpickler(pickle._Unpickler):
     append: Callable[[Any], None]
     read: Callable[[int], bytes]
 
-    def __init__(self, source: _Source, admitted: Names, persistent: Callable[[Any], Any]) -> None:
+    def __init__(self, source: _Source, admitted: Table, persistent: Callable[[Any], Any]) -> None:
         super().__init__(source, encoding="latin-1")  # Python 2's texts are bytes
         self._source, self._admitted, self._persistent = source, admitted, persistent
 
