@@ -1,4 +1,4 @@
-"""Write tests/fixtures/meta and tests/fixtures/llama2c: tiny Llamas and what they compute.
+"""Write tests/fixtures/meta: tiny Llamas and what they compute.
 
     python scripts/make_meta_fixtures.py tests/fixtures
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import struct
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -225,86 +224,12 @@ def tiktoken_model(file: Path) -> tiktoken.Encoding:
     )
 
 
-def write_tokenizer_bin(file: Path, processor: sentencepiece.SentencePieceProcessor) -> None:
-    """As llama2.c's tokenizer.py exports a SentencePiece model."""
-    tokens = []
-    for id in range(processor.get_piece_size()):
-        token = processor.id_to_piece(id)
-        if id in (processor.bos_id(), processor.eos_id()):
-            token = f"\n{token}\n"
-        elif processor.is_byte(id):
-            token = chr(int(token[3:5], 16))
-        tokens.append((token.replace("▁", " ").encode(), processor.get_score(id)))
-    with file.open("wb") as stream:
-        stream.write(struct.pack("<I", max(len(token) for token, _ in tokens)))
-        for token, score in tokens:
-            stream.write(struct.pack("<fI", score, len(token)) + token)
-
-
-def in_order(weights: Weights, layers: int, parts: list[str]) -> list[torch.Tensor]:
-    """Tensors part by part, each through all layers."""
-    found = []
-    for part in parts:
-        if part in ("tok_embeddings", "norm", "output"):
-            found.append(weights[f"{part}.weight"])
-        else:
-            found += [weights[f"layers.{layer}.{part}.weight"] for layer in range(layers)]
-    return found
-
-
-def floats(tensors: list[torch.Tensor]) -> bytes:
-    """Their values, one tensor after the other."""
-    return b"".join(
-        tensor.float().contiguous().numpy().astype("<f4").tobytes() for tensor in tensors
-    )
-
-
-def write_llama2c(target: Path, shape: Shape, positions: int) -> None:
-    """The three versions, of three models: the first and the third with a head of their own."""
-    target.mkdir(parents=True, exist_ok=True)
-    sizes = (shape.width, shape.inner, shape.layers, shape.heads, shape.kv_heads)
-    attention = [f"attention.w{letter}" for letter in "qkvo"]
-    forward = [f"feed_forward.w{number}" for number in "123"]
-
-    weights = random_weights(shape, torch.float32, 11)
-    turns = torch.arange(positions).float()[:, None] * frequencies(shape)
-    head = ["tok_embeddings", "attention_norm", *attention, "ffn_norm", *forward, "norm"]
-    data = floats([*in_order(weights, shape.layers, head), turns.cos(), turns.sin()])
-    start = struct.pack("<7i", *sizes, -shape.vocabulary, positions)
-    (target / "legacy.bin").write_bytes(start + data + floats([weights["output.weight"]]))
-    write_expected(target / "legacy.npz", shape, weights)
-
-    weights = random_weights(shape, torch.float32, 12)
-    weights["output.weight"] = weights["tok_embeddings.weight"]
-    order = ["attention_norm", "ffn_norm", "norm", "tok_embeddings", *attention, *forward]
-    numbers = struct.pack("<7i", *sizes, shape.vocabulary, positions)
-    start = struct.pack("<Ii", 0x616B3432, 1) + numbers + b"\1"
-    data = floats(in_order(weights, shape.layers, order))
-    (target / "v1.bin").write_bytes(start.ljust(256, b"\0") + data)
-    write_expected(target / "v1.npz", shape, weights)
-
-    weights = random_weights(shape, torch.float32, 13)
-    group = 32
-    start = struct.pack("<Ii", 0x616B3432, 2) + numbers + struct.pack("<Bi", 0, group)
-    data = floats(in_order(weights, shape.layers, order[:3]))
-    for name in [*order[3:], "output"]:
-        for tensor in in_order(weights, shape.layers, [name]):
-            scales = tensor.reshape(-1, group).abs().amax(1) / 127
-            values = (tensor.reshape(-1, group) / scales[:, None]).round()
-            data += values.to(torch.int8).numpy().tobytes() + floats([scales])
-            tensor.copy_((values * scales[:, None]).reshape(tensor.shape))
-    (target / "v2.bin").write_bytes(start.ljust(256, b"\0") + data)
-    write_expected(target / "v2.npz", shape, weights)
-
-
 @torch.no_grad()
 def main(target: Path) -> None:
     """Write everything."""
-    meta, small = target / "meta", target / "llama2c"
-    for directory in (meta / "llama3", small):
-        directory.mkdir(parents=True, exist_ok=True)
+    meta = target / "meta"
+    (meta / "llama3").mkdir(parents=True, exist_ok=True)
     pieces = sentencepiece_model(meta / "tokenizer.model")
-    write_tokenizer_bin(small / "tokenizer.bin", pieces)
     ranked = tiktoken_model(meta / "llama3" / "tokenizer.model")
     ids = {
         "sentencepiece": {text: pieces.encode(text) for text in TRIALS},
@@ -343,7 +268,6 @@ def main(target: Path) -> None:
         parts=2,
         embedding=0,
     )
-    write_llama2c(small, Shape(pieces.get_piece_size(), 40, kv_heads=2), positions=64)
 
 
 if __name__ == "__main__":

@@ -7,31 +7,9 @@ hold under the file's own names, the recipes what they make of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from .formats.safetensors import TensorInfo
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What one file, or several, hold under their own names.
-
-    stored: type as the format calls it, shape and bytes in the file. origins: the name under which
-    a reader hands a tensor out -> its name in the file. tied: a name that the reader leaves out ->
-    the name in the file that has the same values. dropped: another that it leaves out -> why.
-    shared: name -> an earlier one that has the very same bytes of the file.
-    """
-
-    stored: Mapping[str, TensorInfo]
-    origins: Mapping[str, str]
-    tied: Mapping[str, str] = field(default_factory=dict)
-    dropped: Mapping[str, str] = field(default_factory=dict)
-    shared: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def plain(cls, infos: Mapping[str, TensorInfo]) -> Contents:
-        """Of a format whose names and types are taken as they are."""
-        return cls(infos, {name: name for name in infos})
+from .formats.reader import Contents as Contents
 
 
 def together(parts: Iterable[Contents]) -> Contents:

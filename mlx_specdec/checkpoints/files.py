@@ -21,8 +21,8 @@ from .disk.json_file import read_json
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
 from .formats.meta.file import MetaFile
-from .formats.meta.llama2c import Llama2cFile
-from .formats.safetensors import DTYPES, SafetensorsFile, TensorInfo
+from .formats.reader import Reader, TensorInfo
+from .formats.safetensors import DTYPES, SafetensorsFile
 from .formats.torch.file import TorchFile
 from .tensors import Tensor
 
@@ -39,13 +39,11 @@ CARRIED = (
     "chat_template*",
     "generation_config.json",
 )
-_Reader = SafetensorsFile | TorchFile | GgufFile | MetaFile | Llama2cFile
-_READERS: Mapping[str, Callable[[Path], _Reader]] = {
+_READERS: Mapping[str, Callable[[Path], Reader]] = {
     "safetensors": SafetensorsFile,
     "torch": TorchFile,
     "gguf": GgufFile,
     "meta": MetaFile,
-    "llama2c": Llama2cFile,
 }
 """By the format that `shards.find` names."""
 
@@ -60,7 +58,7 @@ class Weights:
         self._infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
-        self._files: dict[Path, _Reader] = {}
+        self._files: dict[Path, Reader] = {}
         self.format = found.format
         self.lazy = found.format == "safetensors"
         for file in found.files:
@@ -82,17 +80,17 @@ class Weights:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files themselves, all parts of a model, in their order."""
-        return tuple(path for file, reader in self._files.items() for path in _paths(file, reader))
+        return tuple(path for reader in self._files.values() for path in reader.paths)
 
     @property
     def contents(self) -> Contents:
         """What the files hold under their own names, in the types that they have there."""
-        return together(_contents(file) for file in self._files.values())
+        return together(reader.contents for reader in self._files.values())
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about what reading does to the values."""
-        models = [file for file in self._files.values() if isinstance(file, GgufFile | Llama2cFile)]
+        models = [file for file in self._files.values() if isinstance(file, GgufFile)]
         packed = sorted({name for model in models for name in model.packed})
         if not packed:
             return ()
@@ -136,14 +134,6 @@ class Weights:
                     f"{directory / shard} lacks {shown:.200}, which {found.index} says it has: "
                     "download both again"
                 )
-
-
-def _paths(file: Path, reader: _Reader) -> tuple[Path, ...]:
-    return tuple(reader.paths) if isinstance(reader, GgufFile | MetaFile) else (file,)
-
-
-def _contents(file: _Reader) -> Contents:
-    return Contents.plain(file.infos) if isinstance(file, SafetensorsFile) else file.contents
 
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:

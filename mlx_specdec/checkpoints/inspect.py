@@ -15,20 +15,18 @@ from typing import Any
 
 from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, keys, shards
-from .account import Account, Contents
+from .account import Account
 from .disk.json_file import read_json
-from .formats.meta.llama2c import is_llama2c
-from .formats.safetensors import LARGEST_EXTENT, SafetensorsFile, TensorInfo
+from .formats.reader import Contents, Reader, TensorInfo
+from .formats.safetensors import LARGEST_EXTENT, SafetensorsFile
 from .formats.torch.file import TorchFile
 from .inspection import Inspection, Row
 from .layouts import as_directory, originals
 from .recipes import recipe_for
 
-_SINGLE: Mapping[str, Callable[[Path], SafetensorsFile | TorchFile]] = {
-    ".safetensors": SafetensorsFile,
-    ".bin": TorchFile,
-    ".pt": TorchFile,
-    ".pth": TorchFile,
+_SINGLE: Mapping[str, tuple[str, Callable[[Path], Reader]]] = {
+    ".safetensors": ("safetensors", SafetensorsFile),
+    **dict.fromkeys((".bin", ".pt", ".pth"), ("torch", TorchFile)),
 }
 """Files that are tensors and no whole model."""
 _SIZES = (
@@ -51,9 +49,9 @@ def inspect(name: str) -> Inspection:
     path = Path(os.path.expanduser(name))
     if not os.path.exists(path):
         raise SourceError(f"there is no file or directory {name!a:.200}: check the path")
-    if path.is_file() and path.suffix in _SINGLE and not is_llama2c(path):
+    if path.is_file() and path.suffix in _SINGLE:
         return _bare(path)
-    if path.is_file() and not shards.is_gguf(path) and path.suffix != ".bin":
+    if path.is_file() and not shards.is_gguf(path):
         raise CheckpointError(f"{path} is of no format that is read here")
     with as_directory(path) as directory:
         return _inspect(path, directory)
@@ -61,13 +59,9 @@ def inspect(name: str) -> Inspection:
 
 def _bare(file: Path) -> Inspection:
     """One file of tensors without a configuration."""
-    reader = _SINGLE[file.suffix](file)
-    if isinstance(reader, SafetensorsFile):
-        kind, contents = "safetensors", Contents.plain(reader.infos)
-    else:
-        kind, contents = "torch", reader.contents
+    kind, reader = _SINGLE[file.suffix]
     problem = "a file of tensors alone: the model's directory says what they are"
-    return _inspection(file, kind, [file], {}, contents, "", None, problem)
+    return _inspection(file, kind, [file], {}, reader(file).contents, "", None, problem)
 
 
 def _inspect(path: Path, directory: Path) -> Inspection:

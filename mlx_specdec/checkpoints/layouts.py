@@ -16,13 +16,12 @@ from pathlib import Path
 from ..errors import CheckpointError, OutputError
 from .disk import leftovers
 from .formats.gguf import source as gguf_source
-from .formats.meta.source import is_llama2c_source, is_meta, lay_down_llama2c, lay_down_meta
+from .formats.meta.source import is_meta, lay_down_meta
 from .shards import is_gguf
 
 _LAYOUTS: tuple[tuple[Callable[[Path], bool], Callable[[Path, Path], None]], ...] = (
     (is_gguf, gguf_source.lay_down),
     (is_meta, lay_down_meta),
-    (is_llama2c_source, lay_down_llama2c),
 )
 """How each is recognised, and laid down."""
 

@@ -1,8 +1,8 @@
 """Which files of a directory hold its weights, and which tensor an index expects in which.
 
-Knows names of files and of indexes, of safetensors, torch's archives, GGUF, Meta's parts and links
-to llama2.c's files, and takes what comes first in this order. Opens only the index, and refuses
-names that lead out of the directory.
+Knows names of files and of indexes, of safetensors, torch's archives, GGUF and Meta's parts, and
+takes what comes first in this order. Opens only the index, and refuses names that lead out of the
+directory.
 """
 
 from __future__ import annotations
@@ -40,15 +40,12 @@ _SAFETENSORS = _Layout("safetensors", "model", ".safetensors")
 _TORCH = _Layout("torch", "pytorch_model", ".bin")
 INDEX = _SAFETENSORS.index
 GGUF = ".gguf"
-LLAMA2C = ".llama2c"
-"""No name of llama2.c's own: links to its files are called so, see `llama_source`."""
 META = "consolidated.*.pth"
 FORMATS: Mapping[str, str] = {
     "safetensors": "safetensors",
     "torch": "torch archive",
     "gguf": "GGUF",
     "meta": "Meta's layout",
-    "llama2c": "llama2.c",
 }
 """In words, by the name that `find` has for each."""
 
@@ -57,8 +54,8 @@ FORMATS: Mapping[str, str] = {
 class Shards:
     """The files of one model. places: tensor -> file, as the index has it; {} where there is none.
 
-    format: "safetensors", "torch", "gguf", "meta" or "llama2c"; a GGUF model or one of Meta's that
-    has several parts is named by its first.
+    format: "safetensors", "torch", "gguf" or "meta"; a GGUF model or one of Meta's that has several
+    parts is named by its first.
     """
 
     format: str
@@ -91,10 +88,9 @@ def find(directory: Path) -> Shards:
     files = sorted(directory.glob(f"*{GGUF}"))
     if files:
         return Shards("gguf", [_only(files)])
-    for pattern, name in ((META, "meta"), (f"*{LLAMA2C}", "llama2c")):
-        files = sorted(directory.glob(pattern))
-        if files:
-            return Shards(name, files[:1])
+    files = sorted(directory.glob(META))
+    if files:
+        return Shards("meta", files[:1])
     raise CheckpointError(_no_weights(directory))
 
 
@@ -135,7 +131,7 @@ def present(directory: Path) -> bool:
     if directory.is_file():
         return True
     torch = f"{_TORCH.stem}*{_TORCH.suffix}*"
-    names = ("*.safetensors", INDEX, torch, f"*{GGUF}", META, f"*{LLAMA2C}")
+    names = ("*.safetensors", INDEX, torch, f"*{GGUF}", META)
     return any(any(directory.glob(name)) for name in names)
 
 

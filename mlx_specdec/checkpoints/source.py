@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import SourceError
+from .shards import GGUF
 
-FILES = (".gguf", ".bin")
-"""A single file that is called so is a whole model."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -26,7 +25,7 @@ def resolve(
 ) -> Path:
     """What is local as it is, or a repository of the Hub, downloaded unless it is in the cache.
 
-    Local is a directory, or a file that is a model by itself (`FILES`). name: "t5-small" is that
+    Local is a directory, or a .gguf file, which is a model by itself. name: "t5-small" is that
     repository of the Hub unless a directory of this name is here; it is not looked for anywhere
     else. revision: a branch, tag or commit of the Hub's repository; of no meaning for what is
     local. progress: called with (0, 1) and (1, 1) around a download; without it
@@ -51,7 +50,7 @@ def _local(name: str) -> Path | None:
     path = os.path.expanduser(name)
     if name.strip() and os.path.isdir(path):
         return Path(path)
-    if os.path.isfile(path) and path.endswith(FILES):
+    if os.path.isfile(path) and path.endswith(GGUF):
         return Path(path)
     if os.path.lexists(path):
         kind = "a file" if os.path.exists(path) else "a broken link"

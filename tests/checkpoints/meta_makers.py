@@ -1,4 +1,4 @@
-"""Meta's directories and llama2.c's files, taken from the fixtures and changed."""
+"""Meta's directories, taken from the fixtures and changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlx_specdec.models.loading import load_model
 from .torch_makers import save_torch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-META, SMALL = FIXTURES / "meta", FIXTURES / "llama2c"
+META = FIXTURES / "meta"
 CLOSE = 1e-4
 """How far log-probabilities in float32 may be from the reference's in float64."""
 
@@ -48,13 +48,6 @@ def change_part(file: Path, change: Change) -> None:
     weights = read_part(file)
     change(weights)
     save_torch(file, weights)
-
-
-def copy_llama2c(name: str, root: Path) -> Path:
-    """A file with the tokenizer beside it."""
-    root.mkdir(parents=True, exist_ok=True)
-    shutil.copy(SMALL / "tokenizer.bin", root)
-    return Path(shutil.copy(SMALL / name, root))
 
 
 def distance(directory: Path, expected: Path) -> float:

@@ -34,8 +34,6 @@ def row(found: Inspection, name: str) -> Any:
         ("gguf/llama-q4_0.gguf", "GGUF", "llama", "Q4_0"),
         ("gguf/t5-f16.gguf", "GGUF", "t5", ""),
         ("meta/llama3", "Meta's layout", "llama", ""),
-        ("llama2c/legacy.bin", "llama2.c", "llama", ""),
-        ("llama2c/v2.bin", "llama2.c", "llama", "Q8_0"),
     ],
 )
 def test_every_format_is_told_apart_and_agrees_with_its_conversion(

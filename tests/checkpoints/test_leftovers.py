@@ -141,7 +141,7 @@ with as_directory(Path(sys.argv[1])) as made:
 def test_temporary_directories_of_killed_processes_are_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Path(__file__).parents[1] / "fixtures" / "llama2c" / "v1.bin"
+    source = Path(__file__).parents[1] / "fixtures" / "meta" / "llama3"
     command = [sys.executable, "-c", LAID_DOWN, str(source)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, check=False)

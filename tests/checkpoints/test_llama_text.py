@@ -1,12 +1,10 @@
-"""Tokenizers of Meta's and llama2.c's: the ids that sentencepiece and tiktoken give, out of
-tokenizer.json."""
+"""Meta's tokenizers: the ids that sentencepiece and tiktoken give, out of tokenizer.json."""
 
 from __future__ import annotations
 
 import base64
 import json
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,10 @@ from mlx_specdec.checkpoints.formats.meta.text import read_tokenizer
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.text.tokenizer import FileTokenizer, load_tokenizer
 
-from .meta_makers import META, SMALL, copy_meta
+from .meta_makers import META, copy_meta
 
 EXPECTED = json.loads((META / "expected_ids.json").read_text(encoding="ascii"))
 SENTENCEPIECE, TIKTOKEN = META / "tokenizer.model", META / "llama3" / "tokenizer.model"
-BINARY = SMALL / "tokenizer.bin"
 
 
 def loaded(file: Path, directory: Path, vocabulary: int) -> FileTokenizer:
@@ -45,9 +42,8 @@ def refusal(file: Path, vocabulary: int = 340) -> str:
     return text
 
 
-@pytest.mark.parametrize("file", [SENTENCEPIECE, BINARY])
-def test_ids_are_those_of_sentencepiece_behind_the_beginning(tmp_path: Path, file: Path) -> None:
-    tokenizer = loaded(file, tmp_path, 340)
+def test_ids_are_those_of_sentencepiece_behind_the_beginning(tmp_path: Path) -> None:
+    tokenizer = loaded(SENTENCEPIECE, tmp_path, 340)
     for text, ids in EXPECTED["sentencepiece"].items():
         assert tokenizer.encode(text) == [1, *ids]
         assert tokenizer.decode([1, *ids, 2]) == text
@@ -72,9 +68,8 @@ def test_any_text_gets_the_ids_of_sentencepiece(
     processor = sentencepiece.SentencePieceProcessor(model_file=str(SENTENCEPIECE))
     if any(token in text for token in ("<s>", "</s>", "<unk>")):
         return  # names of control tokens become these tokens here
-    for file in (SENTENCEPIECE, BINARY):
-        tokenizer = loaded(file, tmp_path_factory.mktemp("text"), 340)
-        assert tokenizer.encode(text) == [1, *processor.encode(text)]
+    tokenizer = loaded(SENTENCEPIECE, tmp_path_factory.mktemp("text"), 340)
+    assert tokenizer.encode(text) == [1, *processor.encode(text)]
 
 
 @pytest.mark.parametrize("since_31", [False, True])
@@ -114,39 +109,12 @@ def test_the_tokenizer_beside_the_folder_is_taken_where_the_folder_has_none(tmp_
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     assert "340 tokens where the model knows 339" in refusal(SENTENCEPIECE, 339)
-    assert "more tokens than the 300" in refusal(BINARY, 300)
     assert "320 tokens and 256 special ones" in refusal(TIKTOKEN, 575)
 
 
 def test_a_model_may_know_more_ids_than_its_tokenizer(tmp_path: Path) -> None:
     assert loaded(SENTENCEPIECE, tmp_path, 384).size == 340
     assert read_tokenizer(TIKTOKEN, 1000).size == 576
-
-
-def entry(score: float, token: bytes, length: int | None = None) -> bytes:
-    return struct.pack("<fI", score, len(token) if length is None else length) + token
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda data: b"", "is no tokenizer"),
-        (lambda data: data[:5], "truncated"),
-        (lambda data: data[:-1], "truncated"),
-        (lambda data: data[:1000], "truncated"),
-        (lambda data: data[:4] + entry(0.0, b"", 2**32 - 1), "truncated"),
-        (lambda data: data[:4] + entry(float("nan"), b"x") + data[4:], "damaged"),
-        (lambda data: data[:4] + entry(0.0, b"x") + data[4:-9], "is no byte"),
-        (lambda data: data[:-9] + entry(0.0, b"\xff"), "is no text"),
-        (lambda data: data + data[-9:], "both token"),
-    ],
-)
-def test_a_damaged_binary_tokenizer_is_one_sentence(
-    tmp_path: Path, change: Any, words: str
-) -> None:
-    file = tmp_path / "tokenizer.bin"
-    file.write_bytes(change(BINARY.read_bytes()))
-    assert words in refusal(file, 400)
 
 
 def line(token: bytes, rank: object) -> bytes:
@@ -190,7 +158,7 @@ def test_a_truncated_sentencepiece_model_is_one_sentence(tmp_path: Path) -> None
 def test_any_damage_to_a_tokenizer_is_at_worst_one_sentence(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    known = [(BINARY, 340), (TIKTOKEN, 576), (SENTENCEPIECE, 340)]
+    known = [(TIKTOKEN, 576), (SENTENCEPIECE, 340)]
     source, vocabulary = data.draw(st.sampled_from(known))
     whole = bytearray(source.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_specdec import Options, generate, load
 from mlx_specdec.assemble import compare_logits
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
@@ -47,30 +50,62 @@ def test_a_converted_model_computes_what_the_reference_does(tmp_path: Path, name
     assert distance(report.path, META / name / "expected.npz") < CLOSE
 
 
-@pytest.mark.parametrize(
-    ("said", "length", "factor"),
-    [
-        ({"norm_eps": 1e-6}, 2048, None),
-        ({"norm_eps": 1e-5}, 4096, None),
-        ({"rope_theta": 1_000_000.0}, 16384, None),
-        ({"rope_theta": 500_000.0}, 8192, None),
-        ({"rope_theta": 12_345.0}, 4096, None),
-        ({"rope_theta": 500_000.0, "max_seq_len": 77}, 77, None),
-        ({"rope_theta": 500_000.0, "use_scaled_rope": True}, 131_072, 8.0),
-        ({"dim": 2048, "n_layers": 16, "use_scaled_rope": True}, 131_072, 32.0),
-        ({"dim": 3072, "n_layers": 28, "use_scaled_rope": True}, 131_072, 32.0),
-        ({"dim": 3072, "n_layers": 32, "use_scaled_rope": True}, 131_072, 8.0),
-        ({"use_scaled_rope": True, "rope_scaling_factor": 4}, 131_072, 4.0),
-    ],
-)
-def test_what_params_json_leaves_unsaid(
-    tmp_path: Path, said: dict[str, Any], length: int, factor: float | None
+def test_a_model_is_loaded_directly_and_writes_what_its_conversion_writes(tmp_path: Path) -> None:
+    out = convert(str(META / "llama3"), tmp_path / "out").path
+    options = Options(max_tokens=12, temperature=0.0, regular=True)
+    sequences = {
+        tuple(generate(load(str(model)), "Once upon a time", options).tokens)
+        for model in (META / "llama3", out)
+    }
+    assert len(sequences) == 1
+
+
+def test_what_is_laid_down_on_the_way_is_gone_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    source = copy_meta("llama3", tmp_path)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    pair = load(str(source))
+    assert len(list(scratch.iterdir())) == 1
+    del pair
+    gc.collect()
+    assert not any(scratch.iterdir())
+    (source / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(CheckpointError):
+        load(str(source))
+    assert not any(scratch.iterdir())
+
+
+def test_a_model_without_a_tokenizer_converts_and_says_so(tmp_path: Path) -> None:
+    source = copy_meta("llama3", tmp_path)
+    (source / "tokenizer.model").unlink()
+    assert "no tokenizer files" in convert(str(source), tmp_path / "out").describe()
+
+
+UNSAID: list[tuple[dict[str, Any], int, float | None]] = [
+    ({"norm_eps": 1e-6}, 2048, None),
+    ({"norm_eps": 1e-5}, 4096, None),
+    ({"rope_theta": 1_000_000.0}, 16384, None),
+    ({"rope_theta": 500_000.0}, 8192, None),
+    ({"rope_theta": 12_345.0}, 4096, None),
+    ({"rope_theta": 500_000.0, "max_seq_len": 77}, 77, None),
+    ({"rope_theta": 500_000.0, "use_scaled_rope": True}, 131_072, 8.0),
+    ({"dim": 2048, "n_layers": 16, "use_scaled_rope": True}, 131_072, 32.0),
+    ({"dim": 3072, "n_layers": 28, "use_scaled_rope": True}, 131_072, 32.0),
+    ({"dim": 3072, "n_layers": 32, "use_scaled_rope": True}, 131_072, 8.0),
+    ({"use_scaled_rope": True, "rope_scaling_factor": 4}, 131_072, 4.0),
+]
+
+
+def test_what_params_json_leaves_unsaid(tmp_path: Path) -> None:
     """As Hugging Face's config.json of each generation has it."""
     file = tmp_path / "params.json"
-    file.write_text(json.dumps({"dim": 4096, "n_layers": 32, "n_heads": 32, **said}))
-    found = read_params(file)
-    assert (found.length, found.scaled_by) == (length, factor)
+    for said, length, factor in UNSAID:
+        file.write_text(json.dumps({"dim": 4096, "n_layers": 32, "n_heads": 32, **said}))
+        params = read_params(file)
+        assert (params.length, params.scaled_by) == (length, factor)
 
 
 def test_stretched_positions_are_what_makes_llama_3_1_agree(tmp_path: Path) -> None:
@@ -141,30 +176,17 @@ def test_configurations_say_what_params_json_does(tmp_path: Path) -> None:
     assert (found["llama2"]["bos_token_id"], found["llama2"]["eos_token_id"]) == (1, 2)
 
 
-def test_only_the_text_models_of_llama_3_2_are_stretched_further(tmp_path: Path) -> None:
+def test_feed_forward_widths_are_those_of_the_published_models(tmp_path: Path) -> None:
     file = tmp_path / "params.json"
-    shape = {"n_heads": 32, "use_scaled_rope": True, "multiple_of": 256, "rope_theta": 500000.0}
-    for width, layers, factor in ((2048, 16, 32.0), (4096, 32, 8.0)):
-        file.write_text(json.dumps({**shape, "dim": width, "n_layers": layers}), encoding="utf-8")
-        assert read_params(file).scaling["rope_scaling"]["factor"] == factor
-
-
-@pytest.mark.parametrize(
-    ("given", "inner"),
-    [
-        ({"dim": 4096, "multiple_of": 256}, 11008),
-        ({"dim": 8192, "multiple_of": 4096, "ffn_dim_multiplier": 1.3}, 28672),
-        ({"dim": 4096, "multiple_of": 1024, "ffn_dim_multiplier": 1.3}, 14336),
-        ({"dim": 2048, "multiple_of": 256, "ffn_dim_multiplier": 1.5}, 8192),
-        ({"dim": 4096, "hidden_dim": 14336}, 14336),
-    ],
-)
-def test_feed_forward_widths_are_those_of_the_published_models(
-    tmp_path: Path, given: dict[str, Any], inner: int
-) -> None:
-    file = tmp_path / "params.json"
-    file.write_text(json.dumps({"n_heads": 32, "n_layers": 2, **given}), encoding="utf-8")
-    assert read_params(file).sizes(32000).inner == inner
+    for inner, said in (
+        (11008, {"dim": 4096, "multiple_of": 256}),
+        (28672, {"dim": 8192, "multiple_of": 4096, "ffn_dim_multiplier": 1.3}),
+        (14336, {"dim": 4096, "multiple_of": 1024, "ffn_dim_multiplier": 1.3}),
+        (8192, {"dim": 2048, "multiple_of": 256, "ffn_dim_multiplier": 1.5}),
+        (14336, {"dim": 4096, "hidden_dim": 14336}),
+    ):
+        file.write_text(json.dumps({"n_heads": 32, "n_layers": 2, **said}), encoding="utf-8")
+        assert read_params(file).sizes(32000).inner == inner
 
 
 @pytest.mark.parametrize("stored", [True, False])

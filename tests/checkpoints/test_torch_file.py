@@ -104,6 +104,7 @@ def test_nothing_of_a_storage_is_read_for_the_list_of_tensors(tmp_path: Path) ->
         (b"", "is empty"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
         (b"<!DOCTYPE html>", "no file that torch.save wrote"),
+        (struct.pack("<7i", 288, 768, 6, 6, 6, 32000, 256), "no file that torch.save wrote"),
         (b"\x80\x02}q\x00.", "none that torch.save wrote"),
         (b"\x80\x02", "truncated"),
         (b"PK\x03\x04", "truncated"),

@@ -52,77 +52,49 @@ class Nested:
         return getattr, (Shell(), "x")
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize(
     ("value", "names"),
     [(Shell(), ".system"), (Evaluation(), "builtin"), (Nested(), "getattr")],
 )
 def test_real_exploits_are_refused_by_name_and_nothing_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any, names: str, protocol: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any, names: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = pickle.dumps({"weight": value}, protocol=protocol)
-    assert names in refused(write_zip(tmp_path / "zip.bin", text))
-    assert names in refused(write_old(tmp_path / "old.bin", text, {}))
+    for protocol in (2, 3, 4, 5):
+        text = pickle.dumps({"weight": value}, protocol=protocol)
+        assert names in refused(write_zip(tmp_path / "zip.bin", text))
+        assert names in refused(write_old(tmp_path / "old.bin", text, {}))
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "os.system",
-        "posix.system",
-        "subprocess.Popen",
-        "builtins.eval",
-        "builtins.exec",
-        "builtins.getattr",
-        "builtins.__import__",
-        "__builtin__.eval",
-        "torch.load",
-        "torch.hub.load",
-        "torch.jit.load",
-        "torch.serialization.load",
-        "torch.utils.cpp_extension.load_inline",
-        "torch._utils._rebuild_qtensor",
-        "torch._utils._rebuild_sparse_tensor",
-        "torch._utils.__builtins__",
-        "torch.nn.modules.linear.Linear",
-        "numpy.core.multiarray._reconstruct",
-        "numpy.load",
-        "collections.OrderedDict.__class__",
-        "collections.deque",
-        "functools.partial",
-        "mlx_specdec.checkpoints.formats.torch.unpickle.load",
-        "runpy.run_path",
-        "argparse.Namespace",
-    ],
-)
-def test_every_other_name_is_refused_with_the_name(tmp_path: Path, name: str) -> None:
-    module, _, last = name.rpartition(".")
-    for value in (
-        {"w": Call(Name(module, last), ("echo",))},
-        {"w": Name(module, last)},
-        {"w": tensor(), "deep": [({"a": (Name(module, last),)},)]},
-        Raw(encode(module) + encode(last) + b"\x93"),
-    ):
-        assert f"it asks for {name}," in refused(write_zip(tmp_path / "x.bin", value, DATA))
+FORBIDDEN = """
+os.system posix.system subprocess.Popen runpy.run_path functools.partial argparse.Namespace
+builtins.eval builtins.exec builtins.getattr builtins.__import__ __builtin__.eval
+torch.load torch.hub.load torch.jit.load torch.serialization.load
+torch.utils.cpp_extension.load_inline torch.nn.modules.linear.Linear
+torch._utils._rebuild_qtensor torch._utils._rebuild_sparse_tensor torch._utils.__builtins__
+numpy.core.multiarray._reconstruct numpy.load collections.OrderedDict.__class__ collections.deque
+mlx_specdec.checkpoints.formats.torch.unpickle.load
+"""
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("ComplexFloatStorage", "complex64"),
-        ("ComplexDoubleStorage", "complex128"),
-        ("QInt8Storage", "qint8"),
-        ("complex64", "complex64"),
-        ("float8_e5m2", "float8_e5m2"),
-        ("float8_e4m3fnuz", "float8_e4m3fnuz"),
-    ],
-)
-def test_types_that_are_not_read_are_named(tmp_path: Path, name: str, kind: str) -> None:
-    for value in ({"w": Name("torch", name)}, {"w": Call(Name("torch", name), ())}):
-        text = refused(write_zip(tmp_path / "x.bin", value, DATA))
-        assert f"of the type {kind}," in text and "malicious" not in text
+def test_every_other_name_is_refused_with_the_name(tmp_path: Path) -> None:
+    for name in FORBIDDEN.split():
+        module, _, last = name.rpartition(".")
+        for value in (
+            {"w": Call(Name(module, last), ("echo",))},
+            {"w": Name(module, last)},
+            {"w": tensor(), "deep": [({"a": (Name(module, last),)},)]},
+            Raw(encode(module) + encode(last) + b"\x93"),
+        ):
+            assert f"it asks for {name}," in refused(write_zip(tmp_path / "x.bin", value, DATA))
+
+
+def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
+    for name in ("ComplexFloatStorage", "QInt8Storage", "complex64", "float8_e5m2", "qint8"):
+        for value in ({"w": Name("torch", name)}, {"w": Call(Name("torch", name), ())}):
+            text = refused(write_zip(tmp_path / "x.bin", value, DATA))
+            assert f"of the type {name}," in text and "malicious" not in text
 
 
 def test_a_name_is_admitted_as_a_whole_only() -> None:
@@ -130,104 +102,128 @@ def test_a_name_is_admitted_as_a_whole_only() -> None:
     assert not any(name in "load eval exec compile open" for _, name in ADMITTED)
 
 
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        (b"ios\nsystem\n", "operation INST"),
-        (b"(cos\nsystem\no", "os.system"),
-        (b"(" + encode(Name("collections", "OrderedDict")) + b"o", "operation OBJ"),
-        (encode(Name("collections", "OrderedDict")) + b")\x81", "operation NEWOBJ"),
-        (encode(Name("collections", "OrderedDict")) + b")}\x92", "operation NEWOBJ_EX"),
-        (b"\x82\x01", "operation EXT1"),
-        (b"\x83\x01\x00", "operation EXT2"),
-        (b"\x84\x01\x00\x00\x00", "operation EXT4"),
-        (b"Pstorage\n", "operation PERSID"),
-        (b"\x97", "operation NEXT_BUFFER"),
-        (b"\x8f", "operation EMPTY_SET"),
-        (b"\xff", "operation 0xff"),
-        (b"\x80\x09", "protocol 9"),
-        (b"X\xff\xff\xff\xff", "text of 4,294,967,295 bytes"),
-        (b"\x8d" + b"\xff" * 8, "text of"),
-        (b"T\xff\xff\xff\xff", "text of -1 bytes"),
-        (b"\x8a\xff" + bytes(255), "number of 255 bytes"),
-        (b"X\x02\x00\x00\x00\xff\xff", "text that is none"),
-        (b"h\x07", "refers to a value"),
-        (b"j\xff\xff\xff\xff", "refers to a value"),
-        (b"R", "not there"),
-        (b"NNR", "cannot be called"),
-        (b"})R", "cannot be called"),
-        (encode(Name("torch", "FloatStorage")) + b")R", "cannot be called"),
-        (b"u", "lacks a mark"),
-        (b"(NNu", "no dict"),
-        (b"}(Nu", "key without a value"),
-        (b"}" + encode((1, 2)) + b"Ns", "no plain value"),
-        (b"}]Ns", "no plain value"),
-        (b"NNa", "no list"),
-        (b"]}b", "no dict"),
-        (b"}]b", "sets the state"),
-        (b"(", "middle of a value"),
-        (b"NN", "middle of a value"),
-        (b"NQ", "no storage"),
-        (encode(Persistent(("module", None, None, None))), "no storage"),
-        (encode(Persistent(("storage", None, "0", "cpu", 6))), "storage wrongly"),
-        (encode(Call(Name("torch", "Size"), (7,))), "size wrongly"),
-        (encode(Call(Name("collections", "OrderedDict"), (7,))), "dictionary wrongly"),
-        (encode(Call(Name("torch._utils", "_rebuild_parameter"), (7,))), "parameter wrongly"),
-        (encode(Call(Name("torch._utils", "_rebuild_tensor_v3"), (7,))), "tensor wrongly"),
-        (encode(Call(Name("torch._tensor", "_rebuild_from_type_v2"), (7,))), "tensor wrongly"),
-        (b"c" + b"a" * 500 + b"\nb\n", "truncated or damaged"),
-        (b"c\xff\n\xff\n", "text that is none"),
-        (b"}", "holds no state dict"),
-        (b"]", "holds no state dict"),
-        (encode({"epoch": 3}), "holds no state dict"),
-        (encode(tensor(old=True)), "holds no state dict"),
-        (encode({"a\nb": tensor(old=True)}), "a tensor is called"),
-        (encode({3: tensor(old=True)}), "a tensor is called"),
-        (encode({"": tensor(old=True)}), "a tensor is called"),
+DAMAGED = "truncated or damaged in its pickle"
+ORDERED = encode(Name("collections", "OrderedDict"))
+CODES = {
+    "operation INST": [b"ios\nsystem\n"],
+    "os.system": [b"(cos\nsystem\no"],
+    "operation OBJ": [b"(" + ORDERED + b"o"],
+    "operation NEWOBJ:": [ORDERED + b")\x81"],
+    "operation NEWOBJ_EX": [ORDERED + b")}\x92"],
+    "operation EXT1": [b"\x82\x01"],
+    "operation EXT2": [b"\x83\x01\x00"],
+    "operation EXT4": [b"\x84\x01\x00\x00\x00"],
+    "operation PERSID": [b"Pstorage\n"],
+    "operation NEXT_BUFFER": [b"\x97"],
+    "operation EMPTY_SET": [b"\x8f"],
+    "operation 0xff": [b"\xff"],
+    "protocol 9": [b"\x80\x09"],
+    "protocol 1:": [b"\x80\x01"],
+    "text of 4,294,967,295 bytes": [b"X\xff\xff\xff\xff", b"B\xff\xff\xff\xff"],
+    "number of 255 bytes": [b"\x8a\xff" + bytes(255)],
+    DAMAGED: [
+        b"\x8d" + b"\xff" * 8,  # a text longer than any memory
+        b"T\xff\xff\xff\xff",  # of -1 bytes
+        b"X\x02\x00\x00\x00\xff\xff",  # that is none
+        b"c\xff\n\xff\n",
+        b"h\x07",  # a value that is not there
+        b"j\xff\xff\xff\xff",
+        b"R",
+        b"\x93",
+        b"\x85",
+        b"NNR",  # a call of what cannot be called, or so
+        b"})R",
+        b"]]R",
+        ORDERED + b"]R",
+        ORDERED + b"X\x00\x00\x00\x00R",
+        encode(Name("torch", "FloatStorage")) + b")R",
+        encode(Name("torch", "float32")) + b")R",
+        encode(Name("torch", "Tensor")) + b")R",
+        encode(Call(Name("torch._utils", "_rebuild_tensor_v3"), (7,))),
+        encode(Call(Name("torch._tensor", "_rebuild_from_type_v2"), (7,))),
+        encode(Call(Name("collections", "OrderedDict"), ([("a",)],))),
+        b"u",  # no mark, or nothing behind one
+        b"(",
+        b"(NNu",  # no dictionary, or a key without a value
+        b"]NNs",
+        b"}(Nu",
+        b"(Nd",
+        b"NNa",  # no list
+        b"}Na",
+        encode(tensor()) + b"Na",
+        b"b",
     ],
-)
-def test_operations_that_make_no_plain_value_are_refused(
-    tmp_path: Path, code: bytes, says: str, old: bool
-) -> None:
-    text = b"\x80\x02" + code + b"."
-    if old:
-        file = write_old(tmp_path / "x.bin", text, {})
-    else:
-        file = write_zip(tmp_path / "x.bin", text, DATA)
-    assert says in refused(file)
+    "no plain value": [
+        b"}" + encode((1, 2)) + b"Ns",
+        b"}]Ns",
+        b"(" + encode((1, 2)) + b"Nd",
+        b"}(" + encode(Name("torch", "Tensor")) + b"Nu",
+    ],
+    "sets the state": [b"]}b", b"}]b", encode(tensor()) + b"}b", ORDERED + b"}b"],
+    "middle of a value": [b"N(N", b"NN"],
+    "no storage": [b"NQ", encode(Persistent(("module", None, None, None)))],
+    "storage wrongly": [
+        encode(Persistent(("storage", None, "0", "cpu", 6))),
+        encode(Persistent(("storage", Name("torch", "float32"), "0", "cpu", 6))),
+    ],
+    "before 0.4": [
+        encode(Persistent(("storage", Name("torch", "FloatStorage"), "0", "cpu", 6, (1, 2))))
+    ],
+    "size wrongly": [encode(Call(Name("torch", "Size"), (7,)))],
+    "dictionary wrongly": [
+        encode(Call(Name("collections", "OrderedDict"), arguments))
+        for arguments in ((7,), ((("a", 1),),), ([(3, 1)],), ([], []))
+    ],
+    "parameter wrongly": [encode(Call(Name("torch._utils", "_rebuild_parameter"), (7,)))],
+    "tensor wrongly": [
+        encode(Call(Name("torch._tensor", "_rebuild_from_type_v2"), (Name(*name), kind, (), {})))
+        for name, kind in (
+            (("torch", "Size"), Name("torch", "Tensor")),
+            (("torch._utils", "_rebuild_tensor_v2"), Name("torch", "float32")),
+        )
+    ],
+    "text of": [b"c" + b"a" * 500 + b"\nb\n"],
+    "holds no state dict": [b"}", b"]", encode({"epoch": 3}), encode(tensor(old=True))],
+    "a tensor is called": [encode({name: tensor(old=True)}) for name in ("a\nb", 3, "")],
+}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"shape": (2, 4), "strides": (4, 1)}, "beyond its storage"),
-        ({"offset": 1}, "beyond its storage"),
-        ({"offset": -1}, "tensor wrongly"),
-        ({"offset": 2**70}, "tensor wrongly"),
-        ({"strides": (3, -1)}, "tensor wrongly"),
-        ({"strides": (2**61, 1)}, "beyond its storage"),
-        ({"shape": (2.0, 3)}, "tensor wrongly"),
-        ({"shape": (True, 3)}, "tensor wrongly"),
-        ({"shape": (2,)}, "tensor wrongly"),
-        ({"shape": [2, 3]}, "tensor wrongly"),
-        ({"shape": (1,) * 40, "strides": (1,) * 40}, "tensor wrongly"),
-        ({"shape": (2**40, 0)}, "tensor wrongly"),
-        ({"shape": (2**30, 2**30), "strides": (0, 0)}, "claims more bytes"),
-        ({"count": 7}, "truncated or damaged in w"),
-        ({"count": 2**40}, "truncated or damaged in w"),
-        ({"count": -6}, "storage wrongly"),
-        ({"count": 6.0}, "storage wrongly"),
-        ({"key": "1"}, "bytes of w are not in it"),
-        ({"key": "../version"}, "bytes of w are not in it"),
-        ({"key": 0}, "storage wrongly"),
-        ({"storage": "DoubleStorage"}, "truncated or damaged in w"),
+@pytest.mark.parametrize("says", CODES)
+def test_operations_that_make_no_plain_value_are_refused(tmp_path: Path, says: str) -> None:
+    for code in CODES[says]:
+        text = b"\x80\x02" + code + b"."
+        assert says in refused(write_old(tmp_path / "x.bin", text, {}))
+        assert says in refused(write_zip(tmp_path / "x.bin", text, DATA))
+
+
+LIES: dict[str, list[dict[str, Any]]] = {
+    "beyond its storage": [
+        {"shape": (2, 4), "strides": (4, 1)},
+        {"offset": 1},
+        {"strides": (2**61, 1)},
     ],
-)
-def test_a_tensor_that_lies_about_its_storage_is_refused(
-    tmp_path: Path, wrong: dict[str, Any], says: str
-) -> None:
-    assert says in refused(write_zip(tmp_path / "x.bin", {"w": tensor(**wrong)}, DATA))
+    "tensor wrongly": [
+        {"offset": -1},
+        {"offset": 2**70},
+        {"strides": (3, -1)},
+        {"shape": (2.0, 3)},
+        {"shape": (True, 3)},
+        {"shape": (2,)},
+        {"shape": [2, 3]},
+        {"shape": (1,) * 40, "strides": (1,) * 40},
+        {"shape": (2**40, 0)},
+    ],
+    "claims more bytes": [{"shape": (2**30, 2**30), "strides": (0, 0)}],
+    "truncated or damaged in w": [{"count": 7}, {"count": 2**40}, {"storage": "DoubleStorage"}],
+    "storage wrongly": [{"count": -6}, {"count": 6.0}, {"key": 0}],
+    "bytes of w are not in it": [{"key": "1"}, {"key": "../version"}],
+}
+
+
+@pytest.mark.parametrize("says", LIES)
+def test_a_tensor_that_lies_about_its_storage_is_refused(tmp_path: Path, says: str) -> None:
+    for lie in LIES[says]:
+        assert says in refused(write_zip(tmp_path / "x.bin", {"w": tensor(**lie)}, DATA))
 
 
 def test_a_tensor_whose_values_are_not_its_bytes_is_refused(tmp_path: Path) -> None:
@@ -247,7 +243,7 @@ def test_archives_that_are_no_state_dicts_are_told_apart(tmp_path: Path) -> None
     assert "TorchScript" in refused(write_zip(file, good, DATA, records={"x/code/a.py": b""}))
     assert "TorchScript" in refused(write_zip(file, good, DATA, records={"y/data.pkl": b""}))
     assert "byte order" in refused(write_zip(file, good, DATA, records={"x/byteorder": b"odd"}))
-    assert "packs" in refused(write_zip(file, good, DATA, method=zipfile.ZIP_DEFLATED))
+    assert "compresses" in refused(write_zip(file, good, DATA, method=zipfile.ZIP_DEFLATED))
     with pytest.warns(UserWarning, match="Duplicate"):
         write_zip(file, good, DATA, records={"x/data/0": bytes(24)})
     assert "twice" in refused(file)
@@ -293,10 +289,24 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(BOMBS))
+def directory_of(count: int) -> bytes:
+    """An archive whose directory has `count` empty records of one byte's name."""
+    local = struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, 0, 0, 33, 0, 0, 0, 1, 0) + b"x"
+    fields = (20, 20, 0, 0, 0, 33, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+    entry = struct.pack("<4s6H3L5H2L", b"PK\x01\x02", *fields) + b"x"
+    counts = (min(count, 65535),) * 2
+    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, *counts, 47 * count, len(local), 0)
+    return local + entry * count + end
+
+
+@pytest.mark.parametrize("name", [*BOMBS, "directory", "long directory"])
 def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, name: str) -> None:
     """In a process of its own, which a bomb may bring down."""
-    file = write_zip(tmp_path / "x.bin", BOMBS[name])
+    file = tmp_path / "x.bin"
+    if name in BOMBS:
+        write_zip(file, BOMBS[name])
+    else:
+        file.write_bytes(directory_of(178_000 if name == "directory" else 180_000))
     script = (
         "import sys, tracemalloc\n"
         "from pathlib import Path\n"
@@ -314,41 +324,57 @@ def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, nam
     assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
-def test_a_record_that_reaches_into_the_directory_is_refused(tmp_path: Path) -> None:
-    file = write_zip(tmp_path / "x.bin", {"w": tensor()}, DATA)
-    content = bytearray(file.read_bytes())
-    last = content.rindex(b"PK\x01\x02")
-    struct.pack_into("<2L", content, last + 20, 40, 40)  # it has two bytes
+def patched(file: Path, place: int, form: str, *numbers: int) -> Path:
+    """An archive with other numbers in the directory's entry of its last record, x/version."""
+    content = bytearray(write_zip(file, {"w": tensor()}, DATA).read_bytes())
+    struct.pack_into(form, content, content.rindex(b"PK\x01\x02") + place, *numbers)
     file.write_bytes(content)
-    assert "truncated or damaged in 'x/version'" in refused(file)
+    return file
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
-def test_a_record_of_two_sizes_is_refused(tmp_path: Path, sizes: tuple[int, int]) -> None:
-    file = write_zip(tmp_path / "x.bin", {"w": tensor()}, DATA)
+def test_a_record_that_is_not_as_the_directory_says_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.bin"
+    assert "truncated or damaged in 'x/version'" in refused(patched(file, 20, "<2L", 40, 40))
+    for sizes in ((1, 2), (2, 1)):
+        assert "compresses or encrypts 'x/version'" in refused(patched(file, 20, "<2L", *sizes))
+    assert "compresses or encrypts 'x/version'" in refused(patched(file, 8, "<H", 1))
+    for begin in (1, 41, 2**31):
+        assert "truncated or damaged" in refused(patched(file, 42, "<L", begin))
+    assert "truncated or damaged" in refused(patched(file, 46, "<B", ord("y")))
+
+
+def test_records_that_lie_on_top_of_each_other_are_refused(tmp_path: Path) -> None:
+    file = write_zip(tmp_path / "x.bin", {"w": tensor()}, {"0": bytes(24), "1": bytes(24)})
     content = bytearray(file.read_bytes())
-    struct.pack_into("<2L", content, content.rindex(b"PK\x01\x02") + 20, *sizes)
+    struct.pack_into("<2L", content, content.rindex(b"x/data/1") - 26, 25, 25)
+    first = content.index(b"x/data/0", content.index(b"PK\x01\x02"))
+    struct.pack_into("<2L", content, first - 26, 25, 25)
     file.write_bytes(content)
-    assert "packs or encrypts 'x/version'" in refused(file)
+    assert "damaged in 'x/data/" in refused(file)
 
 
-@pytest.mark.parametrize("count", [0, 5, 7, 2**40])
-def test_a_stream_that_counts_otherwise_than_its_tensors_is_refused(
-    tmp_path: Path, count: int
-) -> None:
-    file = write_old(tmp_path / "x.bin", {"w": tensor(old=True)}, {"0": (count, bytes(24))})
-    assert "truncated or damaged" in refused(file)
+def test_bytes_before_the_first_record_are_refused(tmp_path: Path) -> None:
+    content = write_zip(tmp_path / "x.bin", {"w": tensor()}, DATA).read_bytes()
+    (tmp_path / "x.bin").write_bytes(b"PK\x03\x04" + bytes(60) + content)
+    assert "truncated or damaged" in refused(tmp_path / "x.bin")
 
 
-def test_a_directory_of_too_many_records_is_refused(tmp_path: Path) -> None:
+def test_a_stream_that_counts_otherwise_than_its_tensors_is_refused(tmp_path: Path) -> None:
+    for count in (0, 5, 7, 2**40):
+        file = write_old(tmp_path / "x.bin", {"w": tensor(old=True)}, {"0": (count, bytes(24))})
+        assert "truncated or damaged" in refused(file)
+
+
+def test_a_directory_larger_than_any_is_refused(tmp_path: Path) -> None:
     content = bytearray(write_zip(tmp_path / "x.bin", {"w": tensor()}, DATA).read_bytes())
     at = content.rfind(b"PK\x05\x06")
-    wide = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 2**40, 2**40, 2**45, 0)
-    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1)
-    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 65535, 65535, 2**32 - 1, 2**32 - 1, 0)
     file = tmp_path / "y.bin"
-    file.write_bytes(bytes(content[:at]) + wide + locator + end)
-    assert "claims 1,099,511,627,776 records" in refused(file)
+    for size, place in ((2**40, 2**45), (2**62, 0), (at, 0)):
+        wide = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 2**40, 2**40, size, place)
+        locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1)
+        end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 65535, 65535, 2**32 - 1, 2**32 - 1, 0)
+        file.write_bytes(bytes(content[:at]) + wide + locator + end)
+        assert "truncated or damaged" in refused(file)
 
 
 SEEDS = [

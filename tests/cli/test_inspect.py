@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 from .conftest import Run
@@ -11,11 +13,17 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def test_tables_say_format_family_bits_and_new_names(run: Run) -> None:
-    done = run("inspect", FIXTURES / "llama2c" / "v2.bin")
+    done = run("inspect", FIXTURES / "gguf" / "llama-q4_0.gguf")
     assert done.code == 0 and done.err == ""
-    for part in ("llama2.c", "Q8_0", "bits each", "norm.weight", "-> model.norm.weight"):
+    for part in ("GGUF", "Q4_0", "bits each", "norm.weight", "-> model.norm.weight"):
         assert part in done.out
-    assert done.out.count("layers.*.attention.wq.weight") == 1
+    assert done.out.count("blk.*.attn_q.weight") == 1
+
+
+def test_nothing_but_the_table_is_written_of_a_model_in_metas_layout() -> None:
+    command = [sys.executable, "-m", "mlx_specdec", "inspect", str(FIXTURES / "meta" / "llama3")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Meta's layout" in done.stdout and done.stderr == ""
 
 
 def test_json_lists_every_tensor_once(run: Run, t5: Path) -> None:

@@ -75,7 +75,6 @@ SECRET = '{"secret": "of the house"}'
         ("gguf/llama-f32.gguf", "tokenizer.json"),
         ("gguf/llama-f32.gguf", "tokenizer_config.json"),
         ("gguf/llama-f32.gguf", "chat_template.jinja"),
-        ("llama2c/v1.bin", "tokenizer.bin"),
     ],
 )
 @pytest.mark.parametrize("whole", [True, False])

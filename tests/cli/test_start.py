@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from mlx_specdec.decoding.stop_criteria import Emission, Piece
 
 from mlx_specdec.cli import prompt, render
 from mlx_specdec.cli.prompt import read_prompt
+from mlx_specdec.decoding.stop_criteria import Emission, Piece
 from mlx_specdec.errors import PromptError
 
 from .conftest import Run

@@ -1,1 +1,1 @@
-"""File formats of checkpoints, one room each; every reader has `infos`, `rows` and `contents`."""
+"""File formats of checkpoints, one room each; every reader satisfies `reader.Reader`."""

@@ -10,7 +10,6 @@ import json
 import math
 import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ import numpy as np
 from ...errors import CheckpointError
 from ..disk.mapped import open_map, to_mlx
 from ..disk.regular import check_path, check_regular
+from .reader import Contents
+from .reader import TensorInfo as TensorInfo
 
 LONGEST_HEADER = 100_000_000
 LONGEST_NAME = 1000
@@ -58,26 +59,12 @@ NUMPY: Mapping[str, str] = {
 """How `to_mlx` wants the bytes of each type."""
 
 
-@dataclass(frozen=True)
-class TensorInfo:
-    """What a header says of one tensor. dtype: as safetensors writes it, for example "BF16"."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-    @property
-    def extent(self) -> int:
-        """Entries along the first axis, 1 for a scalar."""
-        return self.shape[0] if self.shape else 1
-
-
 class SafetensorsFile:
     """The tensors of one file, read in pieces through a map of it. infos: as `read_header` says."""
 
     def __init__(self, file: Path) -> None:
         """Raises CheckpointError as `read_header` does."""
-        self._file = file
+        self.paths = (file,)
         self._map: mmap.mmap | None = None
         self.infos: Mapping[str, TensorInfo] = read_header(file)
         position = file.stat().st_size - sum(info.nbytes for info in self.infos.values())
@@ -86,6 +73,11 @@ class SafetensorsFile:
             self._places[name] = position
             position += info.nbytes
 
+    @property
+    def contents(self) -> Contents:
+        """The same: names and types are taken as they are."""
+        return Contents.plain(self.infos)
+
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         """Entries begin .. end - 1 along the first axis; a scalar whole. Read now, copied once."""
         info = self.infos[name]
@@ -93,7 +85,7 @@ class SafetensorsFile:
         if not math.prod(shape):
             return to_mlx(np.empty(shape, NUMPY[info.dtype]), info.dtype)
         if self._map is None:
-            self._map = open_map(self._file)
+            self._map = open_map(self.paths[0])
         row = info.nbytes // info.extent
         place = self._places[name] + begin * row
         return to_mlx(np.ndarray(shape, NUMPY[info.dtype], self._map, place), info.dtype)

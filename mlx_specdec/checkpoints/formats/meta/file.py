@@ -1,7 +1,7 @@
 """Meta's consolidated.NN.pth, one or several parts, as a set of tensors under Hugging Face's names.
 
-Knows how tensor-parallel parts make a whole. What a part holds is read by `torch_file`, what is
-expected of it is said by `llama_layout` and params.json. Parts are joined and rotary rows put in
+Knows how tensor-parallel parts make a whole. What a part holds is read by `torch.file`, what is
+expected of it is said by `layout` and params.json. Parts are joined and rotary rows put in
 order as rows are asked for: no more than these is ever in memory.
 """
 
@@ -11,16 +11,17 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from ....errors import CheckpointError
-from ...account import Contents
 from ...shards import META
 from ...tensors import Tensor, same
-from ..safetensors import DTYPES, TensorInfo
+from ..reader import Contents, Reader, TensorInfo
+from ..safetensors import DTYPES
 from ..torch.file import TorchFile
 from .layout import EMBEDDING, HEAD, Entry, configuration, entries, rotary_rows
 from .params import PARAMS, Params, read_params
@@ -68,12 +69,11 @@ class MetaFile:
         self._wholes = {ours: self._whole(entry) for ours, entry in asked.items()}
         self._check_extra()
         self._check_copies()
-        self.infos: Mapping[str, TensorInfo] = {
-            ours: self._info(whole) for ours, whole in self._wholes.items()
-        }
+        infos = {ours: self._info(whole) for ours, whole in self._wholes.items()}
+        self.infos: Mapping[str, TensorInfo] = infos
         tied = self._is_tied()
         if tied:
-            self.infos = {ours: i for ours, i in self.infos.items() if ours != "lm_head.weight"}
+            infos.pop("lm_head.weight", None)
         self.scaled = params.scaled_by is not None
         self.config: Mapping[str, Any] = {
             **configuration(
@@ -213,15 +213,9 @@ class MetaFile:
 
     def _is_tied(self) -> bool:
         """Whether there is no output head, or one that repeats the embedding."""
-        pair = [self._outline(name) for name in ("lm_head.weight", "model.embed_tokens.weight")]
-        head, embedding = pair
-        return head is None or (embedding is not None and same(head, embedding))
-
-    def _outline(self, ours: str) -> Tensor | None:
-        if ours not in self.infos:
-            return None
-        info = self.infos[ours]
-        return Tensor(DTYPES[info.dtype], info.shape, lambda b, e: self.rows(ours, b, e))
+        if "lm_head.weight" not in self.infos:
+            return True
+        return same(_tensor(self, "lm_head.weight"), _tensor(self, "model.embed_tokens.weight"))
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -242,6 +236,6 @@ def parts_of(file: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
-def _tensor(part: TorchFile, name: str) -> Tensor:
-    info = part.infos[name]
-    return Tensor(DTYPES[info.dtype], info.shape, lambda begin, end: part.rows(name, begin, end))
+def _tensor(reader: Reader, name: str) -> Tensor:
+    info = reader.infos[name]
+    return Tensor(DTYPES[info.dtype], info.shape, partial(reader.rows, name))

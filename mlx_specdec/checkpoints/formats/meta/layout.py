@@ -6,20 +6,18 @@ and small pure functions; knows nothing of files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..malformed import Malformed
+
 EMBEDDING, HEAD, NORM = "tok_embeddings.weight", "output.weight", "norm.weight"
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MOST_LAYERS = 10_000
 LARGEST = 2**31 - 1
-
-
-class Absurd(Exception):
-    """Sizes that no Llama has; the text says which, and begins with "asks for"."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +33,16 @@ class Sizes:
     vocabulary: int
 
     def check(self) -> None:
-        """Raises Absurd where no Llama can have these sizes."""
+        """Raises Malformed where no Llama can have these sizes."""
         for name, value in vars(self).items():
             if not 1 <= value <= LARGEST:
-                raise Absurd(f"asks for {name.replace('_', ' ')} {value}")
+                raise Malformed(f"asks for {name.replace('_', ' ')} {value}")
         if self.layers > MOST_LAYERS:
-            raise Absurd(f"asks for {self.layers} layers")
+            raise Malformed(f"asks for {self.layers} layers")
         if self.heads % self.kv_heads:
-            raise Absurd(f"asks for {self.heads} heads that share {self.kv_heads} keys")
+            raise Malformed(f"asks for {self.heads} heads that share {self.kv_heads} keys")
         if self.head_width % 2:
-            raise Absurd(f"asks for heads of width {self.head_width}, which cannot be rotated")
+            raise Malformed(f"asks for heads of width {self.head_width}, which cannot be rotated")
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def configuration(
 ) -> dict[str, Any]:
     """config.json. stored: type of the matrices as a safetensors file names it. length: positions
     that the model was trained for."""
-    found: Mapping[str, Any] = {
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "attention_bias": False,
@@ -125,4 +123,3 @@ def configuration(
         "tie_word_embeddings": tied,
         "torch_dtype": _DTYPES[stored],
     }
-    return dict(found)

@@ -14,28 +14,14 @@ from typing import Any
 
 from ....errors import CheckpointError
 from ...disk.json_file import read_json
-from .layout import LARGEST, Absurd, Sizes
+from ..malformed import Malformed, naming
+from .layout import LARGEST, Sizes
 
 PARAMS = "params.json"
-_KNOWN = frozenset(
-    {
-        "dim",
-        "n_layers",
-        "n_heads",
-        "n_kv_heads",
-        "head_dim",
-        "hidden_dim",
-        "vocab_size",
-        "multiple_of",
-        "ffn_dim_multiplier",
-        "norm_eps",
-        "rope_theta",
-        "use_scaled_rope",
-        "rope_scaling_factor",
-        "max_seq_len",
-        "max_batch_size",
-        "model_parallel_size",
-    }
+_KNOWN = (
+    "dim n_layers n_heads n_kv_heads head_dim hidden_dim vocab_size multiple_of ffn_dim_multiplier "
+    "norm_eps rope_theta use_scaled_rope rope_scaling_factor max_seq_len max_batch_size "
+    "model_parallel_size"
 )
 _SCALED_BY = 8.0
 # Meta's params.json does not say that Llama 3.2's text models, (width, layers), are stretched
@@ -73,10 +59,8 @@ class Params:
                 f"{self.file} asks for {self.vocabulary} tokens where the weights have {vocabulary}"
             )
         sizes = Sizes(vocabulary=vocabulary, **self.shape)
-        try:
+        with naming(self.file):
             sizes.check()
-        except Absurd as problem:
-            raise CheckpointError(f"{self.file} {problem}") from None
         return sizes
 
     @property
@@ -101,19 +85,17 @@ def read_params(file: Path) -> Params:
     if not file.is_file():
         raise CheckpointError(f"{file.parent} lacks {file.name}: download it again")
     given = {key: value for key, value in read_json(file).items() if value is not None}
-    unknown = sorted(key for key in given.keys() - _KNOWN if given[key] is not False)
+    unknown = sorted(key for key in given.keys() - {*_KNOWN.split()} if given[key] is not False)
     if unknown:
         raise CheckpointError(f"{file} asks for {unknown[0]!a:.60}, which is not supported here")
-    try:
+    with naming(file):
         return _params(file, given)
-    except Absurd as problem:
-        raise CheckpointError(f"{file} {problem}") from None
 
 
 def _params(file: Path, given: Mapping[str, Any]) -> Params:
     width, heads = _whole(given, "dim"), _whole(given, "n_heads")
     if "head_dim" not in given and width % heads:
-        raise Absurd(f"asks for {heads} heads in a width of {width}")
+        raise Malformed(f"asks for {heads} heads in a width of {width}")
     layers = _whole(given, "n_layers")
     shape = {
         "width": width,
@@ -128,7 +110,7 @@ def _params(file: Path, given: Mapping[str, Any]) -> Params:
     epsilon, theta = _number(given, "norm_eps", 1e-5), _number(given, "rope_theta", 10_000.0)
     scaled = given.get("use_scaled_rope", False)
     if type(scaled) is not bool:
-        raise Absurd("asks for use_scaled_rope that is neither true nor false")
+        raise Malformed("asks for use_scaled_rope that is neither true nor false")
     factor = None
     if scaled:
         usual = _STRETCHED.get((width, layers), _SCALED_BY)
@@ -164,12 +146,12 @@ def _length(given: Mapping[str, Any], epsilon: float, theta: float, *, scaled: b
 def _whole(given: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = given.get(key, default)
     if type(value) is not int or not 1 <= value <= LARGEST:
-        raise Absurd(f"needs {key}, a whole number above 0, not {value!a:.40}")
+        raise Malformed(f"needs {key}, a whole number above 0, not {value!a:.40}")
     return value
 
 
 def _number(given: Mapping[str, Any], key: str, default: float) -> float:
     value = given.get(key, default)
     if type(value) not in (int, float) or not math.isfinite(value) or not 0 < value <= 1e12:
-        raise Absurd(f"needs {key}, a number above 0, not {value!a:.40}")
+        raise Malformed(f"needs {key}, a number above 0, not {value!a:.40}")
     return float(value)

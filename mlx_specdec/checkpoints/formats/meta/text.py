@@ -1,7 +1,7 @@
-"""Tokenizer files of Meta's and llama2.c's -> the files that Hugging Face has in their place.
+"""Meta's tokenizer.model -> the files that Hugging Face has in its place.
 
-Knows tokenizer.model of both kinds, SentencePiece's and tiktoken's, and llama2.c's tokenizer.bin.
-What is made is held to the original where a library is at hand that reads it.
+Knows both kinds, SentencePiece's and tiktoken's. What is made is held to the original where a
+library is at hand that reads it.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ....errors import CheckpointError
-from .bpe import SPACE, Pieces, Ranked, Unusable, sentencepiece_json, tiktoken_json
+from ..malformed import Malformed
+from .bpe import SPACE, Pieces, sentencepiece_json, tiktoken_json
 
-MODEL, BINARY = "tokenizer.model", "tokenizer.bin"
+MODEL = "tokenizer.model"
 LARGEST_FILE = 16_000_000
-BYTES = 256
 _LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+")
 _SPECIAL = 256
 _NAMED_3 = {
@@ -59,22 +57,20 @@ def read_tokenizer(file: Path, vocabulary: int, *, since_31: bool = False) -> Te
         return _read(file, vocabulary, since_31=since_31)
     except OSError as problem:
         raise CheckpointError(f"{file} cannot be read: {problem.strerror}") from problem
-    except Unusable as problem:
+    except Malformed as problem:
         raise CheckpointError(f"{file} {problem}: take the one that belongs to the model") from None
 
 
 def _read(file: Path, vocabulary: int, *, since_31: bool) -> Text:
     if file.stat().st_size > LARGEST_FILE:
-        raise Unusable("is too large for a tokenizer")
+        raise Malformed("is too large for a tokenizer")
     data = file.read_bytes()
-    if file.name.endswith(".bin"):
-        text = _binary(data, vocabulary)
-    elif _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
+    if _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
         text = _tiktoken(data, vocabulary, since_31=since_31)
     else:
         text = _sentencepiece(data, vocabulary)
     if text.size > vocabulary:
-        raise Unusable(f"has {text.size} tokens where the model knows {vocabulary}")
+        raise Malformed(f"has {text.size} tokens where the model knows {vocabulary}")
     return text
 
 
@@ -86,12 +82,12 @@ def _sentencepiece(data: bytes, vocabulary: int) -> Text:
         processor.LoadFromSerializedProto(data)
         size = processor.get_piece_size()
         if size > vocabulary:
-            raise Unusable(f"has {size} tokens where the model knows {vocabulary}")
+            raise Malformed(f"has {size} tokens where the model knows {vocabulary}")
         pieces = _pieces(processor, size)
         expected = {trial: processor.encode(trial) for trial in _TRIALS}
     # A damaged one loads at times: its tokens are no text then, or its own ids not among them.
     except (RuntimeError, OSError, ValueError, LookupError):
-        raise Unusable("is damaged, or neither SentencePiece's nor tiktoken's") from None
+        raise Malformed("is damaged, or neither SentencePiece's nor tiktoken's") from None
     made = sentencepiece_json(pieces)
     _hold(made, expected)
     names = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
@@ -110,7 +106,7 @@ def _pieces(processor: Any, size: int) -> Pieces:
         controls=[*controls, unknown],
         plain=[id for id in range(size) if id not in others and not processor.is_unused(id)],
         unknown=unknown,
-        begin=_known(processor.bos_id()),
+        begin=processor.bos_id() if processor.bos_id() >= 0 else None,
         leads=processor.encode("x", out_type=str)[0].startswith(SPACE),
         collapses=SPACE * 2 not in "".join(processor.encode("x  x", out_type=str)),
         has_bytes=bool(byte_ids),
@@ -118,45 +114,13 @@ def _pieces(processor: Any, size: int) -> Pieces:
 
 
 def _hold(made: str, expected: Mapping[str, list[int]]) -> None:
-    """Raises Unusable where tokenizer.json cuts a text otherwise than the original does."""
+    """Raises Malformed where tokenizer.json cuts a text otherwise than the original does."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(made)
     for text, ids in expected.items():
         if tokenizer.encode(text, add_special_tokens=False).ids != ids:
-            raise Unusable("cuts text in a way that tokenizer.json cannot say")
-
-
-def _binary(data: bytes, vocabulary: int) -> Text:
-    """llama2.c's: the longest length, then score, length and bytes of each token."""
-    position, found, scores = 4, [], []
-    while position < len(data):
-        if len(data) - position < 8:
-            raise Unusable("is truncated")
-        score, length = struct.unpack_from("<fI", data, position)
-        position += 8
-        if length > len(data) - position or not math.isfinite(score):
-            raise Unusable("is truncated or damaged")
-        found.append(data[position : position + length])
-        scores.append(score)
-        position += length
-        if len(found) > vocabulary:
-            raise Unusable(f"has more tokens than the {vocabulary} that the model knows")
-    if len(found) < 3 + BYTES:
-        raise Unusable(f"is no tokenizer of llama2.c's: it has {len(found)} tokens")
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(BYTES))]
-    for byte in range(BYTES):
-        # Early files have the bytes as characters.
-        if found[3 + byte] not in (tokens[3 + byte].encode(), chr(byte).encode()):
-            raise Unusable(f"is no tokenizer of llama2.c's: token {3 + byte} is no byte")
-    try:
-        tokens += [token.decode("utf-8").replace(" ", SPACE) for token in found[3 + BYTES :]]
-    except UnicodeDecodeError:
-        raise Unusable("is damaged: a token is no text") from None
-    made = sentencepiece_json(
-        Pieces(tokens, scores, [0, 1, 2], range(3 + BYTES, len(tokens)), unknown=0, begin=1)
-    )
-    return _text(made, tokens, {"bos": 1, "eos": 2, "unk": 0}, len(tokens))
+            raise Malformed("cuts text in a way that tokenizer.json cannot say")
 
 
 def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
@@ -165,19 +129,19 @@ def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
         if not line.strip():
             continue
         if not _LINE.fullmatch(line.strip()):
-            raise Unusable(f"is damaged in its line {len(tokens) + 1}")
+            raise Malformed(f"is damaged in its line {len(tokens) + 1}")
         token, rank = line.split()
         try:
             tokens.append(base64.b64decode(token, validate=True))
         except binascii.Error:
-            raise Unusable(f"is damaged in its line {len(tokens) + 1}") from None
+            raise Malformed(f"is damaged in its line {len(tokens) + 1}") from None
         if int(rank[:20]) != len(tokens) - 1:
-            raise Unusable(f"is damaged: its line {len(tokens)} has the rank {int(rank[:20])}")
-    if len({*tokens} & {bytes([byte]) for byte in range(BYTES)}) < BYTES:
-        raise Unusable("is damaged: it lacks tokens of single bytes")
+            raise Malformed(f"is damaged: its line {len(tokens)} has the rank {int(rank[:20])}")
+    if not {bytes([byte]) for byte in range(256)} <= {*tokens}:
+        raise Malformed("is damaged: it lacks tokens of single bytes")
     named = _NAMED_31 if since_31 else _NAMED_3
     if vocabulary - len(tokens) < _SPECIAL:
-        raise Unusable(
+        raise Malformed(
             f"has {len(tokens)} tokens and {_SPECIAL} special ones where the model knows "
             f"{vocabulary}"
         )
@@ -186,15 +150,11 @@ def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
         f"<|{named[place]}|>" if place in named else f"<|reserved_special_token_{next(free)}|>"
         for place in range(_SPECIAL)
     ]
-    made = tiktoken_json(Ranked(tokens, special, begin=special[0]))
+    made = tiktoken_json(tokens, special)
     ends = [1, 8, 9] if since_31 else [1, 9]
     ids = {"bos": len(tokens), "eos": len(tokens) + 1}
     names: dict[int, str] = {len(tokens) + place: token for place, token in enumerate(special)}
     return _text(made, names, ids, len(tokens) + _SPECIAL, [len(tokens) + end for end in ends])
-
-
-def _known(id: int) -> int | None:
-    return None if id < 0 else id
 
 
 def _text(

@@ -1,7 +1,7 @@
 """One file of torch.save's, zip archive or older stream, as a set of named tensors.
 
 Knows how to tell the two formats apart and how a view of a storage becomes an array. The pickle in
-it is read by `torch_pickle`, which can build plain values only. Needs no torch.
+it is read by `unpickle`, which can build plain values only. Needs no torch.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ....errors import CheckpointError
-from ...account import Contents
 from ...disk.mapped import open_map, to_mlx
-from ..safetensors import DTYPES, TensorInfo
-from . import legacy as torch_legacy
-from . import zip as torch_zip
+from ..malformed import Malformed, naming
+from ..reader import Contents, TensorInfo
+from ..safetensors import DTYPES
+from . import legacy, zip
 from .objects import ADMITTED, Tensor, named_tensors, storage
-from .pickle_machine import Refused
 from .unpickle import load
-from .zip import Span
 
 _POINTER = b"version https://git-lfs"
 
@@ -40,15 +37,13 @@ class TorchFile:
     def __init__(self, file: Path) -> None:
         """Read the list of tensors. Raises CheckpointError for a file that is truncated, damaged,
         of another kind, or whose pickle asks for anything that weights do not need."""
-        self._file = file
+        self.paths = (file,)
         self._data = open_map(file)
-        try:
-            self._tensors, self._spans, self._big_endian = _read(self._data)
+        with naming(file):
+            self._tensors, self._spans, self._big_endian = _read(file, self._data)
             self.infos: Mapping[str, TensorInfo] = {
                 name: self._info(name, tensor) for name, tensor in self._tensors.items()
             }
-        except Refused as problem:
-            raise CheckpointError(f"{file} {problem}") from None
 
     @property
     def contents(self) -> Contents:
@@ -81,30 +76,28 @@ class TorchFile:
     def _info(self, name: str, tensor: Tensor) -> TensorInfo:
         span = self._spans.get(tensor.storage.key)
         if span is None:
-            raise Refused(f"is damaged: the bytes of {name} are not in it")
+            raise Malformed(f"is damaged: the bytes of {name} are not in it")
         if tensor.storage.nbytes > span.nbytes:
-            raise Refused(f"is truncated or damaged in {name}: download it again")
+            raise Malformed(f"is truncated or damaged in {name}: download it again")
         elements = math.prod(tensor.shape)
         # A stride of zero lets a few bytes claim to be a tensor of any size.
         if elements * tensor.kind.size > len(self._data):
-            raise Refused(f"is refused: {name} claims more bytes than the file has")
+            raise Malformed(f"is refused: {name} claims more bytes than the file has")
         stored = tensor.kind.stored
         return TensorInfo(stored, tensor.shape, elements * DTYPES[stored].size)
 
 
-def _read(data: mmap.mmap) -> tuple[dict[str, Tensor], Mapping[str, Span], bool]:
+def _read(file: Path, data: mmap.mmap) -> tuple[dict[str, Tensor], Mapping[str, zip.Span], bool]:
     """The tensors by name, where each storage lies, and whether those are big-endian."""
-    if data[:4] == torch_zip.MAGIC:
-        archive = torch_zip.read(data)
-        begin = archive.pickle.begin
-        text = data[begin : begin + archive.pickle.nbytes]
-        value, _ = load(text, 0, ADMITTED, storage)
+    if data[:4] == zip.MAGIC:
+        archive = zip.read(file, data)
+        value, _ = load(archive.pickle.of(data), 0, ADMITTED, storage)
         return named_tensors(value), archive.storages, archive.big_endian
     if data[:1] == b"\x80":
-        value, spans = torch_legacy.read(data, storage)
+        value, spans = legacy.read(data)
         return named_tensors(value), spans, False
     if data[: len(_POINTER)] == _POINTER:
-        raise Refused("is only a pointer of Git LFS: run `git lfs pull`, or download the file")
+        raise Malformed("is only a pointer of Git LFS: run `git lfs pull`, or download the file")
     if data[257:262] == b"ustar":
-        raise Refused("is written by a torch before 0.2: save it again with a newer one")
-    raise Refused("is no file that torch.save wrote, or its beginning is damaged")
+        raise Malformed("is written by a torch before 0.2: save it again with a newer one")
+    raise Malformed("is no file that torch.save wrote, or its beginning is damaged")

@@ -7,12 +7,11 @@ behind: a record of numbers and texts. Knows nothing of files; no storage is rea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..malformed import Malformed
 from ..safetensors import LARGEST_EXTENT, LONGEST_NAME
-from .pickle_machine import Constructor, Refused
 
 MOST_AXES = 16
 INNER = ("state_dict", "model")
@@ -26,7 +25,6 @@ class Kind:
     bfloat16 and float8 are read as integers, which have their bits; float64 becomes float32.
     """
 
-    name: str
     numpy: str
     stored: str
 
@@ -37,37 +35,22 @@ class Kind:
 
 
 KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind("float64", "f8", "F32"),
-        Kind("float32", "f4", "F32"),
-        Kind("float16", "f2", "F16"),
-        Kind("bfloat16", "u2", "BF16"),
-        Kind("float8_e4m3fn", "u1", "F8_E4M3"),
-        Kind("int64", "i8", "I64"),
-        Kind("int32", "i4", "I32"),
-        Kind("int16", "i2", "I16"),
-        Kind("int8", "i1", "I8"),
-        Kind("uint64", "u8", "U64"),
-        Kind("uint32", "u4", "U32"),
-        Kind("uint16", "u2", "U16"),
-        Kind("uint8", "u1", "U8"),
-        Kind("bool", "u1", "BOOL"),
-    )
+    "float64": Kind("f8", "F32"),
+    "float32": Kind("f4", "F32"),
+    "float16": Kind("f2", "F16"),
+    "bfloat16": Kind("u2", "BF16"),
+    "float8_e4m3fn": Kind("u1", "F8_E4M3"),
+    "int64": Kind("i8", "I64"),
+    "int32": Kind("i4", "I32"),
+    "int16": Kind("i2", "I16"),
+    "int8": Kind("i1", "I8"),
+    "uint64": Kind("u8", "U64"),
+    "uint32": Kind("u4", "U32"),
+    "uint16": Kind("u2", "U16"),
+    "uint8": Kind("u1", "U8"),
+    "bool": Kind("u1", "BOOL"),
 }
-UNREAD = {
-    **{f"float8_{name}": f"float8_{name}" for name in ("e5m2", "e5m2fnuz", "e4m3fnuz", "e8m0fnu")},
-    **{name: name for name in ("complex32", "complex64", "complex128")},
-    **{name: name for name in ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")},
-    "ComplexHalfStorage": "complex32",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-    "QInt8Storage": "qint8",
-    "QUInt8Storage": "quint8",
-    "QInt32Storage": "qint32",
-}
-"""Names in torch of element types that MLX does not have, or that weights are not kept in here."""
-_CLASSES = {
+_STORAGES = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
     "HalfStorage": "float16",
@@ -80,6 +63,27 @@ _CLASSES = {
     "BoolStorage": "bool",
     "UntypedStorage": "uint8",
 }
+_UNREAD = (
+    *(f"float8_{name}" for name in ("e5m2", "e5m2fnuz", "e4m3fnuz", "e8m0fnu")),
+    *("complex32", "complex64", "complex128"),
+    *("qint8", "quint8", "qint32", "quint4x2", "quint2x4"),
+    *(f"Complex{name}Storage" for name in ("Half", "Float", "Double")),
+    *(f"{name}Storage" for name in ("QInt8", "QUInt8", "QInt32")),
+)
+"""Names in torch of element types that MLX does not have, or that weights are not kept in here."""
+
+
+class Names(dict[tuple[str, str], Any]):
+    """(module, name) -> what a pickle gets for it; asking for any other raises Malformed."""
+
+    def __missing__(self, key: tuple[str, str]) -> Any:
+        if key[0] == "torch" and key[1] in _UNREAD:
+            raise Malformed(f"holds tensors of the type {key[1]}, which is not read here")
+        shown = ascii(".".join(key))[1:-1]
+        raise Malformed(
+            f"is refused: it asks for {shown:.120}, and weights need nothing of the kind (it may "
+            "be malicious, or no plain state dict)"
+        )
 
 
 @dataclass(frozen=True)
@@ -114,67 +118,72 @@ class Tensor:
     strides: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Named:
-    """A class that is only mentioned: torch.Tensor, torch.nn.Parameter."""
-
-    name: str
-
-
 def storage(identity: Any) -> Storage:
-    """The storage that a persistent id stands for. Raises Refused."""
+    """The storage that a persistent id stands for. Raises Malformed."""
     if not (type(identity) is tuple and len(identity) in (5, 6) and identity[0] == "storage"):
-        raise Refused("is damaged or no state dict: its pickle refers to what is no storage")
-    _, kind, key, _, count = identity[:5]
-    if not isinstance(kind, StorageClass) or type(key) is not str or not _is_size(count):
-        raise Refused("is damaged: its pickle describes a storage wrongly")
-    if len(identity) == 6 and identity[5] is not None:
-        raise Refused("is written by a torch before 0.4: save it again with a newer one")
-    return Storage(key, kind.kind, count)
+        raise Malformed("is damaged or no state dict: its pickle refers to what is no storage")
+    _, place, key, _, count, *view = identity
+    if not isinstance(place, StorageClass) or type(key) is not str or not _is_size(count):
+        raise Malformed("is damaged: its pickle describes a storage wrongly")
+    if view not in ([], [None]):
+        raise Malformed("is written by a torch before 0.4: save it again with a newer one")
+    return Storage(key, place.kind, count)
 
 
 def named_tensors(value: Any) -> dict[str, Tensor]:
-    """The tensors of a state dict by name; what else lies in it is passed over. Raises Refused."""
+    """The tensors of a state dict by name; what else lies in it is passed over.
+
+    Raises Malformed.
+    """
     if isinstance(value, dict):
-        for key in INNER:
-            if isinstance(value.get(key), dict):
-                value = value[key]
-                break
-    if not isinstance(value, dict):
-        raise Refused("holds no state dict: tensors with names are needed")
-    found = {name: each for name, each in value.items() if isinstance(each, Tensor)}
-    for name in found:
+        inner = (value[key] for key in INNER if isinstance(value.get(key), dict))
+        value = next(inner, value)
+    entries = value.items() if isinstance(value, dict) else ()
+    tensors = {name: each for name, each in entries if isinstance(each, Tensor)}
+    for name in tensors:
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
-            raise Refused(f"is damaged: a tensor is called {name!a:.60}")
-    if not found:
-        raise Refused("holds no state dict: tensors with names are needed")
-    return found
+            raise Malformed(f"is damaged: a tensor is called {name!a:.60}")
+    if not tensors:
+        raise Malformed("holds no state dict: tensors with names are needed")
+    return tensors
 
 
-def _rebuild_tensor(arguments: tuple[Any, ...]) -> Tensor:
-    """Of (storage, offset, shape, strides, requires_grad, hooks, marks)."""
-    if len(arguments) < 4:
-        raise Refused("is damaged: its pickle describes a tensor wrongly")
-    _check_marks(arguments[6:])
-    kind = arguments[0].kind if isinstance(arguments[0], Storage) else None
-    return _tensor(kind, *arguments[:4])
+# What follows is called with whatever a pickle has as arguments; of a number of arguments that does
+# not fit, and of operations that a value does not have, `unpickle.load` makes Malformed.
 
 
-def _rebuild_tensor_of_type(arguments: tuple[Any, ...]) -> Tensor:
-    """Of (storage, offset, shape, strides, requires_grad, hooks, type, marks)."""
-    if len(arguments) < 7:
-        raise Refused("is damaged: its pickle describes a tensor wrongly")
-    _check_marks(arguments[7:])
-    return _tensor(arguments[6], *arguments[:4])
+def _rebuild_tensor(
+    place: Any,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    _gradient: Any = None,
+    _hooks: Any = None,
+    *marks: Any,
+) -> Tensor:
+    _check(isinstance(place, Storage), "tensor")
+    return _tensor(place.kind, place, offset, shape, strides, marks)
 
 
-def _check_marks(rest: tuple[Any, ...]) -> None:
-    if any(rest):
-        raise Refused("holds a tensor that is marked as negated or conjugated: not read here")
+def _rebuild_tensor_of_type(
+    place: Any,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    _gradient: Any,
+    _hooks: Any,
+    kind: Any,
+    *marks: Any,
+) -> Tensor:
+    return _tensor(kind, place, offset, shape, strides, marks)
 
 
-def _tensor(kind: Any, place: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
-    sound = (
+def _tensor(
+    kind: Any, place: Any, offset: Any, shape: Any, strides: Any, marks: tuple[Any, ...]
+) -> Tensor:
+    if any(marks):
+        raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
+    _check(
         isinstance(kind, Kind)
         and isinstance(place, Storage)
         and _is_size(offset)
@@ -182,78 +191,74 @@ def _tensor(kind: Any, place: Any, offset: Any, shape: Any, strides: Any) -> Ten
         and type(strides) is tuple
         and len(shape) == len(strides) <= MOST_AXES
         and all(_is_size(number) for number in (*shape, *strides))
-        and all(extent <= LARGEST_EXTENT for extent in shape)
+        and all(extent <= LARGEST_EXTENT for extent in shape),
+        "tensor",
     )
-    if not sound:
-        raise Refused("is damaged: its pickle describes a tensor wrongly")
     if math.prod(shape):
         last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
         if (offset + last + 1) * kind.size > place.nbytes:
-            raise Refused("is damaged: a tensor reaches beyond its storage")
+            raise Malformed("is damaged: a tensor reaches beyond its storage")
     return Tensor(place, kind, offset, shape, strides)
 
 
-def _rebuild_parameter(arguments: tuple[Any, ...]) -> Tensor:
-    if not arguments or not isinstance(arguments[0], Tensor):
-        raise Refused("is damaged: its pickle describes a parameter wrongly")
-    return arguments[0]
+def _rebuild_parameter(tensor: Any, *_: Any) -> Tensor:
+    _check(isinstance(tensor, Tensor), "parameter")
+    return tensor
 
 
-def _rebuild_from_type(arguments: tuple[Any, ...]) -> Any:
-    """Of (function, class, its arguments, attributes): a tensor that was given attributes."""
-    if len(arguments) != 4 or not isinstance(arguments[1], _Named):
-        raise Refused("is damaged: its pickle describes a tensor wrongly")
-    function, _, inner, _ = arguments
-    if function not in _BUILDERS or type(inner) is not tuple:
-        raise Refused("is damaged: its pickle describes a tensor wrongly")
-    return function.call(inner)
+def _rebuild_from_type(function: Any, named: Any, arguments: Any, _attributes: Any) -> Any:
+    """A tensor that was given attributes."""
+    sound = function in _BUILDERS.values() and type(arguments) is tuple and named is _MENTION
+    _check(sound, "tensor")
+    return function(*arguments)
 
 
-def _ordered_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
-    if not arguments:
-        return {}
-    pairs = arguments[0] if len(arguments) == 1 else None
-    if type(pairs) is not list or not all(
-        type(pair) in (list, tuple) and len(pair) == 2 and type(pair[0]) is str for pair in pairs
-    ):
-        raise Refused("is damaged: its pickle describes a dictionary wrongly")
-    return dict(pairs)
+def _ordered_dict(*pairs: Any) -> dict[Any, Any]:
+    _check(not pairs or type(pairs[0]) is list, "dictionary")
+    plain = (type(pair) in (list, tuple) and type(pair[0]) is str for pair in (*pairs, [])[0])
+    _check(len(pairs) < 2 and all(plain), "dictionary")
+    return dict(*pairs)
 
 
-def _size(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(arguments) != 1 or type(arguments[0]) not in (tuple, list):
-        raise Refused("is damaged: its pickle describes a size wrongly")
-    return tuple(arguments[0])
+def _size(extents: Any) -> tuple[Any, ...]:
+    _check(type(extents) in (tuple, list), "size")
+    return tuple(extents)
 
 
-def _device(arguments: tuple[Any, ...]) -> None:
+def _device(*_: Any) -> None:
     return None
+
+
+def _check(sound: bool, what: str) -> None:
+    if not sound:
+        raise Malformed(f"is damaged: its pickle describes a {what} wrongly")
 
 
 def _is_size(number: Any) -> bool:
     return type(number) is int and 0 <= number < 2**62
 
 
-_BUILDERS = (
-    Constructor("torch._utils._rebuild_tensor", _rebuild_tensor),
-    Constructor("torch._utils._rebuild_tensor_v2", _rebuild_tensor),
-    Constructor("torch._utils._rebuild_tensor_v3", _rebuild_tensor_of_type),
-)
-_CONSTRUCTORS = (
-    *_BUILDERS,
-    Constructor("torch._utils._rebuild_parameter", _rebuild_parameter),
-    Constructor("torch._utils._rebuild_parameter_with_state", _rebuild_parameter),
-    Constructor("torch._tensor._rebuild_from_type_v2", _rebuild_from_type),
-    Constructor("collections.OrderedDict", _ordered_dict),
-    Constructor("torch.Size", _size),
-    Constructor("torch.device", _device),
-)
-ADMITTED: Mapping[tuple[str, str], Any] = {
-    **{tuple(each.name.rsplit(".", 1)): each for each in _CONSTRUCTORS},  # type: ignore[misc]
-    **{("torch", name): StorageClass(KINDS[kind]) for name, kind in _CLASSES.items()},
-    ("torch.storage", "UntypedStorage"): StorageClass(KINDS["uint8"]),
-    **{("torch", name): kind for name, kind in KINDS.items()},
-    ("torch", "Tensor"): _Named("Tensor"),
-    ("torch.nn.parameter", "Parameter"): _Named("Parameter"),
+_MENTION = object()
+"""A class that is only mentioned: torch.Tensor, torch.nn.Parameter."""
+_BUILDERS = {
+    ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _rebuild_tensor_of_type,
 }
+ADMITTED = Names(
+    {
+        **_BUILDERS,
+        ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+        ("torch._utils", "_rebuild_parameter_with_state"): _rebuild_parameter,
+        ("torch._tensor", "_rebuild_from_type_v2"): _rebuild_from_type,
+        ("collections", "OrderedDict"): _ordered_dict,
+        ("torch", "Size"): _size,
+        ("torch", "device"): _device,
+        **{("torch", name): StorageClass(KINDS[kind]) for name, kind in _STORAGES.items()},
+        ("torch.storage", "UntypedStorage"): StorageClass(KINDS["uint8"]),
+        **{("torch", name): kind for name, kind in KINDS.items()},
+        ("torch", "Tensor"): _MENTION,
+        ("torch.nn.parameter", "Parameter"): _MENTION,
+    }
+)
 """Every name that a pickle may use. Calling one builds a record here and runs nothing of torch."""

@@ -1,235 +1,174 @@
 """The pickles that torch.save writes, read so that they can build plain values and nothing else.
 
-Knows the binary operations of pickle protocols 2 to 5. Imports nothing on a pickle's word: a name
-is looked up in the table that the caller hands over, and one that is not in it ends the reading.
-Operations that could reach Python's own objects (INST, OBJ, NEWOBJ, EXT) are not there at all.
-Work and memory are bounded by `pickle_machine`, whatever a pickle claims.
+Python's own unpickler reads them, the one written in Python: `pickle._Unpickler` is private by its
+name, but has been there with its table of operations since Python 3.0. The table is cut to what
+torch writes in protocols 2 to 5; operations that could reach Python's own objects (INST, OBJ,
+NEWOBJ, EXT) are not in it, and a name is looked up among those that the caller admits, never
+imported. Work and memory are bounded, whatever a pickle claims.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .objects import UNREAD
-from .pickle_machine import LONGEST_INTEGER, Buffer, Constructor, Machine, Refused, as_text
+from ..malformed import Malformed
 
 PROTOCOLS = range(2, 6)
+MOST_READS = 2_000_000
+"""Of operations and their arguments, about 60 a tensor, so 30,000 tensors in a file; each leaves at
+most some 100 bytes."""
+LONGEST_PICKLE = 1 << 26
+LONGEST_TEXT = 1 << 20
+LONGEST_NAME = 200
+LONGEST_INTEGER = 16
+_DAMAGED = "is truncated or damaged in its pickle: download it again"
+_PLAIN = (str, int, float, bytes, type(None))
+_ADMITTED = (
+    "PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 "
+    "BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINSTRING SHORT_BINSTRING BINBYTES "
+    "SHORT_BINBYTES BINBYTES8 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS "
+    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL "
+    "STACK_GLOBAL REDUCE BUILD BINPERSID"
+)
+
+Buffer = Any
+"""bytes or an mmap: has a length, and its slices are bytes."""
+Table = Mapping[tuple[str, str], Any]
+"""(module, name) -> what it stands for: a function that checks its arguments, or a value."""
 
 
 def load(
-    data: Buffer,
-    begin: int,
-    admitted: Mapping[tuple[str, str], Any],
-    persistent: Callable[[Any], Any],
+    data: Buffer, begin: int, admitted: Table, persistent: Callable[[Any], Any]
 ) -> tuple[Any, int]:
     """The value of the pickle that begins at `begin`, and where it ends.
 
-    admitted: (module, name) -> a Constructor, or a value as it is. persistent: what a persistent
-    id stands for. The value consists of None, bool, int, float, str, bytes, list, tuple, dict and
-    of what `admitted` and `persistent` give. Raises Refused.
+    persistent: what a persistent id stands for. The value consists of None, bool, int, float, str,
+    bytes, list, tuple, dict and of what `admitted` and `persistent` give. Raises Malformed.
     """
-    return Machine(data, begin, admitted, persistent).run(OPERATIONS)
+    source = _Source(data, begin)
+    unpickler = _Unpickler(source, admitted, persistent)
+    try:
+        value = unpickler.load()
+    except (pickle.UnpicklingError, AttributeError, LookupError, TypeError, ValueError):
+        raise Malformed(_DAMAGED) from None
+    if unpickler.stack or unpickler.metastack:
+        raise Malformed("is damaged: its pickle ends in the middle of a value")
+    return value, source.at
 
 
-def _proto(machine: Machine) -> None:
-    version = machine.number("B")
-    if version not in PROTOCOLS:
-        raise Refused(f"is written with pickle protocol {version}: not read here")
+class _Source:
+    """A pickle's bytes as the unpickler asks for them, within limits."""
+
+    def __init__(self, data: Buffer, begin: int) -> None:
+        self._data, self.at, self._end = data, begin, min(len(data), begin + LONGEST_PICKLE)
+        self._left = MOST_READS
+
+    def spend(self, work: int) -> None:
+        """Count work done, in reads or in elements copied."""
+        self._left -= work
+        if self._left < 0:
+            raise Malformed(f"is refused: its pickle has more than {MOST_READS:,} operations")
+
+    def read(self, size: int) -> bytes:
+        self.spend(1)
+        if size > LONGEST_TEXT:
+            raise Malformed(f"is refused: its pickle holds a text of {size:,} bytes")
+        if size > self._end - self.at:
+            raise Malformed(_DAMAGED)
+        self.at += size
+        return self._data[self.at - size : self.at]
+
+    def readline(self) -> bytes:
+        stop = self._data.find(b"\n", self.at, self.at + LONGEST_NAME + 1)
+        return self.read(stop + 1 - self.at if stop >= 0 else LONGEST_PICKLE)
 
 
-def _frame(machine: Machine) -> None:
-    machine.take(8)
+class _Unpickler(pickle._Unpickler):
+    """`stack` has the values since the last mark, `metastack` those below it."""
 
+    stack: list[Any]
+    metastack: list[list[Any]]
+    pop_mark: Callable[[], list[Any]]
+    append: Callable[[Any], None]
+    read: Callable[[int], bytes]
 
-def _mark(machine: Machine) -> None:
-    machine.below.append(machine.stack)
-    machine.stack = []
+    def __init__(self, source: _Source, admitted: Table, persistent: Callable[[Any], Any]) -> None:
+        super().__init__(source, encoding="latin-1")  # Python 2's texts are bytes
+        self._source, self._admitted, self._persistent = source, admitted, persistent
 
+    def find_class(self, module: str, name: str) -> Any:
+        return self._admitted[module, name]
 
-def _pop(machine: Machine) -> None:
-    if machine.stack:
-        machine.stack.pop()
-    else:
-        machine.pop_mark()
+    def persistent_load(self, pid: Any) -> Any:
+        return self._persistent(pid)
 
+    def load_proto(self) -> None:
+        version = self.read(1)[0]
+        if version not in PROTOCOLS:
+            raise Malformed(f"is written with pickle protocol {version}: not read here")
 
-def _pop_to_mark(machine: Machine) -> None:
-    machine.pop_mark()
+    def load_frame(self) -> None:
+        self.read(8)  # how much to read at once; here all is at hand
 
+    def load_long1(self) -> None:
+        size = self.read(1)[0]
+        if size > LONGEST_INTEGER:
+            raise Malformed(f"is refused: its pickle holds a number of {size} bytes")
+        self.append(pickle.decode_long(self.read(size)))
 
-def _push(make: Callable[[Machine], Any]) -> Callable[[Machine], None]:
-    def operation(machine: Machine) -> None:
-        value = make(machine)  # before `stack` is looked up: it may take away a mark
-        machine.stack.append(value)
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({})
+        self._fill(items)
 
-    return operation
+    def load_setitem(self) -> None:
+        items = self.stack[-2:]
+        del self.stack[-2:]
+        self._fill(items)
 
+    def load_setitems(self) -> None:
+        self._fill(self.pop_mark())
 
-def _tuple(count: int) -> Callable[[Machine], None]:
-    return _push(lambda machine: machine.pop_many(count))
-
-
-def _long(machine: Machine) -> int:
-    size = machine.number("<B")
-    if size > LONGEST_INTEGER:
-        raise Refused(f"is refused: its pickle holds a number of {size} bytes")
-    return int.from_bytes(machine.take(size), "little", signed=True)
-
-
-def _dict(machine: Machine) -> dict[Any, Any]:
-    result: dict[Any, Any] = {}
-    _fill(result, machine.pop_mark())
-    return result
-
-
-def _fill(target: dict[Any, Any], values: list[Any]) -> None:
-    if len(values) % 2:
-        raise Refused("is damaged: its pickle has a key without a value")
-    for key, value in zip(values[::2], values[1::2], strict=True):
+    def _fill(self, items: list[Any]) -> None:
         # Hashing a deeply nested tuple would overrun the interpreter's own stack.
-        if not isinstance(key, (str, int, float, bytes, type(None))):
-            raise Refused("is refused: its pickle has a dictionary key that is no plain value")
-        target[key] = value
+        if not all(isinstance(key, _PLAIN) for key in items[::2]):
+            raise Malformed("is refused: its pickle has a dictionary key that is no plain value")
+        if type(self.stack[-1]) is not dict:
+            raise Malformed(_DAMAGED)
+        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
+
+    def load_build(self) -> None:
+        """The state of an object: only dictionaries get one, their metadata, which nobody needs."""
+        if not (isinstance(self.stack.pop(), dict) and type(self.stack[-1]) is dict):
+            raise Malformed("is damaged: its pickle sets the state of an object")
+
+    def load_reduce(self) -> None:
+        arguments = self.stack.pop()
+        if type(arguments) is not tuple:
+            raise Malformed(_DAMAGED)
+        # One list may be handed to many calls, each of which may copy it.
+        self._source.spend(sum(len(each) for each in arguments if isinstance(each, list | tuple)))
+        self.stack[-1] = self.stack[-1](*arguments)
 
 
-def _set_item(machine: Machine) -> None:
-    values = machine.pop_many(2)
-    _fill(machine.top(dict), list(values))
+class _Operations(dict[int, Callable[[Any], None]]):
+    """Code -> operation."""
+
+    def __missing__(self, code: int) -> Any:
+        import pickletools
+
+        names = {each.code: each.name for each in pickletools.opcodes}
+        name = names.get(chr(code), f"0x{code:02x}")
+        raise Malformed(f"uses the pickle operation {name}: not read here")
 
 
-def _set_items(machine: Machine) -> None:
-    values = machine.pop_mark()
-    _fill(machine.top(dict), values)
+def _admitted_operations() -> _Operations:
+    """The admitted part of Python's table, with what is overridden above."""
+    codes = [getattr(pickle, name)[0] for name in _ADMITTED.split()]
+    whole = pickle._Unpickler.dispatch
+    return _Operations({code: getattr(_Unpickler, whole[code].__name__) for code in codes})
 
 
-def _append(machine: Machine) -> None:
-    value = machine.pop()
-    machine.top(list).append(value)
-
-
-def _appends(machine: Machine) -> None:
-    values = machine.pop_mark()
-    machine.top(list).extend(values)
-
-
-def _put(form: str) -> Callable[[Machine], None]:
-    def operation(machine: Machine) -> None:
-        place = machine.number(form)
-        machine.memo[place] = _last(machine)
-
-    return operation
-
-
-def _memoize(machine: Machine) -> None:
-    machine.memo[len(machine.memo)] = _last(machine)
-
-
-def _last(machine: Machine) -> Any:
-    if not machine.stack:
-        raise Refused("is damaged: its pickle takes a value that is not there")
-    return machine.stack[-1]
-
-
-def _get(form: str) -> Callable[[Machine], None]:
-    def make(machine: Machine) -> Any:
-        place = machine.number(form)
-        if place not in machine.memo:
-            raise Refused("is damaged: its pickle refers to a value that is not there")
-        return machine.memo[place]
-
-    return _push(make)
-
-
-def _global(machine: Machine) -> Any:
-    return _admit(machine, machine.line(), machine.line())
-
-
-def _stack_global(machine: Machine) -> Any:
-    module, name = machine.pop_many(2)
-    return _admit(machine, module, name)
-
-
-def _admit(machine: Machine, module: Any, name: Any) -> Any:
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise Refused("is damaged: its pickle asks for something by what is no name")
-    if (module, name) not in machine.admitted:
-        if module == "torch" and name in UNREAD:
-            raise Refused(f"holds tensors of the type {UNREAD[name]}, which is not read here")
-        shown = ascii(f"{module}.{name}")[1:-1]
-        raise Refused(
-            f"is refused: it asks for {shown:.120}, and weights need nothing of the kind (it may "
-            "be malicious, or no plain state dict)"
-        )
-    return machine.admitted[module, name]
-
-
-def _reduce(machine: Machine) -> Any:
-    constructor, arguments = machine.pop_many(2)
-    if not isinstance(constructor, Constructor) or type(arguments) is not tuple:
-        raise Refused("is damaged: its pickle calls what cannot be called")
-    # One list may be handed to many calls, each of which may copy it.
-    machine.spend(sum(len(each) for each in arguments if isinstance(each, (list, tuple))))
-    return constructor.call(arguments)
-
-
-def _build(machine: Machine) -> None:
-    """The state of an object: only dictionaries get one, their metadata, which nobody needs."""
-    state = machine.pop()
-    machine.top(dict)
-    if not isinstance(state, dict):
-        raise Refused("is damaged: its pickle sets the state of an object")
-
-
-def _persistent(machine: Machine) -> Any:
-    return machine.persistent(machine.pop())
-
-
-OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
-    0x80: _proto,
-    0x95: _frame,
-    ord("("): _mark,
-    ord("0"): _pop,
-    ord("1"): _pop_to_mark,
-    ord("2"): _push(_last),
-    ord("N"): _push(lambda machine: None),
-    0x88: _push(lambda machine: True),
-    0x89: _push(lambda machine: False),
-    ord("J"): _push(lambda machine: machine.number("<i")),
-    ord("K"): _push(lambda machine: machine.number("<B")),
-    ord("M"): _push(lambda machine: machine.number("<H")),
-    0x8A: _push(_long),
-    ord("G"): _push(lambda machine: machine.number(">d")),
-    ord("X"): _push(lambda machine: as_text(machine.sized("<I"))),
-    0x8C: _push(lambda machine: as_text(machine.sized("<B"))),
-    0x8D: _push(lambda machine: as_text(machine.sized("<Q"))),
-    # Written by Python 2, whose texts are bytes.
-    ord("T"): _push(lambda machine: machine.sized("<i").decode("latin-1")),
-    ord("U"): _push(lambda machine: machine.sized("<B").decode("latin-1")),
-    ord("B"): _push(lambda machine: machine.sized("<I")),
-    ord("C"): _push(lambda machine: machine.sized("<B")),
-    0x8E: _push(lambda machine: machine.sized("<Q")),
-    ord("]"): _push(lambda machine: []),
-    ord("l"): _push(lambda machine: machine.pop_mark()),
-    ord("a"): _append,
-    ord("e"): _appends,
-    ord("}"): _push(lambda machine: {}),
-    ord("d"): _push(_dict),
-    ord("s"): _set_item,
-    ord("u"): _set_items,
-    ord(")"): _push(lambda machine: ()),
-    ord("t"): _push(lambda machine: tuple(machine.pop_mark())),
-    0x85: _tuple(1),
-    0x86: _tuple(2),
-    0x87: _tuple(3),
-    ord("q"): _put("<B"),
-    ord("r"): _put("<I"),
-    0x94: _memoize,
-    ord("h"): _get("<B"),
-    ord("j"): _get("<I"),
-    ord("c"): _push(_global),
-    0x93: _push(_stack_global),
-    ord("R"): _push(_reduce),
-    ord("b"): _build,
-    ord("Q"): _push(_persistent),
-}
+_Unpickler.dispatch = _admitted_operations()

@@ -1,26 +1,25 @@
 """A zip archive as torch.save writes it since 1.6: where its records lie, without reading them.
 
-Knows zip's directory, its 64-bit form included (PKWARE's APPNOTE.TXT, 4.3), and torch's names in
-it. Records are stored, never packed, so that a tensor's bytes are bytes of the file. Knows nothing
-of what the pickle says.
+`zipfile` reads the directory. Records are stored, never compressed, so that a tensor's bytes are
+bytes of the file.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping
+import io
+import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from .pickle_machine import LONGEST_PICKLE, Buffer, Refused
+from ..malformed import Malformed
+from .unpickle import LONGEST_PICKLE, Buffer
 
 MAGIC = b"PK\x03\x04"
-MOST_RECORDS = 200_000
-LONGEST_END = 22 + 65535
-_END, _END_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
-_LOCATOR = struct.Struct("<4sLQL")
-_ENTRY, _LOCAL = struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s5H3L2H")
-_UNKNOWN, _UNKNOWN_16 = 0xFFFFFFFF, 0xFFFF
+LONGEST_DIRECTORY = 1 << 23
+"""Bytes: about 100 of each of 80,000 records. `zipfile` makes an object of a record."""
+_LOCAL_BYTES = 30
+_IS_ENCRYPTED, _IS_UTF_8 = 0x1, 0x800
 _BROKEN = "is truncated or damaged: download it again"
 
 
@@ -30,6 +29,10 @@ class Span:
 
     begin: int
     nbytes: int
+
+    def of(self, data: Buffer) -> bytes:
+        """The bytes themselves."""
+        return data[self.begin : self.begin + self.nbytes]
 
 
 @dataclass(frozen=True)
@@ -41,120 +44,71 @@ class Archive:
     big_endian: bool
 
 
-def read(data: Buffer) -> Archive:
-    """Where everything lies. Raises Refused for what is damaged or no state dict's archive."""
-    records: dict[str, Span] = {}
-    for name, span in _records(data):
-        if name in records:
-            raise Refused(f"is damaged: it holds {_short(name)} twice")
-        records[name] = span
+class _Bounded(io.FileIO):
+    """`zipfile` reads the whole directory at once, of whatever size the archive claims."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is not None and size > LONGEST_DIRECTORY:
+            raise Malformed(f"is refused: its directory claims {size:,} bytes")
+        return super().read(size) or b""
+
+
+def read(file: Path, data: Buffer) -> Archive:
+    """Where everything lies. data: the file's bytes. Raises Malformed for what is damaged or no
+    state dict's archive."""
+    records = _records(file, data)
     roots = [name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")]
     if len(roots) != 1 or any(name.startswith(f"{roots[0]}code/") for name in records):
-        raise Refused("is no archive of weights that torch.save wrote (TorchScript, or another)")
-    root = roots[0]
-    if records[f"{root}data.pkl"].nbytes > LONGEST_PICKLE:
-        raise Refused("is refused: its pickle is larger than any list of tensors")
-    storages = {
-        name[len(root) + 5 :]: span
-        for name, span in records.items()
-        if name.startswith(f"{root}data/")
-    }
+        raise Malformed("is no archive of weights that torch.save wrote (TorchScript, or another)")
+    place = f"{roots[0]}data"
+    if records[f"{place}.pkl"].nbytes > LONGEST_PICKLE:
+        raise Malformed("is refused: its pickle is larger than any list of tensors")
+    order = records.get(f"{roots[0]}byteorder")
+    if order is not None and (order.nbytes > 6 or order.of(data) not in (b"little", b"big")):
+        raise Malformed("is damaged: its byte order is neither little nor big")
+    prefix = f"{place}/"
     return Archive(
-        records[f"{root}data.pkl"], storages, _big_endian(data, records.get(f"{root}byteorder"))
+        records[f"{place}.pkl"],
+        {n.removeprefix(prefix): span for n, span in records.items() if n.startswith(prefix)},
+        order is not None and order.of(data) == b"big",
     )
 
 
-def _big_endian(data: Buffer, span: Span | None) -> bool:
-    if span is None:
-        return False
-    text = data[span.begin : span.begin + min(span.nbytes, 16)]
-    if text not in (b"little", b"big"):
-        raise Refused("is damaged: its byte order is neither little nor big")
-    return text == b"big"
+def _records(file: Path, data: Buffer) -> dict[str, Span]:
+    """Every record by name: once each, stored as it is, none on top of another."""
+    try:
+        with _Bounded(file) as stream, zipfile.ZipFile(stream) as archive:
+            entries, end = archive.infolist(), archive.start_dir
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, OverflowError):
+        raise Malformed(_BROKEN) from None
+    records: dict[str, Span] = {}
+    for entry in sorted(entries, key=lambda entry: entry.header_offset, reverse=True):
+        span, name = _span(data, entry), entry.orig_filename
+        if name in records:
+            raise Malformed(f"is damaged: it holds {_short(name)} twice")
+        if span.begin + span.nbytes > end:
+            raise Malformed(f"is truncated or damaged in {_short(name)}: download it again")
+        records[name], end = span, entry.header_offset
+    if end:
+        raise Malformed(_BROKEN)  # `read` saw a record at the beginning
+    return records
 
 
-def _records(data: Buffer) -> Iterator[tuple[str, Span]]:
-    count, begin, size = _directory(data)
-    if count > MOST_RECORDS:
-        raise Refused(f"is refused: it claims {count:,} records")
-    if begin + size > len(data) or count * _ENTRY.size > size:
-        raise Refused(_BROKEN)
-    at = begin
-    for _ in range(count):
-        if at + _ENTRY.size > begin + size:
-            raise Refused(_BROKEN)
-        fields = _ENTRY.unpack(data[at : at + _ENTRY.size])
-        name_size, extra_size, comment_size = fields[10:13]
-        at += _ENTRY.size
-        name = data[at : at + name_size]
-        extra = data[at + name_size : at + name_size + extra_size]
-        at += name_size + extra_size + comment_size
-        yield _record(data, fields, name, extra, begin)
-
-
-def _record(
-    data: Buffer, fields: tuple[Any, ...], raw: bytes, extra: bytes, limit: int
-) -> tuple[str, Span]:
+def _span(data: Buffer, entry: zipfile.ZipInfo) -> Span:
     """One entry of the directory, held against what stands before its bytes."""
-    name = raw.decode("utf-8", "replace")
-    if fields[0] != b"PK\x01\x02":
-        raise Refused(_BROKEN)
-    flags, method, packed, size, place = (fields[index] for index in (3, 4, 8, 9, 16))
-    size, packed, place = _widened(extra, size, packed, place)
-    if method != 0 or flags & 1 or size != packed:
-        raise Refused(f"packs or encrypts {_short(name)}, which torch.save never does")
-    header = data[place : place + _LOCAL.size]
-    if len(header) < _LOCAL.size:
-        raise Refused(_BROKEN)
-    local = _LOCAL.unpack(header)
-    begin = place + _LOCAL.size + local[9] + local[10]
-    if local[0] != MAGIC or data[place + _LOCAL.size : begin - local[10]] != raw:
-        raise Refused(_BROKEN)
-    if begin + size > limit:
-        raise Refused(f"is truncated or damaged in {_short(name)}: download it again")
-    return name, Span(begin, size)
-
-
-def _directory(data: Buffer) -> tuple[int, int, int]:
-    """How many records there are, where their directory begins, and its size."""
-    tail = max(0, len(data) - LONGEST_END)
-    at = data.rfind(b"PK\x05\x06", tail)
-    if at < 0 or at + _END.size > len(data):
-        raise Refused(_BROKEN)
-    _, disk, _, _, count, size, begin, _ = _END.unpack(data[at : at + _END.size])
-    if disk not in (0, _UNKNOWN_16):
-        raise Refused("is one part of several: not read here")
-    if count != _UNKNOWN_16 and size != _UNKNOWN and begin != _UNKNOWN:
-        return count, begin, size
-    locator = data[max(0, at - _LOCATOR.size) : at]
-    if len(locator) < _LOCATOR.size or locator[:4] != b"PK\x06\x07":
-        raise Refused(_BROKEN)
-    place = _LOCATOR.unpack(locator)[2]
-    wide = data[place : place + _END_64.size]
-    if len(wide) < _END_64.size or wide[:4] != b"PK\x06\x06":
-        raise Refused(_BROKEN)
-    fields = _END_64.unpack(wide)
-    return fields[7], fields[9], fields[8]
-
-
-def _widened(extra: bytes, *numbers: int) -> list[int]:
-    """The numbers, those that did not fit taken from the 64-bit field."""
-    wide: Iterator[tuple[int]] = iter(())
-    at = 0
-    while at + 4 <= len(extra):
-        kind, size = struct.unpack_from("<2H", extra, at)
-        if kind == 1:
-            field = extra[at + 4 : at + 4 + size]
-            wide = struct.iter_unpack("<Q", field[: len(field) // 8 * 8])
-        at += 4 + size
-    found = []
-    for number in numbers:
-        if number == _UNKNOWN:
-            number = next(wide, (-1,))[0]
-        if not 0 <= number < 2**62:
-            raise Refused(_BROKEN)
-        found.append(number)
-    return found
+    name, size = entry.orig_filename, entry.file_size
+    stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == size
+    if not stored or entry.flag_bits & _IS_ENCRYPTED:
+        raise Malformed(f"compresses or encrypts {_short(name)}, which torch.save never does")
+    at = max(0, entry.header_offset)
+    local = data[at : at + _LOCAL_BYTES]
+    lengths = [int.from_bytes(local[place : place + 2], "little") for place in (26, 28)]
+    begin = at + _LOCAL_BYTES + sum(lengths)
+    raw = data[at + _LOCAL_BYTES : begin - lengths[1]]
+    encoding = "utf-8" if entry.flag_bits & _IS_UTF_8 else "cp437"
+    if local[:4] != MAGIC or raw.decode(encoding, "replace") != name:
+        raise Malformed(_BROKEN)
+    return Span(begin, size)
 
 
 def _short(name: str) -> str:
