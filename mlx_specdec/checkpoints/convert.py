@@ -59,6 +59,7 @@ def convert(
     compare_logits: Callable[[Path, Path], float] | None = None,
     compare_text: Callable[[Path, Path], TextChange | str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    download_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Write a T5 or decoder-only checkpoint as mlx-lm would, and check what was written.
 
@@ -74,7 +75,8 @@ def convert(
     compare_text: what became of a fixed text. Both are asked before the result is moved into place,
     where whole models fit in memory and in what shard_bytes allows, the text of packed weights
     only; verify: ask both whatever a shard is, and refuse models that do not fit.
-    progress: called with (done, total) bytes, read once to write and once to check.
+    progress: called with (done, total) bytes, read once to write and once to check;
+    download_progress: with those of a download.
 
     Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
     OptionError, OutputError.
@@ -99,10 +101,7 @@ def convert(
     path = _destination(model, local, mlx_path)
     leftovers.sweep(path)
     destination.check_free(path, overwrite=overwrite, source=local)
-    # With a callable the Hub's own bars show the download; `progress` is about converting.
-    source = resolve(
-        model, revision=revision, progress=None if progress is None else lambda done, total: None
-    )
+    source = resolve(model, revision=revision, progress=download_progress)
     name, commit = _name(model, source)
     with as_directory(source) as directory:
         recipe = recipe_for(directory, wanted.quantisation, wanted.mixed)

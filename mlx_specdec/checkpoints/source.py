@@ -1,6 +1,6 @@
 """A name or directory -> local files. Knows which of the two a name is.
 
-Knows nothing of what the files hold, and leaves the Hugging Face Hub to `hub_repository`, which is
+Knows nothing of what the files hold, and leaves the Hugging Face Hub to `hub.repository`, which is
 imported only when it is needed.
 """
 
@@ -29,10 +29,15 @@ def resolve(
     Local is a directory, or a file that is a model by itself (`FILES`). name: "t5-small" is that
     repository of the Hub unless a directory of this name is here; it is not looked for anywhere
     else. revision: a branch, tag or commit of the Hub's repository; of no meaning for what is
-    local. progress: called with (0, 1) and (1, 1) around a download; without it
-    the download shows no bars. Raises SourceError, in one line.
+    local. progress: called with (done, total) bytes of what is not in the cache yet. A download
+    that was interrupted goes on where it was. Raises SourceError, in one line.
     """
-    return _local(name) or _download(name, revision, progress)
+    directory = _local(name)
+    if directory is not None:
+        return directory
+    from .hub.repository import Repository
+
+    return Repository(name, revision).fetch(progress)
 
 
 def resolve_config(name: str, *, revision: str | None = None) -> Path:
@@ -62,14 +67,3 @@ def _local(name: str) -> Path | None:
             f"there is no directory {shown}, and it cannot be a name on the Hub: check the path"
         )
     return None
-
-
-def _download(name: str, revision: str | None, progress: Callable[[int, int], None] | None) -> Path:
-    from .hub.repository import Repository
-
-    if progress is not None:
-        progress(0, 1)
-    path = Repository(name, revision, bars=progress is not None).fetch()
-    if progress is not None:
-        progress(1, 1)
-    return path

@@ -73,7 +73,10 @@ def convert(
     from ..faithful import compare_text
 
     shard_bytes = None if max_shard_size is None else sizes.parse(max_shard_size)
-    with render.progress("converting", in_bytes=True) as report:
+    with (
+        render.progress("downloading", in_bytes=True) as report_download,
+        render.progress("converting", in_bytes=True) as report,
+    ):
         done = run(
             model,
             mlx_path,
@@ -92,5 +95,6 @@ def convert(
             compare_logits=compare_logits,
             compare_text=compare_text,
             progress=report,
+            download_progress=report_download,
         )
     render.tell(render.converted(done))

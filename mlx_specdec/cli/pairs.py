@@ -42,13 +42,13 @@ def load_pair(
     draft_vocab: str = "same",
     random_weights: bool = False,
 ) -> Pair:
-    """Load what was named, with a progress bar; raises as assemble.load does."""
+    """Load what was named, with a progress bar of a download; raises as assemble.load does."""
     from .. import blas
 
     blas.load()
     from ..assemble import load
 
-    with render.progress("loading") as report:
+    with render.progress("downloading", in_bytes=True) as report:
         return load(
             shipped(model),
             None if draft_model is None else shipped(draft_model),

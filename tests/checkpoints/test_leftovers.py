@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -160,24 +159,3 @@ def test_temporary_directories_of_killed_processes_are_swept(
         "mlx-specdec-0123abcd5",
         "mlx-specdec-mine",
     ]
-
-
-def test_only_downloads_that_nobody_goes_on_with_are_removed(tmp_path: Path) -> None:
-    repository = tmp_path / "models--some--model"
-    blobs, locks = repository / "blobs", tmp_path / ".locks" / repository.name
-    blobs.mkdir(parents=True)
-    locks.mkdir(parents=True)
-    dead, living, whole = ("1" * 64, "2" * 40, "3" * 64)
-    for name in (f"{dead}.0123abcd.incomplete", f"{living}.0123abcd.incomplete", whole, "x.y"):
-        (blobs / name).write_bytes(b"x")
-    for name in (dead, living):
-        (locks / f"{name}.lock").write_bytes(b"")
-    with (locks / f"{living}.lock").open("r+b") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        leftovers.sweep_downloads(repository)
-    found = sorted(path.name for path in blobs.iterdir())
-    assert found == sorted([f"{living}.0123abcd.incomplete", whole, "x.y"])
-    (locks / f"{living}.lock").unlink()
-    leftovers.sweep_downloads(repository)
-    assert sorted(path.name for path in blobs.iterdir()) == sorted([whole, "x.y"])
-    leftovers.sweep_downloads(tmp_path / "models--none")

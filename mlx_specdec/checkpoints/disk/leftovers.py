@@ -1,8 +1,7 @@
-"""What killed conversions and downloads leave: told from what living ones use, and cleaned away.
+"""What killed conversions leave: told from what living ones use, and cleaned away.
 
 Every directory of work is locked while its process lives, and the system lets go of the lock with
-the process, however that ends; huggingface_hub locks its downloads likewise. Knows names and locks.
-Knows nothing of what lies there.
+the process, however that ends. Knows names and locks. Knows nothing of what lies there.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 
 TEMPORARY = "mlx-specdec-"
 _TEMPORARY = re.compile(rf"{TEMPORARY}[0-9a-f]{{8}}")
-_DOWNLOAD = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})\.[0-9a-f]{8}\.incomplete")
 
 
 def make(destination: Path) -> tuple[Path, int | None]:
@@ -94,33 +92,6 @@ def _make_temporary(root: Path) -> tuple[Path, int | None]:
         held = lock(made)
         if held is None or made.is_dir():  # else swept before it was locked
             return made, held
-        os.close(held)
-
-
-def sweep_downloads(repository: Path) -> None:
-    """Remove what killed downloads left of a repository in huggingface_hub's cache: each begins a
-    file of its own, which no other goes on with.
-
-    repository: its folder there. What is being downloaded now is locked, and stays.
-    """
-    locks = repository.parent / ".locks" / repository.name
-    with contextlib.suppress(OSError):
-        for path in sorted((repository / "blobs").iterdir()):
-            name = _DOWNLOAD.fullmatch(path.name)
-            if name is not None and path.is_file() and not path.is_symlink():
-                with contextlib.suppress(OSError):
-                    _remove_unlocked(path, locks / f"{name[1]}.lock")
-
-
-def _remove_unlocked(file: Path, lock_file: Path) -> None:
-    if not lock_file.exists():
-        file.unlink()
-        return
-    held = os.open(lock_file, os.O_RDWR)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while it is being downloaded
-        file.unlink()
-    finally:
         os.close(held)
 
 

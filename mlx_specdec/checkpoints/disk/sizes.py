@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+from pathlib import Path
 
 from ...errors import OptionError
 
@@ -18,6 +20,15 @@ _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)B?\s*", re.IGNOR
 def memory() -> int:
     """Bytes of memory that this machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free(place: Path) -> int | None:
+    """Bytes free on the disk where `place` is or would be; None where that cannot be told."""
+    try:
+        there = next(path for path in (place, *place.absolute().parents) if path.is_dir())
+        return shutil.disk_usage(there).free
+    except (OSError, StopIteration):
+        return None  # whatever is wrong with it is told when it is written to
 
 
 def default_shard_bytes() -> int:
