@@ -17,7 +17,7 @@ import mlx.core as mx
 from ..errors import OptionError
 from . import files, keys
 from .check import compare
-from .disk import destination, leftovers, sizes
+from .disk import destination, sizes
 from .disk.digests import Digests, FileDigest
 from .formats.meta.params import PARAMS
 from .hub.upload import check_repository, upload
@@ -36,6 +36,15 @@ from .wanted import Wanted
 from .writer import Change, stored_nbytes, write_config, write_weights
 
 SCRATCH = "scratch"
+WRITTEN = (
+    "config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "provenance.json",
+    "README.md",
+    *files.CARRIED,
+)
+"""Patterns of the files of a result."""
 OTHER_FILES_BYTES = 10_000_000
 """For the files beside the weights."""
 
@@ -99,8 +108,7 @@ def convert(
         check_repository(upload_repo)
     local = Path(os.path.expanduser(model))
     path = _destination(model, local, mlx_path)
-    leftovers.sweep(path)
-    destination.check_free(path, overwrite=overwrite, source=local)
+    destination.check_free(path, overwrite=overwrite, source=local, written=WRITTEN)
     source = resolve(model, revision=revision, progress=download_progress)
     name, commit = _name(model, source)
     with as_directory(source) as directory:

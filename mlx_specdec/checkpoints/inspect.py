@@ -17,6 +17,7 @@ from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, keys, shards
 from .account import Account, Contents
 from .disk.json_file import read_json
+from .disk.regular import check_directory
 from .formats.meta.llama2c import is_llama2c
 from .formats.safetensors import LARGEST_EXTENT, SafetensorsFile, TensorInfo
 from .formats.torch.file import TorchFile
@@ -55,6 +56,8 @@ def inspect(name: str) -> Inspection:
         return _bare(path)
     if path.is_file() and not shards.is_gguf(path) and path.suffix != ".bin":
         raise CheckpointError(f"{path} is of no format that is read here")
+    if path.is_dir():
+        check_directory(path)
     with as_directory(path) as directory:
         return _inspect(path, directory)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import SourceError
+from .disk.regular import check_directory
 
 FILES = (".gguf", ".bin")
 """A single file that is called so is a whole model."""
@@ -55,6 +56,7 @@ def _local(name: str) -> Path | None:
     """A directory; None for what may be a name on the Hub. Raises SourceError for neither."""
     path = os.path.expanduser(name)
     if name.strip() and os.path.isdir(path):
+        check_directory(Path(path))
         return Path(path)
     if os.path.isfile(path) and path.endswith(FILES):
         return Path(path)

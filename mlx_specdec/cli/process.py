@@ -42,6 +42,9 @@ def run_one(command: Callable[..., Any]) -> None:
 def exit_with(program: typer.Typer, arguments: Sequence[str] | None) -> None:
     """Run, and exit with 0, 2 after one line that says what was wrong, or 130 when interrupted."""
     _fill_streams()
+    if not _has_working_directory():
+        render.error("the working directory has been deleted: change to another one")
+        sys.exit(2)
     try:
         code = program(args=arguments, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -60,6 +63,13 @@ def exit_with(program: typer.Typer, arguments: Sequence[str] | None) -> None:
     except Exception as problem:
         _exit_on_usage(problem)
         raise
+
+
+def _has_working_directory() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
 
 
 def _fill_streams() -> None:
