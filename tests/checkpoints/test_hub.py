@@ -220,6 +220,15 @@ def test_progress_is_in_bytes_of_all_that_is_missing_and_nothing_is_printed(
     resolve(NAME, progress=lambda *step: 1 / 0)
 
 
+def test_progress_does_not_wait_for_ten_megabytes(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000_000)
+    hub.files, steps = {"model.safetensors": bytes(3_000_000)}, list[int]()
+    resolve(NAME, progress=lambda done, total: steps.append(done))
+    assert len([done for done in steps if 0 < done < 3_000_000]) >= 2
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
 def test_what_is_not_what_the_list_promised_is_removed(file: str, hub: Hub, tmp_path: Path) -> None:
     hub.altered = {file: bytes(len(WHOLE[file]))}

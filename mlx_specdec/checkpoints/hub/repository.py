@@ -25,6 +25,9 @@ from .problems import told
 from .transfer import fetch
 
 CONFIG = "config.json"
+CHUNK_BYTES = 1 << 20
+"""So often progress is told, and at most so much is lost when a download is interrupted;
+huggingface_hub's own 10 MB are ten seconds on a slow line."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -40,6 +43,7 @@ class Repository:
         if "HF_HUB_VERBOSITY" not in os.environ:
             # It tells of every attempt; what the user needs is the sentence at the end.
             hub.logging.set_verbosity_error()
+        hub.constants.DOWNLOAD_CHUNK_SIZE = min(hub.constants.DOWNLOAD_CHUNK_SIZE, CHUNK_BYTES)
         self._name = name
         self._revision = revision or hub.constants.DEFAULT_REVISION
         self._commit = ""
@@ -90,10 +94,11 @@ class Repository:
             )
             self._commit = str(answer.sha)
             self._listed = {file.rfilename: file for file in answer.siblings or ()}
-            sane = all(
-                isinstance(name, str) and isinstance(file.size, int | None)
-                for name, file in self._listed.items()
-            )
+            for file in self._listed.values():
+                if not (isinstance(file.rfilename, str) and isinstance(file.size, int | None)):
+                    raise ValueError(file)
+            if not _COMMIT.fullmatch(self._commit):
+                raise ValueError(self._commit)
         except RevisionNotFoundError as problem:
             raise told(self._name, self._revision, problem) from problem
         except HFValidationError as problem:
@@ -102,15 +107,13 @@ class Repository:
                 "check the path"
             ) from problem
         except (ValueError, TypeError, KeyError, AttributeError):
-            sane = False
+            return SourceError(
+                f"{self._name} cannot be downloaded, what answers is no Hub: check HF_ENDPOINT, "
+                "the proxy and the network"
+            )
         except Exception as problem:  # whatever its HTTP library raises has no common base
             return problem
-        if sane and _COMMIT.fullmatch(self._commit):
-            return None
-        return SourceError(
-            f"{self._name} cannot be downloaded, what answers is no Hub: check HF_ENDPOINT, the "
-            "proxy and the network"
-        )
+        return None
 
     def _named(self, index: Path) -> list[str]:
         """The weights that an index names. Raises SourceError where the Hub lists no such file."""
