@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .cache_settings import CacheSettings
@@ -65,12 +65,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Loading:
-    """How both models of a pair are loaded; see `load`."""
+    """How both models of a pair are loaded; see `load`. fetching: seconds that were spent on having
+    the files here."""
 
     dtype: str
     caches: CacheSettings | None
     random_weights: bool
     progress: Progress | None
+    fetching: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def load(
         eos_token_ids=frozenset(target.eos_token_ids or tokenizer.eos_token_ids),
         vocabulary=width if draft is None else draft.vocabulary,
         dtype=target.dtype,
-        load_seconds=time.perf_counter() - started,
+        load_seconds=time.perf_counter() - started - sum(given.fetching),
         translation=None if draft is None else draft.translation,
         heads=heads,
         draft_bytes=0 if draft is None else draft.nbytes,
@@ -212,9 +214,13 @@ def _beside(
 
 
 def _fetch(name: str, revision: str | None, given: Loading) -> Path:
-    if given.random_weights:
-        return resolve_config(name, revision=revision)
-    return resolve(name, revision=revision, progress=given.progress)
+    started = time.perf_counter()
+    try:
+        if given.random_weights:
+            return resolve_config(name, revision=revision)
+        return resolve(name, revision=revision, progress=given.progress)
+    finally:
+        given.fetching.append(time.perf_counter() - started)
 
 
 def _load_from(source: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:

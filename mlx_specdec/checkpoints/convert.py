@@ -17,7 +17,7 @@ import mlx.core as mx
 from ..errors import OptionError
 from . import files, keys
 from .check import compare
-from .disk import destination, leftovers, sizes
+from .disk import destination, sizes
 from .disk.digests import Digests, FileDigest
 from .formats.meta.params import PARAMS
 from .hub.upload import check_repository, upload
@@ -36,6 +36,15 @@ from .wanted import Wanted
 from .writer import Change, stored_nbytes, write_config, write_weights
 
 SCRATCH = "scratch"
+WRITTEN = (
+    "config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "provenance.json",
+    "README.md",
+    *files.CARRIED,
+)
+"""Patterns of the files of a result."""
 OTHER_FILES_BYTES = 10_000_000
 """For the files beside the weights."""
 
@@ -59,6 +68,7 @@ def convert(
     compare_logits: Callable[[Path, Path], float] | None = None,
     compare_text: Callable[[Path, Path], TextChange | str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    download_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Write a T5 or decoder-only checkpoint as mlx-lm would, and check what was written.
 
@@ -74,7 +84,8 @@ def convert(
     compare_text: what became of a fixed text. Both are asked before the result is moved into place,
     where whole models fit in memory and in what shard_bytes allows, the text of packed weights
     only; verify: ask both whatever a shard is, and refuse models that do not fit.
-    progress: called with (done, total) bytes, read once to write and once to check.
+    progress: called with (done, total) bytes, read once to write and once to check;
+    download_progress: with those of a download.
 
     Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
     OptionError, OutputError.
@@ -97,12 +108,8 @@ def convert(
         check_repository(upload_repo)
     local = Path(os.path.expanduser(model))
     path = _destination(model, local, mlx_path)
-    leftovers.sweep(path)
-    destination.check_free(path, overwrite=overwrite, source=local)
-    # With a callable the Hub's own bars show the download; `progress` is about converting.
-    source = resolve(
-        model, revision=revision, progress=None if progress is None else lambda done, total: None
-    )
+    destination.check_free(path, overwrite=overwrite, source=local, written=WRITTEN)
+    source = resolve(model, revision=revision, progress=download_progress)
     name, commit = _name(model, source)
     with as_directory(source) as directory:
         recipe = recipe_for(directory, wanted.quantisation, wanted.mixed)

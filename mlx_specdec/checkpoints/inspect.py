@@ -17,6 +17,7 @@ from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, keys, shards
 from .account import Account
 from .disk.json_file import read_json
+from .disk.regular import check_directory
 from .formats.reader import Contents, Reader, TensorInfo
 from .formats.safetensors import LARGEST_EXTENT, SafetensorsFile
 from .formats.torch.file import TorchFile
@@ -53,6 +54,8 @@ def inspect(name: str) -> Inspection:
         return _bare(path)
     if path.is_file() and not shards.is_gguf(path):
         raise CheckpointError(f"{path} is of no format that is read here")
+    if path.is_dir():
+        check_directory(path)
     with as_directory(path) as directory:
         return _inspect(path, directory)
 

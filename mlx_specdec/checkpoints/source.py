@@ -1,6 +1,6 @@
 """A name or directory -> local files. Knows which of the two a name is.
 
-Knows nothing of what the files hold, and leaves the Hugging Face Hub to `hub_repository`, which is
+Knows nothing of what the files hold, and leaves the Hugging Face Hub to `hub.repository`, which is
 imported only when it is needed.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import SourceError
+from .disk.regular import check_directory
 from .shards import GGUF
 
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
@@ -28,10 +29,15 @@ def resolve(
     Local is a directory, or a .gguf file, which is a model by itself. name: "t5-small" is that
     repository of the Hub unless a directory of this name is here; it is not looked for anywhere
     else. revision: a branch, tag or commit of the Hub's repository; of no meaning for what is
-    local. progress: called with (0, 1) and (1, 1) around a download; without it
-    the download shows no bars. Raises SourceError, in one line.
+    local. progress: called with (done, total) bytes of what is not in the cache yet. A download
+    that was interrupted goes on where it was. Raises SourceError, in one line.
     """
-    return _local(name) or _download(name, revision, progress)
+    directory = _local(name)
+    if directory is not None:
+        return directory
+    from .hub.repository import Repository
+
+    return Repository(name, revision).fetch(progress)
 
 
 def resolve_config(name: str, *, revision: str | None = None) -> Path:
@@ -49,6 +55,7 @@ def _local(name: str) -> Path | None:
     """A directory; None for what may be a name on the Hub. Raises SourceError for neither."""
     path = os.path.expanduser(name)
     if name.strip() and os.path.isdir(path):
+        check_directory(Path(path))
         return Path(path)
     if os.path.isfile(path) and path.endswith(GGUF):
         return Path(path)
@@ -61,14 +68,3 @@ def _local(name: str) -> Path | None:
             f"there is no directory {shown}, and it cannot be a name on the Hub: check the path"
         )
     return None
-
-
-def _download(name: str, revision: str | None, progress: Callable[[int, int], None] | None) -> Path:
-    from .hub.repository import Repository
-
-    if progress is not None:
-        progress(0, 1)
-    path = Repository(name, revision, bars=progress is not None).fetch()
-    if progress is not None:
-        progress(1, 1)
-    return path

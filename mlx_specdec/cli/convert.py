@@ -74,7 +74,10 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
     given = {**vars(conversion), **vars(numbers)}
     model, destination = given.pop("model"), given.pop("mlx_path")
     size = given.pop("max_shard_size")
-    with render.progress("converting", in_bytes=True) as report:
+    with (
+        render.progress("downloading", in_bytes=True) as report_download,
+        render.progress("converting", in_bytes=True) as report,
+    ):
         done = run(
             model,
             destination,
@@ -82,6 +85,7 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
             compare_logits=compare_logits,
             compare_text=compare_text,
             progress=report,
+            download_progress=report_download,
             **given,
         )
     render.tell(done.describe())

@@ -46,14 +46,15 @@ def default_output(model: str, what: str) -> Path:
 
 
 def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pair:
-    """Load what was named, with a progress bar; takes settings and raises as assemble.load does."""
+    """Load what was named, with a progress bar of a download; takes settings and raises as
+    assemble.load does."""
     from .. import blas
 
     blas.load()
     from ..assemble import load
 
     draft = None if draft_model is None else shipped(draft_model)
-    with render.progress("loading") as report:
+    with render.progress("downloading", in_bytes=True) as report:
         return load(shipped(model), draft, progress=report, **settings)
 
 

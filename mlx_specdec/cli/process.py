@@ -22,6 +22,9 @@ def exit_with(program: typer.Typer) -> NoReturn:
     """Run with the process's arguments, and exit: with 0, with 2 after one line that says what was
     wrong, or with 130 when interrupted."""
     _fill_streams()
+    if not _has_working_directory():
+        render.error("the working directory has been deleted: change to another one")
+        sys.exit(2)
     try:
         code = program(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -40,6 +43,13 @@ def exit_with(program: typer.Typer) -> NoReturn:
     except Exception as problem:
         _exit_on_usage(problem)
         raise
+
+
+def _has_working_directory() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
 
 
 def _fill_streams() -> None:

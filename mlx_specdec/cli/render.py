@@ -153,24 +153,38 @@ def laid_out(stream: TextIO, *shown: object) -> str:
 def progress(label: str, *, in_bytes: bool = False) -> Iterator[Progress]:
     """A progress bar with time left on standard error, if that is a terminal; else nothing.
 
-    in_bytes: what is counted are bytes, and the bar says how many. The bar appears with the first
-    call and goes when the block ends.
+    in_bytes: what is counted are bytes, and the bar says how many and how fast. The bar appears
+    with the first call and goes when all is done or the block ends; of two, one shows at a time.
     """
     if not sys.stderr.isatty():
         yield _ignore
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    counts = (DownloadColumn(),) if in_bytes else ()
+    counts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else ()
     columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(label, total=None, visible=False)
+    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bars.add_task(label, total=None)
 
-        def report(done: int, total: int) -> None:
-            bars.update(task, completed=done, total=total, visible=True)
+    def report(done: int, total: int) -> None:
+        bars.update(task, completed=done, total=total)
+        if done < total:
+            bars.start()
+        else:
+            bars.stop()
 
+    try:
         yield report
+    finally:
+        bars.stop()
 
 
 def error(sentence: str) -> None:

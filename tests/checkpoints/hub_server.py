@@ -1,16 +1,14 @@
-"""A Hub on loopback: the few routes that a download uses, and what can go wrong on each.
+"""A Hub on loopback with one repository: the routes that a download uses, and what can go wrong.
 
-GET       /api/models/NAME/revision/REVISION    a repository's files, with sizes and digests
-HEAD, GET /NAME/resolve/REVISION/FILE           a small file, or where a large one lies
-GET       /cdn/DIGEST                           a large file, on another host
+GET       /api/models/some/model/revision/REVISION    the files, with sizes and digests
+HEAD, GET /some/model/resolve/REVISION/FILE           a small file, or where a large one lies
+GET       /cdn/FILE                                   a large file, on another host
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import socket
-import struct
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,63 +17,33 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-LARGE = (".safetensors", ".bin", ".pth", ".h5", ".msgpack", ".gguf", ".onnx", ".pt")
-
-
-@dataclass
-class Repository:
-    """files: path -> bytes, at `commit`, which the names in `revisions` stand for."""
-
-    files: Mapping[str, bytes]
-    commit: str = "1" * 40
-    revisions: tuple[str, ...] = ("main",)
-
-
-@dataclass(frozen=True)
-class Request:
-    """One that the server has seen."""
-
-    method: str
-    path: str
-    range: str
-    token: str
+NAME = "some/model"
+LARGE = (".safetensors", ".bin", ".gguf")
 
 
 @dataclass
 class Hub:
     """What the server holds and how it misbehaves.
 
-    refused: the start of a path -> status, code and message. cuts: how many bytes to send of each
-    GET of a file before the connection is closed, one for each GET in turn; reset: in the middle of
-    a packet, as a router does. stalled: starts of paths that are never answered. altered: file ->
-    bytes that are sent in place of its own. listed: added to what the list says of a file. page: in
-    place of every answer.
+    refused: the start of a path -> status and the Hub's error code. cuts: how many bytes to send of
+    a large file before the connection is closed, one for each GET in turn. altered: file -> bytes
+    that are sent in place of its own. listed: added to what the list says of a file. page: in
+    place of every answer. trickles: send half of a large file and then nothing.
     """
 
-    repositories: dict[str, Repository] = field(default_factory=dict)
-    refused: dict[str, tuple[int, str, str]] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    commit: str = "1" * 40
+    revisions: tuple[str, ...] = ("main",)
+    refused: dict[str, tuple[int, str]] = field(default_factory=dict)
     cuts: list[int] = field(default_factory=list)
-    reset: bool = False
-    stalled: tuple[str, ...] = ()
     altered: dict[str, bytes] = field(default_factory=dict)
     listed: dict[str, dict[str, Any]] = field(default_factory=dict)
     page: bytes | None = None
     trickles: bool = False
     trickled: threading.Event = field(default_factory=threading.Event)
-    requests: list[Request] = field(default_factory=list)
-    port: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
-
-    def fetched(self) -> list[str]:
-        """The names of the files that were sent, whole or in part."""
-        large = {digest(d): f for r in self.repositories.values() for f, d in r.files.items()}
-        gets = [request.path for request in self.requests if request.method == "GET"]
-        names = [path.partition("/resolve/")[2].partition("/")[2] for path in gets]
-        return [
-            large[path.removeprefix("/cdn/")] if path.startswith("/cdn/") else name
-            for path, name in zip(gets, names, strict=True)
-            if name or path.startswith("/cdn/")
-        ]
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
+    """Of each GET: the path, the Range and the token."""
 
 
 def digest(data: bytes, *, large: bool = True) -> str:
@@ -88,24 +56,12 @@ def digest(data: bytes, *, large: bool = True) -> str:
 @contextmanager
 def serve(hub: Hub) -> Iterator[str]:
     """The address of a server of `hub`, while the block runs."""
-
-    class Handler(_Handler):
-        held = hub
-
-    class Server(ThreadingHTTPServer):
-        def shutdown_request(self, request: Any) -> None:
-            if hub.reset:
-                self.close_request(request)  # without a farewell
-            else:
-                super().shutdown_request(request)
-
-    server = Server(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = False
-    hub.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{hub.port}"
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         hub.ended.set()
         server.shutdown()
@@ -114,116 +70,77 @@ def serve(hub: Hub) -> Iterator[str]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    held: Hub
+    hub: Hub
 
     def log_message(self, format: str, *args: Any) -> None:
         return None
 
     def do_HEAD(self) -> None:
-        self._answer()
+        hub, path = self.hub, urlsplit(self.path).path
+        refusals = [answer for start, answer in hub.refused.items() if path.startswith(start)]
+        if refusals:
+            self._refuse(*refusals[0])
+        elif hub.page is not None:
+            self._send(200, hub.page)
+        elif path.startswith("/cdn/"):
+            self._send_large(hub.altered.get(path[5:], hub.files[path[5:]]))
+        elif path.startswith(f"/api/models/{NAME}/revision/"):
+            self._send_list(unquote(path.rpartition("/")[2]))
+        elif path.startswith(f"/{NAME}/resolve/"):
+            revision, file = map(unquote, path.split("/")[4:])
+            self._send_file(revision, file)
+        else:
+            self._refuse(404, "RepoNotFound")
 
     def do_GET(self) -> None:
-        self._answer()
+        seen = self.headers.get("Range", ""), self.headers.get("Authorization", "")
+        self.hub.requests.append((self.path, *seen))
+        self.do_HEAD()
 
-    def _answer(self) -> None:
-        hub, path = self.held, urlsplit(self.path).path
-        range_, token = self.headers.get("Range", ""), self.headers.get("Authorization", "")
-        hub.requests.append(Request(self.command, path, range_, token))
-        if any(path.startswith(start) for start in hub.stalled):
-            hub.ended.wait(30)
-            return
-        if hub.page is not None:
-            self._send(200, hub.page, {"Content-Type": "text/html"})
-            return
-        for start, (status, code, message) in hub.refused.items():
-            if path.startswith(start):
-                self._refuse(status, code, message)
-                return
-        if path.startswith("/cdn/"):
-            self._send_large(path.removeprefix("/cdn/"))
-        elif path.startswith("/api/models/"):
-            name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
-            self._send_list(name, unquote(revision) or "main")
-        else:
-            name, _, rest = path.removeprefix("/").partition("/resolve/")
-            revision, _, file = rest.partition("/")
-            self._send_file(name, unquote(revision), unquote(file))
-
-    def _repository(self, name: str, revision: str) -> Repository | None:
-        found = self.held.repositories.get(name)
-        if found is None:
-            self._refuse(404, "RepoNotFound", "Repository not found")
-        elif revision not in (found.commit, *found.revisions):
-            self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-            return None
-        return found
-
-    def _send_list(self, name: str, revision: str) -> None:
-        found = self._repository(name, revision)
-        if found is None:
+    def _send_list(self, revision: str) -> None:
+        hub = self.hub
+        if revision not in (hub.commit, *hub.revisions):
+            self._refuse(404, "RevisionNotFound")
             return
         siblings = []
-        for file, data in found.files.items():
-            said: dict[str, Any] = {
-                "rfilename": file,
-                "size": len(data),
-                "blobId": digest(data, large=False),
-            }
+        for file, data in hub.files.items():
+            said = {"rfilename": file, "size": len(data), "blobId": digest(data, large=False)}
             if file.endswith(LARGE):
-                said["lfs"] = {"sha256": digest(data), "size": len(data), "pointerSize": 134}
-            siblings.append({**said, **self.held.listed.get(file, {})})
-        body = {"id": name, "modelId": name, "sha": found.commit, "siblings": siblings}
-        self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+                lfs = {"sha256": digest(data), "size": len(data), "pointerSize": 134}
+                said |= {"lfs": lfs, "blobId": "0" * 40}
+            siblings.append(said | hub.listed.get(file, {}))
+        body = {"id": NAME, "modelId": NAME, "sha": hub.commit, "siblings": siblings}
+        self._send(200, json.dumps(body).encode())
 
-    def _send_file(self, name: str, revision: str, file: str) -> None:
-        found = self._repository(name, revision)
-        if found is None:
-            return
-        if file not in found.files:
-            self._refuse(404, "EntryNotFound", "Entry not found", found.commit)
-            return
-        data, headers = found.files[file], {"X-Repo-Commit": found.commit}
+    def _send_file(self, revision: str, file: str) -> None:
+        hub, data = self.hub, self.hub.files[file]
+        headers = {"X-Repo-Commit": hub.commit}
         if not file.endswith(LARGE):
             headers["ETag"] = f'"{digest(data, large=False)}"'
-            self._send(200, self.held.altered.get(file, data), headers)
+            self._send(200, hub.altered.get(file, data), headers)
             return
-        headers["X-Linked-Size"] = str(len(data))
-        headers["X-Linked-ETag"] = f'"{digest(data)}"'
+        headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{digest(data)}"'}
         # Another host, as the Hub's is: nobody's token belongs there.
-        headers["Location"] = f"http://localhost:{self.held.port}/cdn/{digest(data)}"
+        headers["Location"] = f"http://localhost:{self.server.server_address[1]}/cdn/{file}"
         self._send(302, b"", headers)
 
-    def _send_large(self, wanted: str) -> None:
-        for repository in self.held.repositories.values():
-            for file, data in repository.files.items():
-                if digest(data) == wanted:
-                    self._send_part(self.held.altered.get(file, data))
-                    return
-        self._refuse(404, "", "no such key")
-
-    def _send_part(self, data: bytes) -> None:
+    def _send_large(self, data: bytes) -> None:
         begin = int(self.headers.get("Range", "bytes=0-")[len("bytes=") :].partition("-")[0])
         headers = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
-        if self.held.trickles:
-            self._send(200, data, {}, len(data) // 2)
-            self.held.trickled.set()
-            self.held.ended.wait(30)
-        elif not self.held.cuts:
-            self._send(206 if begin else 200, data[begin:], headers)
-        else:
-            self._send(206 if begin else 200, data[begin:], headers, self.held.cuts.pop(0))
-            if self.held.reset:
-                at_once = struct.pack("ii", 1, 0)
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        sent = len(data) // 2 if self.hub.trickles else None
+        if self.hub.cuts:
+            sent = self.hub.cuts.pop(0)
+        self._send(206 if begin else 200, data[begin:], headers, sent)
+        if self.hub.trickles:
+            self.hub.trickled.set()
+            self.hub.ended.wait(30)
         self.close_connection = True
 
-    def _refuse(self, status: int, code: str, message: str, commit: str = "") -> None:
-        headers = {"X-Error-Code": code, "X-Error-Message": message, "X-Repo-Commit": commit}
-        body = json.dumps({"error": message}).encode()
-        self._send(status, body, {name: value for name, value in headers.items() if value})
+    def _refuse(self, status: int, code: str) -> None:
+        self._send(status, b"", {"X-Error-Code": code, "X-Repo-Commit": self.hub.commit})
 
     def _send(
-        self, status: int, body: bytes, headers: Mapping[str, str], sent: int | None = None
+        self, status: int, body: bytes, headers: Mapping[str, str] = {}, sent: int | None = None
     ) -> None:
         """sent: how many bytes of the body to send; all where not given."""
         self.send_response(status)

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import errno
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.disk.destination import check_free, check_room, directory
 from mlx_specdec.errors import OutputError
 
-from .makers import listing
+from .makers import listing, write_t5
 
 
 def make(path: Path, content: str = "old") -> Path:
@@ -75,6 +78,19 @@ def test_a_failed_replacement_puts_the_old_model_back(
     assert listing(tmp_path) == before
 
 
+def test_of_two_at_the_same_moment_only_the_first_is_kept(tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    for content in ("first", "first again"):
+        with (
+            pytest.raises(OutputError, match="another process meanwhile"),
+            directory(place) as late,
+        ):
+            (late / "config.json").write_text("late")
+            with directory(place) as early:
+                (early / "config.json").write_text(content)
+        assert listing(tmp_path) == {"model": None, "model/config.json": content.encode()}
+
+
 def test_a_parent_that_is_a_file_is_an_output_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError), directory(tmp_path / "file" / "model"):
@@ -84,7 +100,7 @@ def test_a_parent_that_is_a_file_is_an_output_error(tmp_path: Path) -> None:
 
 def refuse(place: Path, source: Path, *, overwrite: bool = False) -> str:
     with pytest.raises(OutputError) as caught:
-        check_free(place, overwrite=overwrite, source=source)
+        check_free(place, overwrite=overwrite, source=source, written=["config.json", "*.txt"])
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -98,11 +114,54 @@ def test_what_exists_is_overwritten_only_when_asked_and_only_a_model(tmp_path: P
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(model)
     assert "exists" in refuse(model, source)
-    check_free(model, overwrite=True, source=source)
-    check_free(tmp_path / "new", overwrite=False, source=source)
+    check_free(model, overwrite=True, source=source, written=["config.json"])
+    check_free(tmp_path / "new", overwrite=False, source=source, written=[])
     assert "other than a model" in refuse(other, source, overwrite=True)
     for name in ("file", "link"):
         assert "in the way" in refuse(tmp_path / name, source, overwrite=True)
+
+
+@pytest.mark.parametrize("name", [".git/HEAD", "notes.md", "sub/config.json", "sub.txt/x"])
+def test_what_no_conversion_writes_is_never_overwritten(tmp_path: Path, name: str) -> None:
+    model = make(tmp_path / "model")
+    (model / name).parent.mkdir(exist_ok=True)
+    (model / name).write_text("dear")
+    assert f"a model, {name.split('/')[0]}," in refuse(model, tmp_path / "source", overwrite=True)
+
+
+def test_no_directory_is_overwritten_that_somebody_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    for place in (tmp_path / "a" / "b", tmp_path / "a"):
+        assert "is where you are" in refuse(place, tmp_path / "source", overwrite=True)
+
+
+HELD = """
+import sys
+from pathlib import Path
+from mlx_specdec.checkpoints.disk.destination import directory
+
+with directory(Path(sys.argv[1])) as work:
+    print("begun", flush=True)
+    (work / "config.json").write_text(input())
+"""
+
+
+def test_who_comes_while_another_process_converts_is_told_at_once(tmp_path: Path) -> None:
+    source, place = write_t5(tmp_path / "t5"), tmp_path / "model"
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD, str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "begun\n"
+        with pytest.raises(OutputError, match="another conversion is writing"):
+            convert(str(source), place, overwrite=True)
+        other.communicate("the first")
+    assert listing(place) == {"config.json": b"the first"}
 
 
 def test_the_source_is_never_overwritten(tmp_path: Path) -> None:

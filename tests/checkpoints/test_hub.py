@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,32 +14,29 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub import constants, file_download
-from huggingface_hub.utils import _http, enable_progress_bars
+from huggingface_hub.utils import _http
 
 from mlx_specdec.checkpoints import files, shards
-from mlx_specdec.checkpoints.hub import repository as hub_repository
+from mlx_specdec.checkpoints.hub import transfer
+from mlx_specdec.checkpoints.hub.files import choose
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.errors import CheckpointError, SourceError
 from mlx_specdec.models.loading import load_model
 
-from .hub_server import Hub, Repository, digest, serve
+from .hub_server import NAME, Hub, digest, serve
 
-NAME = "some/model"
 LIST = f"/api/models/{NAME}"
 CONFIG = b'{"model_type": "t5"}'
 WEIGHTS = bytes(range(256)) * 40
-SMALL: dict[str, bytes] = {
-    "config.json": CONFIG,
-    "tokenizer.json": b"{}",
-    "spiece.model": b"pieces",
-}
-WHOLE: dict[str, bytes] = {**SMALL, "model.safetensors": WEIGHTS}
+SMALL = {"config.json": CONFIG, "tokenizer.json": b"{}", "spiece.model": b"pieces"}
+WHOLE = {**SMALL, "model.safetensors": WEIGHTS}
+INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A Hub with one model; huggingface_hub asks it, keeps files aside and does not pause."""
-    held = Hub({NAME: Repository(WHOLE)})
+    held = Hub(WHOLE)
     for name in [name for name in os.environ if name.startswith("HF_") or "proxy" in name.lower()]:
         monkeypatch.delenv(name)
     with serve(held) as address:
@@ -49,8 +47,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             "HF_TOKEN_PATH": str(tmp_path / "token"),
             "HF_STORED_TOKENS_PATH": str(tmp_path / "tokens"),
             "HF_HUB_OFFLINE": False,
-            "HF_HUB_ETAG_TIMEOUT": 20,
-            "HF_HUB_DOWNLOAD_TIMEOUT": 20,
             "DOWNLOAD_CHUNK_SIZE": 1000,
         }.items():
             monkeypatch.setattr(constants, setting, value)
@@ -60,6 +56,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         huggingface_hub.close_session()
         yield held
         huggingface_hub.close_session()
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return lambda: monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 def refused(name: str = NAME, **options: Any) -> str:
@@ -75,21 +76,13 @@ def held_in(directory: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
-def cached(tmp_path: Path) -> list[str]:
-    """What lies in snapshots and blobs: names of whole files and of any that are not."""
-    found = [
-        path for path in (tmp_path / "cache").rglob("*") if path.is_symlink() or path.is_file()
-    ]
-    kinds = ("snapshots", "blobs")
-    return sorted(path.name for path in found if set(kinds) & set(path.parts))
+def sent(hub: Hub) -> set[str]:
+    """The files that the server was asked to send."""
+    return {path.rpartition("/")[2] for path, *_ in hub.requests if not path.startswith("/api")}
 
 
-def test_a_model_arrives_whole_and_is_not_fetched_again(hub: Hub) -> None:
-    directory = resolve(NAME)
-    assert held_in(directory) == WHOLE
-    hub.requests.clear()
-    assert resolve(NAME) == directory
-    assert [request.path for request in hub.requests] == [f"{LIST}/revision/main"]
+def arrived(tmp_path: Path) -> set[str]:
+    return {path.name for path in (tmp_path / "cache").glob("models*/snapshots/*/*")}
 
 
 @pytest.mark.parametrize(
@@ -102,170 +95,169 @@ def test_a_model_arrives_whole_and_is_not_fetched_again(hub: Hub) -> None:
         (["consolidated.00.pth", "consolidated.01.pth"], None),
         (["consolidated.safetensors", "model.safetensors"], ["model.safetensors"]),
         (["only.Q4_0.gguf"], ["only.Q4_0.gguf"]),
+        (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], None),
         (["model.safetensors", "only.gguf"], ["model.safetensors"]),
         (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], None),
         (["medusa_lm_head.pt", "medusa_lm_head.safetensors"], ["medusa_lm_head.safetensors"]),
         (["medusa_lm_head.pt"], None),
     ],
 )
-def test_only_the_first_format_that_can_be_read_is_fetched(
-    weights: list[str], wanted: list[str] | None, hub: Hub
+def test_only_the_first_format_that_can_be_read_is_chosen_and_never_code(
+    weights: list[str], wanted: list[str] | None
 ) -> None:
-    copies = {
-        name: name.encode()
-        for name in (
-            "tf_model.h5",
-            "flax_model.msgpack",
-            "model.onnx",
-            "onnx/decoder.onnx",
-            "original/consolidated.00.pth",
-            "rust_model.ot",
-            "modeling_model.py",
-            "README.md",
-            ".gitattributes",
-            "flax_model.msgpack.index.json",
-        )
-    }
-    files = {**SMALL, **copies, **{name: name.encode() for name in weights}}
-    hub.repositories[NAME] = Repository(files)
+    others = "tf_model.h5 flax_model.msgpack flax_model.msgpack.index.json model.onnx README.md "
+    others += (
+        "onnx/decoder.onnx original/consolidated.00.pth rust_model.ot modeling.py .hidden.json "
+    )
+    others += "../up.json /tmp/root.json ..\\up.json a\n.json"
+    choice = choose(NAME, [*SMALL, *others.split(" "), *weights])
+    assert choice.weights == tuple(weights if wanted is None else wanted)
+    assert choice.index is None and set(choice.beside) == set(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["tf_model.h5", "config.json"], "only such as tf_model.h5"),
+        (["config.json"], "no weights that can be read here"),
+        ([], "no weights that can be read here"),
+        (["a.Q4_0.gguf", "a.Q8_0.gguf"], "hf download some/model a.Q4_0.gguf"),
+    ],
+)
+def test_a_repository_without_one_model_says_so(names: list[str], says: str) -> None:
+    with pytest.raises(SourceError, match=says):
+        choose(NAME, names)
+
+
+def test_a_model_arrives_whole_and_is_not_fetched_again(hub: Hub) -> None:
+    hub.files = {**WHOLE, "pytorch_model.bin": b"no", "modeling.py": b"no", "tf_model.h5": b"no"}
     directory = resolve(NAME)
-    assert set(held_in(directory)) == {*SMALL, *(weights if wanted is None else wanted)}
-    assert sorted(hub.fetched()) == sorted(held_in(directory))
+    assert held_in(directory) == WHOLE
+    hub.requests.clear()
+    assert resolve(NAME) == directory
+    assert [path for path, *_ in hub.requests] == [f"{LIST}/revision/main?blobs=true"]
 
 
 def test_an_index_says_which_weights_are_fetched(hub: Hub) -> None:
     shard, index = "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"
     places = json.dumps({"weight_map": {"a": shard}}).encode()
-    other = {"pytorch_model-00001-of-00002.bin": b"other", "pytorch_model.bin": b"another"}
-    hub.repositories[NAME] = Repository({**SMALL, index: places, shard: WEIGHTS, **other})
+    hub.files = {**SMALL, index: places, shard: WEIGHTS, "pytorch_model.bin": b"another"}
     assert set(held_in(resolve(NAME))) == {*SMALL, index, shard}
 
 
 @pytest.mark.parametrize(
-    "named", ["../../model.safetensors", "/etc/model.safetensors", "a/../b.safetensors", "x.py"]
-)
-def test_an_index_that_names_another_place_is_refused_before_weights_are_fetched(
-    named: str, hub: Hub
-) -> None:
-    index = "model.safetensors.index.json"
-    places = json.dumps({"weight_map": {"a": "m.safetensors", "b": named}}).encode()
-    hub.repositories[NAME] = Repository({**SMALL, index: places, "m.safetensors": WEIGHTS})
-    assert "no safetensors file of its directory" in refused()
-    assert set(hub.fetched()) == {*SMALL, index}
-
-
-def test_an_index_that_names_what_is_not_there_is_refused_before_weights_are_fetched(
-    hub: Hub,
-) -> None:
-    index = "model.safetensors.index.json"
-    places = json.dumps({"weight_map": {"a": "m.safetensors", "b": "n.safetensors"}}).encode()
-    hub.repositories[NAME] = Repository({**SMALL, index: places, "m.safetensors": WEIGHTS})
-    assert "lacks n.safetensors" in refused()
-    assert set(hub.fetched()) == {*SMALL, index}
-
-
-def test_names_that_the_hub_lists_outside_of_the_repository_are_never_fetched(
-    hub: Hub, tmp_path: Path
-) -> None:
-    evil = {"../up.json": b"{}", "/tmp/root.json": b"{}", "..\\up.json": b"{}", "a\n.json": b"{}"}
-    hub.repositories[NAME] = Repository({**WHOLE, **evil})
-    assert held_in(resolve(NAME)) == WHOLE
-    assert not list(tmp_path.rglob("up.json"))
-
-
-@pytest.mark.parametrize(
-    ("files", "says"),
+    ("named", "says"),
     [
-        ({"tf_model.h5": b"", "config.json": CONFIG}, "only such as tf_model.h5"),
-        ({"config.json": CONFIG}, "no weights that can be read here"),
-        ({}, "no weights that can be read here"),
-        ({"a.Q4_0.gguf": b"a", "a.Q8_0.gguf": b"b"}, "hf download some/model a.Q4_0.gguf"),
+        ("../../model.safetensors", "no safetensors file of its directory"),
+        ("x.py", "no safetensors file of its directory"),
+        ("n.safetensors", "lacks n.safetensors"),
     ],
 )
-def test_a_repository_without_one_model_says_so_and_fetches_nothing(
-    files: dict[str, bytes], says: str, hub: Hub, tmp_path: Path
+def test_an_index_that_names_something_else_is_refused_before_weights_are_fetched(
+    named: str, says: str, hub: Hub
 ) -> None:
-    hub.repositories[NAME] = Repository(files)
+    places = json.dumps({"weight_map": {"a": "m.safetensors", "b": named}}).encode()
+    hub.files = {**SMALL, INDEX: places, "m.safetensors": WEIGHTS}
     assert says in refused()
-    assert cached(tmp_path) == []
+    assert sent(hub) == {INDEX}
 
 
 def test_a_cut_connection_goes_on_where_it_was(hub: Hub) -> None:
     hub.cuts = [4000, 3000]
     assert held_in(resolve(NAME)) == WHOLE
-    ranges = [each.range for each in hub.requests if each.path.startswith("/cdn/")]
+    ranges = [range_ for path, range_, _ in hub.requests if path.startswith("/cdn/")]
     assert ranges == ["", "bytes=4000-", "bytes=7000-"]
 
 
-def test_a_connection_that_is_always_cut_is_told_and_leaves_no_weights(
-    hub: Hub, tmp_path: Path
-) -> None:
-    hub.cuts = [100, *[0] * 20]
-    text = refused()
-    assert "model.safetensors of some/model" in text and "connection was cut" in text
-    assert "model.safetensors" not in cached(tmp_path)
-    assert not [name for name in cached(tmp_path) if name.endswith(".incomplete")]
-    hub.cuts.clear()
+def test_a_connection_that_is_reset_is_made_anew(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ReadError(Exception):
+        """As httpx has it; huggingface_hub lets it through."""
+
+    left, real = [4000, 3000], transfer.http_get
+
+    def reset(url: str, stream: Any, *, tqdm_class: Any, resume_size: int, **more: Any) -> None:
+        if not left:
+            return real(url, stream, tqdm_class=tqdm_class, resume_size=resume_size, **more)
+        with tqdm_class(initial=resume_size, total=len(WEIGHTS)) as bar:
+            stream.write(WEIGHTS[resume_size:][: left[0]])
+            bar.update(left.pop(0))
+            raise ReadError
+
+    monkeypatch.setattr(transfer, "http_get", reset)
+    steps: list[int] = []
+    assert held_in(resolve(NAME, progress=lambda done, total: steps.append(done))) == WHOLE
+    assert [request[1] for request in hub.requests if request[1]] == ["bytes=7000-"] * 2
+    assert max(steps) == steps[-1] == sum(map(len, WHOLE.values()))
+    left[:] = [1] * 99
+    shutil.rmtree(constants.HF_HUB_CACHE)
+    assert "ReadError" in refused() and len(left) == 99 - 1 - transfer.RESETS
+
+
+def test_an_interrupted_download_goes_on_where_it_was_at_the_next_start(hub: Hub) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > 5000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve(NAME, progress=stop)
     hub.requests.clear()
-    assert held_in(resolve(NAME)) == WHOLE
-    assert hub.fetched() == ["model.safetensors"]
+    steps: list[tuple[int, int]] = []
+    assert held_in(resolve(NAME, progress=lambda *step: steps.append(step))) == WHOLE
+    assert sent(hub) == {"model.safetensors"}
+    kept = int(hub.requests[-1][1].removeprefix("bytes=").removesuffix("-"))
+    assert kept >= 4000 and steps[0] == (kept, len(WEIGHTS)) and steps[-1][0] == len(WEIGHTS)
 
 
-def test_a_connection_that_is_reset_is_begun_again(hub: Hub) -> None:
-    hub.cuts, hub.reset = [5000, 100], True
-    assert held_in(resolve(NAME)) == WHOLE
-    assert hub.fetched().count("model.safetensors") == 3
+def test_progress_is_in_bytes_of_all_that_is_missing_and_nothing_is_printed(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps: list[tuple[int, int]] = []
+    resolve(NAME, progress=lambda *step: steps.append(step))
+    total = sum(map(len, WHOLE.values()))
+    assert {step[1] for step in steps} == {total} and steps[-1] == (total, total)
+    assert len(steps) > 10 and steps == sorted(steps)
+    assert capsys.readouterr() == ("", "")
+    resolve(NAME, progress=lambda *step: 1 / 0)
 
 
-def test_a_connection_that_is_always_reset_is_told(hub: Hub, tmp_path: Path) -> None:
-    hub.cuts, hub.reset = [100] * 20, True
-    assert "connection was cut" in refused()
-    assert hub.fetched().count("model.safetensors") == 1 + hub_repository.RESETS
-    assert not [name for name in cached(tmp_path) if name.endswith(".incomplete")]
+def test_progress_does_not_wait_for_ten_megabytes(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000_000)
+    hub.files, steps = {"model.safetensors": bytes(3_000_000)}, list[int]()
+    resolve(NAME, progress=lambda done, total: steps.append(done))
+    assert len([done for done in steps if 0 < done < 3_000_000]) >= 2
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
 def test_what_is_not_what_the_list_promised_is_removed(file: str, hub: Hub, tmp_path: Path) -> None:
     hub.altered = {file: bytes(len(WHOLE[file]))}
-    text = refused()
-    assert f"{file} of some/model arrived damaged" in text
-    assert file not in cached(tmp_path) and digest(WHOLE[file]) not in cached(tmp_path)
+    assert f"{file} of some/model arrived damaged" in refused()
+    assert file not in arrived(tmp_path)
     hub.altered.clear()
     assert held_in(resolve(NAME)) == WHOLE
 
 
-def test_what_arrived_damaged_and_unnoticed_is_found_before_it_is_used(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_what_arrived_damaged_and_unnoticed_is_found_before_it_is_used(hub: Hub) -> None:
     """The process was killed after a file was in its place and before it was looked at."""
     hub.altered = {"model.safetensors": bytes(len(WEIGHTS))}
-    commit = hub.repositories[NAME].commit
-    huggingface_hub.hf_hub_download(NAME, "model.safetensors", revision=commit)
+    huggingface_hub.hf_hub_download(NAME, "model.safetensors", revision=hub.commit)
     assert "arrived damaged" in refused()
     hub.altered.clear()
     assert held_in(resolve(NAME)) == WHOLE
-
-
-def test_what_a_killed_download_left_is_swept(hub: Hub, tmp_path: Path) -> None:
-    blobs = tmp_path / "cache" / "models--some--model" / "blobs"
-    blobs.mkdir(parents=True)
-    (blobs / f"{digest(WEIGHTS)}.0123abcd.incomplete").write_bytes(WEIGHTS[:99])
-    assert held_in(resolve(NAME)) == WHOLE
-    assert not [name for name in cached(tmp_path) if name.endswith(".incomplete")]
 
 
 @pytest.mark.parametrize("size", [len(WEIGHTS) - 1, len(WEIGHTS) + 1])
-def test_a_file_of_another_size_is_told(size: int, hub: Hub, tmp_path: Path) -> None:
+def test_a_file_of_another_size_is_told_and_fetched_anew(
+    size: int, hub: Hub, tmp_path: Path
+) -> None:
     hub.altered = {"model.safetensors": bytes(size)}
-    text = refused()
-    assert "model.safetensors of some/model did not arrive whole" in text
-    assert "model.safetensors" not in cached(tmp_path)
-
-
-def test_a_list_that_promises_another_size_is_told(hub: Hub) -> None:
-    said = {"sha256": digest(WEIGHTS), "size": len(WEIGHTS) + 5, "pointerSize": 134}
-    hub.listed = {"model.safetensors": {"lfs": said}}
-    assert "arrived damaged" in refused()
+    assert "model.safetensors of some/model cannot be downloaded" in refused()
+    assert "model.safetensors" not in arrived(tmp_path)
+    hub.altered.clear()
+    with pytest.raises(SourceError):  # what the other file began with is found to be damaged
+        resolve(NAME)
+    assert held_in(resolve(NAME)) == WHOLE
 
 
 def test_a_mirror_that_lists_no_digests_is_believed(hub: Hub) -> None:
@@ -274,156 +266,89 @@ def test_a_mirror_that_lists_no_digests_is_believed(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        {"rfilename": 5},
-        {"rfilename": ["config.json"]},
-        {"size": "many"},
-        {"size": -1},
-        {"size": True},
-        {"blobId": "../../up"},
-        {"blobId": 5},
-        {"lfs": 7},
-        {"lfs": {"sha256": "x" * 64, "size": 1, "pointerSize": 1}},
-        {"lfs": {}, "blobId": "A" * 40},
-    ],
+    "said", [{"rfilename": 5}, {"rfilename": ["config.json"]}, {"size": "many"}, {"lfs": 7}]
 )
 def test_a_list_that_makes_no_sense_is_told(said: dict[str, Any], hub: Hub) -> None:
     hub.listed = {"config.json": said}
     assert "what answers is no Hub" in refused()
 
 
-PAGES = [
-    b"<html>please log in</html>",
-    b"\xff\xfe",
-    b"",
-    b"null",
-    b"[]",
-    b"{}",
-    b'{"id": "a", "sha": "../x"}',
-    b'{"id": "a", "sha": "' + b"1" * 40 + b'", "siblings": 5}',
-    b'{"id": "a", "sha": "' + b"1" * 40 + b'", "siblings": [[]]}',
-    b'{"id": "a", "sha": "' + b"1" * 40 + b'", "siblings": {"a": 1}}',
-]
+def test_a_digest_leads_nowhere(hub: Hub) -> None:
+    lfs = {"sha256": "../../up", "size": 5, "pointerSize": 134}
+    hub.listed = {"model.safetensors": {"lfs": lfs}}
+    assert "is no digest" in refused()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"<html>please log in</html>",
+        b"\xff\xfe",
+        b"",
+        b"null",
+        b"{}",
+        b'{"id": "a", "sha": "../x"}',
+    ],
+)
 def test_what_is_no_hub_is_told(page: bytes, hub: Hub) -> None:
     hub.page = page
     assert "what answers is no Hub" in refused()
 
 
-REFUSALS = {
-    "a token that is unknown": (
-        LIST,
-        (401, "", "Invalid credentials in Authorization header"),
-        "does not know your token",
-    ),
-    "a private repository": (LIST, (401, "RepoNotFound", "Repository not found"), "hf auth login"),
-    "a private repository, plainly": (LIST, (401, "", ""), "hf auth login"),
-    "a gated repository": (
-        f"/{NAME}/resolve",
-        (403, "GatedRepo", "Access to model some/model is restricted"),
-        "accept its terms on huggingface.co/some/model",
-    ),
-    "a gated repository, without a token": (
-        f"/{NAME}/resolve",
-        (401, "GatedRepo", "Access to model some/model is restricted"),
-        "accept its terms on huggingface.co/some/model",
-    ),
-    "a token without the right": (f"/{NAME}/resolve", (403, "", "no"), "does not let your token"),
-    "a disabled repository": (
-        LIST,
-        (403, "", "Access to this resource is disabled."),
-        "has been disabled",
-    ),
-    "too many requests": (LIST, (429, "", "slow down"), "too many requests"),
-    "an error of the Hub": (LIST, (503, "", "down"), "error 503: try again later"),
-    "an error of the Hub on the way": (f"/{NAME}/resolve", (500, "", "down"), "error 500"),
-    "an error of the host of large files": ("/cdn", (403, "", "expired"), "model.safetensors"),
-    "a file that is listed and missing": (
-        f"/{NAME}/resolve",
-        (404, "EntryNotFound", "Entry not found"),
-        "the Hub has no config.json of some/model",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
+@pytest.mark.parametrize(
+    ("start", "status", "code", "says"),
+    [
+        (LIST, 401, "RepoNotFound", "run `hf auth login` if it is private"),
+        (LIST, 401, "", "run `hf auth login` if it is private"),
+        (LIST, 404, "RepoNotFound", "is neither a directory here nor a repository"),
+        (f"/{NAME}", 403, "GatedRepo", "accept its terms on huggingface.co/some/model"),
+        (f"/{NAME}", 401, "GatedRepo", "accept its terms on huggingface.co/some/model"),
+        (f"/{NAME}", 403, "", "answers 403: check what your token may read"),
+        (LIST, 429, "", "answers 429: try again later"),
+        (LIST, 503, "", "answers 503: try again later"),
+        ("/cdn", 500, "", "model.safetensors of some/model cannot be downloaded, the Hub answers"),
+    ],
+)
 def test_what_the_hub_refuses_is_one_sentence_and_leaves_no_weights(
-    case: str, hub: Hub, tmp_path: Path
+    start: str, status: int, code: str, says: str, hub: Hub, tmp_path: Path
 ) -> None:
-    start, answer, says = REFUSALS[case]
-    hub.refused = {start: answer}
-    text = refused()
-    assert says in text and ("some/model" in text or "token" in text)
-    assert "model.safetensors" not in cached(tmp_path)
+    hub.refused = {start: (status, code)}
+    assert says in refused()
+    assert "model.safetensors" not in arrived(tmp_path)
     hub.refused.clear()
-    assert held_in(resolve(NAME)) == WHOLE
+    directory = resolve(NAME)
+    assert held_in(directory) == WHOLE
+    hub.refused = {"/": (status, code)}
+    assert resolve(NAME) == directory and resolve_config(NAME) == directory
 
 
-def test_a_repository_that_is_not_there_is_told(hub: Hub) -> None:
-    assert "no/such is neither a directory here nor a repository" in refused("no/such")
-
-
-def test_a_name_that_is_too_long_for_the_hub_is_told(hub: Hub) -> None:
-    assert "cannot be a name on the Hub" in refused("a" * 120)
-
-
-def test_a_revision_that_is_not_there_is_told_though_the_cache_has_others(hub: Hub) -> None:
+def test_names_and_revisions_that_are_not_there_are_told(hub: Hub) -> None:
     resolve(NAME)
+    assert "no/such is neither a directory here nor a repository" in refused("no/such")
+    assert "cannot be a name on the Hub" in refused("a" * 120)
     assert "has no revision v9: check --revision" in refused(revision="v9")
 
 
 @pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", "2" * 40])
-def test_a_revision_is_fetched_as_it_was(revision: str, hub: Hub) -> None:
-    hub.repositories[NAME] = Repository(WHOLE, "2" * 40, ("main", "v1.0", "refs/pr/1"))
+def test_a_revision_is_fetched_as_it_was_and_known_offline_by_its_name(
+    revision: str, hub: Hub, offline: Callable[[], None]
+) -> None:
+    hub.commit, hub.revisions = "2" * 40, ("main", "v1.0", "refs/pr/1")
     directory = resolve(NAME, revision=revision)
     assert held_in(directory) == WHOLE and directory.name == "2" * 40
+    offline()
+    assert resolve(NAME, revision=revision) == directory
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Lets huggingface_hub wait for an answer a fifth of a second only."""
-
-    def change() -> None:
-        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
-        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
-        monkeypatch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", 0.2)
-
-    return change
-
-
-@pytest.mark.parametrize("start", [LIST, f"/{NAME}/resolve", "/cdn"])
-def test_a_server_that_does_not_answer_is_not_waited_for(
-    start: str, hub: Hub, tmp_path: Path, impatient: Callable[[], None]
-) -> None:
-    impatient()
-    hub.stalled = (start,)
-    assert "takes too long to answer" in refused()
-    assert "model.safetensors" not in cached(tmp_path)
-
-
-def test_the_cache_serves_where_the_hub_does_not_answer(
-    hub: Hub, impatient: Callable[[], None]
+def test_without_a_network_the_cache_serves_and_nobody_is_told_to_log_in(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = resolve(NAME)
-    impatient()
-    hub.stalled = ("/",)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert resolve(NAME) == directory
-    assert resolve_config(NAME) == directory
-
-
-@pytest.mark.parametrize("status", [401, 403, 429, 500])
-def test_the_cache_serves_where_the_hub_refuses(status: int, hub: Hub) -> None:
-    directory = resolve(NAME)
-    hub.refused = {"/": (status, "", "no")}
-    assert resolve(NAME) == directory
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    return lambda: monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    shutil.rmtree(constants.HF_HUB_CACHE)
+    text = refused()
+    assert "the Hub cannot be reached" in text and "login" not in text
 
 
 def test_offline_takes_the_cache_and_asks_nobody(hub: Hub, offline: Callable[[], None]) -> None:
@@ -434,64 +359,33 @@ def test_offline_takes_the_cache_and_asks_nobody(hub: Hub, offline: Callable[[],
     assert hub.requests == []
 
 
-@pytest.mark.parametrize("revision", ["v1.0", "1" * 40])
-def test_offline_takes_a_revision_by_its_name(
-    revision: str, hub: Hub, offline: Callable[[], None]
+def test_offline_without_a_cache_or_with_a_part_of_a_model_is_told(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.repositories[NAME] = Repository(WHOLE, revisions=("main", "v1.0"))
-    directory = resolve(NAME, revision=revision)
-    offline()
-    assert resolve(NAME, revision=revision) == directory
-
-
-def test_offline_without_a_cache_is_told(hub: Hub, offline: Callable[[], None]) -> None:
-    offline()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE forbids" in refused()
-    assert hub.requests == []
-
-
-def test_offline_with_a_part_of_a_model_is_told(hub: Hub, offline: Callable[[], None]) -> None:
-    resolve_config(NAME)
-    offline()
-    text = refused()
-    assert "holds only a part of some/model" in text and "HF_HUB_OFFLINE" in text
-
-
-def test_offline_with_a_shard_missing_is_told(hub: Hub, offline: Callable[[], None]) -> None:
-    index, names = "model.safetensors.index.json", ["a.safetensors", "b.safetensors"]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    names = ["a.safetensors", "b.safetensors"]
     places = json.dumps({"weight_map": dict(zip("xy", names, strict=True))}).encode()
-    shards_ = {name: name.encode() for name in names}
-    hub.repositories[NAME] = Repository({**SMALL, index: places, **shards_})
-    directory = resolve(NAME)
-    (directory / names[1]).unlink()
-    offline()
-    assert "holds only a part" in refused()
-
-
-def test_offline_takes_a_model_that_is_one_file(hub: Hub, offline: Callable[[], None]) -> None:
-    hub.repositories[NAME] = Repository({"README.md": b"", "only.Q8_0.gguf": b"GGUF"})
-    directory = resolve(NAME)
-    offline()
+    hub.files = {**SMALL, INDEX: places, **{name: name.encode() for name in names}}
+    directory = resolve_config(NAME)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "only a part of some/model" in refused()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert resolve(NAME) == directory
-    assert held_in(directory) == {"only.Q8_0.gguf": b"GGUF"}
-
-
-def test_a_glance_at_a_newer_configuration_keeps_the_model_of_before_for_use_offline(
-    hub: Hub, offline: Callable[[], None]
-) -> None:
-    before = resolve(NAME)
-    hub.repositories[NAME] = Repository({**WHOLE, "config.json": b"{}"}, "2" * 40)
-    assert held_in(resolve_config(NAME)) == {"config.json": b"{}"}
-    offline()
-    assert resolve(NAME) == before
+    (directory / names[1]).unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    text = refused()
+    assert "holds only a part" in text and "HF_HUB_OFFLINE" in text
 
 
 def test_an_update_that_broke_off_leaves_the_model_of_before_for_use_offline(
     hub: Hub, offline: Callable[[], None]
 ) -> None:
     before = resolve(NAME)
-    hub.repositories[NAME] = Repository({**WHOLE, "model.safetensors": b"new" * 99}, "2" * 40)
-    hub.cuts = [1] + [0] * 20
+    hub.files, hub.commit = {**WHOLE, "config.json": b"{}", "model.safetensors": b"x"}, "2" * 40
+    assert held_in(resolve_config(NAME)) == {"config.json": b"{}"}
+    hub.cuts = [0] * 20
     assert "connection was cut" in refused()
     offline()
     assert resolve(NAME) == before
@@ -499,60 +393,42 @@ def test_an_update_that_broke_off_leaves_the_model_of_before_for_use_offline(
 
 def test_only_the_hub_is_shown_the_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.cuts = [500]
     resolve(NAME)
-    shown = {request.path.startswith("/cdn/"): request.token for request in hub.requests}
-    assert shown == {False: "Bearer hf_secret", True: ""}
+    shown = {(path.startswith("/cdn/"), token) for path, _, token in hub.requests}
+    assert shown == {(False, "Bearer hf_secret"), (True, "")}
 
 
-def test_a_disk_without_room_is_told_before_anything_is_fetched(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_without_room_is_told_before_weights_are_fetched(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=5000))
-    monkeypatch.setattr(hub_repository, "shutil", room)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5000))
     text = refused()
     assert "needs 10" in text and "make room" in text
-    assert hub.fetched() == []
+    assert sent(hub) == set()
 
 
 def test_a_cache_that_cannot_be_written_is_told(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")
-    assert "the Hub's cache cannot be written: Not a directory: set HF_HOME" in refused()
+    assert "cache cannot be written: Not a directory: make room, or set HF_HOME" in refused()
 
 
 def test_only_the_configuration_is_fetched_where_no_more_is_needed(hub: Hub) -> None:
     assert held_in(resolve_config(NAME)) == {"config.json": CONFIG}
-    assert hub.fetched() == ["config.json"]
-
-
-def test_a_repository_without_a_configuration_is_told(hub: Hub) -> None:
-    hub.repositories[NAME] = Repository({"model.safetensors": WEIGHTS})
+    assert sent(hub) == {"config.json"}
+    hub.files, hub.commit = {"model.safetensors": WEIGHTS}, "2" * 40
     with pytest.raises(SourceError, match=r"has no config\.json"):
         resolve_config(NAME)
 
 
-def test_bars_show_the_weights_and_not_each_small_file(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TQDM_POSITION", "-1")  # bars though this is no terminal
-    enable_progress_bars()
-    resolve(NAME, progress=lambda done, total: None)
-    shown = capsys.readouterr().err
-    assert "model.safetensors" in shown and "json" not in shown
-
-
-def test_the_weights_that_are_found_are_those_that_were_fetched(hub: Hub) -> None:
-    found = shards.find(resolve(NAME))
-    assert [file.read_bytes() for file in found.files] == [WEIGHTS]
-
-
 def test_shards_and_tokenizer_files_of_the_cache_are_no_links_to_elsewhere(hub: Hub) -> None:
-    index, names = "model.safetensors.index.json", ["a.safetensors", "b.safetensors"]
+    names = ["a.safetensors", "b.safetensors"]
     places = json.dumps({"weight_map": dict(zip("xy", names, strict=True))}).encode()
-    parts = {name: name.encode() for name in names}
-    hub.repositories[NAME] = Repository({**SMALL, index: places, **parts})
+    hub.files = {**SMALL, INDEX: places, **{name: name.encode() for name in names}}
     directory = resolve(NAME)
-    assert [file.read_bytes() for file in shards.find(directory).files] == list(parts.values())
+    assert [file.read_text() for file in shards.find(directory).files] == names
     assert directory / "spiece.model" in files.tokenizer_files(directory)
+    assert (directory / names[0]).resolve().name == digest(names[0].encode())
 
 
 def test_code_of_a_repository_is_neither_fetched_nor_run(hub: Hub, tmp_path: Path) -> None:
@@ -563,18 +439,11 @@ def test_code_of_a_repository_is_neither_fetched_nor_run(hub: Hub, tmp_path: Pat
         "auto_map": {"AutoModel": "evil.Model"},
         "model_file": "evil.py",
     }
-    hub.repositories[NAME] = Repository(
-        {
-            **WHOLE,
-            "config.json": json.dumps(config).encode(),
-            "tokenizer_config.json": b'{"auto_map": {"AutoTokenizer": ["evil.Tokenizer", null]}}',
-            "evil.py": code,
-            "setup.py": code,
-            "__init__.py": code,
-        }
-    )
+    automatic = b'{"auto_map": {"AutoTokenizer": ["evil.Tokenizer", null]}}'
+    evil = {"evil.py": code, "__init__.py": code, "tokenizer_config.json": automatic}
+    hub.files = {**WHOLE, "config.json": json.dumps(config).encode(), **evil}
     directory = resolve(NAME)
-    assert not [file for file in hub.fetched() if file.endswith(".py")]
+    assert not [file for file in sent(hub) if file.endswith(".py")]
     with pytest.raises(CheckpointError):
         load_model(directory)
     assert not ran.exists()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 
+import mlx.core as mx
 import pytest
 
 from mlx_specdec.checkpoints.disk import sizes
@@ -41,7 +42,31 @@ def test_sizes_are_shown_in_readable_units() -> None:
 
 
 def test_a_small_machine_gets_smaller_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     monkeypatch.setattr(os, "sysconf", lambda name: 65536)
     assert sizes.default_shard_bytes() == 2**30
     monkeypatch.setattr(os, "sysconf", lambda name: 2**20)
     assert sizes.default_shard_bytes() == 4_000_000_000
+
+
+def test_metal_knows_the_memory_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"memory_size": 2**35})
+    assert sizes.memory() == 2**35
+
+
+@pytest.mark.parametrize(
+    ("known", "memory"),
+    [({"SC_PAGESIZE": 2**14, "SC_PHYS_PAGES": 2**20}, 2**34), ({}, sizes.ASSUMED_MEMORY)],
+)
+def test_a_python_that_does_not_know_every_name_is_no_obstacle(
+    known: dict[str, int], memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sysconf(name: str) -> int:
+        if name not in known:
+            raise ValueError("unrecognized configuration name")
+        return known[name]
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr(os, "sysconf", sysconf)
+    assert sizes.memory() == memory

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mlx_specdec import pair
 from mlx_specdec.checkpoints.hub import repository as hub_repository
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.errors import SourceError
@@ -27,10 +29,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ..
     calls: list[tuple[Any, ...]] = []
 
     class Repository:
-        def __init__(self, name: str, revision: str | None, *, bars: bool = False) -> None:
-            self.asked = (name, revision, bars)
+        def __init__(self, name: str, revision: str | None) -> None:
+            self.asked = (name, revision)
 
-        def fetch(self) -> Path:
+        def fetch(self, progress: Any = None) -> Path:
             calls.append(("all", *self.asked))
             return tmp_path
 
@@ -86,16 +88,9 @@ def test_what_can_be_no_hub_name_never_reaches_the_hub(
 def test_a_hub_name_is_downloaded_with_its_revision(
     tmp_path: Path, asked: list[tuple[Any, ...]]
 ) -> None:
-    steps: list[tuple[int, int]] = []
-    found = resolve(
-        "google/flan-t5-small", revision="main", progress=lambda *step: steps.append(step)
-    )
-    assert found == tmp_path and steps == [(0, 1), (1, 1)]
+    assert resolve("google/flan-t5-small", revision="main") == tmp_path
     resolve("t5-small")
-    assert asked == [
-        ("all", "google/flan-t5-small", "main", True),
-        ("all", "t5-small", None, False),
-    ]
+    assert asked == [("all", "google/flan-t5-small", "main"), ("all", "t5-small", None)]
 
 
 def resolve_in_a_process(name: str, home: Path, **settings: str) -> str:
@@ -143,4 +138,16 @@ def test_only_config_json_is_fetched_where_no_more_is_needed(
 ) -> None:
     assert resolve_config("some/model", revision="v1") == tmp_path
     assert resolve_config(str(tmp_path)) == tmp_path
-    assert asked == [("configuration", "some/model", "v1", False)]
+    assert asked == [("configuration", "some/model", "v1")]
+
+
+def test_the_time_of_a_download_is_not_called_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, clock = Path(__file__).parents[2] / "weights" / "t5-enfr-draft", [0.0]
+
+    def download(name: str, **options: Any) -> Path:
+        clock[0] += 100
+        return directory
+
+    monkeypatch.setattr(pair, "resolve", download)
+    monkeypatch.setattr(pair, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert pair.load("some/model", "some/draft").load_seconds == 0

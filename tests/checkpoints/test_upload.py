@@ -64,15 +64,27 @@ def test_mlx_lms_real_helper_with_a_hub_that_lacks_its_function_still_uploads(
     assert "mlx_lm" in hub.ModelCard.load(tmp_path / "out" / "README.md").text
 
 
+@pytest.mark.parametrize(
+    ("problem", "advice"),
+    [
+        (RuntimeError("401 Client Error\nmore"), "run `hf auth login`"),
+        (ConnectionError("401 is the line\nmore"), "check the network"),
+    ],
+)
 def test_an_upload_that_fails_is_one_sentence_and_the_model_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception, advice: str
 ) -> None:
     def refuse(self: Any, **rest: Any) -> None:
-        raise RuntimeError("401 Client Error\nmore")
+        raise problem
 
     monkeypatch.setattr(hub.HfApi, "create_repo", refuse)
     with pytest.raises(OutputError) as caught:
         convert(str(write_t5(tmp_path / "t5")), tmp_path / "out", upload_repo="me/my-t5")
     text = str(caught.value)
-    assert "\n" not in text and "401" in text and "is converted" in text
+    assert (
+        "\n" not in text
+        and f": {advice}, then" in text
+        and "is converted" in text
+        and "401" in text
+    )
     assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.checkpoints.hub_server import Hub, Repository, serve
+from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.makers import write_t5
 
 
@@ -36,7 +36,7 @@ def convert(address: str, directory: Path, *flags: str) -> tuple[int, str, str]:
 def test_a_model_of_the_hub_is_converted_by_its_name(tmp_path: Path) -> None:
     source = write_t5(tmp_path / "source")
     files = {file.name: file.read_bytes() for file in source.iterdir()}
-    with serve(Hub({"some/model": Repository(files)})) as address:
+    with serve(Hub(files)) as address:
         code, _, err = convert(address, tmp_path, "--model", "some/model")
     assert code == 0, err
     written = tmp_path / "here" / "weights" / "model"
@@ -50,7 +50,7 @@ def test_what_the_hub_refuses_is_one_line_and_exit_code_2_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     hub = Hub()
-    hub.refused = {"/": (401, "GatedRepo", "Access to model some/model is restricted")}
+    hub.refused = {"/": (401, "GatedRepo")}
     with serve(hub) as address:
         code, out, err = convert(address, tmp_path, "--model", "some/model")
     assert code == 2 and out == ""
@@ -60,7 +60,7 @@ def test_what_the_hub_refuses_is_one_line_and_exit_code_2_and_leaves_nothing(
 
 def test_a_download_that_was_killed_leaves_no_model_and_is_made_good(tmp_path: Path) -> None:
     source = write_t5(tmp_path / "source")
-    hub = Hub({"some/model": Repository({f.name: f.read_bytes() for f in source.iterdir()})})
+    hub = Hub({file.name: file.read_bytes() for file in source.iterdir()})
     hub.trickles = True
     with serve(hub) as address:
         with start(address, tmp_path, "--model", "some/model") as running:

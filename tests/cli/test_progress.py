@@ -30,6 +30,25 @@ def test_a_bar_in_bytes_says_how_many_and_how_long(
     assert ("1.5/6.0 GB" in shown) is in_bytes
 
 
+def test_of_two_bars_one_shows_at_a_time_with_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with (
+        render.progress("downloading", in_bytes=True) as first,
+        render.progress("converting", in_bytes=True) as second,
+    ):
+        first(0, 2000)
+        first(1000, 2000)
+        first(2000, 2000)
+        downloaded = terminal.getvalue()
+        second(1000, 3000)
+    rest = terminal.getvalue()[len(downloaded) :]
+    assert "downloading" in downloaded and "/s" in downloaded and "converting" not in downloaded
+    assert "converting" in rest and "downloading" not in rest
+
+
 def test_nothing_is_drawn_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)

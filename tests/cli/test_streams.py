@@ -155,7 +155,7 @@ def test_replacing_keeps_the_old_model_until_the_new_one_is_whole(
 ) -> None:
     source, out = Path(shutil.copytree(t5, tmp_path / "source")), tmp_path / "out"
     assert run("convert", "--model", source, "--mlx-path", out).code == 0
-    (out / "mine.txt").write_text("x")
+    (out / "README.md").write_text("x")
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     data = bytearray((source / "model.safetensors").read_bytes())
     data[-4:] = b"\xff\xff\xff\x7f"  # the last value is no number: found after much is written
@@ -165,4 +165,4 @@ def test_replacing_keeps_the_old_model_until_the_new_one_is_whole(
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
     assert run("convert", "--model", t5, "--mlx-path", out, "--overwrite").code == 0
-    assert "mine.txt" not in {file.name for file in out.iterdir()}
+    assert "README.md" not in {file.name for file in out.iterdir()}

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,9 +19,16 @@ from ...errors import OutputError
 from . import leftovers, sizes
 
 
-def check_free(destination: Path, *, overwrite: bool, source: Path) -> None:
+def check_free(
+    destination: Path, *, overwrite: bool, source: Path, written: Collection[str]
+) -> None:
     """Raises OutputError where `destination` may not be written: a file in the way, a directory
-    and overwrite not asked for, a directory that is no model, or the source itself."""
+    and overwrite not asked for, one that holds more than a model, the working directory, the
+    source itself, or where another conversion is writing it. Sweeps what killed ones left.
+
+    written: patterns of what conversions write; nothing else is overwritten."""
+    if leftovers.sweep(destination):
+        raise OutputError(f"another conversion is writing {destination}: wait until it has ended")
     if not os.path.lexists(destination):
         return
     if not destination.is_dir() or destination.is_symlink():
@@ -30,15 +37,22 @@ def check_free(destination: Path, *, overwrite: bool, source: Path) -> None:
         )
     if os.path.exists(source) and source.resolve().is_relative_to(destination.resolve()):
         raise OutputError(f"{destination} holds the model to convert: choose another --mlx-path")
+    if Path.cwd().is_relative_to(destination.resolve()):
+        raise OutputError(f"{destination} is where you are: choose another --mlx-path")
     if not overwrite:
         raise OutputError(
             f"{destination} exists: delete it, choose another --mlx-path, or give --overwrite"
         )
-    if any(destination.iterdir()) and not (destination / "config.json").is_file():
-        raise OutputError(
-            f"{destination} holds something other than a model and is not overwritten: choose "
-            "another --mlx-path"
-        )
+    held = sorted(destination.iterdir())
+    known = [file for file in held if any(map(file.match, written)) and not file.is_dir()]
+    if not (destination / "config.json").is_file():
+        known = []
+    for file in held:
+        if file not in known:
+            raise OutputError(
+                f"{destination} holds something other than a model, {file.name}, and is not "
+                "overwritten: move it away, or choose another --mlx-path"
+            )
 
 
 @contextmanager
@@ -46,14 +60,17 @@ def directory(destination: Path) -> Iterator[Path]:
     """A new directory beside `destination`, which takes its place when the block ends well.
 
     What was there is removed only after that. Raises OutputError for anything the system refuses
-    in the block or around it.
+    in the block or around it, and where another process has written `destination` meanwhile.
     """
-    made = _missing_parents(destination)
+    made = [parent for parent in destination.parents if not os.path.lexists(parent)]
     work, held = None, None
     try:
+        before = _identity(destination)
         destination.parent.mkdir(parents=True, exist_ok=True)
-        work, held = leftovers.make(destination)
+        work, held = leftovers.make(destination.parent, f".{destination.name}.", ".partial")
         yield work
+        if _identity(destination) != before:
+            raise OutputError(f"{destination} was written by another process meanwhile: look there")
         _replace(destination, work)
     except BaseException as problem:
         if work is not None:
@@ -68,11 +85,19 @@ def directory(destination: Path) -> Iterator[Path]:
         leftovers.unlock(held)
 
 
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tells a directory from one that has taken its place. None where there is none."""
+    if not os.path.lexists(path):
+        return None
+    there = path.lstat()
+    return there.st_dev, there.st_ino
+
+
 def _replace(destination: Path, work: Path) -> None:
     """Killed at any moment this leaves the old model, the new one, or the old one under a hidden
     name, from where `leftovers.sweep` brings it back."""
     if not os.path.lexists(destination):
-        work.rename(destination)
+        work.rename(destination)  # refused where another process has just put a model there
         return
     old, held = work.with_suffix(".old"), leftovers.lock(destination)
     try:
@@ -89,21 +114,12 @@ def _replace(destination: Path, work: Path) -> None:
 
 def check_room(destination: Path, nbytes: int) -> None:
     """Raises OutputError where the disk of `destination` has less than `nbytes` free."""
-    there = next(parent for parent in destination.absolute().parents if parent.exists())
-    try:
-        free = shutil.disk_usage(there).free
-    except OSError:
-        return  # whatever is wrong with it is told when it is written to
-    if nbytes > free:
+    free = sizes.free(destination)
+    if free is not None and nbytes > free:
         raise OutputError(
             f"{destination} needs {sizes.show(nbytes)}, and its disk has {sizes.show(free)} free: "
             "make room, or choose another --mlx-path"
         )
-
-
-def _missing_parents(destination: Path) -> list[Path]:
-    """The parents that have to be made, the innermost first."""
-    return [parent for parent in destination.parents if not os.path.lexists(parent)]
 
 
 def _sentence(destination: Path, problem: OSError) -> str:

@@ -1,6 +1,6 @@
 """SHA-256 of files, computed in a thread of its own while other work reads and writes.
 
-Knows files and bytes. Memory holds one buffer; hashing lets Python's other threads run.
+Memory holds one buffer; hashing lets Python's other threads run.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from ...errors import CheckpointError
 
@@ -26,58 +26,44 @@ class FileDigest:
 
 
 class Digests:
-    """The digests of some files. As a context manager: leaving the block ends the work early."""
+    """The digests of some files. A context manager: leaving the block ends the work early."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Begin at once."""
-        self._files = list(files)
-        self._found: dict[str, FileDigest] = {}
-        self._problem: CheckpointError | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="digests", daemon=True)
-        self._thread.start()
+        self._pool = ThreadPoolExecutor(1, "digests")
+        self._all = self._pool.submit(self._run, list(files))
 
     def __enter__(self) -> Digests:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._pool.shutdown()
 
     def result(self) -> Mapping[str, FileDigest]:
         """File's name -> its digest, once all are there. Raises CheckpointError for a file that
         cannot be read."""
-        self._thread.join()
-        if self._problem is not None:
-            raise self._problem
-        return self._found
+        return self._all.result()
 
-    def _run(self) -> None:
-        buffer = bytearray(BUFFER_BYTES)
-        for file in self._files:
-            try:
-                found = self._one(file, memoryview(buffer))
-            except OSError as problem:
-                self._problem = CheckpointError(f"{file} cannot be read: {problem.strerror}")
-                return
-            if found is None:
-                return
-            self._found[file.name] = found
+    def _run(self, files: list[Path]) -> dict[str, FileDigest]:
+        buffer, digests = memoryview(bytearray(BUFFER_BYTES)), {}
+        for file in files:
+            digest = self._one(file, buffer)
+            if self._stop.is_set():
+                break
+            digests[file.name] = digest
+        return digests
 
-    def _one(self, file: Path, buffer: memoryview) -> FileDigest | None:
-        """None where the work was ended."""
+    def _one(self, file: Path, buffer: memoryview) -> FileDigest:
         whole, nbytes = hashlib.sha256(), 0
-        with file.open("rb", buffering=0) as stream:
-            while count := stream.readinto(buffer):
-                if self._stop.is_set():
-                    return None
-                whole.update(buffer[:count])
-                nbytes += count
+        try:
+            with file.open("rb", buffering=0) as stream:
+                while not self._stop.is_set() and (count := stream.readinto(buffer)):
+                    whole.update(buffer[:count])
+                    nbytes += count
+        except OSError as problem:
+            raise CheckpointError(f"{file} cannot be read: {problem.strerror}") from problem
         return FileDigest(nbytes, whole.hexdigest())
 
 

@@ -17,7 +17,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object in a file. Raises CheckpointError where it cannot be read or is no JSON object."""
     check_regular(file)
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as problem:
         raise CheckpointError(f"{file} cannot be read: {problem.strerror}") from problem
     except (ValueError, RecursionError):

@@ -1,14 +1,12 @@
-"""What killed conversions and downloads leave: told from what living ones use, and cleaned away.
+"""What killed conversions leave: told from what living ones use, and cleaned away.
 
 Every directory of work is locked while its process lives, and the system lets go of the lock with
-the process, however that ends; huggingface_hub locks its downloads likewise. Knows names and locks.
-Knows nothing of what lies there.
+the process, however that ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -19,30 +17,38 @@ from contextlib import contextmanager
 from pathlib import Path
 
 TEMPORARY = "mlx-specdec-"
-_TEMPORARY = re.compile(rf"{TEMPORARY}[0-9a-f]{{8}}")
-_DOWNLOAD = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})\.[0-9a-f]{8}\.incomplete")
 
 
-def make(destination: Path) -> tuple[Path, int | None]:
-    """A new hidden directory beside `destination`, and its lock; see `lock`."""
+def make(root: Path, before: str, after: str, mode: int = 0o777) -> tuple[Path, int | None]:
+    """A new directory in `root`, called by eight hexadecimal digits between `before` and `after`,
+    and its lock; see `lock`."""
     while True:
-        work = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.partial")
-        work.mkdir()
+        work = root / f"{before}{secrets.token_hex(4)}{after}"
+        work.mkdir(mode)
         held = lock(work)
         # Between the two lines above another process may have taken it for a leftover.
-        if held is None or os.path.isdir(work):
+        if held is None or work.is_dir():
             return work, held
         os.close(held)
 
 
-def lock(directory: Path) -> int | None:
+def lock(directory: Path, *, wait: bool = True) -> int | None:
     """Lock a directory until the result, a file descriptor, is closed or the process ends.
 
-    None where the file system has no locks; such directories are never taken for leftovers.
+    None where the system has no locks; such directories are never taken for leftovers. wait: for
+    who has it; raises BlockingIOError otherwise.
     """
-    held = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        import fcntl  # Windows has none
+
+        held = os.open(directory, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise
     except OSError:
         os.close(held)
         return None
@@ -55,18 +61,15 @@ def unlock(held: int | None) -> None:
         os.close(held)
 
 
-def sweep(destination: Path) -> None:
-    """Remove what killed conversions to `destination` left beside it.
+def sweep(destination: Path) -> bool:
+    """Remove what killed conversions to `destination` left beside it. Whether a living one is
+    there.
 
     A model that one of them had moved aside to replace it, and did not replace, is moved back.
     What cannot be removed stays.
     """
-    name = re.compile(rf"\.{re.escape(destination.name)}\.[0-9a-f]{{8}}\.(partial|old)")
-    with contextlib.suppress(OSError):
-        for path in sorted(destination.parent.iterdir()):
-            if name.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-                with contextlib.suppress(OSError):
-                    _clean(path, destination)
+    name = rf"\.{re.escape(destination.name)}\.[0-9a-f]{{8}}\.(partial|old)"
+    return _sweep(destination.parent, name, destination)
 
 
 @contextmanager
@@ -74,12 +77,8 @@ def temporary() -> Iterator[Path]:
     """A new directory where the system has such, removed when the block ends; first what killed
     processes left there is. Raises OSError where it cannot be made."""
     root = Path(tempfile.gettempdir())
-    with contextlib.suppress(OSError):
-        for path in sorted(root.glob(f"{TEMPORARY}*")):
-            if _TEMPORARY.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-                with contextlib.suppress(OSError):
-                    _clean(path, path)
-    made, held = _make_temporary(root)
+    _sweep(root, rf"{TEMPORARY}[0-9a-f]{{8}}")
+    made, held = make(root, TEMPORARY, "", 0o700)
     try:
         yield made
     finally:
@@ -87,48 +86,25 @@ def temporary() -> Iterator[Path]:
         unlock(held)
 
 
-def _make_temporary(root: Path) -> tuple[Path, int | None]:
-    while True:
-        made = root / f"{TEMPORARY}{secrets.token_hex(4)}"
-        made.mkdir(mode=0o700)
-        held = lock(made)
-        if held is None or made.is_dir():  # else swept before it was locked
-            return made, held
-        os.close(held)
-
-
-def sweep_downloads(repository: Path) -> None:
-    """Remove what killed downloads left of a repository in huggingface_hub's cache: each begins a
-    file of its own, which no other goes on with.
-
-    repository: its folder there. What is being downloaded now is locked, and stays.
-    """
-    locks = repository.parent / ".locks" / repository.name
+def _sweep(root: Path, name: str, destination: Path | None = None) -> bool:
+    """Whether there is a living one."""
+    alive = False
     with contextlib.suppress(OSError):
-        for path in sorted((repository / "blobs").iterdir()):
-            name = _DOWNLOAD.fullmatch(path.name)
-            if name is not None and path.is_file() and not path.is_symlink():
-                with contextlib.suppress(OSError):
-                    _remove_unlocked(path, locks / f"{name[1]}.lock")
+        for path in sorted(root.iterdir()):
+            if re.fullmatch(name, path.name) and path.is_dir() and not path.is_symlink():
+                try:
+                    _clean(path, destination)
+                except BlockingIOError:
+                    alive = True
+    return alive
 
 
-def _remove_unlocked(file: Path, lock_file: Path) -> None:
-    if not lock_file.exists():
-        file.unlink()
+def _clean(path: Path, destination: Path | None) -> None:
+    held = lock(path, wait=False)
+    if held is None:
         return
-    held = os.open(lock_file, os.O_RDWR)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while it is being downloaded
-        file.unlink()
-    finally:
-        os.close(held)
-
-
-def _clean(path: Path, destination: Path) -> None:
-    held = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its process lives
-        if path.suffix == ".old" and not os.path.lexists(destination):
+        if path.suffix == ".old" and destination is not None and not os.path.lexists(destination):
             path.rename(destination)
         else:
             shutil.rmtree(path, ignore_errors=True)

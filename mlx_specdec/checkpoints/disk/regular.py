@@ -1,14 +1,15 @@
 """Files that can be opened: a pipe would be waited for, a device never ends, MLX reads UTF-8 paths.
 
-Knows kinds and names of files. Knows nothing of what is in them.
+Knows kinds and names of files, and what Git leaves in the place of large ones.
 """
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, SourceError
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -16,19 +17,43 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
+"""How a pointer of Git LFS begins, and more bytes than one has."""
 
 
 def check_regular(file: Path) -> None:
-    """Raises CheckpointError for a pipe, a socket or a device, links to one included.
+    """Raises CheckpointError for a pipe, a socket or a device, links to one included, and for a
+    pointer of Git LFS.
 
     What is not there, is a directory or may not be looked at is told when it is opened.
     """
     try:
-        kind = stat.S_IFMT(file.stat().st_mode)
+        there = file.stat()
+        kind = stat.S_IFMT(there.st_mode)
+        small = kind == stat.S_IFREG and there.st_size < _POINTER_BYTES
+        pointer = small and file.read_bytes().startswith(_POINTER)
     except OSError:
         return
     if kind in _KINDS:
         raise CheckpointError(f"{file} is {_KINDS[kind]}: put a file there")
+    if pointer:
+        raise CheckpointError(
+            f"{file} is a pointer of Git LFS, not the file itself: run `git lfs pull` where it was "
+            "cloned"
+        )
+
+
+def check_directory(directory: Path) -> None:
+    """Raises SourceError for a directory whose files this user may not see."""
+    try:
+        os.scandir(directory).close()
+        os.stat(os.path.join(directory, os.curdir))
+    except PermissionError:
+        raise SourceError(
+            f"{directory} may not be read: give yourself the right, as in `chmod u+rx`"
+        ) from None
+    except OSError:
+        return
 
 
 def check_path(file: Path) -> None:

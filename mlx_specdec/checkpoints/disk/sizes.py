@@ -1,15 +1,19 @@
-"""Numbers of bytes in words: "4GB", "500 MiB". Knows nothing of what they are sizes of."""
+"""Numbers of bytes: in words ("4GB", "500 MiB"), of memory, free on a disk."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+from pathlib import Path
 
 from ...errors import OptionError
 
 SHARD_BYTES = 4_000_000_000
 SHARE_OF_MEMORY = 0.25
 """A shard of the result is at most this part of the machine's memory, unless asked for."""
+ASSUMED_MEMORY = 8 * 2**30
+"""Where the system does not tell."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
@@ -17,7 +21,23 @@ _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)B?\s*", re.IGNOR
 
 def memory() -> int:
     """Bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    import mlx.core as mx
+
+    if mx.metal.is_available():
+        return int(mx.device_info()["memory_size"])
+    try:  # not SC_PAGE_SIZE, which some Pythons on macOS do not know
+        return os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return ASSUMED_MEMORY
+
+
+def free(place: Path) -> int | None:
+    """Bytes free on the disk where `place` is or would be; None where that cannot be told."""
+    try:
+        there = next(path for path in (place, *place.absolute().parents) if path.is_dir())
+        return shutil.disk_usage(there).free
+    except (OSError, StopIteration):
+        return None  # whatever is wrong with it is told when it is written to
 
 
 def default_shard_bytes() -> int:

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from ...errors import OptionError, OutputError
+from .problems import first_line, is_network
 
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _CARD = "README.md"
@@ -37,11 +38,10 @@ def upload(directory: Path, repository: str, *, base_model: str | None, by_mlx_l
             api.create_repo(repo_id=repository, exist_ok=True)
             api.upload_folder(folder_path=str(directory), repo_id=repository, repo_type="model")
     except Exception as problem:  # whatever its HTTP library raises has no common base
-        lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(problem).__name__
+        first = "check the network" if is_network(problem) else "run `hf auth login`"
         raise OutputError(
-            f"{directory} is converted, and cannot be uploaded to {repository}: {reason:.300}: run "
-            f"`hf auth login`, then `hf upload {repository} {directory}`"
+            f"{directory} is converted, and cannot be uploaded to {repository}: "
+            f"{first_line(problem)}: {first}, then run `hf upload {repository} {directory}`"
         ) from problem
 
 
