@@ -49,7 +49,7 @@ MAY_IMPORT = {
         "text",
         "verification",
     },
-    "faithful": {"checkpoints", "errors", "models", "text"},
+    "compare_models": {"checkpoints", "errors", "models", "text"},
     "training": {"assemble", "checkpoints", "contracts", "errors", "models", "options", "sampling"},
     "estimate": {
         "assemble",
@@ -82,7 +82,7 @@ MAY_IMPORT = {
         "errors",
         "draft_lengths",
         "estimate",
-        "faithful",
+        "compare_models",
         "options",
         "proposers",
         "cache_settings",

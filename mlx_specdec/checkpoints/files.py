@@ -1,8 +1,8 @@
 """A checkpoint directory -> its configuration and its tensors, one at a time.
 
-Knows configurations, the files beside the weights, and that every file of weights is a set of named
-tensors. Knows nothing of formats or of what the tensors mean. Headers are checked before anything
-is read, so that damage is told with the file's name; code from a checkpoint is never run.
+Every file of weights is a set of named tensors here, whatever its format. Headers are checked
+before anything is read, so that damage is told with the file's name; code from a checkpoint is
+never run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from . import shards
-from .account import Contents, together
 from .disk.json_file import read_json
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
@@ -24,6 +23,7 @@ from .formats.meta.file import MetaFile
 from .formats.meta.llama2c import Llama2cFile
 from .formats.safetensors import DTYPES, SafetensorsFile, TensorInfo
 from .formats.torch.file import TorchFile
+from .tensor_report import Contents, together
 from .tensors import Tensor
 
 CARRIED = (
@@ -98,7 +98,7 @@ class Weights:
             return ()
         return (
             f"expanded {', '.join(packed)} to float32: --dtype float16 halves the result, "
-            "--quantize packs it again",
+            "--quantize makes it small again",
         )
 
     def read(self, name: str) -> mx.array:
@@ -184,12 +184,12 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
         ids = part.get("eos_token_id")
         if ids is None:
             continue
-        found = ids if isinstance(ids, list) else [ids]
-        if not all(type(token) is int for token in found):
+        tokens = ids if isinstance(ids, list) else [ids]
+        if not all(type(token) is int for token in tokens):
             raise CheckpointError(
                 f"{directory} has an eos_token_id that is no token id: {ids!a:.80}"
             )
-        return tuple(found)
+        return tuple(tokens)
     return ()
 
 
@@ -197,5 +197,5 @@ def tokenizer_files(directory: Path) -> list[Path]:
     """Files beside the weights that a converted model needs as well: tokenizer, chat template,
     generation settings. Raises CheckpointError for a link out of the directory: what it leads to
     would become part of the model."""
-    found = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
-    return [shards.own(file) for file in sorted(found)]
+    carried = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
+    return [shards.own(file) for file in sorted(carried)]

@@ -1,8 +1,7 @@
 """Which files of a directory hold its weights, and which tensor an index expects in which.
 
-Knows names of files and of indexes, of safetensors, torch's archives, GGUF, Meta's parts and links
-to llama2.c's files, and takes what comes first in this order. Opens only the index, and refuses
-names that lead out of the directory.
+Of safetensors, torch's archives, GGUF, Meta's parts and links to llama2.c's files what comes first
+in this order is taken. Only the index is opened; names that lead out of the directory are refused.
 """
 
 from __future__ import annotations

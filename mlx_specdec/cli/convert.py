@@ -67,10 +67,10 @@ def convert(
     from .. import blas
 
     blas.load()
-    from ..assemble import compare_logits
+
     from ..checkpoints.convert import convert as run
     from ..checkpoints.disk import sizes
-    from ..faithful import compare_text
+    from ..compare_models import compare_logits, compare_text
 
     shard_bytes = None if max_shard_size is None else sizes.parse(max_shard_size)
     with render.progress("converting", in_bytes=True) as report:

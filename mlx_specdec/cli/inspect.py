@@ -18,7 +18,7 @@ _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..checkpoints.inspection import Inspection
+    from ..checkpoints.inspect import Inspection
 
 
 def inspect(
@@ -52,7 +52,7 @@ def _pretty(found: Inspection) -> str:
         console.print(_summary(found))
         console.print(_types(found))
         console.print(_tensors(found))
-        for line in found.account.describe() if found.account is not None else ():
+        for line in found.tensor_report.describe() if found.tensor_report is not None else ():
             console.print(_safe(line))
         if found.problem:
             console.print(_safe(f"Not convertible: {found.problem}"))
@@ -70,7 +70,7 @@ def _summary(found: Inspection) -> Table:
     table.add_row("model type", _safe(found.model_type) or "unknown")
     table.add_row("sizes", sizes or "unknown")
     table.add_row("weights", weights)
-    table.add_row("quantised", _safe(found.quantisation) or "no")
+    table.add_row("quantized", _safe(found.quantization) or "no")
     table.add_row("tokenizer", _safe(found.tokenizer) or "none")
     table.add_row("files", _safe("\n".join(files)))
     return table
@@ -97,7 +97,7 @@ def _tensors(found: Inspection) -> Table:
         if packed and part != "weight":
             continue
         nbytes = sum(sizes.get(f"{path}.{p}", 0) for p in _PARTS) if packed else row.nbytes
-        dtype = f"{row.dtype}, packed" if packed else row.dtype
+        dtype = f"{row.dtype}, quantized" if packed else row.dtype
         shape = " x ".join(map(str, row.shape)) or "scalar"
         becomes = f"-> {row.becomes}" if row.becomes not in ("", row.name) else ""
         parts = [_LAYER.sub(".*.", part, 1) for part in (row.name, becomes, row.note) if part]

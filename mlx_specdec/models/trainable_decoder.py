@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .decoder_only import DecoderOnlyModel
-from .trainable import Ids, padded, places
+from .trainable_t5 import Ids, padded, places
 
 
 class TrainableDecoder:

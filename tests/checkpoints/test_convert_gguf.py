@@ -109,7 +109,7 @@ def test_vectors_that_do_not_fit_the_half_type_stay_wide(tmp_path: Path) -> None
 def test_packed_types_are_named_and_can_be_packed_again(tmp_path: Path) -> None:
     report = convert(str(FIXTURES / "llama-q4_0.gguf"), tmp_path / "out", quantize=True)
     assert any("Q4_0" in note for note in report.notes)
-    assert report.differences.packed is not None
+    assert report.differences.quantized is not None
 
 
 def test_a_directory_with_one_file_and_parts_give_the_same(tmp_path: Path) -> None:

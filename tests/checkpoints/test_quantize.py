@@ -12,10 +12,11 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.convert import mixed_quant_predicate_builder
 
-from mlx_specdec.assemble import compare_logits
 from mlx_specdec.checkpoints import files, keys, writer
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.inspect import inspect
+from mlx_specdec.checkpoints.quantization import MIXED, MODES, Quantization
+from mlx_specdec.compare_models import compare_logits
 from mlx_specdec.errors import OptionError, OutputError
 from mlx_specdec.models.loading import load_model
 
@@ -39,24 +40,24 @@ def test_a_t5_in_every_number_format_loads_and_stays_near(tmp_path: Path, mode: 
     report = convert(
         str(source), tmp_path / "out", quantize=True, q_mode=mode, compare_logits=compare_logits
     )
-    how = keys.MODES[mode]
+    how = MODES[mode]
     entry, after, before = entry_of(tmp_path / "out"), read(tmp_path / "out"), read(source)
     assert (entry["bits"], entry["group_size"], entry["mode"]) == (how.bits, how.group_size, mode)
     assert not any(name.endswith(".biases") for name in after)
     name = "encoder.block.0.layer.0.SelfAttention.q"
-    values = how.unpack(after[f"{name}.weight"], after[f"{name}.scales"], None)
-    assert mx.array_equal(values, how.unpack(*_packed(how, before[f"{name}.weight"]), None))
+    values = how.dequantize(after[f"{name}.weight"], after[f"{name}.scales"], None)
+    assert mx.array_equal(values, how.dequantize(*_packed(how, before[f"{name}.weight"]), None))
     if mode != "mxfp8":
         assert entry["shared"] == {"bits": 8, "group_size": 32, "mode": "mxfp8"}
-    assert report.logits is not None and report.differences.packed is not None
-    assert 0 < report.differences.packed < 1.5
+    assert report.logits is not None and report.differences.quantized is not None
+    assert 0 < report.differences.quantized < 1.5
     for dtype in ("auto", "float32"):
         load_model(tmp_path / "out", dtype=dtype)
     assert inspect(str(tmp_path / "out")).parameters == report.parameters
 
 
-def _packed(how: keys.Quantisation, rows: mx.array) -> tuple[mx.array, mx.array]:
-    parts = how.pack(rows)
+def _packed(how: Quantization, rows: mx.array) -> tuple[mx.array, mx.array]:
+    parts = how.quantize(rows)
     return parts["weight"], parts["scales"]
 
 
@@ -74,7 +75,7 @@ def test_mlx_lm_computes_the_same_from_a_llama_packed_here_or_there(
     assert all(mx.array_equal(mine[name], other[name]).item() for name in mine)
 
 
-@pytest.mark.parametrize("recipe", sorted(keys.MIXED))
+@pytest.mark.parametrize("recipe", sorted(MIXED))
 def test_mixed_recipes_of_a_llama_are_mlx_lms(tmp_path: Path, recipe: str) -> None:
     source = tiny.write("llama", tmp_path / "llama")
     asked = {"quantize": True, "q_group_size": 32, "quant_predicate": recipe}
@@ -150,7 +151,7 @@ def test_unpacking_gives_the_values_that_were_packed(
         )
         assert mx.allclose(array, values.astype(mx.float32), rtol=1e-6, atol=1e-6).item()
     assert report.differences.plain == 0 and report.logits is not None and report.logits < 1e-3
-    assert report.account.computed and "unpacked" in report.describe()
+    assert report.tensor_report.computed and "dequantized" in report.describe()
 
 
 def test_unpacked_weights_have_the_type_of_their_scales_unless_asked(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_a_wrong_byte_in_a_number_format_is_found(
     ("asked", "says"),
     [
         ({"quantize": True, "dequantize": True}, "not both"),
-        ({"dequantize": True}, "not quantised"),
+        ({"dequantize": True}, "not quantized"),
         ({"q_mode": "mxfp4"}, "--quantize"),
         ({"quant_predicate": "mixed_3_6"}, "--quantize"),
         ({"quantize": True, "q_mode": "fp3"}, "q-mode"),
@@ -220,11 +221,11 @@ def test_a_recipe_that_does_not_suit_a_model_is_told(tmp_path: Path) -> None:
 
 def test_bits_of_a_t5s_recipe_follow_the_depth_of_its_own_stack() -> None:
     config = {**T5, "num_layers": 16, "num_decoder_layers": 2}
-    default = keys.Quantisation(3, 32)
+    default = Quantization(3, 32)
 
     def bits(stack: str, block: int, part: str) -> int:
         key = f"{stack}.block.{block}.layer.0.{part}.weight"
-        how = keys.quantisation_of(config, key, (32, 32), default, "mixed_3_6")
+        how = keys.quantization_of(config, key, (32, 32), default, "mixed_3_6")
         assert how is not None
         return how.bits
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mlx_specdec.checkpoints.configuration import check_generates
 from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.t5_purpose import check_generates
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 
