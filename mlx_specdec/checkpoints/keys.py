@@ -90,9 +90,9 @@ def t5_shapes(config: Mapping[str, Any], *, own_head: bool) -> dict[str, tuple[i
     own_head: the head is not a copy of `shared`. Raises CheckpointError where config.json lacks a
     size, or has one that cannot be.
     """
-    width, hidden, heads = (_size(config, name) for name in ("d_model", "d_ff", "num_heads"))
-    inner, buckets = heads * _size(config, "d_kv"), "relative_attention_num_buckets"
-    shapes: dict[str, tuple[int, ...]] = {SHARED: (_size(config, "vocab_size"), width)}
+    width, hidden, heads = (whole_number(config, name) for name in ("d_model", "d_ff", "num_heads"))
+    inner, buckets = heads * whole_number(config, "d_kv"), "relative_attention_num_buckets"
+    shapes: dict[str, tuple[int, ...]] = {SHARED: (whole_number(config, "vocab_size"), width)}
     if own_head:
         shapes[HEAD] = shapes[SHARED]
     wide = ("wi_0", "wi_1") if feed_forward(config).startswith("gated-") else ("wi",)
@@ -110,20 +110,21 @@ def t5_shapes(config: Mapping[str, Any], *, own_head: bool) -> dict[str, tuple[i
                     shapes[f"{block}.layer.{place}.{part}.{name}.weight"] = shape
             if number == 0 or config.get("model_type") == "umt5":
                 bias = f"{block}.layer.0.SelfAttention.relative_attention_bias.weight"
-                shapes[bias] = (_size(config, buckets, 32), heads)
+                shapes[bias] = (whole_number(config, buckets, 32), heads)
     return shapes
 
 
 def _depth(config: Mapping[str, Any], stack: str) -> int:
-    depth = _size(config, "num_layers")
+    depth = whole_number(config, "num_layers")
     if stack == "decoder":
-        depth = _size(config, "num_decoder_layers", depth)
+        depth = whole_number(config, "num_decoder_layers", depth)
     if depth > MOST_LAYERS:
         raise CheckpointError(f"config.json asks for {depth} layers: no T5 has them")
     return depth
 
 
-def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def whole_number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A size in config.json. Raises CheckpointError for what is none."""
     value = config.get(name)
     value = default if value is None else value
     if type(value) is not int or not 1 <= value <= LARGEST:

@@ -23,9 +23,9 @@ def convert(
         Literal["float32", "float16", "bfloat16"] | None,
         typer.Option("--dtype", help="As stored where not given."),
     ] = None,
-    quantize: Annotated[bool, typer.Option("--quantize", "-q", help="Quantise.")] = False,
+    quantize: Annotated[bool, typer.Option("--quantize", "-q", help="Quantize.")] = False,
     q_bits: Annotated[
-        int | None, typer.Option("--q-bits", help="Bits of a quantised weight; 4 by default.")
+        int | None, typer.Option("--q-bits", help="Bits of a quantized weight; 4 by default.")
     ] = None,
     q_group_size: Annotated[
         int | None,
@@ -33,14 +33,14 @@ def convert(
     ] = None,
     q_mode: Annotated[
         Literal["affine", "mxfp4", "nvfp4", "mxfp8"],
-        typer.Option("--q-mode", help="MLX's number format of quantised weights."),
+        typer.Option("--q-mode", help="MLX's number format of quantized weights."),
     ] = "affine",
     quant_predicate: Annotated[
         Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"] | None,
-        typer.Option("--quant-predicate", help="One of mlx-lm's recipes of mixed widths."),
+        typer.Option("--quant-predicate", help="One of mlx-lm's predicates of mixed widths."),
     ] = None,
     dequantize: Annotated[
-        bool, typer.Option("--dequantize", "-d", help="Unpack a quantised source.")
+        bool, typer.Option("--dequantize", "-d", help="Dequantize a quantized source.")
     ] = False,
     upload_repo: Annotated[
         str | None, typer.Option("--upload-repo", help="USER/NAME on the Hub to upload to.")
@@ -91,6 +91,7 @@ def convert(
             verify=verify,
             compare_logits=compare_logits,
             compare_text=compare_text,
+            announce=render.tell,
             progress=report,
         )
     render.tell(render.converted(done))

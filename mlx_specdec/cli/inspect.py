@@ -13,6 +13,8 @@ from . import render
 from .process import Version
 
 _PARTS = ("weight", "scales", "biases")
+LONGEST_LINE = 10_000
+"""Where nobody looks at it, but a program reads it."""
 _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 
 if TYPE_CHECKING:
@@ -47,7 +49,9 @@ def _pretty(found: Inspection) -> str:
     from rich.console import Console
 
     colour = render.wants_colour(sys.stdout)
-    console = Console(file=sys.stdout, highlight=False, no_color=not colour)
+    # A name that is cut in two lines is one that grep does not find.
+    width = None if sys.stdout.isatty() else LONGEST_LINE
+    console = Console(file=sys.stdout, highlight=False, no_color=not colour, width=width)
     with console.capture() as capture:
         console.print(_summary(found))
         console.print(_types(found))

@@ -11,6 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models import bitnet
 
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models import number_format
@@ -18,6 +19,8 @@ from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.t5 import T5
 from mlx_specdec.models.t5_config import T5Config
+
+from .. import tiny
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 
@@ -274,3 +277,25 @@ def test_a_configuration_out_of_range_is_told_with_its_place(
     with pytest.raises(CheckpointError, match=told) as error:
         load_model(wide)
     assert str(error.value).startswith(f"{wide}: ") and "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="these kernels are here")
+def test_a_family_that_runs_on_metal_only_is_told(tmp_path: Path) -> None:
+    config = {**tiny.CONFIGS["llama"], "model_type": "bitnet", "tie_word_embeddings": True}
+    network = bitnet.Model(bitnet.ModelArgs.from_dict(config))
+    weights = dict(tree_flatten(network.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="on Metal only") as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_mlx_lm_stumbles_over_is_told_as_the_configurations_fault(tmp_path: Path) -> None:
+    directory = tiny.write("llama", tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    layers = ["sliding_attention"] * config["num_hidden_layers"]
+    changed = {**config, "layer_types": layers, "sliding_window": 8}
+    (directory / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match="does not describe a model that mlx-lm can build"):
+        load_model(directory)

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models import seed_oss
 
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
@@ -80,3 +81,12 @@ def test_packed_targets_are_packed_further_or_refused() -> None:
 def test_bits_that_cannot_be_had_are_refused() -> None:
     with pytest.raises(OptionError, match="draft-bits must be one of"):
         self_draft(DecoderOnlyModel(tiny.build("llama")), 7)
+
+
+def test_a_tied_head_that_reads_past_its_layer_is_one_sentence() -> None:
+    config = {**tiny.CONFIGS["llama"], "model_type": "seed_oss", "tie_word_embeddings": True}
+    config |= {"attention_bias": False, "attention_out_bias": False}
+    network = seed_oss.Model(seed_oss.ModelArgs.from_dict(config))
+    with pytest.raises(OptionError, match="own layers cannot draft") as caught:
+        self_draft(DecoderOnlyModel(network), 4, 32)
+    assert "\n" not in str(caught.value)
