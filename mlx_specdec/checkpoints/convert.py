@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import mlx.core as mx
 
 from ..errors import OptionError
 from . import files, keys
@@ -30,7 +27,7 @@ from .shards import FORMATS
 from .source import resolve
 from .verify import TextChange, check_fits
 from .verify import verify as run_verify
-from .writer import stored_nbytes, write_config, write_weights
+from .writer import Written, stored_nbytes, write_config, write_weights
 
 SCRATCH = "scratch"
 OTHER_FILES_BYTES = 10_000_000
@@ -110,39 +107,28 @@ def convert(
     with as_directory(source) as directory:
         plan = plan_for(directory, numbers)
         own = originals(plan.paths, source, directory)
-        change = plan.changes(None if dtype is None else getattr(mx, dtype))
-        nbytes = stored_nbytes(plan.outlines, change)
+        nbytes = stored_nbytes(plan.outlines, plan.changes(dtype))
         _announce_growth(sum(file.stat().st_size for file in own), nbytes, plan, announce)
         if verify:
-            check_fits(sum(map(plan.parameters, plan.outlines)))
+            check_fits(plan.total_parameters)
         destination.check_room(path, nbytes + plan.scratch_nbytes + OTHER_FILES_BYTES)
         steps = _Steps(2 * plan.nbytes, progress)
         with (
             Digests([*own, *_configuration(source)]) as digests,
             destination.directory(path) as work,
         ):
-            scratch = work / SCRATCH
-            written = write_weights(
-                work,
-                plan.tensors(scratch),
-                change,
-                shard_bytes=shard_bytes,
-                count=lambda name, tensor: plan.parameters(name),
-                progress=steps.add,
-            )
-            for file in files.tokenizer_files(directory):
-                shutil.copyfile(file, work / file.name)
-            write_config(work, _config(plan, dtype), plan.quantization_entry(numbers.quantization))
-            with Digests(_results(work)) as result_digests:
-                differences = compare(work, plan.tensors(scratch), change, steps.add)
+            written = _write(work, directory, plan, numbers, shard_bytes, steps)
+            with Digests([*sorted(work.glob("model*")), work / "config.json"]) as result_digests:
+                scratch = work / SCRATCH
+                differences = compare(work, plan.tensors(scratch), plan.changes(dtype), steps.add)
                 shutil.rmtree(scratch, ignore_errors=True)
                 verified = run_verify(
                     directory,
                     work,
                     written.parameters,
                     differences,
-                    compare_logits,
-                    compare_text,
+                    compare_logits=compare_logits,
+                    compare_text=compare_text,
                     asked=verify,
                     shard_bytes=shard_bytes,
                 )
@@ -172,6 +158,27 @@ def convert(
     return report
 
 
+def _write(
+    work: Path, directory: Path, plan: Plan, numbers: Numbers, shard_bytes: int, steps: _Steps
+) -> Written:
+    """All files of the result but provenance.json."""
+    written = write_weights(
+        work,
+        plan.tensors(work / SCRATCH),
+        plan.changes(numbers.dtype),
+        shard_bytes=shard_bytes,
+        count=lambda name, tensor: plan.parameters(name),
+        progress=steps.add,
+    )
+    for file in files.tokenizer_files(directory):
+        shutil.copyfile(file, work / file.name)
+    # The type has either of two names.
+    names = () if numbers.dtype is None else ("dtype", "torch_dtype")
+    config = {**plan.config, **{name: numbers.dtype for name in names if name in plan.config}}
+    write_config(work, config, plan.quantization_entry(numbers.quantization))
+    return written
+
+
 def _name(model: str, source: Path) -> tuple[str, str | None]:
     """What to call a source, and the commit of what came from the Hub. The rest of a local path is
     nobody else's business."""
@@ -183,10 +190,6 @@ def _name(model: str, source: Path) -> tuple[str, str | None]:
 def _configuration(source: Path) -> list[Path]:
     """The file that describes a source, where there is one."""
     return [source / name for name in ("config.json", PARAMS) if (source / name).is_file()]
-
-
-def _results(work: Path) -> list[Path]:
-    return [*sorted(work.glob("model*")), work / "config.json"]
 
 
 class _Steps:
@@ -218,12 +221,6 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     return Path("weights") / name
 
 
-def _config(plan: Plan, dtype: str | None) -> Mapping[str, Any]:
-    """The result's config.json; it names the type under whichever key the source has."""
-    names = () if dtype is None else ("dtype", "torch_dtype")
-    return {**plan.config, **{name: dtype for name in names if name in plan.config}}
-
-
 def _announce_growth(before: int, after: int, plan: Plan, announce: Callable[[str], None]) -> None:
     """Say that a result will be far larger than the files that it is made from."""
     if after > GROWTH_TO_ANNOUNCE * before:
@@ -233,8 +230,7 @@ def _announce_growth(before: int, after: int, plan: Plan, announce: Callable[[st
 
 def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:
     if numbers.quantization is not None:
-        total = sum(map(plan.parameters, plan.outlines))
-        share = sum(map(plan.parameters, plan.quantized)) / max(1, total)
+        share = sum(map(plan.parameters, plan.quantized)) / max(1, plan.total_parameters)
         if share < SHARE_TO_QUANTIZE:
             yield (
                 f"quantized only {share:.0%} of the weights: the rows of the others do not divide "

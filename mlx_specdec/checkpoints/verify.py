@@ -99,9 +99,9 @@ def verify(
     result: Path,
     parameters: int,
     differences: Differences,
+    *,
     compare_logits: Callable[[Path, Path], float] | None,
     compare_text: Callable[[Path, Path], TextChange] | None,
-    *,
     asked: bool,
     shard_bytes: int,
 ) -> Verified:

@@ -29,8 +29,7 @@ def refused(source: Path, out: Path) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("kind", ["t5", "mt5", "umt5"])
-@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize(("kind", "copies"), [("t5", False), ("umt5", True)])
 def test_an_encoder_alone_is_refused_by_name(tmp_path: Path, kind: str, copies: bool) -> None:
     architecture = f"{kind.upper()}EncoderModel"
     weights = {
@@ -75,7 +74,7 @@ def test_odd_architectures_do_no_harm(tmp_path: Path, listed: Any) -> None:
         check_generates(tmp_path, {"architectures": listed}, [ENCODER])
 
 
-@pytest.mark.parametrize("kind", ["longt5", "switch_transformers", "codet5p", "pegasus", "bart"])
+@pytest.mark.parametrize("kind", ["longt5", "bart"])
 def test_relatives_that_are_no_t5_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     source = write_t5(tmp_path / "t5")
     config = json.loads((source / "config.json").read_text())

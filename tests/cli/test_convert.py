@@ -21,31 +21,20 @@ def listing(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
-def test_a_converted_t5_writes_the_same_text(run: Run, t5: Path) -> None:
-    done = run("convert", "--model", t5)
-    path = Path("weights") / t5.name
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_a_converted_model_writes_the_same_text(
+    run: Run, family: str, request: pytest.FixtureRequest
+) -> None:
+    source = request.getfixturevalue(family)
+    done = run("convert", "--model", source)
+    path = Path("weights") / source.name
     assert done.code == 0 and done.out == ""
     assert "largest difference 0" in done.err and "log-probabilities" in done.err
     texts = [
-        run("generate", PROMPT, "--model", model, "-m", 30, "--quiet").out for model in (t5, path)
+        run("generate", PROMPT, "--model", model, "-m", 30, "--quiet").out
+        for model in (source, path)
     ]
     assert texts[0] == texts[1]
-
-
-def test_a_converted_llama_writes_the_same_text(run: Run, llama: Path) -> None:
-    assert run("convert", "--model", llama, "--mlx-path", "out").code == 0
-    texts = [
-        run("generate", "def f", "--model", model, "-m", 20, "--quiet").out
-        for model in (llama, "out")
-    ]
-    assert texts[0] == texts[1]
-
-
-def test_quantized_results_load(run: Run, t5: Path) -> None:
-    asked = ("--model", t5, "--mlx-path", "q8", "--quantize", "--q-bits", 8, "--q-group-size", 32)
-    done = run("convert", *asked, "--dtype", "bfloat16")
-    assert done.code == 0 and "8-bit" in done.err
-    assert run("generate", PROMPT, "--model", "q8", "-m", 9, "--quiet").code == 0
 
 
 def test_quantized_results_tell_what_became_of_the_text(run: Run, t5: Path) -> None:

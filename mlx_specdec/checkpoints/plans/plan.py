@@ -5,6 +5,7 @@ One kind of plan a kind of source; what comes after it, writing and checking, is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,14 +57,23 @@ class Plan:
     def parameters(self, name: str) -> int:
         """How many weights a tensor stands for: those of a quantized matrix each, and no scales."""
         path, _, part = name.rpartition(".")
-        return weights_in(self.outlines[name], part, self.stored.get(path))
+        how, size = self.stored.get(path), self.outlines[name].size
+        if how is not None and part in how.parts:
+            return 0
+        return size * 32 // how.bits if how is not None and part == "weight" else size
 
-    def changes(self, dtype: mx.Dtype | None) -> Callable[[str, Tensor], Change]:
+    @property
+    def total_parameters(self) -> int:
+        """Of all tensors."""
+        return sum(map(self.parameters, self.outlines))
+
+    def changes(self, dtype: str | None) -> Callable[[str, Tensor], Change]:
         """What becomes of each tensor where `dtype` is asked for."""
+        wanted = None if dtype is None else getattr(mx, dtype)
 
         def change(name: str, tensor: Tensor) -> Change:
             casts = mx.issubdtype(tensor.dtype, mx.floating) and not self.keeps_dtype(name)
-            asked = dtype or self.natural.get(name)
+            asked = wanted or self.natural.get(name)
             return Change(asked if casts else None, self.quantized.get(name))
 
         return change
@@ -82,37 +92,16 @@ class Plan:
         return entry
 
 
-def weights_in(array: mx.array, part: str, how: Quantization | None) -> int:
-    """How many weights one array of a matrix stands for. part: after the matrix's path."""
-    if how is None:
-        return array.size
-    if part in how.parts:
-        return 0
-    return array.size * 32 // how.bits if part == "weight" else array.size
+_LAYER = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
 
 
 def summary_of(names: Iterable[str]) -> str:
-    """Tensors in words: numbers of layers are joined, and a name says them once.
-
-    "model.layers.{0,1}.mlp.gate.weight" for two of them.
-    """
+    """Tensors in words, those of several layers as one: "model.layers.{0,1}.mlp.gate.weight"."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
-        before, number, after = _split_at_number(name)
+        before, number, after = _LAYER.fullmatch(name).groups("")  # type: ignore[union-attr]
         groups.setdefault((before, after), []).append(number)
     return ", ".join(
-        f"{before}{_joined(numbers)}{after}" for (before, after), numbers in groups.items()
+        f"{before}{numbers[0] if len(numbers) == 1 else '{' + ','.join(numbers) + '}'}{after}"
+        for (before, after), numbers in groups.items()
     )
-
-
-def _split_at_number(name: str) -> tuple[str, str, str]:
-    parts = name.split(".")
-    place = next((at for at, part in enumerate(parts) if part.isdigit()), None)
-    if place is None:
-        return name, "", ""
-    before = "".join(f"{part}." for part in parts[:place])
-    return before, parts[place], "".join(f".{part}" for part in parts[place + 1 :])
-
-
-def _joined(numbers: list[str]) -> str:
-    return numbers[0] if len(numbers) == 1 else f"{{{','.join(numbers)}}}"
