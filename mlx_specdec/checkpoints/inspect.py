@@ -25,7 +25,6 @@ from .formats.torch.file import TorchFile
 from .layouts import as_directory, originals
 from .plans.families import plan_for
 from .plans.plan import Plan
-from .quantization import PARTS, Quantization, is_known
 from .tensor_report import Contents, TensorReport
 
 _SINGLE: Mapping[str, Callable[[Path], SafetensorsFile | TorchFile]] = {
@@ -63,9 +62,9 @@ class Inspection:
 
     files: name -> bytes, of the weights. sizes: from the configuration. nbytes: of all tensors,
     those that share bytes counted once; kept_nbytes: without copies and what is dropped.
-    parameters: of those, scales not counted. quantization: in words, "" for none. tokenizer: in
-    words. tensor_report: what a conversion would make of the tensors, None where `problem` says why
-    it cannot be converted.
+    parameters: of those, scales not counted where there is no `problem`. quantization: in words, ""
+    for none. tokenizer: in words. tensor_report: what a conversion would make of the tensors, None
+    where `problem` says why it cannot be converted.
     """
 
     path: Path
@@ -204,10 +203,14 @@ def _inspection(
         files={file.name: file.stat().st_size for file in parts},
         sizes=_sizes(config),
         tensors=rows,
-        parameters=_parameters(contents.stored, config, left, plan),
+        parameters=(
+            sum(math.prod(i.shape) for name, i in contents.stored.items() if name not in left)
+            if plan is None
+            else plan.total_parameters
+        ),
         nbytes=sum(row.nbytes for row in rows if row.name not in contents.shared),
         kept_nbytes=sum(row.nbytes for row in rows if row.name not in left),
-        quantization=_quantization(contents.stored, config, plan),
+        quantization=_quantization(contents.stored, plan),
         tokenizer=tokenizer,
         tensor_report=report,
         problem=problem,
@@ -244,50 +247,14 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _parameters(
-    stored: Mapping[str, TensorInfo],
-    config: Mapping[str, Any],
-    left: set[str],
-    plan: Plan | None,
-) -> int:
-    """Weights, each once; where there is no plan, those of a quantized matrix follow from its
-    scales as far as config.json says how many share one."""
-    if plan is not None:
-        return sum(map(plan.parameters, plan.outlines))
-    total = 0
-    for name, info in stored.items():
-        path, _, part = name.rpartition(".")
-        scales = stored.get(f"{path}.scales")
-        if name in left or (part in PARTS and scales is not None):
-            continue
-        if scales is not None and part == "weight" and info.dtype == "U32":
-            how = _how(config, path)
-            total += math.prod(scales.shape) * (1 if how is None else how.group_size)
-        else:
-            total += math.prod(info.shape)
-    return total
-
-
-def _how(config: Mapping[str, Any], path: str) -> Quantization | None:
-    """How config.json says that a matrix is quantized; None where it says nothing that can be."""
-    try:
-        how = Quantization.of(config["quantization"], path)
-    except (AttributeError, KeyError, TypeError):
-        return None
-    return how if is_known(how) else None
-
-
-def _quantization(
-    stored: Mapping[str, TensorInfo], config: Mapping[str, Any], plan: Plan | None
-) -> str:
-    """How weights are quantized, in words; "" where none are."""
-    hows = Counter(plan.stored.values() if plan is not None else ())
-    default = _how(config, "") or next(iter(dict(hows.most_common(1))), None)
-    if default is not None:
-        mode = "" if default.mode == "affine" else f", {default.mode}"
-        others = sorted({how.bits for how in hows} - {default.bits})
-        some = f"; some matrices {', '.join(map(str, others))}" if others else ""
-        return f"{default.bits} bits in groups of {default.group_size}{mode}{some}"
+def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
+    """How weights are quantized, in words; "" where none are or nobody knows how."""
+    if plan is not None and plan.stored:
+        (how, _), *others = Counter(plan.stored.values()).most_common()
+        mode = "" if how.mode == "affine" else f", {how.mode}"
+        bits = sorted({other.bits for other, _ in others} - {how.bits})
+        some = f"; some matrices {', '.join(map(str, bits))}" if bits else ""
+        return f"{how.bits} bits in groups of {how.group_size}{mode}{some}"
     return ", ".join(sorted({i.dtype for i in stored.values() if i.dtype.startswith(_QUANTIZED)}))
 
 
