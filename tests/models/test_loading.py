@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models import bitnet
+from mlx_lm.models import bitnet, step3p5
 
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models import number_format
@@ -299,3 +299,18 @@ def test_what_mlx_lm_stumbles_over_is_told_as_the_configurations_fault(tmp_path:
     (directory / "config.json").write_text(json.dumps(changed))
     with pytest.raises(CheckpointError, match="does not describe a model that mlx-lm can build"):
         load_model(directory)
+
+
+def test_a_rotary_base_for_each_layer_is_for_mlx_lm_to_understand(tmp_path: Path) -> None:
+    other = {"num_attention_heads": 4, "num_attention_groups": 2}
+    config = {**tiny.CONFIGS["llama"], "model_type": "step3p5", **other, "head_dim": 8}
+    config |= {"num_hidden_layers": 2, "rope_theta": [1e4, 5e6], "sliding_window": 8}
+    config |= {"layer_types": ["full_attention", "sliding_attention"], "moe_layers_enum": ""}
+    config |= {"attention_other_setting": other, "share_expert_dim": 32}
+    config |= {"moe_num_experts": 4, "moe_top_k": 2, "moe_intermediate_size": 32}
+    network = step3p5.Model(step3p5.ModelArgs.from_dict(config))
+    weights = dict(tree_flatten(network.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    scores = load_model(tmp_path).model.open([3, 4]).advance(mx.array([[5, 6]]))
+    assert mx.all(mx.isfinite(scores.logits)).item()
