@@ -21,11 +21,11 @@ from ..text.tokenizer import Kind
 from .base import Base
 from .decoder_loading import cast, in_asked_numbers, in_words, max_length
 from .decoder_only import DecoderOnlyModel
-from .network_outline import NetworkOutline
+from .network_outline import Outline
 from .number_format import NumberFormat, stored_dtype
 
 
-class DecoderOnlyOutline(NetworkOutline):
+class DecoderOnlyOutline(Outline):
     """Outline of any model that mlx-lm implements; see `outline.outline`."""
 
     kind: Kind = "decoder-only"
@@ -57,9 +57,7 @@ class DecoderOnlyOutline(NetworkOutline):
                 self._network(mx.zeros((1, rows), dtype=mx.int32), cache=caches)
         return sum(int(cache.nbytes) for cache in caches)
 
-    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Base:
-        """As Outline says."""
-        self.fill(seed, given)
+    def _model(self) -> Base:
         return DecoderOnlyModel(self._network, max_length(self._config))
 
 

@@ -17,10 +17,10 @@ from ..checkpoints import keys
 from ..contracts import Model
 from ..text.tokenizer import Kind
 from .base import Base
+from .network_outline import Outline
 from .number_format import NumberFormat
 
 if TYPE_CHECKING:
-    from .outline import Outline
     from .trainable import Trainable
 
 Config = Mapping[str, Any]

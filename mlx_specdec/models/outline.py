@@ -6,46 +6,12 @@ costs nothing. Reads no weights.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
-import mlx.core as mx
-
-from ..text.tokenizer import Kind
 from . import families
-from .base import Base
+from .network_outline import Outline as Outline
 from .number_format import NumberFormat
-
-
-class Outline(Protocol):
-    """A model of which only the configuration is known.
-
-    kind: its family. dtype: its numbers in words. vocabulary: width of the logits. nbytes: of all
-    weights. layers: for each layer that decodes what it looks like; equal entries cost the same.
-    layer_nbytes: of each of those layers' weights.
-    """
-
-    kind: Kind
-    dtype: str
-    vocabulary: int
-    nbytes: int
-    layers: Sequence[Hashable]
-    layer_nbytes: Sequence[int]
-
-    def cache_nbytes(self, prompt: int, generated: int) -> int:
-        """Bytes of all caches after `prompt` tokens and `generated` more."""
-        ...
-
-    def weights(self) -> Mapping[str, mx.array]:
-        """All arrays by name; they hold numbers once `model` was called."""
-        ...
-
-    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Base:
-        """The model with random weights; this is what takes memory and time. Once only.
-
-        given: arrays to take by name, so that two depths of one model share their memory.
-        """
-        ...
 
 
 def outline(

@@ -16,14 +16,14 @@ from ..text.tokenizer import Kind
 from .base import Base
 from .encoder_decoder import EncoderDecoderModel
 from .kv_cache import STEP
-from .network_outline import NetworkOutline
+from .network_outline import Outline
 from .number_format import NumberFormat, expands, stored_dtype
 from .t5 import T5
 from .t5_config import T5Config
 from .t5_loading import quantize_as_stored, quantize_on_load
 
 
-class T5Outline(NetworkOutline):
+class T5Outline(Outline):
     """Outline of a T5; see `outline.outline`."""
 
     kind: Kind = "encoder-decoder"
@@ -52,9 +52,7 @@ class T5Outline(NetworkOutline):
         row = self._shape.num_heads * self._shape.d_kv * self._number.size
         return 2 * self._shape.num_decoder_layers * positions * row
 
-    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Base:
-        """As Outline says."""
-        self.fill(seed, given)
+    def _model(self) -> Base:
         return EncoderDecoderModel(self._network)
 
 
