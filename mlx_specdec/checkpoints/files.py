@@ -56,15 +56,15 @@ class Weights:
     def __init__(self, directory: Path) -> None:
         """Check the directory. Raises CheckpointError for damage: a truncated file, a header that
         lies, a missing shard, a name in two files, an index that names what is not there."""
-        found = shards.find(directory)
+        parts = shards.find(directory)
         self._infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
         self._files: dict[Path, _Reader] = {}
-        self.format = found.format
-        self.lazy = found.format == "safetensors"
-        for file in found.files:
-            self._files[file] = _READERS[found.format](file)
+        self.format = parts.format
+        self.lazy = parts.format == "safetensors"
+        for file in parts.files:
+            self._files[file] = _READERS[parts.format](file)
             for name, info in self._files[file].infos.items():
                 if name in self._infos:
                     raise CheckpointError(
@@ -72,7 +72,7 @@ class Weights:
                     )
                 self._infos[name] = info
                 self._places[name] = file
-        self._check_index(directory, found)
+        self._check_index(directory, parts)
 
     @property
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -128,12 +128,12 @@ class Weights:
         for name in self._infos:
             yield name, self.read(name)
 
-    def _check_index(self, directory: Path, found: shards.Shards) -> None:
-        for name, shard in found.places.items():
+    def _check_index(self, directory: Path, parts: shards.Shards) -> None:
+        for name, shard in parts.places.items():
             if name not in self._infos or self._places[name].name != shard:
                 shown = ascii(name)[1:-1]
                 raise CheckpointError(
-                    f"{directory / shard} lacks {shown:.200}, which {found.index} says it has: "
+                    f"{directory / shard} lacks {shown:.200}, which {parts.index} says it has: "
                     "download both again"
                 )
 

@@ -175,17 +175,17 @@ def all_own(files: list[Path]) -> list[Path]:
 
 
 def _places(index: Path, layout: _Layout) -> dict[str, str]:
-    found = read_json(index).get("weight_map")
-    if not isinstance(found, dict) or not found:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map: download it again")
-    for name in found.values():
+    for name in places.values():
         plain = isinstance(name, str) and name.endswith(layout.suffix)
         if not plain or re.search(r"[/\\\0]", name):
             raise CheckpointError(
                 f"{index} names {name!a:.80}, which is no {layout.format} file of its directory: "
                 "get the model from another place"
             )
-    return found
+    return places
 
 
 def _no_weights(directory: Path) -> str:

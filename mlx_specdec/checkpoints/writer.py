@@ -1,6 +1,5 @@
 """Tensors -> safetensors shards with an index, as mlx-lm writes them; and config.json.
 
-Knows types, quantization and file layout. Knows nothing of models or of where the result will lie.
 Memory holds one piece of a tensor at a time: a shard's header follows from lazy arrays, whose types
 and shapes are known without computing them; then each piece is read, changed and written in its
 place. Casting and quantizing work on rows, so that pieces give the same bytes as the whole.

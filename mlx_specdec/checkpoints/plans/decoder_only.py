@@ -142,9 +142,9 @@ def _lazy_arrays(source: files.Weights) -> dict[str, mx.array]:
 
 
 def _check_names(directory: Path) -> None:
-    found = shards.find(directory)
-    for file in found.files:
-        if found.format == "safetensors" and not file.name.startswith("model"):
+    weights = shards.find(directory)
+    for file in weights.files:
+        if weights.format == "safetensors" and not file.name.startswith("model"):
             raise CheckpointError(
                 f"{file} is not read by mlx-lm: give it a name that starts with model"
             )
