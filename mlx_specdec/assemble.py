@@ -9,8 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 
@@ -40,7 +39,6 @@ from .drafting.translation import Translation
 from .errors import OptionError, PromptError
 from .models.base import Base
 from .models.checked import CheckedModel
-from .models.loading import load_model
 from .options import Options
 from .pair import Pair as Pair
 from .pair import load as load
@@ -156,26 +154,6 @@ def calibrate(
 def generate(pair: Pair, prompt: str | Sequence[int], options: Options | None = None) -> Result:
     """The whole text at once; see `stream_generate`."""
     return stream_generate(pair, prompt, options).result()
-
-
-def compare_logits(source: Path, written: Path) -> float:
-    """Largest absolute difference of log-probabilities of two checkpoints on a fixed input.
-
-    Both in float32. Raises CheckpointError where one of them does not load.
-    """
-    rows = []
-    for directory in (source, written):
-        loaded = load_model(directory, dtype="float32")
-        prompt = [2 + index for index in range(8)]
-        context = loaded.model.open(prompt)
-        fed = mx.array([loaded.model.prefix(prompt)[-1:] + prompt[:4]], dtype=mx.int32)
-        logits = context.advance(fed).logits.astype(mx.float32)
-        rows.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-        mx.eval(rows[-1])
-        del loaded, context  # one model at a time in memory
-        mx.clear_cache()
-    difference: Any = mx.max(mx.abs(rows[0] - rows[1])).item()
-    return float(difference)
 
 
 class _Shadow:

@@ -54,3 +54,9 @@ class DecodingError(SpecdecError):
 
 class RewindError(SpecdecError):
     """A context was asked to forget tokens that it can no longer take back."""
+
+
+def first_line(problem: BaseException) -> str:
+    """What another library says is wrong, in one line; its class where it says nothing."""
+    lines = (line.strip() for line in str(problem).splitlines())
+    return next(filter(None, lines), type(problem).__name__)

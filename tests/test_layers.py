@@ -50,7 +50,7 @@ MAY_IMPORT = {
         "text",
         "verification",
     },
-    "faithful": {"checkpoints", "errors", "models", "text"},
+    "compare_models": {"checkpoints", "errors", "models", "text"},
     "training": {
         "assemble",
         "checkpoints",
@@ -95,7 +95,7 @@ MAY_IMPORT = {
         "errors",
         "drafters",
         "estimate",
-        "faithful",
+        "compare_models",
         "options",
         "cache_settings",
         "text",

@@ -1,7 +1,4 @@
-"""A written checkpoint against its source: every tensor read back and compared, piece by piece.
-
-Knows how far type and packing may move a value. Knows nothing of models.
-"""
+"""A written checkpoint against its source: every tensor read back and compared, piece by piece."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import mlx.core as mx
 
 from ..errors import OutputError
 from .files import Weights
-from .keys import Quantisation
+from .quantization import Quantization
 from .tensors import Tensor
 from .writer import Change
 
@@ -22,15 +19,15 @@ from .writer import Change
 class Differences:
     """Largest absolute differences from the source's values, each with the tensor that has it.
 
-    tensors: how many of the source's were compared. plain: over tensors that were not packed here,
-    0.0 unless their type changed. packed: over those that were, None where there are none.
+    tensors: how many of the source's were compared. plain: over tensors that were not quantized
+    here, 0.0 unless their type changed. quantized: over those that were, None where there are none.
     """
 
     tensors: int
     plain: float
     plain_name: str
-    packed: float | None
-    packed_name: str
+    quantized: float | None
+    quantized_name: str
 
 
 def compare(
@@ -41,8 +38,8 @@ def compare(
 ) -> Differences:
     """Read back what was written of `tensors` under `change` and hold it to them, in pieces.
 
-    Unpacked tensors have to be the source's values in their new type, bit for bit; packed ones may
-    differ by their quantisation step. Raises OutputError naming the first tensor that does not
+    Plain tensors have to be the source's values in their new type, bit for bit; quantized ones may
+    differ by their step. Raises OutputError naming the first tensor that does not
     hold; progress is called with the source bytes of each piece done.
     """
     written = Weights(directory)
@@ -51,25 +48,25 @@ def compare(
     count = 0
     for name, source in tensors:
         asked = change(name, source)
-        packed = asked.quantisation is not None
+        quantized = asked.quantization is not None
         path = name.removesuffix(".weight")
-        parts = asked.quantisation.parts if asked.quantisation is not None else ()
+        parts = asked.quantization.parts if asked.quantization is not None else ()
         expected |= {name, *(f"{path}.{part}" for part in parts)}
         if not expected <= written.infos.keys():
             raise OutputError(_sentence(name, "is missing"))
         difference = _difference(written, name, source, asked, progress)
-        if difference > largest[packed][0] or not largest[packed][1]:
-            largest[packed] = (difference, name)
+        if difference > largest[quantized][0] or not largest[quantized][1]:
+            largest[quantized] = (difference, name)
         count += 1
     if extra := written.infos.keys() - expected:
         raise OutputError(_sentence(min(extra), "should not be there"))
-    packed_value, packed_name = largest[True]
+    value, value_name = largest[True]
     return Differences(
         tensors=count,
         plain=largest[False][0],
         plain_name=largest[False][1],
-        packed=packed_value if packed_name else None,
-        packed_name=packed_name,
+        quantized=value if value_name else None,
+        quantized_name=value_name,
     )
 
 
@@ -81,22 +78,22 @@ def _difference(
     progress: Callable[[int], None],
 ) -> float:
     """The largest of one tensor."""
-    found = written.tensor(name)
-    if asked.quantisation is None:
-        if (found.dtype, found.shape) != (asked.dtype or source.dtype, source.shape):
+    result = written.tensor(name)
+    if asked.quantization is None:
+        if (result.dtype, result.shape) != (asked.dtype or source.dtype, source.shape):
             raise OutputError(_sentence(name, "differs from its source"))
-    elif found.shape[:-1] != source.shape[:-1]:
+    elif result.shape[:-1] != source.shape[:-1]:
         raise OutputError(_sentence(name, "has another shape than its source"))
     largest = 0.0
     for begin, piece in source.pieces():
         end = begin + (piece.shape[0] if piece.ndim else 1)
-        if asked.quantisation is None:
-            difference = _plain(found.rows(begin, end), name, piece, asked)
+        if asked.quantization is None:
+            difference = _plain(result.rows(begin, end), name, piece, asked)
         else:
             path = name.removesuffix(".weight")
-            names = ("weight", *asked.quantisation.parts)
+            names = ("weight", *asked.quantization.parts)
             parts = {part: written.rows(f"{path}.{part}", begin, end) for part in names}
-            difference = _packed(parts, name, piece, asked, asked.quantisation)
+            difference = _quantized(parts, name, piece, asked, asked.quantization)
             del parts
         largest = max(largest, difference)
         progress(piece.nbytes)
@@ -105,59 +102,59 @@ def _difference(
     return largest
 
 
-def _plain(found: mx.array, name: str, source: mx.array, asked: Change) -> float:
+def _plain(result: mx.array, name: str, source: mx.array, asked: Change) -> float:
     wanted = source if asked.dtype is None else source.astype(asked.dtype)
-    if not mx.array_equal(_bits(found), _bits(wanted)).item():
+    if not mx.array_equal(_bits(result), _bits(wanted)).item():
         raise OutputError(_sentence(name, "differs from its source"))
     if source.size == 0 or asked.dtype is None or asked.dtype == source.dtype:
         return 0.0
-    return _largest(_distance(found, source))
+    return _largest(_distance(result, source))
 
 
-def _packed(
+def _quantized(
     parts: Mapping[str, mx.array],
     name: str,
     source: mx.array,
     asked: Change,
-    how: Quantisation,
+    how: Quantization,
 ) -> float:
     scales = parts["scales"]
     try:
-        values = how.unpack(parts["weight"], scales, parts.get("biases"))
+        values = how.dequantize(parts["weight"], scales, parts.get("biases"))
     except ValueError as problem:
-        raise OutputError(_sentence(name, "is not packed as asked")) from problem
+        raise OutputError(_sentence(name, "is not quantized as asked")) from problem
     if values.shape != source.shape:
         raise OutputError(_sentence(name, "has another shape than its source"))
     if how.mode != "affine":
-        return _same_packing(parts, name, values, source, asked, how)
+        return _same_quantized(parts, name, values, source, asked, how)
     groups = (*source.shape[:-1], -1, how.group_size)
     distance = mx.max(_distance(values, source).reshape(groups), axis=-1)
     reach = mx.max(mx.abs(source.astype(mx.float32)).reshape(groups), axis=-1)
     if not mx.all(distance <= _allowed(scales, reach, asked.dtype or source.dtype, how)).item():
         raise OutputError(
-            _sentence(name, "differs from its source by more than quantisation explains")
+            _sentence(name, "differs from its source by more than quantization explains")
         )
     return _largest(distance)
 
 
-def _same_packing(
+def _same_quantized(
     parts: Mapping[str, mx.array],
     name: str,
     values: mx.array,
     source: mx.array,
     asked: Change,
-    how: Quantisation,
+    how: Quantization,
 ) -> float:
-    """As `_packed`, of formats whose steps grow with the values: packed again, the source has to
-    give the same bits."""
-    again = how.pack(source if asked.dtype is None else source.astype(asked.dtype))
+    """As `_quantized`, of formats whose steps grow with the values: quantized again, the source has
+    to give the same bits."""
+    again = how.quantize(source if asked.dtype is None else source.astype(asked.dtype))
     if not all(mx.array_equal(parts[part], again[part]).item() for part in again):
         raise OutputError(_sentence(name, "differs from its source"))
     return _largest(_distance(values, source))
 
 
-def _allowed(scales: mx.array, reach: mx.array, dtype: mx.Dtype, how: Quantisation) -> mx.array:
-    """The largest error per group that packing explains.
+def _allowed(scales: mx.array, reach: mx.array, dtype: mx.Dtype, how: Quantization) -> mx.array:
+    """The largest error per group that quantization explains.
 
     MLX moves the step so that the group's largest magnitude is met exactly, which costs the other
     end up to one step where rounding alone would cost half of one; then the type of scales and
@@ -178,8 +175,8 @@ def _bits(array: mx.array) -> mx.array:
     return array if array.dtype == mx.bool_ else array.view(kinds[array.dtype.size])
 
 
-def _distance(found: mx.array, source: mx.array) -> mx.array:
-    return mx.abs(found.astype(mx.float32) - source.astype(mx.float32))
+def _distance(result: mx.array, source: mx.array) -> mx.array:
+    return mx.abs(result.astype(mx.float32) - source.astype(mx.float32))
 
 
 def _sentence(name: str, problem: str) -> str:

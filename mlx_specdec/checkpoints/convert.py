@@ -1,39 +1,33 @@
-"""source -> recipe -> writer -> check -> into place, one tensor at a time.
+"""source -> plan -> writer -> check -> into place, one tensor at a time.
 
-Knows the order of the steps and what is reported. Knows nothing of models' arithmetic: whoever
-wants logits compared passes the function that does it.
+Whoever wants models run and compared passes the functions that do it (`compare_models`).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import mlx.core as mx
 
 from ..errors import OptionError
 from . import files, keys
 from .check import compare
 from .disk import destination, sizes
-from .disk.digests import Digests, FileDigest
+from .disk.digests import Digests
 from .formats.meta.params import PARAMS
 from .hub.upload import check_repository, upload
-from .keys import Quantisation
 from .layouts import as_directory, originals
+from .plans.families import plan_for
+from .plans.plan import Plan
 from .provenance import Provenance
-from .recipes import Recipe, recipe_for
+from .quantization import Numbers
 from .report import Report as Report
 from .shards import FORMATS
 from .source import resolve
-from .tensors import Tensor
-from .unpack import dequantised
-from .verify import Comparisons, TextChange, check_fits
+from .verify import TextChange, check_fits
 from .verify import verify as run_verify
-from .wanted import Wanted
-from .writer import Change, stored_nbytes, write_config, write_weights
+from .writer import Written, stored_nbytes, write_config, write_weights
 
 SCRATCH = "scratch"
 WRITTEN = (
@@ -47,6 +41,10 @@ WRITTEN = (
 """Patterns of the files of a result."""
 OTHER_FILES_BYTES = 10_000_000
 """For the files beside the weights."""
+GROWTH_TO_ANNOUNCE = 1.5
+"""A result this much larger than its source is announced before it is written."""
+SHARE_TO_QUANTIZE = 0.5
+"""A model of which less is quantized was probably meant to be smaller."""
 
 
 def convert(
@@ -66,32 +64,34 @@ def convert(
     shard_bytes: int | None = None,
     verify: bool = False,
     compare_logits: Callable[[Path, Path], float] | None = None,
-    compare_text: Callable[[Path, Path], TextChange | str] | None = None,
+    compare_text: Callable[[Path, Path], TextChange] | None = None,
+    announce: Callable[[str], None] = lambda sentence: None,
     progress: Callable[[int, int], None] | None = None,
     download_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Write a T5 or decoder-only checkpoint as mlx-lm would, and check what was written.
 
     model: a directory, a .gguf file or a Hub name. mlx_path: the directory to make, weights/NAME
-    by default. dtype: float32, float16 or bfloat16; as stored where None. quantize: pack matrices
-    to q_bits in groups of q_group_size, where None to those of q_mode (affine: 4 and 64; mxfp4,
-    nvfp4, mxfp8). quant_predicate: one of mlx-lm's mixed recipes, mixed_3_6 for example.
-    dequantize: unpack a quantised source. upload_repo: of the Hub, where the result goes as well.
+    by default. dtype: float32, float16 or bfloat16; as stored where None. quantize: matrices to
+    q_bits in groups of q_group_size, where None to those of q_mode (affine: 4 and 64; mxfp4,
+    nvfp4, mxfp8). quant_predicate: one of mlx-lm's mixed predicates, mixed_3_6 for example.
+    dequantize: a quantized source. upload_repo: of the Hub, where the result goes as well.
     overwrite: replace a model that lies at mlx_path.
     shard_bytes: the most bytes in one file of the result; 4 GB where None, a quarter of the memory
     on a small machine. What a conversion takes of memory stays below 1.2 times that and 300 MB.
     compare_logits: gives the largest difference of log-probabilities of (source, result);
     compare_text: what became of a fixed text. Both are asked before the result is moved into place,
-    where whole models fit in memory and in what shard_bytes allows, the text of packed weights
+    where whole models fit in memory and in what shard_bytes allows, the text of quantized weights
     only; verify: ask both whatever a shard is, and refuse models that do not fit.
     progress: called with (done, total) bytes, read once to write and once to check;
-    download_progress: with those of a download.
+    download_progress: with those of a download. announce: told before the work begins what the
+    user may not expect of the result's size.
 
     Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
     OptionError, OutputError.
     """
     shard_bytes = sizes.default_shard_bytes() if shard_bytes is None else shard_bytes
-    wanted = Wanted.checked(
+    numbers = Numbers.checked(
         dtype=dtype,
         quantize=quantize,
         bits=q_bits,
@@ -103,7 +103,7 @@ def convert(
     if shard_bytes < 1:
         raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
     if verify and compare_logits is None:
-        raise OptionError("to verify needs compare_logits: mlx_specdec.assemble has one")
+        raise OptionError("to verify needs compare_logits: mlx_specdec.compare_models has one")
     if upload_repo is not None:
         check_repository(upload_repo)
     local = Path(os.path.expanduser(model))
@@ -112,90 +112,78 @@ def convert(
     source = resolve(model, revision=revision, progress=download_progress)
     name, commit = _name(model, source)
     with as_directory(source) as directory:
-        recipe = recipe_for(directory, wanted.quantisation, wanted.mixed)
-        if wanted.dequantize:
-            recipe = dequantised(recipe)
-        own = originals(recipe.paths, source, directory)
-        with Digests([*own, *_configuration(source)]) as digests:
-
-            def provenance(result: Mapping[str, FileDigest]) -> Provenance:
-                return Provenance(
-                    name, commit, FORMATS[recipe.format], digests.result(), result, recipe.account
+        plan = plan_for(directory, numbers)
+        own = originals(plan.paths, source, directory)
+        nbytes = stored_nbytes(plan.outlines, plan.changes(dtype))
+        _announce_growth(sum(file.stat().st_size for file in own), nbytes, plan, announce)
+        if verify:
+            check_fits(plan.total_parameters)
+        destination.check_room(path, nbytes + plan.scratch_nbytes + OTHER_FILES_BYTES)
+        steps = _Steps(2 * plan.nbytes, progress)
+        with (
+            Digests([*own, *_configuration(source)]) as digests,
+            destination.directory(path) as work,
+        ):
+            written = _write(work, directory, plan, numbers, shard_bytes, steps)
+            with Digests([*sorted(work.glob("model*")), work / "config.json"]) as result_digests:
+                scratch = work / SCRATCH
+                differences = compare(work, plan.tensors(scratch), plan.changes(dtype), steps.add)
+                shutil.rmtree(scratch, ignore_errors=True)
+                verified = run_verify(
+                    directory,
+                    work,
+                    written.parameters,
+                    differences,
+                    compare_logits=compare_logits,
+                    compare_text=compare_text,
+                    asked=verify,
+                    shard_bytes=shard_bytes,
                 )
-
-            report = _convert(
-                directory,
-                path,
-                recipe,
-                wanted,
-                shard_bytes,
-                verify,
-                provenance,
-                Comparisons(compare_logits, compare_text),
-                progress,
-            )
-    if upload_repo is not None:
-        upload(
-            path,
-            upload_repo,
-            base_model=None if os.path.exists(local) else model,
-            by_mlx_lm=not keys.is_encoder_decoder(recipe.config),
-        )
-    return report
-
-
-def _convert(
-    source: Path,
-    path: Path,
-    recipe: Recipe,
-    wanted: Wanted,
-    shard_bytes: int,
-    verified: bool,
-    provenance: Callable[[Mapping[str, FileDigest]], Provenance],
-    comparisons: Comparisons,
-    progress: Callable[[int, int], None] | None,
-) -> Report:
-    if verified:
-        check_fits(sum(outline.size for outline in recipe.outlines.values()))
-    change = _changes(recipe, None if wanted.dtype is None else getattr(mx, wanted.dtype))
-    destination.check_room(
-        path, stored_nbytes(recipe.outlines, change) + recipe.scratch_nbytes + OTHER_FILES_BYTES
-    )
-    steps = _Steps(2 * recipe.nbytes, progress)
-    with destination.directory(path) as work:
-        scratch = work / SCRATCH
-        written = write_weights(
-            work, recipe.tensors(scratch), change, shard_bytes=shard_bytes, progress=steps.add
-        )
-        for file in files.tokenizer_files(source):
-            shutil.copyfile(file, work / file.name)
-        write_config(work, _config(recipe, wanted), _quantization(recipe, wanted.quantisation))
-        with Digests(_results(work)) as digests:
-            differences = compare(work, recipe.tensors(scratch), change, steps.add)
-            shutil.rmtree(scratch, ignore_errors=True)
-            found = run_verify(
-                source,
-                work,
-                written.parameters,
-                differences,
-                comparisons,
-                asked=verified,
-                shard_bytes=shard_bytes,
-            )
+                result = result_digests.result()
             report = Report(
                 path=path,
                 tensors=written.tensors,
                 parameters=written.parameters,
                 nbytes=written.nbytes,
-                dtype=_words(wanted),
+                dtype=numbers.describe(),
                 differences=differences,
-                verified=found,
-                notes=_notes(recipe, source),
-                provenance=provenance(digests.result()),
+                verified=verified,
+                notes=(*plan.notes, *_notes(plan, numbers, directory)),
+                provenance=Provenance(
+                    name, commit, FORMATS[plan.format], digests.result(), result, plan.report
+                ),
             )
-        report.provenance.write(work, report.facts())
-    steps.finish()
+            report.provenance.write(work, report.facts())
+        steps.finish()
+    if upload_repo is not None:
+        upload(
+            path,
+            upload_repo,
+            base_model=None if os.path.exists(local) else model,
+            by_mlx_lm=not keys.is_encoder_decoder(plan.config),
+        )
     return report
+
+
+def _write(
+    work: Path, directory: Path, plan: Plan, numbers: Numbers, shard_bytes: int, steps: _Steps
+) -> Written:
+    """All files of the result but provenance.json."""
+    written = write_weights(
+        work,
+        plan.tensors(work / SCRATCH),
+        plan.changes(numbers.dtype),
+        shard_bytes=shard_bytes,
+        count=lambda name, tensor: plan.parameters(name),
+        progress=steps.add,
+    )
+    for file in files.tokenizer_files(directory):
+        shutil.copyfile(file, work / file.name)
+    # The type has either of two names.
+    names = () if numbers.dtype is None else ("dtype", "torch_dtype")
+    config = {**plan.config, **{name: numbers.dtype for name in names if name in plan.config}}
+    write_config(work, config, plan.quantization_entry(numbers.quantization))
+    return written
 
 
 def _name(model: str, source: Path) -> tuple[str, str | None]:
@@ -209,10 +197,6 @@ def _name(model: str, source: Path) -> tuple[str, str | None]:
 def _configuration(source: Path) -> list[Path]:
     """The file that describes a source, where there is one."""
     return [source / name for name in ("config.json", PARAMS) if (source / name).is_file()]
-
-
-def _results(work: Path) -> list[Path]:
-    return [*sorted(work.glob("model*")), work / "config.json"]
 
 
 class _Steps:
@@ -244,53 +228,23 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     return Path("weights") / name
 
 
-def _changes(recipe: Recipe, dtype: mx.Dtype | None) -> Callable[[str, Tensor], Change]:
-    def change(name: str, tensor: Tensor) -> Change:
-        casts = mx.issubdtype(tensor.dtype, mx.floating) and not recipe.keeps_dtype(name)
-        asked = dtype or recipe.natural.get(name)
-        return Change(asked if casts else None, recipe.quantised.get(name))
-
-    return change
+def _announce_growth(before: int, after: int, plan: Plan, announce: Callable[[str], None]) -> None:
+    """Say that a result will be far larger than the files that it is made from."""
+    if after > GROWTH_TO_ANNOUNCE * before:
+        why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
+        announce(f"the source's {sizes.show(before)} become {sizes.show(after)}: {why}")
 
 
-def _config(recipe: Recipe, wanted: Wanted) -> Mapping[str, Any]:
-    """The result's config.json; it names the type under whichever key the source has."""
-    config = dict(recipe.config)
-    for key in ("dtype", "torch_dtype"):
-        if wanted.dtype is not None and key in config:
-            config[key] = wanted.dtype
-    return config
-
-
-def _quantization(recipe: Recipe, default: Quantisation | None) -> Mapping[str, Any] | None:
-    if default is None:
-        return None
-    entry: dict[str, Any] = {"group_size": default.group_size, "bits": default.bits}
-    entry["mode"] = default.mode
-    for name, how in recipe.quantised.items():
-        if how != default:
-            path = name.removesuffix(".weight")
-            entry[path] = {"group_size": how.group_size, "bits": how.bits}
-            if how.mode != "affine":
-                entry[path]["mode"] = how.mode
-    return entry
-
-
-def _words(wanted: Wanted) -> str:
-    words, how = wanted.dtype or "types as stored", wanted.quantisation
-    if how is None:
-        return f"unpacked, {words}" if wanted.dequantize else words
-    return f"{wanted.mixed or f'{how.bits}-bit'}{_mode(how)}, {words}"
-
-
-def _mode(how: Quantisation) -> str:
-    return "" if how.mode == "affine" else f" {how.mode}"
-
-
-def _notes(recipe: Recipe, source: Path) -> tuple[str, ...]:
+def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:
+    if numbers.quantization is not None:
+        share = sum(map(plan.parameters, plan.quantized)) / max(1, plan.total_parameters)
+        if share < SHARE_TO_QUANTIZE:
+            yield (
+                f"quantized only {share:.0%} of the weights: the rows of the others do not divide "
+                f"into groups of {numbers.quantization.group_size}, try a smaller --q-group-size"
+            )
     # ByT5's tokenizer is the class alone.
-    if recipe.config.get("tokenizer_class") == "ByT5Tokenizer":
-        return recipe.notes
-    if any(not file.name.startswith("generation") for file in files.tokenizer_files(source)):
-        return recipe.notes
-    return (*recipe.notes, "the source has no tokenizer files: the result cannot read text yet")
+    alone = plan.config.get("tokenizer_class") == "ByT5Tokenizer"
+    beside = (file.name for file in files.tokenizer_files(directory))
+    if not alone and all(name.startswith("generation") for name in beside):
+        yield "the source has no tokenizer files: the result cannot read text yet"

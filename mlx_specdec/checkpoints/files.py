@@ -1,8 +1,8 @@
 """A checkpoint directory -> its configuration and its tensors, one at a time.
 
-Knows configurations, the files beside the weights, and that every file of weights is a set of named
-tensors. Knows nothing of formats or of what the tensors mean. Headers are checked before anything
-is read, so that damage is told with the file's name; code from a checkpoint is never run.
+Every file of weights is a set of named tensors here, whatever its format. Headers are checked
+before anything is read, so that damage is told with the file's name; code from a checkpoint is
+never run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from . import shards
-from .account import Contents, together
 from .disk.json_file import read_json
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
@@ -24,6 +23,7 @@ from .formats.meta.file import MetaFile
 from .formats.reader import Reader, TensorInfo
 from .formats.safetensors import DTYPES, SafetensorsFile
 from .formats.torch.file import TorchFile
+from .tensor_report import Contents, together
 from .tensors import Tensor
 
 CARRIED = (
@@ -54,15 +54,15 @@ class Weights:
     def __init__(self, directory: Path) -> None:
         """Check the directory. Raises CheckpointError for damage: a truncated file, a header that
         lies, a missing shard, a name in two files, an index that names what is not there."""
-        found = shards.find(directory)
+        parts = shards.find(directory)
         self._infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
         self._files: dict[Path, Reader] = {}
-        self.format = found.format
-        self.lazy = found.format == "safetensors"
-        for file in found.files:
-            self._files[file] = _READERS[found.format](file)
+        self.format = parts.format
+        self.lazy = parts.format == "safetensors"
+        for file in parts.files:
+            self._files[file] = _READERS[parts.format](file)
             for name, info in self._files[file].infos.items():
                 if name in self._infos:
                     raise CheckpointError(
@@ -70,7 +70,7 @@ class Weights:
                     )
                 self._infos[name] = info
                 self._places[name] = file
-        self._check_index(directory, found)
+        self._check_index(directory, parts)
 
     @property
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -96,7 +96,7 @@ class Weights:
             return ()
         return (
             f"expanded {', '.join(packed)} to float32: --dtype float16 halves the result, "
-            "--quantize packs it again",
+            "--quantize makes it small again",
         )
 
     def read(self, name: str) -> mx.array:
@@ -126,12 +126,12 @@ class Weights:
         for name in self._infos:
             yield name, self.read(name)
 
-    def _check_index(self, directory: Path, found: shards.Shards) -> None:
-        for name, shard in found.places.items():
+    def _check_index(self, directory: Path, parts: shards.Shards) -> None:
+        for name, shard in parts.places.items():
             if name not in self._infos or self._places[name].name != shard:
                 shown = ascii(name)[1:-1]
                 raise CheckpointError(
-                    f"{directory / shard} lacks {shown:.200}, which {found.index} says it has: "
+                    f"{directory / shard} lacks {shown:.200}, which {parts.index} says it has: "
                     "download both again"
                 )
 
@@ -174,12 +174,12 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
         ids = part.get("eos_token_id")
         if ids is None:
             continue
-        found = ids if isinstance(ids, list) else [ids]
-        if not all(type(token) is int for token in found):
+        tokens = ids if isinstance(ids, list) else [ids]
+        if not all(type(token) is int for token in tokens):
             raise CheckpointError(
                 f"{directory} has an eos_token_id that is no token id: {ids!a:.80}"
             )
-        return tuple(found)
+        return tuple(tokens)
     return ()
 
 
@@ -187,5 +187,5 @@ def tokenizer_files(directory: Path) -> list[Path]:
     """Files beside the weights that a converted model needs as well: tokenizer, chat template,
     generation settings. Raises CheckpointError for a link out of the directory: what it leads to
     would become part of the model."""
-    found = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
-    return [shards.own(file) for file in sorted(found)]
+    carried = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
+    return [shards.own(file) for file in sorted(carried)]

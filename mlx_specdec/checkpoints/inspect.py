@@ -1,29 +1,32 @@
 """What a checkpoint of any format holds, from its headers: no weight is loaded or converted.
 
-Knows directories and single files, and asks the recipes what a conversion would make of each
-tensor. Where there is no recipe (no config.json, an unsupported family), it says why and shows the
-tensors all the same. Two tensors may be compared to find out whether they are copies.
+The plans are asked what a conversion would make of each tensor. Where there is no plan (no
+config.json, an unsupported family), it says why and shows the tensors all the same. Two tensors may
+be compared to find out whether they are copies.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, SourceError, SpecdecError
-from . import files, keys, shards
-from .account import Account
+from . import files, shards
 from .disk.json_file import read_json
 from .disk.regular import check_directory
+from .formats import medusa
 from .formats.reader import Contents, Reader, TensorInfo
 from .formats.safetensors import LARGEST_EXTENT, SafetensorsFile
 from .formats.torch.file import TorchFile
-from .inspection import Inspection, Row
 from .layouts import as_directory, originals
-from .recipes import recipe_for
+from .plans.families import plan_for
+from .plans.plan import Plan
+from .tensor_report import TensorReport
 
 _SINGLE: Mapping[str, tuple[str, Callable[[Path], Reader]]] = {
     ".safetensors": ("safetensors", SafetensorsFile),
@@ -31,14 +34,92 @@ _SINGLE: Mapping[str, tuple[str, Callable[[Path], Reader]]] = {
 }
 """Files that are tensors and no whole model."""
 _SIZES = (
-    ("d_model", "hidden_size", "n_embd"),
-    ("d_ff", "intermediate_size"),
-    ("num_layers", "num_hidden_layers", "n_layer"),
-    ("num_decoder_layers",),
-    ("num_heads", "num_attention_heads", "n_head"),
-    ("num_key_value_heads",),
-    ("vocab_size",),
+    *("d_model", "hidden_size", "n_embd", "d_ff", "intermediate_size"),
+    *("num_layers", "num_hidden_layers", "n_layer", "num_decoder_layers"),
+    *("num_heads", "num_attention_heads", "n_head", "num_key_value_heads", "vocab_size"),
 )
+_QUANTIZED = ("Q", "IQ", "TQ", "MXFP", "NVFP")
+"""How the names of GGUF's quantized types begin."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor. name, dtype, shape, nbytes: as the files have them. becomes: its name in a
+    converted model, "" where it does not go there under one name. note: why not, or what else."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    becomes: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a checkpoint holds.
+
+    files: name -> bytes, of the weights. sizes: from the configuration. nbytes: of all tensors,
+    those that share bytes counted once; kept_nbytes: without copies and what is dropped.
+    parameters: of those, scales not counted where there is no `problem`. quantization: in words, ""
+    for none. tokenizer: in words. tensor_report: what a conversion would make of the tensors, None
+    where `problem` says why it cannot be converted.
+    """
+
+    path: Path
+    format: str
+    model_type: str
+    files: Mapping[str, int]
+    sizes: Mapping[str, int]
+    tensors: tuple[Row, ...]
+    parameters: int
+    nbytes: int
+    kept_nbytes: int
+    quantization: str
+    tokenizer: str
+    tensor_report: TensorReport | None
+    problem: str
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of what is kept, scales included."""
+        return 8 * self.kept_nbytes / max(1, self.parameters)
+
+    @property
+    def dtypes(self) -> dict[str, tuple[int, int]]:
+        """Type -> how many tensors, and their bytes, the most bytes first."""
+        sums: dict[str, tuple[int, int]] = {}
+        for row in self.tensors:
+            count, nbytes = sums.get(row.dtype, (0, 0))
+            sums[row.dtype] = (count + 1, nbytes + row.nbytes)
+        return dict(sorted(sums.items(), key=lambda pair: -pair[1][1]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON has it."""
+        report = self.tensor_report
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "model_type": self.model_type or None,
+            "files": dict(self.files),
+            "sizes": dict(self.sizes),
+            "parameters": self.parameters,
+            "bytes": self.nbytes,
+            "bits_per_weight": self.bits_per_weight,
+            "dtypes": {
+                dtype: {"tensors": count, "bytes": nbytes}
+                for dtype, (count, nbytes) in self.dtypes.items()
+            },
+            "quantization": self.quantization or None,
+            "tokenizer": self.tokenizer or None,
+            "tied": None if report is None else dict(report.tied),
+            "dropped": None if report is None else dict(report.dropped),
+            "problem": self.problem or None,
+            "tensors": [
+                {**vars(row), "shape": list(row.shape), "becomes": row.becomes or None}
+                for row in self.tensors
+            ],
+        }
 
 
 def inspect(name: str) -> Inspection:
@@ -51,41 +132,50 @@ def inspect(name: str) -> Inspection:
     if not os.path.exists(path):
         raise SourceError(f"there is no file or directory {name!a:.200}: check the path")
     if path.is_file() and path.suffix in _SINGLE:
-        return _bare(path)
+        problem = "a file of tensors alone: the model's directory says what they are"
+        return _inspect_file(path, path, {}, problem)
     if path.is_file() and not shards.is_gguf(path):
         raise CheckpointError(f"{path} is of no format that is read here")
     if path.is_dir():
         check_directory(path)
+        if medusa.is_medusa(path):
+            return _inspect_heads(path)
     with as_directory(path) as directory:
-        return _inspect(path, directory)
+        return _inspect_model(path, directory)
 
 
-def _bare(file: Path) -> Inspection:
-    """One file of tensors without a configuration."""
+def _inspect_file(path: Path, file: Path, config: Mapping[str, Any], problem: str) -> Inspection:
+    """One file of tensors that belong to no model that could be converted."""
     kind, reader = _SINGLE[file.suffix]
-    problem = "a file of tensors alone: the model's directory says what they are"
-    return _inspection(file, kind, [file], {}, reader(file).contents, "", None, problem)
+    return _inspection(path, kind, [file], config, reader(file).contents, "", None, problem)
 
 
-def _inspect(path: Path, directory: Path) -> Inspection:
+def _inspect_heads(path: Path) -> Inspection:
+    """A directory of Medusa heads."""
+    config = read_json(path / "config.json")
+    file = next(
+        (path / n for n in (medusa.SAFETENSORS, medusa.TORCH) if (path / n).is_file()), None
+    )
+    if file is None:
+        raise CheckpointError(f"{path} lacks the heads that its config.json names: download them")
+    base = f"{config.get(medusa.BASE)!a:.200}"
+    problem = f"Medusa heads of the base model {base} are used as they are"
+    return _inspect_file(path, file, {**config, "model_type": "Medusa heads"}, problem)
+
+
+def _inspect_model(path: Path, directory: Path) -> Inspection:
     weights = files.Weights(directory)
     config: Mapping[str, Any] = {}
-    account, problem = None, ""
+    plan, problem = None, ""
     try:
         config = files.read_config(directory)
-        account = recipe_for(directory, None).account
+        plan = plan_for(directory)
     except SpecdecError as caught:
         problem = str(caught).replace(str(directory), str(path))
+    parts = originals(weights.paths, path, directory)
     tokenizer = _tokenizer(directory, made=directory != path)
     return _inspection(
-        path,
-        weights.format,
-        originals(weights.paths, path, directory),
-        config,
-        weights.contents,
-        tokenizer,
-        account,
-        problem,
+        path, weights.format, parts, config, weights.contents, tokenizer, plan, problem
     )
 
 
@@ -96,11 +186,12 @@ def _inspection(
     config: Mapping[str, Any],
     contents: Contents,
     tokenizer: str,
-    account: Account | None,
+    plan: Plan | None,
     problem: str,
 ) -> Inspection:
-    rows = tuple(_rows(contents, account))
-    known = account or contents
+    report = None if plan is None else plan.report
+    rows = tuple(_rows(contents, report))
+    known = report or contents
     left = {*contents.shared, *known.tied, *known.dropped}
     return Inspection(
         path=path,
@@ -109,94 +200,59 @@ def _inspection(
         files={file.name: file.stat().st_size for file in parts},
         sizes=_sizes(config),
         tensors=rows,
-        parameters=_parameters(contents.stored, config, left),
+        parameters=(
+            sum(math.prod(i.shape) for name, i in contents.stored.items() if name not in left)
+            if plan is None
+            else plan.total_parameters
+        ),
         nbytes=sum(row.nbytes for row in rows if row.name not in contents.shared),
         kept_nbytes=sum(row.nbytes for row in rows if row.name not in left),
-        quantisation=_quantisation(contents.stored, config),
+        quantization=_quantization(contents.stored, plan),
         tokenizer=tokenizer,
-        account=account,
+        tensor_report=report,
         problem=problem,
     )
 
 
-def _rows(contents: Contents, account: Account | None) -> list[Row]:
+def _rows(contents: Contents, report: TensorReport | None) -> list[Row]:
     rows = []
     for name, info in contents.stored.items():
-        becomes, note = name if account else "", ""
-        if account is None:
-            note = _unknown(contents, name)
-        elif name in account.tied:
-            becomes, note = "", f"tied to {account.tied[name]}"
-        elif name in account.dropped:
-            becomes, note = "", f"dropped: {account.dropped[name]}"
-        elif name in account.joined:
-            becomes, note = "", "joined"
-        else:
-            becomes = account.renamed.get(name, name)
+        known = report or contents
+        becomes, note = "", ""
+        if name in known.tied:
+            note = f"tied to {known.tied[name]}"
+        elif name in known.dropped:
+            note = f"dropped: {known.dropped[name]}" if report else known.dropped[name]
+        elif report is not None and name in report.joined:
+            note = "joined"
+        elif report is not None:
+            becomes = report.renamed.get(name, name)
         if name in contents.shared and not note:
             note = f"the bytes of {contents.shared[name]}"
         rows.append(Row(name, info.dtype, info.shape, info.nbytes, becomes, note))
     return rows
 
 
-def _unknown(contents: Contents, name: str) -> str:
-    if name in contents.tied:
-        return f"tied to {contents.tied[name]}"
-    return contents.dropped.get(name, "")
-
-
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
     """What the configuration says of the model's shape, under its own names."""
     inner = config.get("text_config")
     whole = {**config, **(inner if isinstance(inner, Mapping) else {})}
-    names = [name for group in _SIZES for name in group]
-    found = {name: whole.get(name) for name in names}
-    return {n: size for n, size in found.items() if type(size) is int and size <= LARGEST_EXTENT}
+    return {
+        name: whole[name]
+        for name in _SIZES
+        if type(whole.get(name)) is int and whole[name] <= LARGEST_EXTENT
+    }
 
 
-def _group_sizes(config: Mapping[str, Any]) -> Callable[[str], int]:
-    """path of a matrix -> how many of its weights share a scale, 1 where that is not known."""
-    entry = config.get("quantization")
-    whole = entry if isinstance(entry, Mapping) else {}
-
-    def group(path: str) -> int:
-        own = whole.get(path)
-        size = (own if isinstance(own, Mapping) else whole).get("group_size")
-        return size if type(size) is int and 0 < size <= LARGEST_EXTENT else 1
-
-    return group
-
-
-def _parameters(stored: Mapping[str, TensorInfo], config: Mapping[str, Any], left: set[str]) -> int:
-    """Weights, each once; those of MLX's packed matrices are told from their scales."""
-    group, total = _group_sizes(config), 0
-    for name, info in stored.items():
-        path, _, part = name.rpartition(".")
-        scales = stored.get(f"{path}.scales")
-        if name in left or (part in keys.PACKED and f"{path}.scales" in stored):
-            continue
-        if scales is not None and part == "weight" and info.dtype == "U32":
-            total += math.prod(scales.shape) * group(path)
-        else:
-            total += math.prod(info.shape)
-    return total
-
-
-def _quantisation(stored: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> str:
-    """How weights are packed, in words; "" where none are."""
-    entry: Any = config.get("quantization")
-    if isinstance(entry, Mapping):
-        words = f"{entry.get('bits')!s:.40} bits in groups of {entry.get('group_size')!s:.40}"
-        if entry.get("mode", "affine") != "affine":
-            words += f", {entry['mode']!s:.40}"
-        others = sorted({f"{e.get('bits')!s:.9}" for e in entry.values() if isinstance(e, Mapping)})
-        return words + (f"; some matrices {', '.join(others)}" if others else "")
-    packed = sorted({info.dtype for info in stored.values() if info.dtype.startswith(_PACKED)})
-    return ", ".join(packed)
-
-
-_PACKED = ("Q", "IQ", "TQ", "MXFP", "NVFP")
-"""How the names of GGUF's packed types begin."""
+def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
+    """How weights are quantized, in words; "" where none are or nobody knows how."""
+    if plan is not None and plan.stored:
+        (how, _), *others = Counter(plan.stored.values()).most_common()
+        mode = "" if how.mode == "affine" else f", {how.mode}"
+        bits = sorted({other.bits for other, _ in others} - {how.bits})
+        some = f"; some matrices {', '.join(map(str, bits))}" if bits else ""
+        return f"{how.bits} bits in groups of {how.group_size}{mode}{some}"
+    return ", ".join(sorted({i.dtype for i in stored.values() if i.dtype.startswith(_QUANTIZED)}))
 
 
 def _tokenizer(directory: Path, made: bool) -> str:

@@ -1,41 +1,23 @@
-"""What tensors are called here, which of them may be quantised, and how. Data and pure functions.
+"""What a T5's tensors are called, their shapes, and which of them may be quantized, and how.
 
-T5 keeps Hugging Face's names; decoder-only models keep theirs too, mlx-lm maps them. Knows names,
-shapes and MLX's packings. Knows nothing of files and holds no tensor.
+T5 keeps Hugging Face's names; decoder-only models keep theirs too, mlx-lm maps them. Data and pure
+functions, which hold no tensor.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import mlx.core as mx
-
 from ..errors import CheckpointError
+from .quantization import MIXED, MODES, Quantization
+from .quantization import PARTS as QUANTIZED_PARTS
 
 ENCODER_DECODER = ("t5", "mt5", "umt5")
-DECODER_ONLY = (
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "phi3",
-)
-SUPPORTED = (*ENCODER_DECODER, *DECODER_ONLY)
-"""Families that are tried here; of decoder-only models mlx-lm's own list is the whole truth."""
-
-Q_BITS = (2, 3, 4, 5, 6, 8)
-Q_GROUP_SIZES = (32, 64, 128)
 
 SHARED, HEAD = "shared.weight", "lm_head.weight"
 TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-PACKED = ("scales", "biases")
 LARGEST = 2**31 - 1
 """Extent of an array that MLX has."""
 MOST_LAYERS = 10_000
@@ -53,48 +35,8 @@ UNUSED = "no T5 has positions in its cross-attention"
 _WIDER = re.compile(r"(shared|lm_head)\.weight")
 WIDER_BITS = 8
 # Tables of positions are tiny, and their error would go into every attention score.
-_KEPT = re.compile(r"relative_attention_bias")
-
-
-@dataclass(frozen=True)
-class Quantisation:
-    """How one matrix is packed: bits per weight, and weights that share a scale and a bias; mode:
-    MLX's name of the number format, of which only affine has biases."""
-
-    bits: int
-    group_size: int
-    mode: str = "affine"
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """What a packed matrix has beside its weight."""
-        return PACKED if self.mode == "affine" else PACKED[:1]
-
-    def pack(self, rows: mx.array) -> dict[str, mx.array]:
-        """Rows of a matrix as "weight" and `parts`. Works on single rows: pieces give the same."""
-        packed = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
-        return dict(zip(("weight", *self.parts), packed, strict=True))
-
-    def unpack(self, weight: mx.array, scales: mx.array, biases: mx.array | None) -> mx.array:
-        """The values, float32. Raises ValueError where the parts do not fit."""
-        if self.mode == "affine" and biases is not None:
-            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
-        values = mx.dequantize(
-            weight, scales, biases, group_size=self.group_size, bits=self.bits, mode=self.mode
-        )
-        return values.astype(mx.float32)
-
-
-MODES = {
-    "affine": Quantisation(4, 64),
-    "mxfp4": Quantisation(4, 32, "mxfp4"),
-    "nvfp4": Quantisation(4, 16, "nvfp4"),
-    "mxfp8": Quantisation(8, 32, "mxfp8"),
-}
-"""MLX's number formats, each with what mlx-lm takes where nothing is asked for; all but affine have
-one size only."""
-MIXED = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4_6": (4, 6)}
-"""mlx-lm's mixed recipes: the bits of most matrices, and of those that suffer more."""
+_NEVER = re.compile(r"relative_attention_bias")
+_SENSITIVE = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*\.(v|wo)\.weight")
 
 
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
@@ -102,24 +44,23 @@ def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") in ENCODER_DECODER
 
 
-def translate(config: Mapping[str, Any], key: str) -> str | None:
-    """Our name of a checkpoint's tensor, None for one that is left out."""
-    if is_encoder_decoder(config) and _DROPPED.fullmatch(key):
-        return None
-    return key
-
-
-def names(config: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
-    """Our name -> the checkpoint's, of every tensor that is kept.
+def names(stored: Iterable[str]) -> dict[str, str]:
+    """Our name -> the checkpoint's, of every tensor of a T5 that is kept.
 
     A checkpoint may hold `shared` under the names of its two copies alone.
     """
-    stored = list(keys)
-    found = {name: key for key in stored if (name := translate(config, key)) is not None}
+    stored = list(stored)
+    kept = {key: key for key in stored if not _DROPPED.fullmatch(key)}
     twins = [key for key in TWINS if key in stored]
-    if is_encoder_decoder(config) and SHARED not in found and twins:
-        found[SHARED] = twins[0]
-    return found
+    if SHARED not in kept and twins:
+        kept[SHARED] = twins[0]
+    return kept
+
+
+def without_head(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without the output head, quantized or not."""
+    head = {f"lm_head.{part}" for part in ("weight", *QUANTIZED_PARTS)}
+    return {name: each for name, each in weights.items() if name not in head}
 
 
 def feed_forward(config: Mapping[str, Any]) -> str:
@@ -143,148 +84,96 @@ def scales_output(config: Mapping[str, Any]) -> bool:
 
 
 def t5_shapes(config: Mapping[str, Any], *, own_head: bool) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a T5 and its shape before any packing.
+    """Every tensor of a T5 and its shape before any quantization.
 
+    It stands here and not with the model's arithmetic, since GGUF names tensors by it as well.
     own_head: the head is not a copy of `shared`. Raises CheckpointError where config.json lacks a
     size, or has one that cannot be.
     """
-    width, vocabulary = _size(config, "d_model"), _size(config, "vocab_size")
-    depths = {"encoder": _size(config, "num_layers")}
-    depths["decoder"] = _size(config, "num_decoder_layers", depths["encoder"])
-    if max(depths.values()) > MOST_LAYERS:
-        raise CheckpointError(f"config.json asks for {max(depths.values())} layers: no T5 has them")
-    shapes: dict[str, tuple[int, ...]] = {SHARED: (vocabulary, width)}
+    width, hidden, heads = (whole_number(config, name) for name in ("d_model", "d_ff", "num_heads"))
+    inner, buckets = heads * whole_number(config, "d_kv"), "relative_attention_num_buckets"
+    shapes: dict[str, tuple[int, ...]] = {SHARED: (whole_number(config, "vocab_size"), width)}
     if own_head:
-        shapes[HEAD] = (vocabulary, width)
-    for stack, depth in depths.items():
+        shapes[HEAD] = shapes[SHARED]
+    wide = ("wi_0", "wi_1") if feed_forward(config).startswith("gated-") else ("wi",)
+    attention = {**dict.fromkeys("qkv", (inner, width)), "o": (width, inner)}
+    dense = {**dict.fromkeys(wide, (hidden, width)), "wo": (width, hidden)}
+    layers = [("SelfAttention", attention), ("DenseReluDense", dense)]
+    cross = [layers[0], ("EncDecAttention", attention), layers[1]]
+    for stack, parts in (("encoder", layers), ("decoder", cross)):
         shapes[f"{stack}.final_layer_norm.weight"] = (width,)
-        for number in range(depth):
+        for number in range(_depth(config, stack)):
             block = f"{stack}.block.{number}"
-            shapes.update(_block_shapes(config, block, number, stack == "decoder"))
+            for place, (part, matrices) in enumerate(parts):
+                shapes[f"{block}.layer.{place}.layer_norm.weight"] = (width,)
+                for name, shape in matrices.items():
+                    shapes[f"{block}.layer.{place}.{part}.{name}.weight"] = shape
+            if number == 0 or config.get("model_type") == "umt5":
+                bias = f"{block}.layer.0.SelfAttention.relative_attention_bias.weight"
+                shapes[bias] = (whole_number(config, buckets, 32), heads)
     return shapes
 
 
-def quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The "quantization" entry of a converted model, None where it is not quantised.
-
-    Raises CheckpointError for bits or a group size that MLX does not have.
-    """
-    entry = config.get("quantization")
-    if entry is None:
-        return None
-    if not isinstance(entry, Mapping):
-        raise CheckpointError("config.json has a quantization entry that is no object")
-    for part in (entry, *(each for each in entry.values() if isinstance(each, Mapping))):
-        numbers: list[Any] = [part.get(key) for key in ("bits", "group_size", "mode")]
-        bits, group_size, mode = numbers
-        if not is_known(Quantisation(bits, group_size, mode or "affine")):
-            raise CheckpointError(
-                f"config.json asks for {_short(part.get('bits'))} bits in groups of "
-                f"{_short(part.get('group_size'))}: not a quantisation that MLX has"
-            )
-    return entry
+def _depth(config: Mapping[str, Any], stack: str) -> int:
+    depth = whole_number(config, "num_layers")
+    if stack == "decoder":
+        depth = whole_number(config, "num_decoder_layers", depth)
+    if depth > MOST_LAYERS:
+        raise CheckpointError(f"config.json asks for {depth} layers: no T5 has them")
+    return depth
 
 
-def is_known(how: Quantisation) -> bool:
-    """Whether MLX can pack so."""
-    if type(how.bits) is not int or type(how.group_size) is not int:
-        return False
-    if how.mode == "affine":
-        return how.bits in Q_BITS and how.group_size in Q_GROUP_SIZES
-    return how in MODES.values()
+def whole_number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A size in config.json. Raises CheckpointError for what is none."""
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) is not int or not 1 <= value <= LARGEST:
+        # A number of thousands of digits is none that Python writes out.
+        shown = "one so large" if type(value) is int and value > LARGEST else f"{value!a:.40}"
+        raise CheckpointError(f"config.json needs {name}, a whole number above 0, not {shown}")
+    return value
 
 
-def quantizable(
-    config: Mapping[str, Any], key: str, shape: tuple[int, ...], group_size: int
-) -> bool:
-    """Whether a weight is quantised: matrices whose rows divide into groups, positions left out."""
+def quantizable(key: str, shape: tuple[int, ...], group_size: int) -> bool:
+    """Whether a weight is quantized: matrices whose rows divide into groups, positions left out."""
     return (
         key.endswith(".weight")
         and len(shape) == 2
         and shape[-1] % group_size == 0
-        and not _KEPT.search(key)
+        and not _NEVER.search(key)
     )
 
 
-def _block_shapes(
-    config: Mapping[str, Any], block: str, number: int, is_decoder: bool
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width, hidden = _size(config, "d_model"), _size(config, "d_ff")
-    heads = _size(config, "num_heads")
-    inner = heads * _size(config, "d_kv")
-    attentions = ("SelfAttention", "EncDecAttention") if is_decoder else ("SelfAttention",)
-    for place, attention in enumerate(attentions):
-        layer = f"{block}.layer.{place}"
-        yield f"{layer}.layer_norm.weight", (width,)
-        for part in "qkv":
-            yield f"{layer}.{attention}.{part}.weight", (inner, width)
-        yield f"{layer}.{attention}.o.weight", (width, inner)
-    if number == 0 or config.get("model_type") == "umt5":
-        buckets = _size(config, "relative_attention_num_buckets", 32)
-        name = f"{block}.layer.0.SelfAttention.relative_attention_bias.weight"
-        yield name, (buckets, heads)
-    layer = f"{block}.layer.{len(attentions)}"
-    yield f"{layer}.layer_norm.weight", (width,)
-    gated = feed_forward(config).startswith("gated-")
-    for part in ("wi_0", "wi_1") if gated else ("wi",):
-        yield f"{layer}.DenseReluDense.{part}.weight", (hidden, width)
-    yield f"{layer}.DenseReluDense.wo.weight", (width, hidden)
-
-
-def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    value = default if value is None else value
-    if type(value) is not int or not 1 <= value <= LARGEST:
-        raise CheckpointError(
-            f"config.json needs {name}, a whole number above 0, not {_short(value)}"
-        )
-    return value
-
-
-def _short(value: Any) -> str:
-    # A number of thousands of digits is none that Python writes out.
-    return "one so large" if type(value) is int and value > LARGEST else f"{value!a:.40}"
-
-
-def quantisation_of(
+def quantization_of(
     config: Mapping[str, Any],
     key: str,
     shape: tuple[int, ...],
-    default: Quantisation,
+    default: Quantization,
     mixed: str = "",
-) -> Quantisation | None:
-    """How one of a T5's weights is packed, None for what is left alone.
+) -> Quantization | None:
+    """How one of a T5's weights is quantized, None for what is left alone.
 
     Embedding and head get at least 8 bits, the rest what is asked for. mixed: a key of MIXED; the
     values of attention and the output of the feed-forward network then have its wider bits in some
-    blocks, those that mlx-lm's recipes choose.
+    blocks, those that mlx-lm's predicates choose.
     """
-    if not quantizable(config, key, shape, default.group_size):
+    if not quantizable(key, shape, default.group_size):
         return None
-    if is_encoder_decoder(config) and _WIDER.fullmatch(key):
-        return _wider(default, shape)
+    if _WIDER.fullmatch(key):
+        if default.mode == "affine":
+            return Quantization(max(default.bits, WIDER_BITS), default.group_size)
+        wider = MODES["mxfp8"]
+        return wider if shape[-1] % wider.group_size == 0 else default
     if mixed and _has_more_bits(config, key):
-        return Quantisation(MIXED[mixed][1], default.group_size)
+        return Quantization(MIXED[mixed][1], default.group_size)
     return default
-
-
-def _wider(default: Quantisation, shape: tuple[int, ...]) -> Quantisation:
-    if default.mode == "affine":
-        return Quantisation(max(default.bits, WIDER_BITS), default.group_size)
-    wider = MODES["mxfp8"]
-    return wider if shape[-1] % wider.group_size == 0 else default
-
-
-_SENSITIVE = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*\.(v|wo)\.weight")
 
 
 def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
     """The first and the last eighth of a stack's blocks, and every third between."""
-    found = _SENSITIVE.fullmatch(key)
-    if found is None:
+    part = _SENSITIVE.fullmatch(key)
+    if part is None:
         return False
-    depth = _size(config, "num_layers")
-    if found[1] == "decoder":
-        depth = _size(config, "num_decoder_layers", depth)
-    block, eighth = int(found[2]), depth // 8
+    depth, block = _depth(config, part[1]), int(part[2])
+    eighth = depth // 8
     return block < eighth or block >= 7 * depth // 8 or (block - eighth) % 3 == 2

@@ -1,7 +1,7 @@
 """Other programs' layouts -> a directory as Hugging Face would have it, while it is needed.
 
-Knows which layouts there are and how each is recognised. What is laid down is small: config.json,
-tokenizer files made from the source's own, and links to the weights, which stay where they are.
+What is materialized is small: config.json, tokenizer files made from the source's own, and links to
+the weights, which stay where they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LAYOUTS: tuple[tuple[Callable[[Path], bool], Callable[[Path, Path], None]], ...
     (is_gguf, gguf_source.lay_down),
     (is_meta, lay_down_meta),
 )
-"""How each is recognised, and laid down."""
+"""How each is recognized, and materialized."""
 
 
 @contextmanager
@@ -34,8 +34,8 @@ def as_directory(source: Path) -> Iterator[Path]:
     Raises CheckpointError where a source of another layout is damaged or not supported, OutputError
     where the temporary directory cannot be written.
     """
-    lay_down = next((write for recognises, write in _LAYOUTS if recognises(source)), None)
-    if lay_down is None:
+    materialize = next((write for recognizes, write in _LAYOUTS if recognizes(source)), None)
+    if materialize is None:
         yield source
         return
     with contextlib.ExitStack() as left:
@@ -43,7 +43,7 @@ def as_directory(source: Path) -> Iterator[Path]:
             made = left.enter_context(leftovers.temporary())
         try:
             with _written(str(made)):
-                lay_down(source, made)
+                materialize(source, made)
             yield made
         except CheckpointError as problem:
             # The user knows nothing of the temporary directory.
@@ -52,7 +52,7 @@ def as_directory(source: Path) -> Iterator[Path]:
 
 
 def originals(paths: Iterable[Path], source: Path, directory: Path) -> list[Path]:
-    """The source's own files, of which `directory`, where it was laid down, has links."""
+    """The source's own files, of which `directory`, where it was materialized, has links."""
     if directory == source:
         return list(paths)
     return [Path(os.readlink(path)) if path.is_symlink() else path for path in paths]

@@ -1,22 +1,21 @@
 """provenance.json: where a converted model comes from and what was done to it.
 
-Knows what is told and how it is written. Computes nothing. It names no directory of the machine and
-no time, so that the same conversion writes the same file.
+It names no directory of the machine and no time, so that the same conversion writes the same file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from .. import __version__
-from .account import Account
 from .disk.digests import FileDigest, combined
+from .tensor_report import TensorReport
 
 FILE = "provenance.json"
 
@@ -35,7 +34,7 @@ class Provenance:
     format: str
     source: Mapping[str, FileDigest]
     result: Mapping[str, FileDigest]
-    account: Account
+    report: TensorReport
 
     @property
     def source_digest(self) -> str:
@@ -51,13 +50,12 @@ class Provenance:
         """In lines; the digests are short, the file has them in full."""
         return (
             f"source {self.name}: {self.format}, digest {self.source_digest[:16]}",
-            *self.account.describe(),
+            *self.report.describe(),
             f"digest of the result {self.result_digest[:16]}, all of this in {FILE}",
         )
 
     def write(self, directory: Path, facts: Mapping[str, Any]) -> None:
         """Write provenance.json. facts: of the result, what else is told. Raises OSError."""
-        account = self.account
         whole = {
             "tool": f"mlx-specdec {__version__}",
             "mlx": mx.__version__,  # type: ignore[attr-defined]
@@ -73,14 +71,7 @@ class Provenance:
                 "digest": self.result_digest,
                 "files": _files(self.result),
             },
-            "tensors": {
-                "read": account.read,
-                "renamed": dict(account.renamed),
-                "tied": dict(account.tied),
-                "joined": list(account.joined),
-                "computed": list(account.computed),
-                "dropped": dict(account.dropped),
-            },
+            "tensors": asdict(self.report),
         }
         text = json.dumps(whole, indent=2, ensure_ascii=False)
         # Bytes of a name that are no text become escapes, which JSON has as well.

@@ -1,7 +1,4 @@
-"""What a conversion did and checked, for people.
-
-Knows figures and sentences. Does nothing.
-"""
+"""What a conversion did and checked, for people."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .account import Account
 from .check import Differences
 from .provenance import Provenance
+from .tensor_report import TensorReport
 from .verify import Verified
 
 
@@ -19,7 +16,7 @@ from .verify import Verified
 class Report:
     """What a conversion wrote and how it was checked.
 
-    parameters: weights, scales of packed ones not counted. nbytes: of the tensors written.
+    parameters: weights, scales of quantized ones not counted. nbytes: of the tensors written.
     differences: see `check.Differences`. verified: what running both models showed.
     """
 
@@ -34,9 +31,9 @@ class Report:
     provenance: Provenance
 
     @property
-    def account(self) -> Account:
+    def tensor_report(self) -> TensorReport:
         """What became of each of the source's tensors."""
-        return self.provenance.account
+        return self.provenance.report
 
     @property
     def logits(self) -> float | None:
@@ -55,30 +52,34 @@ class Report:
 
     def facts(self) -> dict[str, Any]:
         """What provenance.json says of the result."""
-        found = self.differences
+        differences = self.differences
         return {
             "dtype": self.dtype,
             "tensors": self.tensors,
             "parameters": self.parameters,
             "bytes": self.nbytes,
             "bits_per_weight": round(self.bits_per_weight, 4),
-            "largest_difference": found.plain,
-            "largest_difference_of_packed": found.packed,
+            "largest_difference": differences.plain,
+            "largest_difference_of_quantized": differences.quantized,
             **self.verified.facts(),
         }
 
     def describe(self) -> str:
         """All of it in a few lines."""
-        found = self.differences
+        differences = self.differences
         size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
         lines = [f"wrote {self.path}: {size}, {self.dtype}, {self.bits_per_weight:.2f} bits each"]
         lines += self.provenance.describe()
         lines += self.notes
-        checked = f"read back {found.tensors} tensors: largest difference {found.plain:.3g}"
-        if found.plain:
-            checked += f" ({found.plain_name})"
-        if found.packed is not None:
-            checked += f", of packed weights {found.packed:.3g} ({found.packed_name})"
+        checked = (
+            f"read back {differences.tensors} tensors: largest difference {differences.plain:.3g}"
+        )
+        if differences.plain:
+            checked += f" ({differences.plain_name})"
+        if differences.quantized is not None:
+            checked += (
+                f", of quantized weights {differences.quantized:.3g} ({differences.quantized_name})"
+            )
         lines.append(checked)
         lines += self.verified.describe()
         return "\n".join(lines)

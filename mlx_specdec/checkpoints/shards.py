@@ -1,8 +1,7 @@
 """Which files of a directory hold its weights, and which tensor an index expects in which.
 
-Knows names of files and of indexes, of safetensors, torch's archives, GGUF and Meta's parts, and
-takes what comes first in this order. Opens only the index, and refuses names that lead out of the
-directory.
+Of safetensors, torch's archives, GGUF and Meta's parts what comes first in this order is taken.
+Only the index is opened; names that lead out of the directory are refused.
 """
 
 from __future__ import annotations
@@ -172,17 +171,17 @@ def all_own(files: list[Path]) -> list[Path]:
 
 
 def _places(index: Path, layout: _Layout) -> dict[str, str]:
-    found = read_json(index).get("weight_map")
-    if not isinstance(found, dict) or not found:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map: download it again")
-    for name in found.values():
+    for name in places.values():
         plain = isinstance(name, str) and name.endswith(layout.suffix)
         if not plain or re.search(r"[/\\\0]", name):
             raise CheckpointError(
                 f"{index} names {name!a:.80}, which is no {layout.format} file of its directory: "
                 "get the model from another place"
             )
-    return found
+    return places
 
 
 def _no_weights(directory: Path) -> str:

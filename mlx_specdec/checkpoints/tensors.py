@@ -1,7 +1,4 @@
-"""A tensor that is not read yet: its type and shape now, its values piece by piece.
-
-Knows how large a piece may be. Knows nothing of files or of what is done with the values.
-"""
+"""A tensor that is not read yet: its type and shape now, its values piece by piece."""
 
 from __future__ import annotations
 
@@ -64,3 +61,8 @@ def same(first: Tensor, second: Tensor) -> bool:
         if not mx.array_equal(piece, second.rows(begin, end)).item():
             return False
     return True
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """For example "bfloat16"."""
+    return str(dtype).rpartition(".")[2]

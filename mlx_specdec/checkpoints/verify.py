@@ -1,7 +1,7 @@
 """Whether a converted model computes what its source does, where both can be loaded.
 
-Knows when they can, what of the answer is an error and how it is told. Models are loaded and run by
-functions that the caller hands in: checkpoints know no arithmetic.
+Models are loaded and run by functions that the caller hands in (`compare_models` has them):
+checkpoints know no arithmetic.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, OptionError
+from ..errors import CheckpointError, OptionError, SpecdecError
 from .check import Differences
 from .disk import sizes
 
@@ -21,7 +21,7 @@ SHARE_OF_MEMORY = 0.5
 SHARE_OF_SHARD = 1.2
 """And this much of a shard, unless the comparison was asked for."""
 QUICK_BYTES = 600_000_000
-"""Nor more than this, unless it was asked for or weights were packed: to run both models takes
+"""Nor more than this, unless it was asked for or weights were quantized: to run both models takes
 longer than to convert, above some 100 million weights by several times."""
 LOADED_BYTES = 6
 """Of one weight while its model is loaded in float32: the result and what it was read as."""
@@ -55,21 +55,9 @@ class TextChange:
 
 
 @dataclass(frozen=True)
-class Comparisons:
-    """How to compare two checkpoints, (source, result); None: not at all.
-
-    logits: the largest difference of log-probabilities on a fixed input of token ids. text: what
-    becomes of a fixed text, or a sentence that says why that is not known.
-    """
-
-    logits: Callable[[Path, Path], float] | None = None
-    text: Callable[[Path, Path], TextChange | str] | None = None
-
-
-@dataclass(frozen=True)
 class Verified:
-    """What was found. logits None: not compared, and `note` says why; text likewise, None as well
-    where nobody asked for it."""
+    """What comparing showed. logits None: not compared, and `note` says why; text likewise, None as
+    well where nobody asked for it."""
 
     logits: float | None
     text: TextChange | None
@@ -111,35 +99,43 @@ def verify(
     result: Path,
     parameters: int,
     differences: Differences,
-    how: Comparisons,
     *,
+    compare_logits: Callable[[Path, Path], float] | None,
+    compare_text: Callable[[Path, Path], TextChange] | None,
     asked: bool,
     shard_bytes: int,
 ) -> Verified:
-    """Compare where it is possible, and where it costs little or weights were packed or it was
+    """Compare where it is possible, and where it costs little or weights were quantized or it was
     `asked` for; in the last two cases a fixed text too.
 
     Raises CheckpointError where the result cannot be right.
     """
-    if how.logits is None:
-        return Verified(None, None, "no comparison was asked for")
-    needed = parameters * LOADED_BYTES
-    if needed > SHARE_OF_MEMORY * sizes.memory():
-        return Verified(None, None, "a whole model does not fit in memory")
-    if not asked and needed > SHARE_OF_SHARD * shard_bytes:
-        return Verified(
-            None, None, "a whole model takes more memory than --max-shard-size allows; see --verify"
-        )
-    if not asked and differences.packed is None and needed > QUICK_BYTES:
-        return Verified(None, None, "it would take longer than the conversion; see --verify")
-    found = how.logits(source, result)
-    unchanged = differences.plain == 0 and differences.packed is None
-    if math.isnan(found) or (unchanged and found > SAME_LOGITS):
+    quantized = differences.quantized is not None
+    reason = _reason_not_to(parameters, quantized, asked=asked, shard_bytes=shard_bytes)
+    if compare_logits is None or reason:
+        return Verified(None, None, reason or "no comparison was asked for")
+    difference = compare_logits(source, result)
+    unchanged = differences.plain == 0 and not quantized
+    if math.isnan(difference) or (unchanged and difference > SAME_LOGITS):
         raise CheckpointError(
             f"the converted model does not compute what its source does (log-probabilities differ "
-            f"by {found:.3g}): please report this checkpoint"
+            f"by {difference:.3g}): please report this checkpoint"
         )
-    if how.text is None or not (asked or differences.packed is not None):
-        return Verified(found, None, "")
-    text = how.text(source, result)
-    return Verified(found, None, text) if isinstance(text, str) else Verified(found, text, "")
+    if compare_text is None or not (asked or quantized):
+        return Verified(difference, None, "")
+    try:
+        return Verified(difference, compare_text(source, result), "")
+    except SpecdecError as problem:  # both models were loaded: it is the text that cannot be read
+        return Verified(difference, None, str(problem))
+
+
+def _reason_not_to(parameters: int, quantized: bool, *, asked: bool, shard_bytes: int) -> str:
+    """Why two models of so many weights are not compared; "" where they are."""
+    needed = parameters * LOADED_BYTES
+    if needed > SHARE_OF_MEMORY * sizes.memory():
+        return "a whole model does not fit in memory"
+    if not asked and needed > SHARE_OF_SHARD * shard_bytes:
+        return "a whole model takes more memory than --max-shard-size allows; see --verify"
+    if not asked and not quantized and needed > QUICK_BYTES:
+        return "it would take longer than the conversion; see --verify"
+    return ""

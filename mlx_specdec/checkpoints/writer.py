@@ -1,9 +1,8 @@
 """Tensors -> safetensors shards with an index, as mlx-lm writes them; and config.json.
 
-Knows types, quantisation and file layout. Knows nothing of models or of where the result will lie.
 Memory holds one piece of a tensor at a time: a shard's header follows from lazy arrays, whose types
 and shapes are known without computing them; then each piece is read, changed and written in its
-place. Casting and packing work on rows, so that pieces give the same bytes as the whole.
+place. Casting and quantizing work on rows, so that pieces give the same bytes as the whole.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, first_line
 from .formats.safetensors import DTYPES
-from .keys import Quantisation
+from .quantization import Quantization
 from .shards import INDEX
-from .tensors import Tensor
+from .tensors import Tensor, dtype_name
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "F8_E4M3"}
 _EXPONENTS = {
@@ -35,15 +34,15 @@ _EXPONENTS = {
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of one tensor. dtype None: as it is; quantisation: of a matrix, after that."""
+    """What becomes of one tensor. dtype None: as it is; quantization: of a matrix, after that."""
 
     dtype: mx.Dtype | None = None
-    quantisation: Quantisation | None = None
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written. parameters: weights counted before packing, scales not counted."""
+    """What was written. parameters: weights counted before quantizing, scales not counted."""
 
     tensors: int
     parameters: int
@@ -70,14 +69,15 @@ def write_weights(
     change: Callable[[str, Tensor], Change],
     *,
     shard_bytes: int,
+    count: Callable[[str, Tensor], int] = lambda name, tensor: tensor.size,
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Written:
     """Write model.safetensors, or model-0000i-of-0000n.safetensors, and the index.
 
     tensors: by name. shard_bytes: the most bytes of tensors in one file, unless a single tensor
-    has more. progress: called with the source bytes of each piece done. Raises
-    CheckpointError for values that are not finite, or not after the change of type; OSError as the
-    system raises it.
+    has more. count: how many weights a tensor stands for. progress: called with the source bytes of
+    each piece done. Raises CheckpointError for values that are not finite, or not after the change
+    of type; OSError as the system raises it.
     """
     shards: list[list[str]] = []
     waiting: list[_Item] = []
@@ -90,7 +90,7 @@ def write_weights(
         waiting.append(item)
         size += item.nbytes
         total += item.nbytes
-        parameters += tensor.size
+        parameters += count(name, tensor)
         del item, tensor
     if waiting:
         shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
@@ -101,7 +101,7 @@ def write_weights(
 def write_config(
     directory: Path, config: Mapping[str, Any], quantization: Mapping[str, Any] | None
 ) -> None:
-    """config.json as mlx-lm writes it: sorted, quantisation under both names that are in use."""
+    """config.json as mlx-lm writes it: sorted, quantization under both names that are in use."""
     whole = {key: value for key, value in config.items() if key != "_name_or_path"}
     if quantization is not None:
         whole["quantization"] = dict(quantization)
@@ -130,10 +130,10 @@ def _cast(array: mx.array, change: Change) -> mx.array:
 
 def _stored(name: str, cast: mx.array, change: Change) -> dict[str, mx.array]:
     """What is stored for some rows of a tensor, by name."""
-    if change.quantisation is None:
+    if change.quantization is None:
         return {name: cast}
     path = name.removesuffix(".weight")
-    return {f"{path}.{part}": each for part, each in change.quantisation.pack(cast).items()}
+    return {f"{path}.{part}": each for part, each in change.quantization.quantize(cast).items()}
 
 
 def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]) -> list[str]:
@@ -193,12 +193,11 @@ def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
             )
         if cast is not piece and not _finite(cast):
             raise CheckpointError(
-                f"{name} holds values too large for {_short(cast.dtype)}: convert with "
+                f"{name} holds values too large for {dtype_name(cast.dtype)}: convert with "
                 "--dtype bfloat16"
             )
     except RuntimeError as problem:
-        reason = (str(problem).strip().splitlines() or ["unknown reason"])[0]
-        raise CheckpointError(f"{name} cannot be read: {reason}") from problem
+        raise CheckpointError(f"{name} cannot be read: {first_line(problem)}") from problem
 
 
 def _finite(array: mx.array) -> bool:
@@ -244,7 +243,3 @@ def _tagged(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_tagged(each) for each in value]
     return value
-
-
-def _short(dtype: mx.Dtype) -> str:
-    return str(dtype).rpartition(".")[2]

@@ -66,10 +66,10 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
     from .. import blas
 
     blas.load()
-    from ..assemble import compare_logits
+
     from ..checkpoints.convert import convert as run
     from ..checkpoints.disk import sizes
-    from ..faithful import compare_text
+    from ..compare_models import compare_logits, compare_text
 
     given = {**vars(conversion), **vars(numbers)}
     model, destination = given.pop("model"), given.pop("mlx_path")
@@ -84,6 +84,7 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
             shard_bytes=None if size is None else sizes.parse(size),
             compare_logits=compare_logits,
             compare_text=compare_text,
+            announce=render.tell,
             progress=report,
             download_progress=report_download,
             **given,

@@ -17,7 +17,7 @@ _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..checkpoints.inspection import Inspection
+    from ..checkpoints.inspect import Inspection
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def inspect(source: Checkpoint, output: Json) -> None:
 
 
 def _pretty(found: Inspection) -> str:
-    account = found.account.describe() if found.account is not None else ()
+    report = found.tensor_report.describe() if found.tensor_report is not None else ()
     problem = [f"Not convertible: {found.problem}"] if found.problem else []
-    said = (_safe(line) for line in (*account, *problem))
+    said = (_safe(line) for line in (*report, *problem))
     return render.laid_out(sys.stdout, _summary(found), _types(found), _tensors(found), *said)
 
 
@@ -64,7 +64,7 @@ def _summary(found: Inspection) -> Table:
     table.add_row("model type", _safe(found.model_type) or "unknown")
     table.add_row("sizes", sizes or "unknown")
     table.add_row("weights", weights)
-    table.add_row("quantized", _safe(found.quantisation) or "no")
+    table.add_row("quantized", _safe(found.quantization) or "no")
     table.add_row("tokenizer", _safe(found.tokenizer) or "none")
     table.add_row("files", _safe("\n".join(files)))
     return table

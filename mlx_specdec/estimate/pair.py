@@ -10,7 +10,7 @@ from typing import Any
 from ..contracts import Context, Model, Progress
 from ..costs.passes import Clock, PassCosts, PassTimer, opened
 from ..costs.speedup import RoundCost, between, speedups
-from ..errors import OptionError, SpecdecError
+from ..errors import OptionError, SpecdecError, first_line
 from ..models.outline import Outline, outline
 from .depths import extrapolate, parts
 from .measure import FIRST_SIZES, SIZES_BETWEEN, measure
@@ -105,7 +105,7 @@ def estimate(
     except SpecdecError:
         raise
     except (RuntimeError, ValueError) as problem:
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        reason = first_line(problem)
         raise OptionError(
             f"MLX cannot run these models as asked for on this device: {reason}"
         ) from problem

@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
 from ..cache_settings import CacheSettings
-from ..errors import OptionError
+from ..errors import OptionError, first_line
 
 MakeCaches = Callable[[], list[Any]]
 
@@ -52,10 +52,9 @@ def _try(network: nn.Module, caches: list[Any], settings: CacheSettings) -> None
     try:
         network(mx.zeros((1, 2), dtype=mx.int32), cache=caches)
     except ValueError as problem:
-        reason = (str(problem).strip().splitlines() or ["ValueError"])[0]
         raise OptionError(
             f"{_name(network)} cannot use a quantised cache with groups of "
-            f"{settings.group_size}: {reason}"
+            f"{settings.group_size}: {first_line(problem)}"
         ) from None
     except Exception as problem:
         # Arithmetic of its own, which takes no packed keys.

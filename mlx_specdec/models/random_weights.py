@@ -1,6 +1,6 @@
 """Random numbers in the place of weights, of moderate size and cheap to make.
 
-Knows arrays and MLX's packed layers. Knows no family. Meant for measuring: a kernel's time depends
+Meant for measuring: a kernel's time depends
 on shapes and types, not on values, as long as none is infinite or vanishes.
 """
 
@@ -21,10 +21,10 @@ def fill(network: nn.Module, seed: int, given: Mapping[str, mx.array]) -> None:
     """Put random numbers into every matrix and compute everything, at once.
 
     Matrices get a variance of 1 / inputs, evenly spread; vectors (norms, biases) keep what their
-    layer began with. Of what is packed, only MLX's affine kind is filled; the others keep what they
-    were packed from. given: arrays that are taken as they are, by name.
+    layer began with. Of what is quantized, only MLX's affine kind is filled; the others keep what
+    they were made from. given: arrays that are taken as they are, by name.
     """
-    packed = {
+    quantized = {
         name: module
         for name, module in network.named_modules()
         if hasattr(module, "bits") and getattr(module, "mode", "affine") == "affine"
@@ -37,9 +37,9 @@ def fill(network: nn.Module, seed: int, given: Mapping[str, mx.array]) -> None:
         if path in given:
             return given[path]
         parent, _, name = path.rpartition(".")
-        module = packed.get(parent)
+        module = quantized.get(parent)
         if module is not None and name in ("weight", "scales", "biases"):
-            return _packed(name, array, module, words)
+            return _quantized(name, array, module, words)
         if array.ndim < 2 or not mx.issubdtype(array.dtype, mx.floating):
             return array
         return _repeat(floats.astype(array.dtype), array, array.shape[-1] ** -0.5)
@@ -48,8 +48,8 @@ def fill(network: nn.Module, seed: int, given: Mapping[str, mx.array]) -> None:
     mx.eval(network.parameters())
 
 
-def _packed(name: str, array: mx.array, module: nn.Module, words: mx.array) -> mx.array:
-    """One array of a packed matrix whose weights are level * scale + bias, evenly spread."""
+def _quantized(name: str, array: mx.array, module: nn.Module, words: mx.array) -> mx.array:
+    """One array of a quantized matrix whose weights are level * scale + bias, evenly spread."""
     if name == "weight":
         return _repeat(words.view(mx.uint32), array, 1)
     inputs = module.scales.shape[-1] * module.group_size

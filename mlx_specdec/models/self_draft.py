@@ -1,7 +1,7 @@
 """A model's own weights at fewer bits, as a draft of itself.
 
-Knows modules. Norms, positions, biases and tables that are only looked up are shared with the
-target and take no memory; of a T5 the whole encoder is. Knows nothing of files and proposals.
+Norms, positions, biases and tables that are only looked up are shared with the target and take no
+memory; of a T5 the whole encoder is.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..errors import OptionError
+from ..errors import OptionError, first_line
+from . import families
 from .base import Base
-from .encoder_decoder import EncoderDecoderModel
 
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 BITS = (2, 3, 4, 5, 6, 8)
@@ -31,36 +31,38 @@ def self_draft(target: Base, bits: int, group_size: int = 64) -> tuple[Base, int
     if bits not in BITS:
         raise OptionError(f"draft-bits must be one of {', '.join(map(str, BITS))}, not {bits}")
     network = target.network
-    twin = packed_twin(network, bits, group_size)
+    twin = quantized_twin(network, bits, group_size)
     mx.eval(twin.parameters())
     shared = {id(array) for _, array in tree_flatten(network.parameters())}
     added = sum(a.nbytes for _, a in tree_flatten(twin.parameters()) if id(a) not in shared)
-    if isinstance(target, EncoderDecoderModel):
-        return EncoderDecoderModel(twin), added
-    from .decoder_only import DecoderOnlyModel
+    try:
+        return families.of_model(target).model(twin, target.max_length), added
+    except ValueError as problem:
+        raise OptionError(
+            f"the target's own layers cannot draft: it reads its weights past its layers, which "
+            f"fails where they are quantized ({first_line(problem):.100})"
+        ) from problem
 
-    return DecoderOnlyModel(twin, target.max_length), added
 
-
-def packed_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
+def quantized_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
     """The same modules, whose matrices have at most `bits` a weight; `network` stays as it is.
 
-    Raises OptionError where nothing can be packed further.
+    Raises OptionError where nothing can be quantized further.
     """
     twin = twin_of(network)
     shared = _looked_up(twin)
-    packed = [
-        (path, found)
+    quantized = [
+        (path, smaller)
         for path, module in twin.named_modules()
         if not path.startswith("encoder.")
         and path not in shared
-        and (found := _packed(module, bits, group_size)) is not None
+        and (smaller := _quantized(module, bits, group_size)) is not None
     ]
-    if not packed:
+    if not quantized:
         raise OptionError(
             f"the target has no weights that {bits} bits would make smaller: give fewer draft-bits"
         )
-    twin.update_modules(tree_unflatten(packed))
+    twin.update_modules(tree_unflatten(quantized))
     return twin
 
 
@@ -74,7 +76,7 @@ def _looked_up(network: nn.Module) -> frozenset[str]:
     )
 
 
-def _packed(module: nn.Module, bits: int, group_size: int) -> nn.Module | None:
+def _quantized(module: nn.Module, bits: int, group_size: int) -> nn.Module | None:
     """The module at fewer bits; None where that would gain nothing or cannot be."""
     if isinstance(module, EMBEDDINGS):
         bits = max(bits, WIDER_BITS)
@@ -88,7 +90,7 @@ def _packed(module: nn.Module, bits: int, group_size: int) -> nn.Module | None:
 
 
 def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
-    """The plain layer that a packed one was made of, as far as its bits tell."""
+    """The plain layer that a quantized one was made of, as far as its bits tell."""
     weight = mx.dequantize(
         module.weight,
         module.scales,

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..checkpoints.keys import feed_forward, scales_output
+from ..checkpoints.keys import LARGEST, feed_forward, scales_output, whole_number
 from ..errors import CheckpointError
 
 FEED_FORWARDS = ("relu", "gelu", "silu", "gated-relu", "gated-gelu", "gated-silu")
-_TOO_LARGE = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -42,19 +41,19 @@ class T5Config:
                 f"config.json has feed_forward_proj {kind!r}; supported are "
                 f"{', '.join(FEED_FORWARDS)}"
             )
-        layers = _whole(config, "num_layers")
-        vocabulary = _whole(config, "vocab_size")
+        layers = whole_number(config, "num_layers")
+        vocabulary = whole_number(config, "vocab_size")
         count, farthest = _relative_positions(config)
-        if _whole(config, "num_heads") * _whole(config, "d_kv") >= _TOO_LARGE:
+        if whole_number(config, "num_heads") * whole_number(config, "d_kv") > LARGEST:
             raise CheckpointError("config.json asks for num_heads and d_kv that no model has")
         return cls(
             vocab_size=vocabulary,
-            d_model=_whole(config, "d_model"),
-            d_kv=_whole(config, "d_kv"),
-            d_ff=_whole(config, "d_ff"),
-            num_heads=_whole(config, "num_heads"),
+            d_model=whole_number(config, "d_model"),
+            d_kv=whole_number(config, "d_kv"),
+            d_ff=whole_number(config, "d_ff"),
+            num_heads=whole_number(config, "num_heads"),
             num_layers=layers,
-            num_decoder_layers=_whole(config, "num_decoder_layers", layers),
+            num_decoder_layers=whole_number(config, "num_decoder_layers", layers),
             num_buckets=count,
             max_distance=farthest,
             epsilon=_epsilon(config),
@@ -66,14 +65,6 @@ class T5Config:
         )
 
 
-def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    value = default if value is None else value
-    if type(value) is not int or not 0 < value < _TOO_LARGE:
-        raise CheckpointError(f"config.json needs {name}, a whole number above 0, not {value!r}")
-    return value
-
-
 def _epsilon(config: Mapping[str, Any]) -> float:
     value = config.get("layer_norm_epsilon", 1e-6)
     if type(value) not in (int, float) or not 0 <= value < 1:
@@ -83,8 +74,8 @@ def _epsilon(config: Mapping[str, Any]) -> float:
 
 def _relative_positions(config: Mapping[str, Any]) -> tuple[int, int]:
     """Number of buckets, and the distance at which the last one begins."""
-    count = _whole(config, "relative_attention_num_buckets", 32)
-    farthest = _whole(config, "relative_attention_max_distance", 128)
+    count = whole_number(config, "relative_attention_num_buckets", 32)
+    farthest = whole_number(config, "relative_attention_max_distance", 128)
     if count < 4 or count % 2 or farthest <= count // 2:
         raise CheckpointError(
             f"config.json has {count} relative_attention_num_buckets up to distance {farthest}: "

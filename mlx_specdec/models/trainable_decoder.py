@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 from ..contracts import FINAL
 from .decoder_only import DecoderOnlyModel
-from .trainable import Ids, padded, places
+from .trainable_t5 import Ids, padded, places
 
 
 class TrainableDecoder:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
-from .tokenizer_files import content_of, first_line, ids_of_added, read_json
+from ..errors import CheckpointError, first_line
+from .tokenizer_files import content_of, ids_of_added, read_json
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 _ROBERTA = ("RobertaTokenizer", "RobertaTokenizerFast")

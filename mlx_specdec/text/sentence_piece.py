@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
-from .tokenizer_files import digest_of, first_line
+from ..errors import CheckpointError, first_line
+from .tokenizer_files import digest_of
 
 EXTRA, MOST_EXTRA = 100, 100_000
 """T5's sentinels, where nothing says how many there are, and the most that are believed."""

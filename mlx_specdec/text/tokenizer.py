@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, first_line
 from . import byte_level_bpe
 from .byte_tokenizer import ByteTokenizer
 from .sentence_piece import SentencePieceTokenizer
-from .tokenizer_files import content_of, digest_of, first_line, read_json
+from .tokenizer_files import content_of, digest_of, read_json
 
 Kind = Literal["encoder-decoder", "decoder-only"]
 

@@ -37,11 +37,6 @@ def digest_of(directory: Path) -> str:
     return whole.hexdigest()
 
 
-def first_line(problem: Exception) -> str:
-    """What another library says is wrong, in one line."""
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-
-
 def content_of(token: Any) -> str | None:
     """A special token's text, given as text or as an object; None for anything else."""
     token = token.get("content") if isinstance(token, Mapping) else token

@@ -69,7 +69,7 @@ def test_packings_that_are_not_as_config_json_says_are_not_unpacked(
     config = json.loads((packed / "config.json").read_text())
     config["quantization"] |= change
     (packed / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"is not packed as config\.json says"):
+    with pytest.raises(CheckpointError, match=r"is not quantized as config\.json says"):
         convert(str(packed), tmp_path / "out", dequantize=True)
 
 
@@ -78,7 +78,7 @@ def test_a_twin_of_the_embedding_that_is_no_copy_is_not_called_one(tmp_path: Pat
     shared = weights["shared.weight"]
     twins = {"encoder.embed_tokens.weight": shared + 1, "decoder.embed_tokens.weight": shared}
     source = write_t5(tmp_path / "t5", weights={**weights, **twins})
-    account = convert(str(source), tmp_path / "out").account
-    assert account.tied == {"decoder.embed_tokens.weight": "shared.weight"}
-    assert account.dropped.keys() == {"encoder.embed_tokens.weight"}
-    assert "no copy" in account.dropped["encoder.embed_tokens.weight"]
+    report = convert(str(source), tmp_path / "out").tensor_report
+    assert report.tied == {"decoder.embed_tokens.weight": "shared.weight"}
+    assert report.dropped.keys() == {"encoder.embed_tokens.weight"}
+    assert "no copy" in report.dropped["encoder.embed_tokens.weight"]

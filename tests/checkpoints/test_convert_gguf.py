@@ -13,9 +13,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.assemble import compare_logits
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.compare_models import compare_logits
 from mlx_specdec.errors import CheckpointError, OutputError, SourceError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -109,7 +109,7 @@ def test_vectors_that_do_not_fit_the_half_type_stay_wide(tmp_path: Path) -> None
 def test_packed_types_are_named_and_can_be_packed_again(tmp_path: Path) -> None:
     report = convert(str(FIXTURES / "llama-q4_0.gguf"), tmp_path / "out", quantize=True)
     assert any("Q4_0" in note for note in report.notes)
-    assert report.differences.packed is not None
+    assert report.differences.quantized is not None
 
 
 def test_a_directory_with_one_file_and_parts_give_the_same(tmp_path: Path) -> None:

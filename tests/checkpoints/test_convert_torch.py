@@ -13,9 +13,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.assemble import compare_logits
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.compare_models import compare_logits
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 

@@ -27,7 +27,7 @@ def row(found: Inspection, name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("place", "format", "model_type", "quantised"),
+    ("place", "format", "model_type", "quantized"),
     [
         ("t5/mt5", "safetensors", "mt5", ""),
         ("torch/llama", "safetensors", "llama", ""),
@@ -37,17 +37,17 @@ def row(found: Inspection, name: str) -> Any:
     ],
 )
 def test_every_format_is_told_apart_and_agrees_with_its_conversion(
-    tmp_path: Path, place: str, format: str, model_type: str, quantised: str
+    tmp_path: Path, place: str, format: str, model_type: str, quantized: str
 ) -> None:
     found = inspect(str(FIXTURES / place))
     assert (found.format, found.model_type, found.problem) == (format, model_type, "")
-    assert quantised in found.quantisation and bool(quantised) is bool(found.quantisation)
+    assert quantized in found.quantization and bool(quantized) is bool(found.quantization)
     report = convert(str(FIXTURES / place), tmp_path / "out")
     assert found.parameters == report.parameters
     result = inspect(str(tmp_path / "out"))
     assert result.parameters == report.parameters and result.nbytes == report.nbytes
     assert {row.becomes for row in found.tensors} - {""} == {row.name for row in result.tensors}
-    assert report.account == found.account
+    assert report.tensor_report == found.tensor_report
 
 
 def test_no_weight_is_read_of_a_checkpoint_without_a_head(
@@ -69,7 +69,7 @@ def test_bits_of_packed_weights_count_scales_and_not_copies(tmp_path: Path) -> N
     found = inspect(str(tmp_path / "out"))
     assert found.bits_per_weight == report.bits_per_weight
     assert found.parameters == report.parameters
-    assert found.quantisation == "4 bits in groups of 32; some matrices 8"
+    assert found.quantization == "4 bits in groups of 32; some matrices 8"
 
 
 def test_tied_and_dropped_tensors_are_named_with_the_reason(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_tied_and_dropped_tensors_are_named_with_the_reason(tmp_path: Path) -> N
     weights[BIAS] = mx.zeros((8, 4))
     source = write_t5(tmp_path / "t5", weights=weights)
     found = inspect(str(source))
-    assert found.account is not None
-    assert found.account.tied == dict.fromkeys(
+    assert found.tensor_report is not None
+    assert found.tensor_report.tied == dict.fromkeys(
         sorted(("lm_head.weight", *keys.TWINS)), "shared.weight"
     )
-    assert found.account.dropped == {BIAS: keys.UNUSED}
+    assert found.tensor_report.dropped == {BIAS: keys.UNUSED}
     assert row(found, BIAS).note == f"dropped: {keys.UNUSED}"
     assert found.bits_per_weight == 32 and found.nbytes > found.kept_nbytes
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_converted_is_shown_and_the_reason_told(
     harm(config)
     (source / "config.json").write_text(json.dumps(config))
     found = inspect(str(source))
-    assert says in found.problem and found.account is None and len(found.tensors) > 10
+    assert says in found.problem and found.tensor_report is None and len(found.tensors) > 10
 
 
 def test_an_encoder_alone_is_shown_and_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.checkpoints import keys
-from mlx_specdec.checkpoints.keys import Quantisation
+from mlx_specdec.checkpoints.quantization import Quantization, stored_quantization
 from mlx_specdec.errors import CheckpointError
 
 from .makers import T5
@@ -14,24 +14,19 @@ BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
 
 def test_t5_keeps_its_names_and_drops_copies_and_the_unused_bias() -> None:
-    assert keys.translate(T5, "shared.weight") == "shared.weight"
-    assert keys.translate(T5, BIAS) == BIAS
-    for dropped in (
+    dropped = (
         "encoder.embed_tokens.weight",
         "decoder.embed_tokens.weight",
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
-    ):
-        assert keys.translate(T5, dropped) is None
-
-
-def test_other_models_keep_every_name() -> None:
-    assert keys.translate({"model_type": "llama"}, "decoder.embed_tokens.weight") is not None
+    )
+    kept = {name: name for name in ("shared.weight", BIAS)}
+    assert keys.names([*kept, *dropped]) == kept
 
 
 def test_a_copy_stands_in_for_a_missing_shared() -> None:
     copies = ["decoder.embed_tokens.weight", "encoder.embed_tokens.weight"]
-    assert keys.names(T5, copies) == {"shared.weight": "encoder.embed_tokens.weight"}
-    assert keys.names(T5, [*copies, "shared.weight"]) == {"shared.weight": "shared.weight"}
+    assert keys.names(copies) == {"shared.weight": "encoder.embed_tokens.weight"}
+    assert keys.names([*copies, "shared.weight"]) == {"shared.weight": "shared.weight"}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +63,7 @@ def test_a_missing_or_odd_size_is_named(value: Any) -> None:
 
 def test_embedding_and_head_get_at_least_eight_bits_and_positions_are_left_alone() -> None:
     def bits(key: str, shape: tuple[int, ...], asked: int = 4) -> int | None:
-        found = keys.quantisation_of(T5, key, shape, Quantisation(asked, 32))
+        found = keys.quantization_of(T5, key, shape, Quantization(asked, 32))
         return None if found is None else found.bits
 
     linear = "decoder.block.0.layer.1.EncDecAttention.q.weight"
@@ -81,9 +76,9 @@ def test_embedding_and_head_get_at_least_eight_bits_and_positions_are_left_alone
 
 def test_a_quantization_entry_is_checked() -> None:
     good = {"bits": 4, "group_size": 64, "shared": {"bits": 8, "group_size": 64}}
-    assert keys.quantization({"quantization": good}) == good
-    assert keys.quantization({}) is None
+    assert stored_quantization({"quantization": good}) == good
+    assert stored_quantization({}) is None
     bad: list[Any] = [[], {"bits": 7, "group_size": 64}, {"bits": 4}, {"bits": 4, "group_size": 1}]
     for entry in [*bad, {**good, "shared": {"bits": 0, "group_size": 64}}]:
         with pytest.raises(CheckpointError):
-            keys.quantization({"quantization": entry})
+            stored_quantization({"quantization": entry})

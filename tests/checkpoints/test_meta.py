@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec import Options, generate, load
-from mlx_specdec.assemble import compare_logits
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.formats.meta.file import MetaFile
 from mlx_specdec.checkpoints.formats.meta.layout import rotary_rows
 from mlx_specdec.checkpoints.formats.meta.params import read_params
+from mlx_specdec.compare_models import compare_logits
 from mlx_specdec.errors import CheckpointError
 
 from .meta_makers import CLOSE, META, change_part, copy_meta, distance, read_part

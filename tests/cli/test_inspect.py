@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
+
 from .conftest import Run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -51,3 +53,18 @@ def test_a_hostile_family_name_gives_the_terminal_no_orders(
 def test_what_is_no_checkpoint_is_one_line(run: Run, tmp_path: Path) -> None:
     done = run("inspect", tmp_path / "nothing")
     assert done.code == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1
+
+
+def test_names_are_whole_where_another_program_reads_them(run: Run, t5: Path) -> None:
+    done = run("inspect", t5)
+    assert "decoder.block.*.layer.1.EncDecAttention.k.weight" in done.out
+
+
+def test_heads_are_known(run: Run, tmp_path: Path) -> None:
+    config = {"medusa_num_heads": 1, "base_model_name_or_path": "some/base", "medusa_num_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arrays = {"0.0.linear.weight": mx.zeros((8, 8)), "0.0.linear.bias": mx.zeros((8,))}
+    mx.save_safetensors(str(tmp_path / "medusa_lm_head.safetensors"), arrays)
+    done = run("inspect", tmp_path)
+    assert done.code == 0 and "Medusa heads" in done.out and "some/base" in done.out
+    assert "0.0.linear.weight" in done.out and "unknown" not in done.out.split("sizes")[0]

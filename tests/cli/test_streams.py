@@ -147,7 +147,7 @@ def test_what_is_packed_already_is_not_packed_again(run: Run, tmp_path: Path, t5
     asked = ("convert", "--quantize", "--q-bits", 8, "--q-group-size", 32, "--model")
     assert run(*asked, t5, "--mlx-path", tmp_path / "q").code == 0
     done = run(*asked, tmp_path / "q", "--mlx-path", tmp_path / "again")
-    assert done.code == 2 and "already: leave --quantize out" in done.err
+    assert done.code == 2 and "quantized already: leave --quantize out" in done.err
 
 
 def test_replacing_keeps_the_old_model_until_the_new_one_is_whole(

@@ -18,16 +18,16 @@ from mlx.utils import tree_flatten
 from mlx_specdec.contracts import FINAL, after
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.models import number_format
-from mlx_specdec.models.decoder_loading import load_decoder_only
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.loading import load_model
 
 from .. import tiny
 from ..reading import read
 
 
 def load(directory: Path, **settings: Any) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
-    config = json.loads((directory / "config.json").read_text())
-    return load_decoder_only(directory, config, **settings)
+    loaded = load_model(directory, **settings)
+    return loaded.model, loaded.eos_token_ids, loaded.dtype
 
 
 def logits_of(model: DecoderOnlyModel, tokens: list[int]) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_a_quantised_directory_loads_as_stored_or_expanded_on_the_cpu(
     expanded = number_format.on_cpu() and not large
     assert dtype == ("float32" if expanded else "4-bit, float32")
     np.testing.assert_allclose(logits_of(again, [5, 9]), logits_of(model, [5, 9]), atol=1e-4)
-    with pytest.raises(OptionError, match="quantised already"):
+    with pytest.raises(OptionError, match="quantized already"):
         load(directory, q_bits=4)
 
 
@@ -198,7 +198,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "own code": (lambda d: edit_config(d, model_file="evil.py"), "evil.py.*never run"),
     "odd quantisation": (
         lambda d: edit_config(d, quantization_config={"quant_method": "awq", "bits": 3}),
-        "cannot be loaded: Only bits=3 is supported",
+        "can build .Only bits=3 is supported",
     ),
 }
 
@@ -239,7 +239,7 @@ def test_other_errors_are_not_called_a_damaged_checkpoint(
         raise MemoryError("out of memory")
 
     directory = tiny.write("llama", tmp_path)
-    monkeypatch.setattr("mlx_specdec.models.decoder_loading.load_model", exhausted)
+    monkeypatch.setattr("mlx_specdec.checkpoints.plans.mlx_lm.load_model", exhausted)
     with pytest.raises(MemoryError):
         load(directory)
 

@@ -11,11 +11,16 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models import bitnet, step3p5
 
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.models import loading, number_format
+from mlx_specdec.models import number_format
 from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.t5 import T5
+from mlx_specdec.models.t5_config import T5Config
+
+from .. import tiny
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 
@@ -26,7 +31,7 @@ def wide(tmp_path: Path) -> Path:
     config = json.loads((FIXTURES / "own-head-scaled" / "config.json").read_text())
     config.update(d_model=64, d_kv=32, d_ff=96)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    network = loading.T5(loading.T5Config.from_dict(config, own_head=True))
+    network = T5(T5Config.from_dict(config, own_head=True))
     mx.save_safetensors(
         str(tmp_path / "model.safetensors"), dict(tree_flatten(network.parameters()))
     )
@@ -78,8 +83,14 @@ def test_an_embedding_under_the_stacks_name_is_found(wide: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda w: w.pop("encoder.block.1.layer.0.SelfAttention.q.weight"), r"lack encoder\.block"),
-        (lambda w: w.update(extra=mx.zeros((2,))), "extra, which config.json does not ask for"),
+        (
+            lambda w: w.pop("encoder.block.1.layer.0.SelfAttention.q.weight"),
+            r"encoder\.block\.1.*is missing",
+        ),
+        (
+            lambda w: w.update(extra=mx.zeros((2,))),
+            "extra is not part of the model that config.json describes",
+        ),
         (
             lambda w: w.update({"lm_head.weight": mx.zeros((64, 63))}),
             r"lm_head.weight has shape \(64, 63\) where config.json asks for \(64, 64\)",
@@ -120,7 +131,7 @@ def test_settings_that_do_not_exist_are_refused(wide: Path, settings: dict, told
         load_model(wide, **settings)
 
 
-def test_quantising_on_load_leaves_positions_and_norms_alone(wide: Path) -> None:
+def test_quantizing_on_load_leaves_positions_and_norms_alone(wide: Path) -> None:
     exact = logits(load_model(wide).model)
     loaded = load_model(wide, q_bits=8, q_group_size=32)
     network = loaded.model.network
@@ -132,8 +143,8 @@ def test_quantising_on_load_leaves_positions_and_norms_alone(wide: Path) -> None
     assert 0 < np.abs(logits(loaded.model) - exact).max() < 0.1
 
 
-def store_quantised(directory: Path, bits: int = 8) -> np.ndarray:
-    """Replace the weights by quantised ones, as a conversion writes them; returns their logits."""
+def store_quantized(directory: Path, bits: int = 8) -> np.ndarray:
+    """Replace the weights by quantized ones, as a conversion writes them; returns their logits."""
     loaded = load_model(directory, q_bits=bits, q_group_size=32)
     parameters = dict(tree_flatten(loaded.model.network.parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), parameters)
@@ -144,20 +155,20 @@ def store_quantised(directory: Path, bits: int = 8) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dequantise", [True, False])
-def test_a_quantised_directory_gives_its_own_logits(
+def test_a_quantized_directory_gives_its_own_logits(
     wide: Path, dequantise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not dequantise:
         monkeypatch.setattr(number_format, "EXPANDED_BELOW", 0)
-    stored = store_quantised(wide)
+    stored = store_quantized(wide)
     loaded = load_model(wide)
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     assert loaded.dtype == ("float32" if dequantise and on_cpu else "8-bit, float32")
     assert np.abs(logits(loaded.model) - stored).max() < 1e-4
 
 
-def test_what_is_quantised_already_is_not_quantised_again(wide: Path) -> None:
-    store_quantised(wide)
+def test_what_is_quantized_already_is_not_quantized_again(wide: Path) -> None:
+    store_quantized(wide)
     with pytest.raises(OptionError, match="already"):
         load_model(wide, q_bits=4)
 
@@ -175,7 +186,7 @@ def test_a_copied_fixture_loads_from_anywhere(tmp_path: Path) -> None:
     assert load_model(tmp_path / "a place with spaces").kind == "encoder-decoder"
 
 
-def test_widths_that_no_group_divides_cannot_be_quantised() -> None:
+def test_widths_that_no_group_divides_cannot_be_quantized() -> None:
     with pytest.raises(OptionError, match="multiple of 64"):
         load_model(FIXTURES / "mt5", q_bits=4)
 
@@ -205,7 +216,7 @@ def test_layers_packed_differently_load_as_they_were_written(
     assert np.abs(logits(packed) - expected).max() < 1e-4
 
 
-def test_quantising_on_load_packs_the_embedding_as_a_conversion_does(wide: Path) -> None:
+def test_quantizing_on_load_packs_the_embedding_as_a_conversion_does(wide: Path) -> None:
     network = load_model(wide, q_bits=4, q_group_size=32).model.network
     assert network.shared.bits == 8 and network.lm_head.bits == 8
     assert network.encoder.block[0].attention.q.bits == 4
@@ -214,7 +225,7 @@ def test_quantising_on_load_packs_the_embedding_as_a_conversion_does(wide: Path)
 def test_weights_of_several_formats_are_computed_in_the_widest(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "on_cpu", lambda: False)
+    monkeypatch.setattr(number_format, "on_cpu", lambda: False)
     assert load_model(wide).dtype == "float32"
 
     def half(weights) -> None:
@@ -266,3 +277,40 @@ def test_a_configuration_out_of_range_is_told_with_its_place(
     with pytest.raises(CheckpointError, match=told) as error:
         load_model(wide)
     assert str(error.value).startswith(f"{wide}: ") and "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="these kernels are here")
+def test_a_family_that_runs_on_metal_only_is_told(tmp_path: Path) -> None:
+    config = {**tiny.CONFIGS["llama"], "model_type": "bitnet", "tie_word_embeddings": True}
+    network = bitnet.Model(bitnet.ModelArgs.from_dict(config))
+    weights = dict(tree_flatten(network.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="on Metal only") as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_mlx_lm_stumbles_over_is_told_as_the_configurations_fault(tmp_path: Path) -> None:
+    directory = tiny.write("llama", tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    layers = ["sliding_attention"] * config["num_hidden_layers"]
+    changed = {**config, "layer_types": layers, "sliding_window": 8}
+    (directory / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match="does not describe a model that mlx-lm can build"):
+        load_model(directory)
+
+
+def test_a_rotary_base_for_each_layer_is_for_mlx_lm_to_understand(tmp_path: Path) -> None:
+    other = {"num_attention_heads": 4, "num_attention_groups": 2}
+    config = {**tiny.CONFIGS["llama"], "model_type": "step3p5", **other, "head_dim": 8}
+    config |= {"num_hidden_layers": 2, "rope_theta": [1e4, 5e6], "sliding_window": 8}
+    config |= {"layer_types": ["full_attention", "sliding_attention"], "moe_layers_enum": ""}
+    config |= {"attention_other_setting": other, "share_expert_dim": 32}
+    config |= {"moe_num_experts": 4, "moe_top_k": 2, "moe_intermediate_size": 32}
+    network = step3p5.Model(step3p5.ModelArgs.from_dict(config))
+    weights = dict(tree_flatten(network.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    scores = load_model(tmp_path).model.open([3, 4]).advance(mx.array([[5, 6]]))
+    assert mx.all(mx.isfinite(scores.logits)).item()

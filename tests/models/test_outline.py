@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.models.decoder_outline import with_depth
+from mlx_specdec.models.decoder_outline import with_layers
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.outline import outline
 
@@ -53,7 +53,7 @@ def test_the_shipped_models_weigh_what_their_configurations_say(name: str, dtype
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantising_on_load_gives_the_same_bytes(bits: int, tmp_path: Path) -> None:
+def test_quantizing_on_load_gives_the_same_bytes(bits: int, tmp_path: Path) -> None:
     directory = make_t5(tmp_path)
     config = {**config_of(directory), "tie_word_embeddings": False}
     loaded = load_model(directory, q_bits=bits, q_group_size=32)
@@ -141,12 +141,12 @@ def test_a_model_can_be_cut_to_its_first_layers() -> None:
 
 
 def test_lists_with_an_entry_per_layer_are_cut_too() -> None:
-    cut = with_depth(tiny.CONFIGS["llama_sliding"], 2)
+    cut = with_layers(tiny.CONFIGS["llama_sliding"], range(2))
     assert cut["layer_types"] == ["sliding_attention", "sliding_attention"]
-    nested = with_depth(tiny.CONFIGS["gemma3_wrapped"], 2)
+    nested = with_layers(tiny.CONFIGS["gemma3_wrapped"], range(2))
     assert nested["text_config"]["num_hidden_layers"] == 2
     with pytest.raises(CheckpointError, match="how many layers"):
-        with_depth({"model_type": "llama"}, 2)
+        with_layers({"model_type": "llama"}, range(2))
 
 
 def test_what_config_json_says_of_packing_and_types_is_taken() -> None:
@@ -167,13 +167,13 @@ def test_what_config_json_says_of_packing_and_types_is_taken() -> None:
     ("config", "options", "words"),
     [
         ({"model_type": "nosuch"}, {}, "not supported"),
-        ({"model_type": "llama"}, {}, "does not make a model"),
+        ({"model_type": "llama"}, {}, "does not describe a model that mlx-lm can build"),
         ({**tiny.CONFIGS["llama"], "model_file": "x.py"}, {}, "never run"),
         ({"model_type": "t5", "vocab_size": 5}, {}, "num_layers"),
         (
             {**tiny.CONFIGS["llama"], "quantization": {"bits": 4, "group_size": 32}},
             {"q_bits": 4},
-            "quantised already",
+            "quantized already",
         ),
         (T5, {"dtype": "int8"}, "dtype must be"),
         (T5, {"q_bits": 7}, "q-bits must be"),

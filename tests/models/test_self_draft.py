@@ -9,10 +9,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models import seed_oss
 
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
-from mlx_specdec.models.self_draft import packed_twin, self_draft
+from mlx_specdec.models.self_draft import quantized_twin, self_draft
 from mlx_specdec.models.t5 import T5
 from mlx_specdec.models.t5_config import T5Config
 
@@ -32,7 +33,7 @@ def test_fewer_bits_are_further_from_the_target(name: str) -> None:
     expected = network(TOKENS)
     errors = []
     for bits in (8, 4, 2):
-        twin = packed_twin(network, bits, 32)
+        twin = quantized_twin(network, bits, 32)
         errors.append(mx.abs(twin(TOKENS) - expected).mean().item())
     assert 0 < errors[0] < errors[1] < errors[2]
     assert mx.array_equal(network(TOKENS), expected)
@@ -50,7 +51,7 @@ def test_what_is_not_packed_is_shared() -> None:
 
 
 def test_a_table_that_is_the_head_as_well_is_packed_at_eight_bits() -> None:
-    twin = packed_twin(tiny.build("llama", tie_word_embeddings=True), 3, 32)
+    twin = quantized_twin(tiny.build("llama", tie_word_embeddings=True), 3, 32)
     assert twin.model.embed_tokens.bits == 8
     assert twin.model.layers[0].mlp.up_proj.bits == 3
 
@@ -61,22 +62,31 @@ def test_of_a_t5_only_the_decoder_is_packed() -> None:
         {**config, "d_model": 32, "d_ff": 64, "vocab_size": 50}, own_head=True
     )
     network = T5(shape)
-    twin = packed_twin(network, 4, 32)
+    twin = quantized_twin(network, 4, 32)
     packed = {path for path, module in twin.named_modules() if hasattr(module, "bits")}
     assert packed and not any(path.startswith(("encoder", "shared")) for path in packed)
     assert "lm_head" in packed
 
 
 def test_packed_targets_are_packed_further_or_refused() -> None:
-    network = packed_twin(tiny.build("llama"), 8, 32)
-    twin = packed_twin(network, 4, 32)
+    network = quantized_twin(tiny.build("llama"), 8, 32)
+    twin = quantized_twin(network, 4, 32)
     assert twin.lm_head.bits == 4 and network.lm_head.bits == 8
     before, after = network(TOKENS), twin(TOKENS)
     assert 0 < mx.abs(before - after).mean().item() < 1
     with pytest.raises(OptionError, match="fewer draft-bits"):
-        packed_twin(network, 8, 32)
+        quantized_twin(network, 8, 32)
 
 
 def test_bits_that_cannot_be_had_are_refused() -> None:
     with pytest.raises(OptionError, match="draft-bits must be one of"):
         self_draft(DecoderOnlyModel(tiny.build("llama")), 7)
+
+
+def test_a_tied_head_that_reads_past_its_layer_is_one_sentence() -> None:
+    config = {**tiny.CONFIGS["llama"], "model_type": "seed_oss", "tie_word_embeddings": True}
+    config |= {"attention_bias": False, "attention_out_bias": False}
+    network = seed_oss.Model(seed_oss.ModelArgs.from_dict(config))
+    with pytest.raises(OptionError, match="own layers cannot draft") as caught:
+        self_draft(DecoderOnlyModel(network), 4, 32)
+    assert "\n" not in str(caught.value)

@@ -14,9 +14,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.assemble import compare_logits, generate, load
+from mlx_specdec.assemble import generate, load
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.files import headers
+from mlx_specdec.compare_models import compare_logits
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.options import Options
 
@@ -81,7 +82,7 @@ def test_the_report_names_every_tensor_that_was_left_out(tmp_path: Path, family:
     report = convert(str(source), out)
     dropped = headers(source).keys() - headers(out).keys()
     assert len(dropped) >= 2
-    assert {*report.account.tied, *report.account.dropped} == dropped
+    assert {*report.tensor_report.tied, *report.tensor_report.dropped} == dropped
     assert all(name in report.describe() for name in dropped)
 
 
@@ -92,9 +93,9 @@ def test_a_second_embedding_that_is_no_copy_is_told(tmp_path: Path) -> None:
     weights["decoder.embed_tokens.weight"] = weights["decoder.embed_tokens.weight"] + 1
     mx.eval(weights)
     mx.save_safetensors(str(source / "model.safetensors"), weights)
-    account = convert(str(source), out).account
-    assert "no copy" in account.dropped["decoder.embed_tokens.weight"]
-    assert account.tied["encoder.embed_tokens.weight"] == "shared.weight"
+    report = convert(str(source), out).tensor_report
+    assert "no copy" in report.dropped["decoder.embed_tokens.weight"]
+    assert report.tied["encoder.embed_tokens.weight"] == "shared.weight"
 
 
 def test_bytes_need_no_tokenizer_files(tmp_path: Path) -> None:

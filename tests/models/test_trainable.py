@@ -72,7 +72,7 @@ def test_packed_layers_are_unpacked_in_the_copy_alone() -> None:
 def test_layers_packed_in_an_unknown_way_are_refused() -> None:
     network = tiny.build("mixtral", hidden_size=64, intermediate_size=64)
     nn.quantize(network, 32, 4)
-    with pytest.raises(OptionError, match="is quantised in a way that cannot be trained"):
+    with pytest.raises(OptionError, match="is quantized in a way that cannot be trained"):
         trainable(DecoderOnlyModel(network))
 
 

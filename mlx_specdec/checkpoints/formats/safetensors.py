@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, first_line
 from ..disk.mapped import open_map, to_mlx
 from ..disk.regular import check_path, check_regular
 from .reader import Contents
@@ -126,7 +126,7 @@ def load(file: Path) -> dict[str, mx.array]:
     try:
         return dict(mx.load(str(file)))  # type: ignore[arg-type]
     except RuntimeError as problem:
-        reason = (str(problem).strip().splitlines() or ["unknown reason"])[0]
+        reason = first_line(problem)
         raise CheckpointError(f"{file} cannot be read: {reason}") from problem
 
 

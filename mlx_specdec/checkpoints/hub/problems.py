@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ...errors import SourceError
+from ...errors import SourceError, first_line
 
 
 def told(name: str, revision: str, problem: Exception) -> SourceError:
@@ -47,7 +47,7 @@ def told(name: str, revision: str, problem: Exception) -> SourceError:
         )
     else:
         sentence = (
-            f"{name} cannot be downloaded: {first_line(problem)}: try again, and check HF_ENDPOINT "
+            f"{name} cannot be downloaded: {first_line(problem):.300}: try again, and check HF_ENDPOINT "
             "and the proxy"
         )
     return SourceError(sentence)
@@ -63,9 +63,3 @@ def is_network(problem: Exception) -> bool:
     # By name: which library does HTTP is huggingface_hub's affair, and has changed.
     kinds = {kind.__name__ for kind in type(problem).__mro__}
     return bool(kinds & {"TransportError", "ConnectionError", "TimeoutError"})
-
-
-def first_line(problem: Exception) -> str:
-    """The first line of what a library says, or the name of the error where it says nothing."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    return f"{lines[0]:.300}" if lines else type(problem).__name__

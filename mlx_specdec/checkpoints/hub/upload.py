@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ...errors import OptionError, OutputError
-from .problems import first_line, is_network
+from ...errors import OptionError, OutputError, first_line
+from .problems import is_network
 
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _CARD = "README.md"
@@ -41,7 +41,7 @@ def upload(directory: Path, repository: str, *, base_model: str | None, by_mlx_l
         first = "check the network" if is_network(problem) else "run `hf auth login`"
         raise OutputError(
             f"{directory} is converted, and cannot be uploaded to {repository}: "
-            f"{first_line(problem)}: {first}, then run `hf upload {repository} {directory}`"
+            f"{first_line(problem):.300}: {first}, then run `hf upload {repository} {directory}`"
         ) from problem
 
 

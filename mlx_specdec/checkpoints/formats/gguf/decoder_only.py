@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ....errors import first_line
 from ..malformed import Malformed
 from .families import FAMILIES, MIXTRAL, Family
 from .layout import Finder, Layout, Place, Read, tensor_names
@@ -112,7 +113,7 @@ def _model(config: Mapping[str, Any]) -> tuple[Any, Any]:
         model, arguments = _get_classes(dict(config))
         return model(arguments.from_dict(dict(config))), arguments
     except Exception as problem:  # its classes check nothing: whatever fails first tells
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        reason = first_line(problem)
         raise Malformed(f"is no {config['model_type']} for mlx-lm: {reason:.200}") from None
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ import mlx.core as mx
 import numpy as np
 
 from ....errors import CheckpointError
-from ...account import Contents
 from ...disk.mapped import open_map
-from ..malformed import Malformed
+from ..malformed import Malformed, naming
 from ..meta.layout import rotary_rows
+from ..reader import Contents
 from ..safetensors import DTYPES, TensorInfo
 from .decoder_only import decoder_only_layout
 from .families import FAMILIES
@@ -188,15 +187,6 @@ def parts_of(file: Path) -> list[Path]:
         if not each.is_file():
             raise CheckpointError(f"{file.parent} lacks {each.name}: download the model again")
     return files
-
-
-@contextmanager
-def naming(file: Path) -> Iterator[None]:
-    """Turns Malformed into a CheckpointError about a file."""
-    try:
-        yield
-    except Malformed as problem:
-        raise CheckpointError(f"{file} {problem}") from None
 
 
 def _all_stored(headers: list[Header], sizes: list[int]) -> dict[str, _Stored]:

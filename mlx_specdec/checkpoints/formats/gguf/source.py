@@ -10,7 +10,8 @@ from typing import Any
 
 from ....errors import CheckpointError
 from ... import shards
-from .file import GgufFile, naming, parts_of
+from ..malformed import naming
+from .file import GgufFile, parts_of
 from .metadata import COUNT, Metadata
 from .tokenizer import build, settings
 

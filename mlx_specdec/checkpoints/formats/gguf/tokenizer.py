@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ....errors import first_line
 from ..malformed import Malformed
 from .metadata import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
 from .text_rules import PLAIN, RULES
@@ -86,7 +87,7 @@ def build(metadata: Metadata) -> str | None:
     # The library raises Exception itself, and PanicException, which is none, where its own code
     # stumbles over what it was given.
     except BaseException as problem:
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        reason = first_line(problem)
         raise Malformed(f"has a damaged vocabulary ({reason:.100}): download it again") from None
 
 

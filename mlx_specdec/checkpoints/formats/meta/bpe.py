@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ....errors import first_line
 from ..malformed import Malformed
 
 SPACE = "▁"
@@ -130,5 +131,5 @@ def _library_errors() -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as problem:
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        reason = first_line(problem)
         raise Malformed(f"has a damaged vocabulary ({reason:.100})") from None

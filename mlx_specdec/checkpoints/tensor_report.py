@@ -1,7 +1,6 @@
-"""What happened to every tensor of a source: read, renamed, tied, joined, dropped and why.
+"""What a conversion makes of every tensor: read, renamed, tied, joined, dropped and why.
 
-Knows names, types and sizes. Knows nothing of formats, and reads nothing: the readers say what they
-hold under the file's own names, the recipes what they make of it.
+The readers say what they hold under the file's own names, the plans what becomes of it.
 """
 
 from __future__ import annotations
@@ -16,18 +15,12 @@ def together(parts: Iterable[Contents]) -> Contents:
     """Several files of one model as one."""
     whole = Contents({}, {})
     for part in parts:
-        whole = Contents(
-            {**whole.stored, **part.stored},
-            {**whole.origins, **part.origins},
-            {**whole.tied, **part.tied},
-            {**whole.dropped, **part.dropped},
-            {**whole.shared, **part.shared},
-        )
+        whole = Contents(**{name: {**vars(whole)[name], **vars(part)[name]} for name in vars(part)})
     return whole
 
 
 @dataclass(frozen=True)
-class Account:
+class TensorReport:
     """Every tensor of a source, in the source's names.
 
     read: how many there are. renamed: source's name -> result's, where they differ. tied: left
@@ -56,7 +49,7 @@ class Account:
         return tuple(lines)
 
 
-def take_stock(
+def report_tensors(
     contents: Contents,
     kept: Mapping[str, str],
     *,
@@ -64,8 +57,8 @@ def take_stock(
     dropped: Mapping[str, str] | None = None,
     joined: Iterable[str] = (),
     computed: Iterable[str] = (),
-) -> Account:
-    """The account of a conversion.
+) -> TensorReport:
+    """The report of a conversion.
 
     kept: result's name -> the name under which the reader hands it out. tied, dropped and joined
     name tensors as the reader does; what the reader itself left out is added.
@@ -74,7 +67,7 @@ def take_stock(
     renamed = {origins[place]: name for name, place in kept.items() if origins[place] != name}
     twins = {origins[name]: origins.get(twin, twin) for name, twin in (tied or {}).items()}
     reasons = {origins[name]: why for name, why in (dropped or {}).items()}
-    return Account(
+    return TensorReport(
         read=len(contents.stored),
         renamed=renamed,
         tied={**contents.tied, **twins},
@@ -86,7 +79,7 @@ def take_stock(
 
 def _grouped(reasons: Mapping[str, str]) -> dict[str, list[str]]:
     """Reason -> the names that have it."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, why in reasons.items():
-        found.setdefault(why, []).append(name)
-    return found
+        names.setdefault(why, []).append(name)
+    return names

@@ -12,10 +12,12 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.convert import mixed_quant_predicate_builder
 
-from mlx_specdec.assemble import compare_logits
 from mlx_specdec.checkpoints import files, keys, writer
 from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.disk import sizes
 from mlx_specdec.checkpoints.inspect import inspect
+from mlx_specdec.checkpoints.quantization import MIXED, MODES, Quantization
+from mlx_specdec.compare_models import compare_logits
 from mlx_specdec.errors import OptionError, OutputError
 from mlx_specdec.models.loading import load_model
 
@@ -39,24 +41,24 @@ def test_a_t5_in_every_number_format_loads_and_stays_near(tmp_path: Path, mode: 
     report = convert(
         str(source), tmp_path / "out", quantize=True, q_mode=mode, compare_logits=compare_logits
     )
-    how = keys.MODES[mode]
+    how = MODES[mode]
     entry, after, before = entry_of(tmp_path / "out"), read(tmp_path / "out"), read(source)
     assert (entry["bits"], entry["group_size"], entry["mode"]) == (how.bits, how.group_size, mode)
     assert not any(name.endswith(".biases") for name in after)
     name = "encoder.block.0.layer.0.SelfAttention.q"
-    values = how.unpack(after[f"{name}.weight"], after[f"{name}.scales"], None)
-    assert mx.array_equal(values, how.unpack(*_packed(how, before[f"{name}.weight"]), None))
+    values = how.dequantize(after[f"{name}.weight"], after[f"{name}.scales"], None)
+    assert mx.array_equal(values, how.dequantize(*_packed(how, before[f"{name}.weight"]), None))
     if mode != "mxfp8":
         assert entry["shared"] == {"bits": 8, "group_size": 32, "mode": "mxfp8"}
-    assert report.logits is not None and report.differences.packed is not None
-    assert 0 < report.differences.packed < 1.5
+    assert report.logits is not None and report.differences.quantized is not None
+    assert 0 < report.differences.quantized < 1.5
     for dtype in ("auto", "float32"):
         load_model(tmp_path / "out", dtype=dtype)
     assert inspect(str(tmp_path / "out")).parameters == report.parameters
 
 
-def _packed(how: keys.Quantisation, rows: mx.array) -> tuple[mx.array, mx.array]:
-    parts = how.pack(rows)
+def _packed(how: Quantization, rows: mx.array) -> tuple[mx.array, mx.array]:
+    parts = how.quantize(rows)
     return parts["weight"], parts["scales"]
 
 
@@ -74,7 +76,7 @@ def test_mlx_lm_computes_the_same_from_a_llama_packed_here_or_there(
     assert all(mx.array_equal(mine[name], other[name]).item() for name in mine)
 
 
-@pytest.mark.parametrize("recipe", sorted(keys.MIXED))
+@pytest.mark.parametrize("recipe", sorted(MIXED))
 def test_mixed_recipes_of_a_llama_are_mlx_lms(tmp_path: Path, recipe: str) -> None:
     source = tiny.write("llama", tmp_path / "llama")
     asked = {"quantize": True, "q_group_size": 32, "quant_predicate": recipe}
@@ -150,7 +152,77 @@ def test_unpacking_gives_the_values_that_were_packed(
         )
         assert mx.allclose(array, values.astype(mx.float32), rtol=1e-6, atol=1e-6).item()
     assert report.differences.plain == 0 and report.logits is not None and report.logits < 1e-3
-    assert report.account.computed and "unpacked" in report.describe()
+    assert report.tensor_report.computed and "dequantized" in report.describe()
+
+
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+
+
+def quantized_by_mlx_lm(tmp_path: Path, predicate: str, group_size: int | None) -> tuple[Path, int]:
+    """A llama as mlx-lm's own converter writes it, and how many weights it has."""
+    source = tiny.write("llama", tmp_path / "llama", **WIDE)
+    model, config = mlx_lm.utils.load_model(source)
+    count = sum(array.size for _, array in tree_flatten(model.parameters()))
+    how = mixed_quant_predicate_builder(predicate, model, group_size) if predicate else None
+    model, config = mlx_lm.utils.quantize_model(model, config, group_size, 4, quant_predicate=how)
+    if predicate:
+        config["quantization"]["group_size"] = group_size  # as mlx_lm.convert has it
+    mlx_lm.utils.save_model(tmp_path / "theirs", model)
+    mlx_lm.utils.save_config(config, tmp_path / "theirs" / "config.json")
+    return tmp_path / "theirs", count
+
+
+@pytest.mark.parametrize(("predicate", "group_size"), [("", 32), ("", 64), ("mixed_3_6", None)])
+def test_what_mlx_lm_quantized_is_counted_and_dequantized_as_mlx_lm_does(
+    tmp_path: Path, predicate: str, group_size: int | None
+) -> None:
+    source, count = quantized_by_mlx_lm(tmp_path, predicate, group_size)
+    copied = convert(str(source), tmp_path / "copy")
+    assert copied.parameters == count and 3 < copied.bits_per_weight < 12
+    found = inspect(str(source))
+    assert (found.parameters, found.problem) == (count, "")
+    assert f"in groups of {group_size or 64}" in found.quantization
+    whole = convert(str(source), tmp_path / "whole", dequantize=True)
+    assert whole.parameters == count and whole.bits_per_weight > 16
+    theirs = mlx_lm.utils.dequantize_model(mlx_lm.utils.load_model(source)[0])
+    ours = read(tmp_path / "whole")
+    for name, array in tree_flatten(theirs.parameters()):
+        assert mx.allclose(ours[name], array, atol=1e-6).item()
+
+
+def test_a_group_that_divides_few_rows_is_told(tmp_path: Path) -> None:
+    source = tiny.write("llama", tmp_path / "llama", **WIDE)
+    few = convert(str(source), tmp_path / "few", quantize=True, q_group_size=128)
+    assert any("quantized only" in note and "groups of 128" in note for note in few.notes)
+    most = convert(str(source), tmp_path / "most", quantize=True, q_group_size=64)
+    assert not any("quantized only" in note for note in most.notes)
+
+
+def test_names_of_mixed_widths_are_grouped_by_layer(tmp_path: Path) -> None:
+    source = tiny.write("llama", tmp_path / "llama", **WIDE, num_hidden_layers=8)
+    report = convert(
+        str(source), tmp_path / "out", quantize=True, q_group_size=32, quant_predicate="mixed_3_6"
+    )
+    (note,) = [note for note in report.notes if "6 bits" in note]
+    assert note.count("mlp.down_proj") == 1 and "model.layers.{0,3,6,7}.mlp.down_proj" in note
+
+
+def test_a_source_that_grows_is_announced_with_both_sizes_before_the_work(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "fixtures" / "gguf" / "llama-q4_0.gguf"
+    told: list[str] = []
+    steps: list[int] = []
+    report = convert(
+        str(source),
+        tmp_path / "out",
+        announce=lambda sentence: told.append(f"{sentence} after {len(steps)}"),
+        progress=lambda done, total: steps.append(done),
+    )
+    (sentence,) = told
+    assert sizes.show(source.stat().st_size) in sentence and sizes.show(report.nbytes) in sentence
+    assert "Q4_0" in sentence and sentence.endswith("after 0")
+    told.clear()
+    convert(str(source), tmp_path / "q", quantize=True, q_group_size=32, announce=told.append)
+    assert not told
 
 
 def test_unpacked_weights_have_the_type_of_their_scales_unless_asked(tmp_path: Path) -> None:
@@ -185,7 +257,7 @@ def test_a_wrong_byte_in_a_number_format_is_found(
     ("asked", "says"),
     [
         ({"quantize": True, "dequantize": True}, "not both"),
-        ({"dequantize": True}, "not quantised"),
+        ({"dequantize": True}, "not quantized"),
         ({"q_mode": "mxfp4"}, "--quantize"),
         ({"quant_predicate": "mixed_3_6"}, "--quantize"),
         ({"quantize": True, "q_mode": "fp3"}, "q-mode"),
@@ -220,11 +292,11 @@ def test_a_recipe_that_does_not_suit_a_model_is_told(tmp_path: Path) -> None:
 
 def test_bits_of_a_t5s_recipe_follow_the_depth_of_its_own_stack() -> None:
     config = {**T5, "num_layers": 16, "num_decoder_layers": 2}
-    default = keys.Quantisation(3, 32)
+    default = Quantization(3, 32)
 
     def bits(stack: str, block: int, part: str) -> int:
         key = f"{stack}.block.{block}.layer.0.{part}.weight"
-        how = keys.quantisation_of(config, key, (32, 32), default, "mixed_3_6")
+        how = keys.quantization_of(config, key, (32, 32), default, "mixed_3_6")
         assert how is not None
         return how.bits
 

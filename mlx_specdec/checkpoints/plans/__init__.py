@@ -1,0 +1,1 @@
+"""What a conversion will write, worked out before anything is read: one plan a kind of source."""

@@ -1,0 +1,191 @@
+"""The plan of a decoder-only model: whatever mlx-lm makes of the source, unchanged.
+
+mlx-lm's own classes rename, join and drop the source's tensors, and say what may be quantized and
+what keeps its type, so that mlx-lm loads what is written here. What it only renames is read from
+the source piece by piece; what it computes (joined experts, for one) as a whole, from torch's
+archives by way of a temporary safetensors file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.convert import mixed_quant_predicate_builder
+
+from ...errors import CheckpointError, OptionError
+from .. import files, shards
+from ..quantization import Numbers, Quantization, is_known
+from ..tensor_report import TensorReport, report_tensors
+from ..tensors import Tensor
+from ..writer import Change, write_weights
+from .mlx_lm import open_model
+from .plan import Plan, summary_of
+
+
+def decoder_only_plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
+    """See `families.plan_for`."""
+    source = files.Weights(directory)
+    _check_names(directory)
+    given = _lazy_arrays(source)
+    opened = open_model(directory, config, given)
+    whole = opened.config
+    stored_as = {id(array): name for name, array in given.items()}
+    origins = {
+        name: stored_as[id(array)]
+        for name, array in opened.weights.items()
+        if id(array) in stored_as
+    }
+    quantized: dict[str, Quantization] = {}
+    if numbers.quantization is not None:
+        if "quantization" in whole:
+            raise OptionError(f"{directory} is quantized already: leave --quantize out")
+        quantized = _choose(opened.model, numbers.quantization, numbers.mixed)
+    if "vision_tower" not in getattr(opened.model, "model", {}):
+        whole.pop("vision_config", None)
+    casts = getattr(opened.model, "cast_predicate", lambda name: True)
+    outlines = {
+        name: mx.zeros(array.shape, dtype=array.dtype) for name, array in opened.weights.items()
+    }
+    stored = opened.quantized
+    computed = outlines.keys() - origins.keys()
+    del opened, given  # their arrays keep what they were made from
+    work = _Computed(directory, config, source)
+
+    def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
+        fresh = work.arrays(scratch) if computed else {}
+        for name in outlines:
+            if name in origins:
+                yield name, source.tensor(origins[name])
+            else:
+                yield name, Tensor.of(fresh.pop(name))
+
+    return Plan(
+        config=whole,
+        tensors=tensors,
+        outlines=outlines,
+        report=_report(source, origins, sorted(computed), whole),
+        format=source.format,
+        paths=source.paths,
+        scratch_nbytes=work.scratch_nbytes if computed else 0,
+        stored=stored,
+        quantized=quantized,
+        keeps_dtype=lambda name: not casts(name),
+        notes=(*source.notes, *_notes(numbers.quantization, quantized)),
+    )
+
+
+def _notes(default: Quantization | None, quantized: Mapping[str, Quantization]) -> Iterator[str]:
+    for other in dict.fromkeys(how for how in quantized.values() if how != default):
+        names = [name for name, how in quantized.items() if how == other]
+        yield f"quantized to {other.bits} bits, as mlx-lm asks: {summary_of(names)}"
+
+
+def _report(
+    source: files.Weights,
+    origins: Mapping[str, str],
+    computed: list[str],
+    config: Mapping[str, Any],
+) -> TensorReport:
+    """What mlx-lm makes of each tensor. Which of them went into what it computes, it does not say:
+    these are all that it neither hands through nor is known to leave out."""
+    left = sorted(source.infos.keys() - origins.values())
+    tied: dict[str, str] = {}
+    dropped: dict[str, str] = {}
+    for name in left:
+        if name.endswith("lm_head.weight") and config.get("tie_word_embeddings"):
+            twin = name.replace("lm_head", "model.embed_tokens")
+            tied[name] = twin if twin in source.infos else "the embedding"
+        elif name.endswith(("inv_freq", "rope.freqs")):
+            dropped[name] = "it follows from config.json"
+        elif not computed:
+            dropped[name] = "mlx-lm's model has no such tensor"
+    joined = [name for name in left if name not in tied and name not in dropped]
+    return report_tensors(
+        source.contents, origins, tied=tied, dropped=dropped, joined=joined, computed=computed
+    )
+
+
+class _Computed:
+    """What mlx-lm computes from a source, lazily. Arrays of torch's archives cannot be lazy, so the
+    source is materialized as safetensors first."""
+
+    def __init__(self, directory: Path, config: Mapping[str, Any], source: files.Weights) -> None:
+        self._directory, self._config, self._source = directory, config, source
+
+    @property
+    def scratch_nbytes(self) -> int:
+        return 0 if self._source.lazy else sum(i.nbytes for i in self._source.infos.values())
+
+    def arrays(self, scratch: Path) -> dict[str, mx.array]:
+        """All that mlx-lm makes, lazily; `scratch` has to stay until they are computed."""
+        if self._source.lazy:
+            given = _lazy_arrays(self._source)
+        else:
+            if not scratch.is_dir():
+                scratch.mkdir()
+                pairs = ((name, self._source.tensor(name)) for name in self._source.infos)
+                write_weights(scratch, pairs, lambda name, tensor: Change(), shard_bytes=2**62)
+            given = dict(files.tensors(scratch))
+        return open_model(self._directory, self._config, given).weights
+
+
+def _lazy_arrays(source: files.Weights) -> dict[str, mx.array]:
+    """Lazy arrays for mlx-lm to work on; of torch's archives arrays that hold nothing."""
+    if source.lazy:
+        return {name: source.read(name) for name in source.infos}
+    return {name: source.tensor(name).outline for name in source.infos}
+
+
+def _check_names(directory: Path) -> None:
+    weights = shards.find(directory)
+    for file in weights.files:
+        if weights.format == "safetensors" and not file.name.startswith("model"):
+            raise CheckpointError(
+                f"{file} is not read by mlx-lm: give it a name that starts with model"
+            )
+
+
+def _choose(model: Any, default: Quantization, mixed: str) -> dict[str, Quantization]:
+    """What mlx-lm's own converter would quantize, and how. Raises OptionError for nothing."""
+    own = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+    if mixed:
+        own = _mixed(model, default, mixed)
+    chosen = {}
+    for path, module in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module):
+        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % default.group_size:
+            continue
+        answer = own(path, module)
+        how = default
+        if isinstance(answer, Mapping):
+            how = Quantization(
+                answer.get("bits", default.bits),
+                answer.get("group_size", default.group_size),
+                answer.get("mode", "affine"),
+            )
+            if not is_known(how):
+                raise OptionError(f"mlx-lm quantizes {path} in a way that is not supported here")
+            if module.weight.shape[-1] % how.group_size:
+                continue
+        if answer:
+            chosen[f"{path}.weight"] = how
+    if not chosen:
+        raise OptionError(
+            f"no layer's width is a multiple of {default.group_size}: give a smaller --q-group-size"
+        )
+    return chosen
+
+
+def _mixed(model: Any, default: Quantization, mixed: str) -> Any:
+    """mlx-lm's predicate of this name. Raises OptionError for a model that it does not suit."""
+    try:
+        return mixed_quant_predicate_builder(mixed, model, default.group_size)
+    except ValueError as problem:
+        raise OptionError(
+            f"{mixed} does not suit this model, mlx-lm says ({problem}): leave --quant-predicate "
+            "out"
+        ) from problem

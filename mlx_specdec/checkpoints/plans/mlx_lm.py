@@ -1,0 +1,118 @@
+"""mlx-lm's loader, given our tensors: the model that it builds, and what it makes of each tensor.
+
+Nothing is computed: arrays stay lazy. Imports mlx-lm and with it transformers (about a second).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes, load_model
+
+from ...errors import CheckpointError, first_line
+from ..configuration import check_numbers, check_runs_no_code, check_weights
+from ..formats import safetensors as safetensors_file
+from ..quantization import Quantization
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What mlx-lm makes of a source. model: without the source's weights. config: as it reads it.
+    weights: all that the model takes, by its names, lazily."""
+
+    model: nn.Module
+    config: dict[str, Any]
+    weights: dict[str, mx.array]
+
+    @property
+    def quantized(self) -> dict[str, Quantization]:
+        """Path of a matrix that the source has quantized -> how, as mlx-lm understands it."""
+        return {
+            path: Quantization(module.bits, module.group_size, getattr(module, "mode", "affine"))
+            for path, module in self.model.named_modules()
+            if hasattr(module, "bits") and f"{path}.scales" in self.weights
+        }
+
+
+def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, mx.array]) -> Opened:
+    """Have mlx-lm build the model and rename, join and drop `given`, all of the source's tensors.
+
+    config: the contents of config.json. Raises CheckpointError for what mlx-lm does not have or
+    cannot make sense of, for tensors that are missing, left over or of another shape, and for
+    models that bring their own code.
+    """
+    check_runs_no_code(directory, config)
+    check_numbers(directory, config, len(given))
+    for file in directory.glob("model*.safetensors"):  # mlx-lm opens all, asked to or not
+        safetensors_file.read_header(file)
+    caught: dict[str, mx.array] = {}
+    try:
+        # Some of mlx-lm's models print remarks; standard output is for text alone.
+        with contextlib.redirect_stdout(sys.stderr):
+            model, whole = load_model(
+                directory,
+                lazy=True,
+                strict=False,
+                get_model_classes=lambda config: _catching(config, given, caught),
+            )
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as problem:  # its classes check nothing: whatever fails first tells
+        raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
+    model.__class__ = type(model).__mro__[1]
+    return Opened(model, whole, caught)
+
+
+def cannot_build(problem: Exception) -> str:
+    """What to say where mlx-lm's classes fail in whatever way."""
+    reason = f"{problem.args[0]!s} is missing" if type(problem) is KeyError else first_line(problem)
+    return f"config.json does not describe a model that mlx-lm can build ({reason:.200})"
+
+
+def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
+    """mlx-lm's classes of a model and its arguments.
+
+    Raises CheckpointError for a model_type that mlx-lm does not have.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise CheckpointError("config.json has no model_type: it does not describe a model")
+    try:
+        return _get_classes(dict(config))
+    except ValueError as problem:
+        raise CheckpointError(
+            f"model_type {kind!a:.60} is not supported by the installed mlx-lm, nor is it a T5"
+        ) from problem
+
+
+def _catching(
+    config: Mapping[str, Any], given: Mapping[str, mx.array], caught: dict[str, mx.array]
+) -> tuple[type, Any]:
+    """mlx-lm's classes; the model is given `given`, hands its weights to `caught`, keeps none."""
+    plain, arguments = classes(config)
+
+    def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
+        own = getattr(plain, "sanitize", None)
+        try:
+            return dict(given) if own is None else own(self, dict(given))
+        except KeyError as problem:
+            raise CheckpointError(
+                f"weight {problem.args[0]!s:.200} is missing: download the model again"
+            ) from problem
+
+    def load_weights(self: Any, weights: list[tuple[str, mx.array]], strict: bool = True) -> Any:
+        expected = {name: array.shape for name, array in tree_flatten(self.parameters())}
+        check_weights(expected, {name: array.shape for name, array in weights})
+        caught.update(weights)
+        return self
+
+    body = {"load_weights": load_weights, "sanitize": sanitize}
+    return type(plain.__name__, (plain,), body), arguments

@@ -1,0 +1,107 @@
+"""A conversion that has been thought through and not begun.
+
+One kind of plan a kind of source; what comes after it, writing and checking, is the same for all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..quantization import Quantization
+from ..tensor_report import TensorReport
+from ..tensors import Tensor
+from ..writer import Change
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be written for a source: its tensors under final names, and what becomes of each.
+
+    config: config.json of the result, a quantization entry of the source's own included.
+    tensors: starts over at each call and gives (name, tensor) as the source holds them, not read
+        yet. Its argument is a directory that need not be there: what a plan has to materialize on
+        the way goes into it, at most scratch_nbytes, and whoever made the call removes it.
+    outlines: name -> a lazy array of the type and shape, which holds nothing.
+    stored: path of a matrix that the source has quantized -> how.
+    quantized: name -> how it is quantized on the way, for what is.
+    natural: name -> the type that it is written in where none is asked for, if not its own.
+    keeps_dtype: whether a tensor stays in its type whatever is asked for.
+    report: what becomes of each of the source's tensors. paths: the source's files of weights, of
+    this format. notes: sentences for the user.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Callable[[Path], Iterator[tuple[str, Tensor]]]
+    outlines: Mapping[str, mx.array]
+    report: TensorReport
+    format: str
+    paths: tuple[Path, ...]
+    scratch_nbytes: int = 0
+    stored: Mapping[str, Quantization] = field(default_factory=dict)
+    quantized: Mapping[str, Quantization] = field(default_factory=dict)
+    natural: Mapping[str, mx.Dtype] = field(default_factory=dict)
+    keeps_dtype: Callable[[str], bool] = lambda name: False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors, as the source holds them."""
+        return sum(outline.nbytes for outline in self.outlines.values())
+
+    def parameters(self, name: str) -> int:
+        """How many weights a tensor stands for: those of a quantized matrix each, and no scales."""
+        path, _, part = name.rpartition(".")
+        how, size = self.stored.get(path), self.outlines[name].size
+        if how is not None and part in how.parts:
+            return 0
+        return size * 32 // how.bits if how is not None and part == "weight" else size
+
+    @property
+    def total_parameters(self) -> int:
+        """Of all tensors."""
+        return sum(map(self.parameters, self.outlines))
+
+    def changes(self, dtype: str | None) -> Callable[[str, Tensor], Change]:
+        """What becomes of each tensor where `dtype` is asked for."""
+        wanted = None if dtype is None else getattr(mx, dtype)
+
+        def change(name: str, tensor: Tensor) -> Change:
+            casts = mx.issubdtype(tensor.dtype, mx.floating) and not self.keeps_dtype(name)
+            asked = wanted or self.natural.get(name)
+            return Change(asked if casts else None, self.quantized.get(name))
+
+        return change
+
+    def quantization_entry(self, default: Quantization | None) -> Mapping[str, Any] | None:
+        """What config.json says of what is quantized on the way; None where nothing is."""
+        if default is None:
+            return None
+        entry = default.as_dict()
+        for name, how in self.quantized.items():
+            if how != default:
+                own = how.as_dict()
+                if how.mode == "affine":
+                    del own["mode"]
+                entry[name.removesuffix(".weight")] = own
+        return entry
+
+
+_LAYER = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
+
+
+def summary_of(names: Iterable[str]) -> str:
+    """Tensors in words, those of several layers as one: "model.layers.{0,1}.mlp.gate.weight"."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        before, number, after = _LAYER.fullmatch(name).groups("")  # type: ignore[union-attr]
+        groups.setdefault((before, after), []).append(number)
+    return ", ".join(
+        f"{before}{numbers[0] if len(numbers) == 1 else '{' + ','.join(numbers) + '}'}{after}"
+        for (before, after), numbers in groups.items()
+    )

@@ -1,0 +1,186 @@
+"""How matrices are quantized: MLX's number formats, what config.json says, what is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import CheckpointError, OptionError
+
+Q_BITS = (2, 3, 4, 5, 6, 8)
+Q_GROUP_SIZES = (32, 64, 128)
+PARTS = ("scales", "biases")
+"""What a quantized matrix has beside its weight; only affine ones have biases."""
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How one matrix is quantized: bits per weight, and weights that share a scale and a bias.
+
+    mode: MLX's name of the number format."""
+
+    bits: int
+    group_size: int
+    mode: str = "affine"
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any], path: str) -> Quantization:
+        """Of the matrix at `path`, as a checked "quantization" entry of config.json has it."""
+        own = entry.get(path)
+        how = own if isinstance(own, Mapping) else entry
+        return cls(how["bits"], how["group_size"], how.get("mode") or "affine")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a quantized matrix has beside its weight."""
+        return PARTS if self.mode == "affine" else PARTS[:1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As config.json has it, and nn.quantize takes it."""
+        return {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
+
+    def quantize(self, rows: mx.array) -> dict[str, mx.array]:
+        """Rows of a matrix as "weight" and `parts`. Works on single rows: pieces give the same."""
+        arrays = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
+        return dict(zip(("weight", *self.parts), arrays, strict=True))
+
+    def dequantize(self, weight: mx.array, scales: mx.array, biases: mx.array | None) -> mx.array:
+        """The values, float32. Raises ValueError where the parts do not fit."""
+        if self.mode == "affine" and biases is not None:
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        values = mx.dequantize(
+            weight, scales, biases, group_size=self.group_size, bits=self.bits, mode=self.mode
+        )
+        return values.astype(mx.float32)
+
+
+MODES = {
+    "affine": Quantization(4, 64),
+    "mxfp4": Quantization(4, 32, "mxfp4"),
+    "nvfp4": Quantization(4, 16, "nvfp4"),
+    "mxfp8": Quantization(8, 32, "mxfp8"),
+}
+"""MLX's number formats, each with what mlx-lm takes where nothing is asked for; all but affine have
+one size only."""
+MIXED = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4_6": (4, 6)}
+"""mlx-lm's mixed predicates: the bits of most matrices, and of those that suffer more."""
+
+
+def is_known(how: Quantization) -> bool:
+    """Whether MLX can quantize so."""
+    if type(how.bits) is not int or type(how.group_size) is not int:
+        return False
+    if how.mode == "affine":
+        return how.bits in Q_BITS and how.group_size in Q_GROUP_SIZES
+    return how in MODES.values()
+
+
+def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The "quantization" entry of a converted T5, None where it is not quantized.
+
+    Raises CheckpointError for bits or a group size that MLX does not have.
+    """
+    entry = config.get("quantization")
+    if entry is None:
+        return None
+    if not isinstance(entry, Mapping):
+        raise CheckpointError("config.json has a quantization entry that is no object")
+    for part in (entry, *(each for each in entry.values() if isinstance(each, Mapping))):
+        bits, group_size = part.get("bits"), part.get("group_size")
+        how = Quantization(bits, group_size, part.get("mode") or "affine")  # type: ignore[arg-type]
+        if not is_known(how):
+            raise CheckpointError(
+                f"config.json asks for {bits!a:.20} bits in groups of {group_size!a:.20}: not a "
+                "quantization that MLX has"
+            )
+    return entry
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a conversion is asked to do to the numbers.
+
+    dtype: None for as stored. quantization: of what may be quantized, None for nothing. mixed: a
+    key of MIXED, or "". dequantize: what the source has quantized.
+    """
+
+    dtype: str | None = None
+    quantization: Quantization | None = None
+    mixed: str = ""
+    dequantize: bool = False
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        dtype: str | None,
+        quantize: bool,
+        bits: int | None,
+        group_size: int | None,
+        mode: str,
+        mixed: str | None,
+        dequantize: bool,
+    ) -> Numbers:
+        """From what a user gives; None is the mode's default. Raises OptionError."""
+        if dtype is not None and dtype not in DTYPES:
+            raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        if quantize and dequantize:
+            raise OptionError("choose either --quantize or --dequantize, not both")
+        flags = {
+            "--q-bits": bits is not None,
+            "--q-group-size": group_size is not None,
+            "--q-mode": mode != "affine",
+            "--quant-predicate": bool(mixed),
+        }
+        given = [flag for flag, is_given in flags.items() if is_given]
+        if given and not quantize:
+            raise OptionError(f"{given[0]} says how to quantize: add --quantize")
+        how = _asked_quantization(bits, group_size, mode, mixed or "") if quantize else None
+        return cls(dtype, how, mixed or "", dequantize)
+
+    def describe(self) -> str:
+        """In words: "4-bit, types as stored"."""
+        words, how = self.dtype or "types as stored", self.quantization
+        if how is None:
+            return f"dequantized, {words}" if self.dequantize else words
+        mode = "" if how.mode == "affine" else f" {how.mode}"
+        return f"{self.mixed or f'{how.bits}-bit'}{mode}, {words}"
+
+
+def _asked_quantization(
+    bits: int | None, group_size: int | None, mode: str, mixed: str
+) -> Quantization:
+    if mode not in MODES:
+        raise OptionError(f"q-mode must be one of {', '.join(MODES)}, not {mode!r}")
+    if mixed and mixed not in MIXED:
+        raise OptionError(f"quant-predicate must be one of {', '.join(MIXED)}, not {mixed!r}")
+    if mixed and mode != "affine":
+        raise OptionError(f"{mixed} mixes affine numbers: leave --q-mode out")
+    if mixed and bits is not None:
+        raise OptionError(f"{mixed} says the bits itself: leave --q-bits out")
+    only = MODES[mode]
+    bits = MIXED[mixed][0] if mixed else bits
+    how = Quantization(
+        only.bits if bits is None else bits,
+        only.group_size if group_size is None else group_size,
+        mode,
+    )
+    if mode != "affine" and how != only:
+        raise OptionError(
+            f"{mode} has {only.bits} bits in groups of {only.group_size}: leave --q-bits and "
+            "--q-group-size out"
+        )
+    if mode == "affine":
+        check_affine(how.bits, how.group_size)
+    return how
+
+
+def check_affine(bits: int, group_size: int) -> None:
+    """Raises OptionError for bits or a group size that MLX does not have."""
+    for name, value, known in (("bits", bits, Q_BITS), ("group-size", group_size, Q_GROUP_SIZES)):
+        if value not in known:
+            raise OptionError(f"q-{name} must be one of {', '.join(map(str, known))}, not {value}")

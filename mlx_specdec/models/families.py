@@ -1,0 +1,89 @@
+"""The families of models, and what each does in a way of its own: the one table.
+
+A family is a module, imported when it is asked for, so that T5 does not wait for mlx-lm. A new one
+is such a module and a line in `of_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import mlx.nn as nn
+
+from ..cache_settings import CacheSettings
+from ..checkpoints import keys
+from ..text.tokenizer import Kind
+from .base import Base
+from .network_outline import Outline
+from .number_format import NumberFormat
+
+if TYPE_CHECKING:
+    from .trainable import Trainable
+
+Config = Mapping[str, Any]
+
+
+class Family(Protocol):
+    """What `loading`, `outline`, `trainable`, `shaped` and `self_draft` ask of a family."""
+
+    kind: Kind
+
+    def load(
+        self, directory: Path, config: Config, numbers: NumberFormat, caches: CacheSettings | None
+    ) -> tuple[Base, tuple[int, ...], str]:
+        """The model, the ids that end a text (maybe none), and its numbers in words, such as
+        "bfloat16" or "4-bit, bfloat16". Raises CheckpointError, OptionError."""
+        ...
+
+    def outline(
+        self, config: Config, name: str, numbers: NumberFormat, depth: int | None
+    ) -> Outline:
+        """See `outline.outline`."""
+        ...
+
+    def trainable(self, network: Any) -> Trainable:
+        """A network of plain float32 weights, ready to be trained."""
+        ...
+
+    def model(self, network: Any, max_length: int | None) -> Base:
+        """A model over a network of this family."""
+        ...
+
+    def layers(self, network: Any) -> Sequence[nn.Module]:
+        """The layers that decode."""
+        ...
+
+    def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
+        """The configuration of a model of some of the decoder's layers, named by their numbers.
+
+        Raises CheckpointError where config.json does not say how many there are."""
+        ...
+
+    def with_width(self, config: Config, width: int) -> dict[str, Any]:
+        """The same, of another width; a head stays as wide as it was. Raises OptionError."""
+        ...
+
+    def empty(self, config: Config, like: Any) -> Base:
+        """A model of this configuration whose weights do not count. Raises OptionError where there
+        is none. like: a network of the family, for what config.json does not say."""
+        ...
+
+
+def of_config(config: Config) -> Family:
+    """The family of a model that a config.json describes."""
+    if keys.is_encoder_decoder(config):
+        from . import t5_family
+
+        return t5_family
+    from . import decoder_family
+
+    return decoder_family
+
+
+def of_model(model: Base) -> Family:
+    """The family of a loaded model."""
+    from .t5 import T5
+
+    return of_config({"model_type": "t5"} if isinstance(model.network, T5) else {})

@@ -1,0 +1,175 @@
+"""A directory with a T5's weights -> a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ..cache_settings import CacheSettings
+from ..checkpoints import files, keys
+from ..checkpoints.configuration import check_generates, check_weights
+from ..checkpoints.quantization import Quantization, stored_quantization
+from ..checkpoints.tensors import dtype_name
+from ..errors import CheckpointError, OptionError
+from .encoder_decoder import EncoderDecoderModel
+from .number_format import NumberFormat, expands
+from .t5 import T5
+from .t5_config import T5Config
+
+
+def load(
+    directory: Path,
+    config: Mapping[str, Any],
+    numbers: NumberFormat,
+    caches: CacheSettings | None,
+) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
+    """See `families.Family.load`."""
+    if caches is not None and caches != CacheSettings():
+        raise OptionError(
+            f"{directory} is a T5 model, whose caches are neither quantized nor cut: leave "
+            "kv-bits and max-kv-size out"
+        )
+    stored = stored_quantization(config)
+    numbers.check_plain(directory, stored)
+    weights = _read(directory, config)
+    try:
+        shape = T5Config.from_dict(config, own_head=keys.HEAD in weights)
+        network = _network(shape, stored, weights)
+        _check(network, weights)
+    except CheckpointError as problem:
+        raise CheckpointError(f"{directory}: {problem}") from None
+    if stored is not None and numbers.dtype == "auto" and expands(_count(weights, stored)):
+        weights, stored, network = _dequantized(weights, stored), None, T5(shape)
+    # The widest of those stored: some checkpoints keep in float32 what half precision cannot hold.
+    widest = mx.result_type(*(array.dtype for array in weights.values() if _is_float(array)))
+    floating = numbers.floating(widest, quantized=stored is not None)
+    network.load_weights(
+        [(n, array.astype(floating) if _is_float(array) else array) for n, array in weights.items()]
+    )
+    if numbers.q_bits is not None:
+        quantize_on_load(network, config, numbers)
+    mx.eval(network.parameters())
+    words = dtype_name(network.encoder.final_layer_norm.weight.dtype)
+    bits = numbers.q_bits or (stored or {}).get("bits")
+    return (
+        EncoderDecoderModel(network),
+        files.eos_token_ids(directory, config),
+        words if bits is None else f"{bits}-bit, {words}",
+    )
+
+
+def _read(directory: Path, config: Mapping[str, Any]) -> dict[str, mx.array]:
+    """All tensors under our names, lazily; a head that only repeats `shared` is left out."""
+    stored = files.Weights(directory)
+    check_generates(directory, config, stored.infos)
+    weights = {name: stored.read(place) for name, place in keys.names(stored.infos).items()}
+    head, shared = weights.get(keys.HEAD), weights.get(keys.SHARED)
+    same = (
+        head is not None
+        and shared is not None
+        and head.shape == shared.shape
+        and mx.array_equal(head, shared).item()
+    )
+    return keys.without_head(weights) if same else weights
+
+
+def _check(network: nn.Module, weights: Mapping[str, mx.array]) -> None:
+    """Raises CheckpointError for the first tensor missing, left over, or not as asked for."""
+    expected = dict(tree_flatten(network.parameters()))
+    shapes = ({name: array.shape for name, array in side.items()} for side in (expected, weights))
+    check_weights(*shapes)
+    for name in sorted(expected):
+        asked, given = expected[name], weights[name]
+        if asked.dtype != given.dtype and not (_is_float(asked) and _is_float(given)):
+            raise CheckpointError(
+                f"{name} is stored as {dtype_name(given.dtype)} where {dtype_name(asked.dtype)} is "
+                "needed"
+            )
+
+
+def _is_float(array: mx.array) -> bool:
+    return mx.issubdtype(array.dtype, mx.floating)
+
+
+def _network(
+    shape: T5Config, stored: Mapping[str, Any] | None, weights: Mapping[str, mx.array]
+) -> T5:
+    """A T5 with random weights, quantized where the stored ones are."""
+    # Every layer has tensors: a configuration that asks for more would only build for hours.
+    if max(shape.num_layers, shape.num_decoder_layers) > len(weights):
+        raise CheckpointError(
+            f"config.json asks for {shape.num_layers} and {shape.num_decoder_layers} layers, and "
+            f"there are {len(weights)} tensors"
+        )
+    network = T5(shape)
+    if stored is not None:
+        entry = stored
+        _quantize(
+            network,
+            lambda path, _: Quantization.of(entry, path) if f"{path}.scales" in weights else None,
+        )
+    return network
+
+
+def quantize_on_load(network: T5, config: Mapping[str, Any], numbers: NumberFormat) -> None:
+    """As a conversion would. Raises OptionError where no matrix divides into groups."""
+    assert numbers.q_bits is not None
+    default = Quantization(numbers.q_bits, numbers.q_group_size)
+    if not _quantize(
+        network, lambda path, shape: keys.quantization_of(config, f"{path}.weight", shape, default)
+    ):
+        raise OptionError(
+            f"no layer's width is a multiple of {numbers.q_group_size}: take a smaller group"
+        )
+
+
+def quantize_as_stored(network: T5, stored: Mapping[str, Any]) -> None:
+    """The matrices that a converted model's config.json says are quantized."""
+
+    def choose(path: str, shape: tuple[int, ...]) -> Quantization | None:
+        how = Quantization.of(stored, path)
+        return how if keys.quantizable(f"{path}.weight", shape, how.group_size) else None
+
+    _quantize(network, choose)
+
+
+def _quantize(network: T5, choose: Callable[[str, tuple[int, ...]], Quantization | None]) -> bool:
+    """Quantize every matrix for which `choose` says how; gives whether there was one."""
+
+    def predicate(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        if not hasattr(module, "to_quantized"):
+            return False
+        how = choose(path, module.weight.shape)
+        return how.as_dict() if how and module.weight.shape[-1] % how.group_size == 0 else False
+
+    nn.quantize(network, class_predicate=predicate)
+    return any(hasattr(module, "bits") for module in network.modules())
+
+
+def _count(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> int:
+    """How many weights there are; those of a quantized matrix follow from its scales."""
+    return sum(
+        array.size * (stored["group_size"] if name.endswith(".scales") else 1)
+        for name, array in weights.items()
+        if array.dtype != mx.uint32
+    )
+
+
+def _dequantized(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> dict[str, mx.array]:
+    result = {}
+    for name, array in weights.items():
+        path, _, part = name.rpartition(".")
+        scales, biases = weights.get(f"{path}.scales"), weights.get(f"{path}.biases")
+        if scales is None:
+            result[name] = array
+        elif part == "weight":
+            how = Quantization.of(stored, path)
+            result[name] = mx.dequantize(
+                array, scales, biases, group_size=how.group_size, bits=how.bits, mode=how.mode
+            )
+    return result

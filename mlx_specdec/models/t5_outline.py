@@ -1,0 +1,74 @@
+"""config.json of a T5 -> its outline. Reads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..checkpoints import keys
+from ..checkpoints.quantization import stored_quantization
+from ..checkpoints.tensors import dtype_name
+from ..text.tokenizer import Kind
+from .base import Base
+from .encoder_decoder import EncoderDecoderModel
+from .kv_cache import STEP
+from .network_outline import Outline
+from .number_format import NumberFormat, expands, stored_dtype
+from .t5 import T5
+from .t5_config import T5Config
+from .t5_loading import quantize_as_stored, quantize_on_load
+
+
+class T5Outline(Outline):
+    """Outline of a T5; see `outline.outline`."""
+
+    kind: Kind = "encoder-decoder"
+
+    def __init__(
+        self, config: Mapping[str, Any], name: str, numbers: NumberFormat, depth: int | None
+    ) -> None:
+        # Whether the head is one of its own only the weights say for sure. The families that have
+        # one do not scale the decoder's output.
+        own_head = not keys.scales_output(config) or config.get("tie_word_embeddings") is False
+        shape = T5Config.from_dict(config, own_head=own_head)
+        if depth is not None:
+            shape = replace(shape, num_layers=1, num_decoder_layers=depth)
+        network = T5(shape)
+        self._number = _set_numbers(network, config, name, numbers)
+        super().__init__(network, network.decoder.block)
+        self._shape, self.vocabulary = shape, shape.vocab_size
+        bits = numbers.q_bits or (stored_quantization(config) or {}).get("bits")
+        quantized = any(hasattr(module, "bits") for module in network.modules())
+        self.dtype = f"{bits}-bit, " * quantized + dtype_name(self._number)
+
+    def cache_nbytes(self, prompt: int, generated: int) -> int:
+        """As Outline says: keys and values of the encoder's output, and of the text in whole
+        steps."""
+        positions = prompt + -(-(generated + 1) // STEP) * STEP
+        row = self._shape.num_heads * self._shape.d_kv * self._number.size
+        return 2 * self._shape.num_decoder_layers * positions * row
+
+    def _model(self) -> Base:
+        return EncoderDecoderModel(self._network)
+
+
+def _set_numbers(
+    network: T5, config: Mapping[str, Any], name: str, numbers: NumberFormat
+) -> mx.Dtype:
+    """Cast and quantize as loading would; gives the floating type."""
+    stored = stored_quantization(config)
+    numbers.check_plain(name, stored)
+    count = sum(array.size for _, array in tree_flatten(network.parameters()))
+    if stored is not None and numbers.dtype == "auto" and expands(count):
+        stored = None
+    floating = numbers.floating(stored_dtype(config), quantized=stored is not None)
+    network.set_dtype(floating)
+    if stored is not None:
+        quantize_as_stored(network, stored)
+    if numbers.q_bits is not None:
+        quantize_on_load(network, config, numbers)
+    return floating
