@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.assemble import Pair, generate, stream_generate
 from mlx_specdec.cache_settings import CacheSettings
-from mlx_specdec.contracts import Noise, Proposal, Round, Scores
+from mlx_specdec.contracts import Model, Noise, Proposal, Proposer, Scores
+from mlx_specdec.decoding.run import Result
 from mlx_specdec.errors import RewindError
 from mlx_specdec.models import rewinding
+from mlx_specdec.models.checked import CheckedModel
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.kv_cache import KVCache
 from mlx_specdec.models.rewinding import RewindableCache
@@ -52,39 +53,41 @@ PATTERNS: dict[str, Callable[[int], int]] = {
 }
 
 
-class Forced:
+class Forced(Proposer):
     """Knows the text to come: as many drafted tokens as the pattern says are right.
 
     The draft model sees and forgets the same tokens, so that its context is exercised too.
     """
 
-    taps: tuple[str, ...] = ()
-
-    def __init__(self, draft, text: Sequence[int], pattern: Callable[[int], int]) -> None:
-        self._draft = draft
+    def __init__(self, draft: Model, text: Sequence[int], pattern: Callable[[int], int]) -> None:
+        self._draft = CheckedModel(draft)
         self._text = list(text)
         self._pattern = pattern
+        self._observed: list[int] = []
         self.rounds = 0
 
-    def begin(self, prompt: Sequence[int], scores: Scores | None) -> None:
+    def begin(self, prompt: Sequence[int]) -> None:
         self._context = self._draft.open(prompt)
         self._prefix = len(self._draft.prefix(prompt))
 
-    def propose(self, committed: Sequence[int], limit: int, noise: Noise) -> Proposal:
-        place = len(committed) - self._prefix
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
+        place = len(committed[0]) - self._prefix
         right = self._text[place : place + limit]
         right += [0] * (limit - len(right))
         good = self._pattern(self.rounds)
         guess = [t if k < good else (t + 1) % SIZE for k, t in enumerate(right)]
-        unseen = list(committed[self._context.lengths[0] :])
+        unseen = list(committed[0][self._context.lengths[0] :])
         self._context.advance(mx.array([unseen], dtype=mx.int32))
         for token in guess[:-1]:
             self._context.advance(mx.array([[token]], dtype=mx.int32), proposed=1)
         self.rounds += 1
-        return Proposal(mx.array([guess], dtype=mx.int32))
+        return Proposal.of([guess])
 
-    def observe(self, round: Round) -> None:
-        self._context.rewind((min(self._context.lengths[0], round.committed - 1),))
+    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
+        self._observed += tokens[0]
+        self._context.rewind((min(self._context.lengths[0], len(self._observed)),))
+        unseen = 0
+        self._draft.compare([*self._observed, unseen])
 
 
 def pair_for(family: str) -> Pair:
@@ -98,32 +101,26 @@ def pair_for(family: str) -> Pair:
     return pair_of(target, draft)
 
 
-def forced(
-    monkeypatch: pytest.MonkeyPatch, pair: Pair, text: Sequence[int], pattern: str
-) -> list[Forced]:
-    made: list[Forced] = []
-
-    def proposer(checked: Pair, options: Options, lengths: object) -> Forced:
-        made.append(Forced(checked.draft, text, PATTERNS[pattern]))
-        return made[-1]
-
-    monkeypatch.setattr(assemble, "make_proposer", proposer)
-    return made
+def forced(pair: Pair, text: Sequence[int], pattern: str, **asked) -> tuple[Result, Forced]:
+    """A text whose proposals are right as the pattern says."""
+    forcing = Forced(pair.draft, text, PATTERNS[pattern])
+    options = Options(num_draft=DRAFTED, temperature=0.9, **asked)
+    return stream_generate(pair, PROMPT, options, proposer=forcing).result(), forcing
 
 
 def needed(pattern: str, rounds: int) -> int:
     return sum(PATTERNS[pattern](index) + 1 for index in range(rounds))
 
 
-def compare(monkeypatch: pytest.MonkeyPatch, family: str, pattern: str, rounds: int) -> None:
+def compare(family: str, pattern: str, rounds: int) -> None:
     pair = pair_for(family)
     length = needed(pattern, rounds)
-    asked = {"temperature": 0.9, "seed": 4}
-    plain = generate(pair, PROMPT, Options(max_tokens=length, regular=True, **asked))
-    made = forced(monkeypatch, pair, plain.tokens, pattern)
-    result = generate(pair, PROMPT, Options(max_tokens=length, num_draft=DRAFTED, **asked))
+    plain = generate(
+        pair, PROMPT, Options(max_tokens=length, regular=True, temperature=0.9, seed=4)
+    )
+    result, forcing = forced(pair, plain.tokens, pattern, max_tokens=length, seed=4)
     assert result.tokens == plain.tokens
-    assert made[0].rounds >= rounds - 2
+    assert forcing.rounds >= rounds - 2
     expected = length - rounds
     assert abs(result.stats.accepted - expected) <= DRAFTED + 1
 
@@ -141,36 +138,32 @@ def compare(monkeypatch: pytest.MonkeyPatch, family: str, pattern: str, rounds: 
 def test_hundreds_of_rounds_keep_every_context_right(
     monkeypatch: pytest.MonkeyPatch, family: str, pattern: str
 ) -> None:
-    compare(monkeypatch, family, pattern, ROUNDS)
+    compare(family, pattern, ROUNDS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dozens_of_rounds_keep_every_context_right(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    compare(monkeypatch, family, "random", 25)
+    compare(family, "random", 25)
 
 
-def ends_inside(
-    monkeypatch: pytest.MonkeyPatch, pair: Pair, inside: int, seed: int, least: int
-) -> int:
+def ends_inside(pair: Pair, inside: int, seed: int, least: int) -> int:
     """Two texts that end at row `inside` of a block, after at least `least` tokens: by length and
     by an end-of-sequence token. Returns the rounds they took, 0 where no token suits."""
-    asked = {"temperature": 0.9, "seed": seed}
-    text = generate(pair, PROMPT, Options(max_tokens=80, regular=True, **asked)).tokens
+    plain = Options(max_tokens=80, regular=True, temperature=0.9, seed=seed)
+    text = generate(pair, PROMPT, plain).tokens
     # Rounds emit five tokens each: some token that comes for the first time in this place of one.
     places = (k for k, t in enumerate(text) if k % (DRAFTED + 1) == inside and t not in text[:k])
     place = max((k for k in places if k >= least), default=None)
     if place is None:
         return 0
-    with monkeypatch.context() as patched:
-        made = forced(patched, pair, text, "all")
-        result = generate(pair, PROMPT, Options(max_tokens=place + 1, num_draft=DRAFTED, **asked))
-        assert result.tokens == text[: place + 1] and result.finish_reason == "length"
-        ended = pair_of(pair.target, pair.draft, frozenset({text[place]}))
-        result = generate(ended, PROMPT, Options(max_tokens=80, num_draft=DRAFTED, **asked))
-        assert result.tokens == text[: place + 1] and result.finish_reason == "eos"
-    return sum(forcing.rounds for forcing in made)
+    result, by_length = forced(pair, text, "all", max_tokens=place + 1, seed=seed)
+    assert result.tokens == text[: place + 1] and result.finish_reason == "length"
+    ended = pair_of(pair.target, pair.draft, frozenset({text[place]}))
+    result, by_end = forced(ended, text, "all", max_tokens=80, seed=seed)
+    assert result.tokens == text[: place + 1] and result.finish_reason == "eos"
+    return by_length.rounds + by_end.rounds
 
 
 @pytest.mark.parametrize("inside", range(DRAFTED + 1))
@@ -178,7 +171,7 @@ def ends_inside(
 def test_a_text_that_ends_inside_a_block_ends_there(
     monkeypatch: pytest.MonkeyPatch, family: str, inside: int
 ) -> None:
-    assert ends_inside(monkeypatch, pair_for(family), inside, seed=0, least=5) > 2
+    assert ends_inside(pair_for(family), inside, seed=0, least=5) > 2
 
 
 @pytest.mark.slow
@@ -188,7 +181,7 @@ def test_texts_that_end_inside_blocks_end_there_over_hundreds_of_rounds(
 ) -> None:
     pair, rounds = pair_for(family), 0
     for seed in range(ROUNDS):
-        rounds += ends_inside(monkeypatch, pair, seed % (DRAFTED + 1), seed, least=0)
+        rounds += ends_inside(pair, seed % (DRAFTED + 1), seed, least=0)
         if rounds >= ROUNDS:
             break
     assert rounds >= ROUNDS
@@ -206,7 +199,7 @@ def test_recurrent_state_that_was_not_taken_back_is_noticed(
 
     monkeypatch.setattr(RewindableCache, "_return", careless)
     with pytest.raises(RewindError, match="never rewound"):
-        compare(monkeypatch, family, "random", 25)
+        compare(family, "random", 25)
 
 
 @pytest.mark.parametrize("family", ["gemma3_wrapped", "llama, newest 16 tokens"])
@@ -216,7 +209,7 @@ def test_a_window_that_was_only_counted_back_is_noticed(
     """Planted: what mlx-lm's own trim does to a window that has wrapped."""
     monkeypatch.setattr(rewinding, "_cut", lambda window, count: window.trim(count))
     with pytest.raises(RewindError, match="never rewound"):
-        compare(monkeypatch, family, "random", 25)
+        compare(family, "random", 25)
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3, cache of 8 bits"])
@@ -237,7 +230,7 @@ def test_a_rewind_that_drops_one_row_too_few_is_noticed(
 
     monkeypatch.setattr(RewindableCache, "rewind", careless)
     with pytest.raises(RewindError, match="never rewound"):
-        compare(monkeypatch, family, "random", 25)
+        compare(family, "random", 25)
 
 
 def test_a_t5_rewind_that_forgets_a_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +242,7 @@ def test_a_t5_rewind_that_forgets_a_row_is_noticed(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(KVCache, "rewind", careless)
     with pytest.raises(RewindError, match="never rewound"):
-        compare(monkeypatch, "own-head-scaled", "random", 25)
+        compare("own-head-scaled", "random", 25)
 
 
 def test_a_loop_that_feeds_the_wrong_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,10 +250,9 @@ def test_a_loop_that_feeds_the_wrong_token_is_noticed(monkeypatch: pytest.Monkey
     shipped = Forced.propose
 
     def careless(self: Forced, committed, limit: int, noise: Noise) -> Proposal:
-        wrong = [*committed[:-1], (committed[-1] + 1) % SIZE]
-        return shipped(self, wrong, limit, noise)
+        [text] = committed
+        return shipped(self, [[*text[:-1], (text[-1] + 1) % SIZE]], limit, noise)
 
     monkeypatch.setattr(Forced, "propose", careless)
-    forced(monkeypatch, pair, [1] * 100, "none")
     with pytest.raises(RewindError, match="is committed"):
-        generate(pair, PROMPT, Options(max_tokens=40, num_draft=DRAFTED))
+        forced(pair, [1] * 100, "none", max_tokens=40)

@@ -31,10 +31,10 @@ class TrainableT5:
         """As Trainable says."""
         sources, mask, fed, wanted = inputs
         network, length = self.network, fed.shape[1]
-        memory = network.project_memory(network.encode(sources, mask))
+        encoded = network.project_encoded(network.encode(sources, mask))
         tables = network.decoder.bias_tables(length)
         masks = network.decoder.masks(tables, length, 0, length)
-        states = network.decode(fed, [None] * len(memory), memory, masks, mask)
+        states = network.decode(fed, [None] * len(encoded), encoded, masks, mask)
         rows = states.reshape(-1, states.shape[-1])[wanted]
         return network.head(rows[None])[0]
 

@@ -8,14 +8,16 @@ import random
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Proposal
+from mlx_specdec.contracts import Proposal, Rule
 from mlx_specdec.decoding.draft_length import AutoLength
 from mlx_specdec.decoding.prompt import PromptReader
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.decoding.stopwatch import Stopwatch
 from mlx_specdec.errors import DecodingError
-from mlx_specdec.sampling.noise import CoupledNoise
+from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.sampling.settings import Sampling
+from mlx_specdec.verification.block import BlockRule
+from mlx_specdec.verification.rejection import TokenRule
 
 from .mocks import VOCABULARY, Guesser, TableContext, decoding, figures, first_round, run
 
@@ -317,3 +319,19 @@ def test_what_earlier_rounds_left_to_compute_is_not_the_drafts_time(
     assert len(tokens) == 6 and stats.timed_rounds > 0
     assert (stats.seconds.draft, stats.seconds.verify) == (0, 0)
     assert stats.seconds.other == 5.0 * stats.timed_rounds
+
+
+@pytest.mark.parametrize("rule", [TokenRule(), BlockRule()])
+def test_no_key_is_used_twice_in_a_whole_text(rule: Rule) -> None:
+    used: list[tuple[int | str, ...]] = []
+    noise = IndependentNoise(2, VOCABULARY, listener=used.append)
+    context, recorder = TableContext(), Recorder()
+    guesser = partly_right(context.greedy([1], 200), 3, abstain=0.2)
+    settings = Sampling(temperature=1.0)
+    loop = decoding(
+        context, guesser, room=60, settings=settings, noise=noise, rule=rule, recorder=recorder
+    )
+    run(loop)
+    stats = figures(recorder)
+    assert stats.accepted < stats.drafted
+    assert len(used) == len(set(used)) >= stats.drafted + stats.rounds

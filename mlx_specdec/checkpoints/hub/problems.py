@@ -47,8 +47,8 @@ def told(name: str, revision: str, problem: Exception) -> SourceError:
         )
     else:
         sentence = (
-            f"{name} cannot be downloaded: {first_line(problem):.300}: try again, and check HF_ENDPOINT "
-            "and the proxy"
+            f"{name} cannot be downloaded: {first_line(problem):.300}: try again, and check "
+            "HF_ENDPOINT and the proxy"
         )
     return SourceError(sentence)
 
