@@ -71,9 +71,10 @@ def make_proposer(
     """
     last = len(chosen) - 1
     made = {each.name: each.make(options, place < last) for place, each in enumerate(chosen)}
+    if isinstance(lengths, LengthsBySource):
+        return FirstOf(made, lengths.limit)
     if len(made) > 1:
-        by_source = isinstance(lengths, LengthsBySource)
-        return FirstOf(made, lengths.limit if by_source else lambda name, most: most)
+        return FirstOf(made, lambda name, most: most)
     return next(iter(made.values()), None)
 
 
