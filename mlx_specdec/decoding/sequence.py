@@ -36,6 +36,7 @@ class Sequence:
         self._stop = stop
         self._prefix = len(prefix)
         self._rounds = 0
+        self._reason: FinishReason | None = None
 
     @property
     def position(self) -> int:
@@ -44,8 +45,8 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """How many tokens may still be emitted."""
-        return self._stop.remaining
+        """How many tokens may still be emitted; none after the end."""
+        return 0 if self._reason is not None else self._stop.remaining
 
     def noise(self, in_flight: int) -> Noise:
         """Of the next round, behind `in_flight` tokens that are not committed yet; once a round."""
@@ -53,9 +54,16 @@ class Sequence:
         return self._noise.at(self._rounds - 1, self.position + in_flight)
 
     def commit(self, tokens: Seq[int], drafted: int) -> Emission:
-        """Take tokens, the first `drafted` of which were drafted, and give what is to be read."""
+        """Take tokens, the first `drafted` of which were drafted, and give what is to be read.
+
+        A sequence that has ended goes through the passes of its batch, and emits nothing more.
+        """
         self.committed += tokens
-        return self._stop.take(tokens, drafted)
+        if self._reason is not None:
+            return Emission((), (), self._reason)
+        emission = self._stop.take(tokens, drafted)
+        self._reason = emission.finish_reason
+        return emission
 
     def finish(self, reason: FinishReason) -> Emission:
         """End here; what was emitted stays."""
