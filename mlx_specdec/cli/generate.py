@@ -213,6 +213,10 @@ def _generate(pair: Pair, text: str, options: Options, output: Output) -> Run:
 
     with render.progress("reading the prompt") as report:
         run = stream_generate(pair, text, options, progress=report)
+        try:
+            run.read_prompt()
+        except KeyboardInterrupt:
+            run.interrupt()
     silent = output.json or options.simulated_acceptance is not None
     result = _finish(run) if silent else _stream(run, output)
     if output.json:

@@ -108,6 +108,11 @@ class Run:
             [emission] = self._decoding.step()
             yield self._keep(emission, reading)
 
+    def read_prompt(self) -> None:
+        """Read the prompt and nothing more; iterating does so by itself."""
+        while self._reason is None and self._decoding.reading:
+            next(iter(self))
+
     @property
     def changes(self) -> Sequence[Change]:
         """When which number of drafted tokens was chosen; empty where it was fixed."""

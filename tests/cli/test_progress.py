@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
+from mlx_specdec import generate, load, stream_generate
 from mlx_specdec.cli import render
 
 
@@ -55,3 +57,18 @@ def test_nothing_is_drawn_where_there_is_no_terminal(monkeypatch: pytest.MonkeyP
     with render.progress("converting", in_bytes=True) as report:
         report(1, 2)
     assert stream.getvalue() == ""
+
+
+def test_a_long_prompt_is_read_in_view_and_may_be_interrupted(t5: Path) -> None:
+    pair = load(t5)
+    seen: list[tuple[int, int]] = []
+    run = stream_generate(pair, [5, 6, 1], progress=lambda done, total: seen.append((done, total)))
+    assert seen == []
+    run.read_prompt()
+    assert seen == [(0, 3), (3, 3)]
+    assert run.result().tokens == generate(pair, [5, 6, 1]).tokens
+    interrupted = stream_generate(pair, [5, 6, 1])
+    interrupted.interrupt()
+    interrupted.read_prompt()
+    assert interrupted.result().finish_reason == "interrupted"
+    assert interrupted.result().tokens == ()
