@@ -273,8 +273,8 @@ def test_penalties_and_bias_reach_the_text(run: Run, t5: Path) -> None:
 
 
 def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_path: Path) -> None:
-    asked = ("generate", "def read(path):", "--model", llama, "-m", 40)
-    plain = run(*asked)
+    asked = ("generate", "def read(path):", "--model", llama, "-m", 40, "--num-draft", 4)
+    plain = run(*asked, "--regular-decode")
     (tmp_path / "a.txt").write_text(f"def read(path):{plain.out}", encoding="utf-8")
     (tmp_path / "b.txt").write_text("def read_lines", encoding="utf-8")
     files = ("--lookup-file", tmp_path / "a.txt", "--lookup-file", tmp_path / "b.txt")
