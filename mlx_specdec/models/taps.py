@@ -65,7 +65,7 @@ class Tap(threading.local):
     def called(self, plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """What the tapped module does when it is called. plain: what it did before."""
         if self._stops:
-            raise Shown(args[0])
+            raise Shown(next(iter((*args, *kwargs.values())), None))
         if self._given is not None:
             given, self._given = self._given, None
             return given

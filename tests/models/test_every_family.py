@@ -11,11 +11,14 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx_lm.models
 import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.assemble import generate
+from mlx_specdec.contracts import FINAL, after
+from mlx_specdec.errors import OptionError
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.options import Options
 
@@ -245,3 +248,23 @@ def test_every_family_writes_the_same_text(name: str) -> None:
         result = generate(pair, PROMPT, Options(num_draft=num_draft, **asked))
         assert result.tokens == plain.tokens
         assert result.stats.drafted > result.stats.accepted
+
+
+CLOSED = ("deepseek_v41", "gemma3n", "gpt_neox", "iquestloopcoder", "lille-130m")
+"""Their layers return several streams, or their heads lie inside: refused by name."""
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_family_shows_its_hidden_states_or_is_refused_by_name(name: str) -> None:
+    model = DecoderOnlyModel(tiny.from_config(config_of(name)))
+    layers, fed = [after(layer) for layer in range(model.layers)], mx.array([[5, 9, 4]])
+    plain = model.open([5]).advance(fed).logits
+    if name in CLOSED:
+        with pytest.raises(OptionError, match=rf"type {name} do not show"):
+            model.open([5]).advance(fed, taps=(*layers, FINAL))
+        return
+    scores = model.open([5]).advance(fed, taps=(*layers, FINAL))
+    assert mx.array_equal(scores.logits, plain)
+    shapes = {scores.hidden[layer].shape for layer in layers}
+    assert shapes == {(1, 3, model.width)} == {model.embed(fed).shape}
+    assert mx.allclose(model.head(scores.hidden[FINAL]), scores.logits, atol=1e-3)
