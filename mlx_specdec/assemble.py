@@ -5,6 +5,7 @@ It knows every package below, and the names of the rules; terminals are above it
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -76,6 +77,7 @@ def stream_generate(
     """
     options = options or Options()
     ids = encode(pair, prompt, options)
+    _check_bias(pair, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
     if os.environ.get(DEBUG):
@@ -191,6 +193,13 @@ def encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[in
     if options.chat_template and pair.tokenizer.has_chat_template:
         return pair.tokenizer.apply_chat(prompt)
     return pair.tokenizer.encode(prompt)
+
+
+def _check_bias(pair: Pair, options: Options) -> None:
+    """Raises OptionError where every token is banned."""
+    banned = sum(bias == -math.inf for bias in options.logit_bias.values())
+    if banned >= pair.vocabulary:
+        raise OptionError("logit-bias bans every token: leave one that may be written")
 
 
 def _decoding(

@@ -5,6 +5,7 @@ What was drafted behind the last emitted token is not counted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,7 +31,8 @@ class Seconds:
 
 @dataclass(frozen=True)
 class SmallestMargin:
-    """The least lead of a chosen token over the second best in log p + g, and its position.
+    """The least lead of a chosen token over the second best in log p + g, and its position; there is
+    none where no position had a second candidate.
 
     Two kernels can disagree on the text only where their rounding differs by more than this.
     """
@@ -101,7 +103,8 @@ class Recorder:
         self._margin: SmallestMargin | None = None
 
     def on_round(self, report: RoundReport) -> None:
-        """Counts tokens up to the last emitted one, and time."""
+        """Counts tokens up to the last emitted one, and time. Raises DecodingError where the target's
+        logits turn out to be damaged."""
         self._rounds += 1
         self._passes += report.passes
         for each in report.sequences:
@@ -114,6 +117,8 @@ class Recorder:
             self._add_times(report.times)
         else:
             self._plain_total += report.times.total
+        if report.ended:
+            self._margins.flush()
 
     def _add_drafts(self, each: SequenceRound, source: str) -> None:
         drafted, accepted = each.drafted, each.accepted
@@ -137,7 +142,7 @@ class Recorder:
 
     def _add_margins(self, margins: list[float], position: int) -> None:
         for offset, value in enumerate(margins):
-            if self._margin is None or value < self._margin.value:
+            if value < (math.inf if self._margin is None else self._margin.value):
                 self._margin = SmallestMargin(value, position + offset)
 
     def summary(

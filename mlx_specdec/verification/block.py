@@ -10,8 +10,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.distribution import choose
-from .chain import row_after
+from .chain import draw, row_after
 from .rejection import one_hot
 
 
@@ -65,7 +64,7 @@ class BlockRule:
         n = proposal.size
         if n == 0:
             kept = mx.zeros((p.shape[0], 0), dtype=mx.bool_)
-            return Verdict(kept, choose(mx.log(p[:, 0]), noise.correction()))
+            return Verdict(kept, draw(mx.log(p[:, 0]), noise.correction()))
         if proposal.rows is None:
             q = one_hot(proposal.tokens, p.shape[-1], p.dtype)
         else:
@@ -79,4 +78,4 @@ class BlockRule:
         kept = order <= length
         ratios = joint_ratios(p[:, :n], q, proposal.tokens)
         after = mx.concatenate([correction(p[:, :n], q, ratios[:, :n]), p[:, n:]], axis=1)
-        return Verdict(kept, choose(mx.log(row_after(after, kept)), noise.correction()))
+        return Verdict(kept, draw(mx.log(row_after(after, kept)), noise.correction()))

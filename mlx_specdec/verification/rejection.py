@@ -10,8 +10,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.distribution import choose
-from .chain import leading, row_after
+from .chain import draw, leading, row_after
 
 
 def one_hot(tokens: mx.array, vocabulary: int, dtype: mx.Dtype) -> mx.array:
@@ -55,7 +54,7 @@ class TokenRule:
         n = proposal.size
         if n == 0:
             kept = mx.zeros((p.shape[0], 0), dtype=mx.bool_)
-            return Verdict(kept, choose(mx.log(p[:, 0]), noise.correction()))
+            return Verdict(kept, draw(mx.log(p[:, 0]), noise.correction()))
         if proposal.rows is None:
             q = one_hot(proposal.tokens, p.shape[-1], p.dtype)
         else:
@@ -65,4 +64,4 @@ class TokenRule:
             raise ValueError("the token rule draws random numbers; at temperature 0 use Coupled")
         kept = leading(uniforms < accept_probabilities(p[:, :n], q, proposal.tokens, self._delta))
         after = mx.concatenate([correction(p[:, :n], q), p[:, n:]], axis=1)
-        return Verdict(kept, choose(mx.log(row_after(after, kept)), noise.correction()))
+        return Verdict(kept, draw(mx.log(row_after(after, kept)), noise.correction()))
