@@ -31,8 +31,9 @@ class Seconds:
 
 @dataclass(frozen=True)
 class SmallestMargin:
-    """The least lead of a chosen token over the second best in log p + g, and its position; there is
-    none where no position had a second candidate.
+    """The least lead of a chosen token over the second best in log p + g, and its position.
+
+    There is none where no position had a second candidate.
 
     Two kernels can disagree on the text only where their rounding differs by more than this.
     """
@@ -103,8 +104,10 @@ class Recorder:
         self._margin: SmallestMargin | None = None
 
     def on_round(self, report: RoundReport) -> None:
-        """Counts tokens up to the last emitted one, and time. Raises DecodingError where the target's
-        logits turn out to be damaged."""
+        """Counts tokens up to the last emitted one, and time.
+
+        Raises DecodingError where the target's logits turn out to be damaged.
+        """
         self._rounds += 1
         self._passes += report.passes
         for each in report.sequences:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from ..errors import OptionError
 
-
 LARGEST = 1e20
 """Of what is added to logits: far above any logit, and sums of it stay far below float32's end."""
 TEMPERATURES = (1e-30, 1e30)
@@ -19,9 +18,11 @@ REPETITION_PENALTIES = (1e-6, 1e6)
 class Sampling:
     """Settings of the distribution that tokens are drawn from; the defaults change nothing.
 
-    temperature: 0 means greedy, else within TEMPERATURES. top_k: 0 = off. top_p: (0, 1], 1 = off. min_p: [0, 1), 0 = off.
-    repetition_penalty: within REPETITION_PENALTIES, 1 = off; logits of tokens seen before are divided by it where positive
-        and multiplied where negative (Keskar et al., arXiv 1909.05858, section 4.1).
+    temperature: 0 means greedy, else within TEMPERATURES. top_k: 0 = off. top_p: (0, 1], 1 = off.
+    min_p: [0, 1), 0 = off.
+    repetition_penalty: within REPETITION_PENALTIES, 1 = off; logits of tokens seen before are
+        divided by it where positive and multiplied where negative (Keskar et al., arXiv 1909.05858,
+        section 4.1).
     presence_penalty, frequency_penalty: subtracted once per token seen, and once per occurrence; at
         most LARGEST.
     logit_bias: added to the logits of single token ids; at most LARGEST, or -inf, which bans.

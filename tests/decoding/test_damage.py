@@ -43,7 +43,7 @@ def test_damaged_logits_are_an_error_under_every_rule(
     loop = decoding(
         context, Guesser(lambda p, n: [3] * n), count=count, rule=rule, noise=noise, settings=WARM
     )
-    with pytest.raises(DecodingError, match="NaN.*try --dtype float32"):
+    with pytest.raises(DecodingError, match="NaN or infinite"):
         run(loop)
 
 
@@ -70,7 +70,7 @@ def test_a_margin_without_a_second_candidate_is_none() -> None:
     [
         {"temperature": 1.0, "top_p": 1e-6},
         {"temperature": 1.0, "min_p": 0.999999},
-        {"logit_bias": {i: -math.inf for i in range(1, SIZE)}},
+        {"logit_bias": dict.fromkeys(range(1, SIZE), -math.inf)},
         {"logit_bias": {3: 1e20}},
         {"max_tokens": 0},
     ],
