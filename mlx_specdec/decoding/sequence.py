@@ -121,6 +121,7 @@ class Batch:
                     position=position,
                     committed=each.committed,
                     scored=scored,
+                    ended=emission.finish_reason is not None,
                 )
             )
         return tuple(emissions), tuple(rounds)

@@ -124,9 +124,9 @@ class Recorder:
             self._margins.flush()
 
     def _add_drafts(self, each: SequenceRound, source: str) -> None:
-        drafted, accepted = each.drafted, each.accepted
-        if each.emitted <= accepted:
-            drafted = accepted = each.emitted
+        drafted, accepted = each.drafted, min(each.accepted, each.emitted)
+        if each.ended:
+            drafted = min(drafted, each.emitted)
         _count(self._drafted, drafted)
         _count(self._accepted, accepted)
         if source:
