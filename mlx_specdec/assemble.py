@@ -217,7 +217,7 @@ def _decoding(
     sequence = Decoded(
         prefix,
         Distribution(options.sampling, pair.vocabulary),
-        _noise(pair, options),
+        _noise(pair, ids, options),
         _stop_criteria(pair, options, len(prefix)),
     )
     return Decoding(
@@ -247,12 +247,12 @@ def _rule(options: Options) -> Rule:
     return BlockRule() if options.rule_name == "block" else TokenRule(options.delta)
 
 
-def _noise(pair: Pair, options: Options) -> NoiseSource:
+def _noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
     if options.temperature == 0:
         return SilentNoise()
     if options.rule_name in ("coupled", "simulated"):
-        return CoupledNoise(options.seed, pair.vocabulary)
-    return IndependentNoise(options.seed, pair.vocabulary)
+        return CoupledNoise(options.seed, pair.vocabulary, prompt)
+    return IndependentNoise(options.seed, pair.vocabulary, prompt)
 
 
 def _stop_criteria(pair: Pair, options: Options, prefix: int) -> StopCriteria:
