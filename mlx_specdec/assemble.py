@@ -77,6 +77,7 @@ def stream_generate(
     """
     options = options or Options()
     ids = encode(pair, prompt, options)
+    mx.reset_peak_memory()
     _check_bias(pair, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
@@ -131,7 +132,8 @@ def calibrate(
     """
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
-    own = [each for each in drafters(pair, options) if each.nbytes]
+    chosen = drafters(pair, options)
+    own = tuple(each for each in chosen if each.nbytes)
     if not own:
         raise OptionError("there is nothing to calibrate without a draft model: name one")
     survey, report = Survey(own[0].most), progress or _ignore
@@ -149,7 +151,8 @@ def calibrate(
             report(survey.turns, turns)
     report(turns, turns)
     costs = survey.measured()
-    cost_cache.write(cost_key(pair, own[0], options), costs)
+    for together in {own[:1], chosen}:
+        cost_cache.write(cost_key(pair, together, own[0], options), costs)
     return costs
 
 

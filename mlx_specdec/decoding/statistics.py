@@ -59,7 +59,8 @@ class Statistics:
     the last one of pipelined plain decoding included, which nobody reads. timed_rounds: speculative
     rounds that were timed in parts. *_by_position: entry i is about the i-th drafted token of a
     round. by_source: by proposer, where several drafted. tokens_per_second: generated tokens over
-    the time after the prompt pass.
+    the time after the prompt pass. peak_memory_bytes: of the process since this text was begun,
+    weights included.
     """
 
     rounds: int
