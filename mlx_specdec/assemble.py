@@ -6,6 +6,7 @@ It knows every package below, and the names of the rules; terminals are above it
 from __future__ import annotations
 
 import math
+import operator
 import os
 import sys
 from collections.abc import Sequence
@@ -76,8 +77,8 @@ def stream_generate(
     Raises PromptError, OptionError.
     """
     options = options or Options()
-    ids = encode(pair, prompt, options)
     mx.reset_peak_memory()
+    ids = encode(pair, prompt, options)
     _check_bias(pair, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
@@ -190,7 +191,12 @@ def _checked(pair: Pair) -> tuple[Model, Pair, list[RoundListener]]:
 def encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[int]:
     """Token ids of a prompt; ids stay as they are. Raises PromptError for an empty text."""
     if not isinstance(prompt, str):
-        return list(prompt)
+        try:
+            if not isinstance(prompt, bytes | bytearray):
+                return [operator.index(token) for token in prompt]
+        except TypeError:
+            pass
+        raise PromptError("a prompt is a text or a sequence of token ids")
     if not prompt.strip():
         raise PromptError("the prompt is empty: give some text")
     if options.chat_template and pair.tokenizer.has_chat_template:
@@ -199,7 +205,12 @@ def encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[in
 
 
 def _check_bias(pair: Pair, options: Options) -> None:
-    """Raises OptionError where every token is banned."""
+    """Raises OptionError where every token is banned, and for ids that texts do not have."""
+    beyond = max(options.logit_bias, default=0)
+    if beyond >= pair.vocabulary:
+        raise OptionError(
+            f"logit-bias: there is no token {beyond}, the model has {pair.vocabulary:,} tokens"
+        )
     banned = sum(bias == -math.inf for bias in options.logit_bias.values())
     if banned >= pair.vocabulary:
         raise OptionError("logit-bias bans every token: leave one that may be written")
@@ -265,5 +276,5 @@ def _stop_criteria(pair: Pair, options: Options, prefix: int) -> StopCriteria:
         eos=pair.eos_token_ids if options.simulated_acceptance is None else frozenset(),
         max_tokens=min(options.max_tokens, sys.maxsize if longest is None else longest - prefix),
         stream=TextStream(pair.tokenizer),
-        stops=StopStrings(options.stop) if options.stop else None,
+        stops=StopStrings(tuple(options.stop)) if options.stop else None,
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 
 from ..errors import OptionError
 
@@ -77,6 +79,21 @@ class Sampling:
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
         )
+
+
+def integer(name: str, value: object) -> int:
+    """A number as Python's own; numpy's are taken as well. Raises OptionError for anything else."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise OptionError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def number(name: str, value: object) -> float:
+    """As `integer`, for numbers of any kind."""
+    if isinstance(value, Real):
+        return float(value)
+    raise OptionError(f"{name} must be a number, not {value!r}")
 
 
 def _require(condition: bool, sentence: str) -> None:
