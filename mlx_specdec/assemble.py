@@ -5,6 +5,8 @@ It knows every package below, and the names of the rules; terminals are above it
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 import sys
 from collections.abc import Sequence
@@ -75,7 +77,9 @@ def stream_generate(
     Raises PromptError, OptionError.
     """
     options = options or Options()
+    mx.reset_peak_memory()
     ids = encode(pair, prompt, options)
+    _check_bias(pair, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
     if os.environ.get(DEBUG):
@@ -129,7 +133,8 @@ def calibrate(
     """
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
-    own = [each for each in drafters(pair, options) if each.nbytes]
+    chosen = drafters(pair, options)
+    own = tuple(each for each in chosen if each.nbytes)
     if not own:
         raise OptionError("there is nothing to calibrate without a draft model: name one")
     survey, report = Survey(own[0].most), progress or _ignore
@@ -147,7 +152,8 @@ def calibrate(
             report(survey.turns, turns)
     report(turns, turns)
     costs = survey.measured()
-    cost_cache.write(cost_key(pair, own[0], options), costs)
+    for together in {own[:1], chosen}:
+        cost_cache.write(cost_key(pair, together, own[0], options), costs)
     return costs
 
 
@@ -185,12 +191,29 @@ def _checked(pair: Pair) -> tuple[Model, Pair, list[RoundListener]]:
 def encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[int]:
     """Token ids of a prompt; ids stay as they are. Raises PromptError for an empty text."""
     if not isinstance(prompt, str):
-        return list(prompt)
+        try:
+            if not isinstance(prompt, bytes | bytearray):
+                return [operator.index(token) for token in prompt]
+        except TypeError:
+            pass
+        raise PromptError("a prompt is a text or a sequence of token ids")
     if not prompt.strip():
         raise PromptError("the prompt is empty: give some text")
     if options.chat_template and pair.tokenizer.has_chat_template:
         return pair.tokenizer.apply_chat(prompt)
     return pair.tokenizer.encode(prompt)
+
+
+def _check_bias(pair: Pair, options: Options) -> None:
+    """Raises OptionError where every token is banned, and for ids that texts do not have."""
+    beyond = max(options.logit_bias, default=0)
+    if beyond >= pair.vocabulary:
+        raise OptionError(
+            f"logit-bias: there is no token {beyond}, the model has {pair.vocabulary:,} tokens"
+        )
+    banned = sum(bias == -math.inf for bias in options.logit_bias.values())
+    if banned >= pair.vocabulary:
+        raise OptionError("logit-bias bans every token: leave one that may be written")
 
 
 def _decoding(
@@ -208,7 +231,7 @@ def _decoding(
     sequence = Decoded(
         prefix,
         Distribution(options.sampling, pair.vocabulary),
-        _noise(pair, options),
+        _noise(pair, ids, options),
         _stop_criteria(pair, options, len(prefix)),
     )
     return Decoding(
@@ -238,12 +261,12 @@ def _rule(options: Options) -> Rule:
     return BlockRule() if options.rule_name == "block" else TokenRule(options.delta)
 
 
-def _noise(pair: Pair, options: Options) -> NoiseSource:
+def _noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
     if options.temperature == 0:
         return SilentNoise()
     if options.rule_name in ("coupled", "simulated"):
-        return CoupledNoise(options.seed, pair.vocabulary)
-    return IndependentNoise(options.seed, pair.vocabulary)
+        return CoupledNoise(options.seed, pair.vocabulary, prompt)
+    return IndependentNoise(options.seed, pair.vocabulary, prompt)
 
 
 def _stop_criteria(pair: Pair, options: Options, prefix: int) -> StopCriteria:
@@ -253,5 +276,5 @@ def _stop_criteria(pair: Pair, options: Options, prefix: int) -> StopCriteria:
         eos=pair.eos_token_ids if options.simulated_acceptance is None else frozenset(),
         max_tokens=min(options.max_tokens, sys.maxsize if longest is None else longest - prefix),
         stream=TextStream(pair.tokenizer),
-        stops=StopStrings(options.stop) if options.stop else None,
+        stops=StopStrings(tuple(options.stop)) if options.stop else None,
     )

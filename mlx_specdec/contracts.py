@@ -92,7 +92,8 @@ class Verdict:
     """What a rule decided about one proposal, on the device.
 
     kept: (batch, n) bool, the proposal's rows that stay; in a chain always a prefix.
-    next: (batch,) int32, the token that follows the kept ones: correction or bonus.
+    next: (batch,) int32, the token that follows the kept ones: correction or bonus; -1 where the
+        target's row is damaged, so that nothing can be drawn from it.
     scored: (batch, n + 1, vocabulary), log p + g of the target's rows where its choice is their
         argmax (statistics want to know by how much), or None.
     """

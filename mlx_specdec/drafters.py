@@ -80,7 +80,7 @@ def make_proposer(
 
 def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
     """What chooses the number of draft tokens, with the costs that earlier sequences measured."""
-    lengths = {each.name: _length(pair, each, options) for each in chosen}
+    lengths = {each.name: _length(pair, chosen, each, options) for each in chosen}
     if len(lengths) > 1:
         return LengthsBySource(lengths)
     return next(iter(lengths.values()), FixedLength(0))
@@ -99,18 +99,22 @@ def keep_costs(
         measured = {chosen[0].name: lengths.measured()}
     for each in chosen:
         if each.name in measured:
-            cost_cache.merge(cost_key(pair, each, options), measured[each.name])
+            cost_cache.merge(cost_key(pair, chosen, each, options), measured[each.name])
 
 
-def cost_key(pair: Pair, drafter: Drafter, options: Options) -> CostKey:
-    """What the costs of rounds depend on in which this drafter proposes."""
+def cost_key(pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options) -> CostKey:
+    """What the costs of rounds depend on in which one of the chosen drafters proposes.
+
+    Behind another one it reads what was written without it, which costs as well.
+    """
+    behind = "" if drafter is chosen[0] else f" behind {chosen[0].identity}"
     return CostKey(
         device=device_name(),
         mlx=_mlx_version(),
         blas=blas.name(),
         target=pair.name,
         target_bytes=pair.target.nbytes,
-        draft=drafter.identity,
+        draft=drafter.identity + behind,
         draft_bytes=drafter.nbytes,
         dtype=pair.dtype,
         sampled=options.temperature > 0,
@@ -130,8 +134,10 @@ def _mlx_version() -> str:
     return version("mlx")
 
 
-def _length(pair: Pair, drafter: Drafter, options: Options) -> DraftLength:
+def _length(
+    pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options
+) -> DraftLength:
     if options.num_draft != "auto":
         return FixedLength(options.num_draft)
-    known = cost_cache.read(cost_key(pair, drafter, options)) if options.cost_cache else None
-    return AutoLength(known, drafter.most)
+    key = cost_key(pair, chosen, drafter, options)
+    return AutoLength(cost_cache.read(key) if options.cost_cache else None, drafter.most)

@@ -5,17 +5,29 @@ Knows names and ranges. Imports no MLX, so that a wrong setting is told at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from .drafting import DRAFTERS
 from .errors import OptionError
-from .sampling.settings import Sampling
+from .sampling.settings import Sampling, integer, number
 
 RULES = ("coupled", "token", "block", "typical")
 PROPOSERS = ("auto", *DRAFTERS, "none")
 MOST_DRAFTED = 64
+NUMBERS = (
+    "delta",
+    "posterior_threshold",
+    "posterior_alpha",
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Settings that are numbers of any kind."""
 SELF = "self"
 """Named as draft model: the target's own layers at fewer bits."""
 
@@ -37,7 +49,7 @@ class Options:
     delta: lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
     posterior_threshold, posterior_alpha: of the typical rule, (0, 1) each: a drafted token stays
         where p > min(threshold, alpha exp(-entropy)).
-    stop: strings that end the text; they are not part of it.
+    stop: strings that end the text, or a single one; they are not part of it.
     simulated_acceptance: keep each drafted token with this probability instead of verifying it, to
         measure what decoding costs; None verifies. What is emitted is then no text.
     cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
@@ -57,7 +69,7 @@ class Options:
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     seed: int = 0
-    stop: tuple[str, ...] = ()
+    stop: str | Iterable[str] = ()
     regular: bool = False
     cost_cache: bool = True
     simulated_acceptance: float | None = None
@@ -72,10 +84,11 @@ class Options:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._take_what_is_meant()
         if self.max_tokens < 0:
             raise OptionError(f"max-tokens must be 0 or more, not {self.max_tokens}")
         count = self.num_draft
-        if count != "auto" and not (isinstance(count, int) and 0 <= count <= MOST_DRAFTED):
+        if count != "auto" and not 0 <= count <= MOST_DRAFTED:
             raise OptionError(
                 f"num-draft must be auto or lie between 0 and {MOST_DRAFTED}, not {count!r}"
             )
@@ -105,6 +118,29 @@ class Options:
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
         self.sampling  # noqa: B018  its own checks run here
+
+    def _take_what_is_meant(self) -> None:
+        """Numbers of numpy become Python's, one stop string a tuple, and the biases a copy."""
+        taken: dict[str, object] = {}
+        for name in ("max_tokens", "num_draft", "ngram_min", "seed", "top_k"):
+            value = getattr(self, name)
+            if (name, value) not in (("ngram_min", None), ("num_draft", "auto")):
+                taken[name] = integer(name.replace("_", "-"), value)
+        for name in NUMBERS:
+            taken[name] = number(name.replace("_", "-"), getattr(self, name))
+        if self.simulated_acceptance is not None:
+            share = number("simulate-acceptance", self.simulated_acceptance)
+            taken["simulated_acceptance"] = share
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(text, str) for text in stop):
+            raise OptionError(f"stop must be a string or several, not {self.stop!r}")
+        taken["stop"] = stop
+        taken["logit_bias"] = {
+            integer("a token id of logit-bias", token): number("logit-bias", bias)
+            for token, bias in dict(self.logit_bias).items()
+        }
+        for name, value in taken.items():
+            object.__setattr__(self, name, value)
 
     def _check_simulation(self) -> None:
         share = self.simulated_acceptance

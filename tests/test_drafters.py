@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -64,15 +65,31 @@ def test_a_target_alone_decodes_plainly_unless_asked(alone: Pair) -> None:
 def test_a_texts_costs_are_found_without_counting_weights_again(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [draft] = drafters(pair, Options(proposer="draft"))
-    first = cost_key(pair, draft, Options())
+    [draft] = chosen = drafters(pair, Options(proposer="draft"))
+    first = cost_key(pair, chosen, draft, Options())
 
     def again(*_: object) -> None:
         raise AssertionError("looked at again")
 
     monkeypatch.setattr(table, "version", again)
     monkeypatch.setattr(decoder_only, "tree_flatten", again)
-    assert cost_key(pair, draft, Options()) == first
+    assert cost_key(pair, chosen, draft, Options()) == first
+
+
+def test_a_draft_alone_and_the_same_behind_lookup_cost_differently(pair: Pair) -> None:
+    both, alone = drafters(pair, Options()), drafters(pair, Options(proposer="draft"))
+    assert both[1] == both[-1] and both[1].identity == alone[0].identity
+    behind = cost_key(pair, both, both[1], Options())
+    assert behind != cost_key(pair, alone, alone[0], Options())
+    assert cost_key(pair, both, both[0], Options()) == cost_key(pair, both[:1], both[0], Options())
+
+
+def test_peak_memory_is_of_this_run(pair: Pair) -> None:
+    prompt = [5, 6, 7, 8]
+    asked = Options(max_tokens=4, cost_cache=False)
+    first = assemble.generate(pair, prompt, asked).stats.peak_memory_bytes
+    mx.eval(mx.zeros((8 * first,), dtype=mx.uint8))
+    assert 0 < assemble.generate(pair, prompt, asked).stats.peak_memory_bytes < 4 * first
 
 
 def proposed(pair: Pair, repeated: int, **asked) -> tuple[str, list[int]]:

@@ -6,18 +6,25 @@ for each other, and nobody waits for the result before the sequence has ended.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
+from ..errors import DecodingError
 from ..sampling.distribution import margin
 
 ROWS_AT_ONCE = 16
+DAMAGED = (
+    "the model's logits are not numbers (NaN or infinite): its weights are damaged, or its "
+    "precision is too low for them; try --dtype float32"
+)
 
 Listener = Callable[[list[float], int], None]
-"""Called with the margins of neighbouring positions and the first of these."""
+"""Called with the margins of neighbouring positions and the first of these; a margin is infinite
+where there was no second candidate."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,10 @@ class _Batch:
 
 
 class Margins:
-    """Takes rows in the order of their positions and tells `listener` their margins, later."""
+    """Takes rows in the order of their positions and tells `listener` their margins, later.
+
+    `add` and `flush` raise DecodingError as soon as they see a row that is damaged.
+    """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -65,6 +75,8 @@ class Margins:
         if self._submitted is None:
             return
         margins: Any = self._submitted.margins[0].tolist()
+        if any(map(math.isnan, margins)):
+            raise DecodingError(DAMAGED)
         first = 0
         for position, count in self._submitted.spans:
             self._listener(margins[first : first + count], position)

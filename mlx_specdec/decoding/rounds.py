@@ -18,7 +18,7 @@ class SequenceRound:
 
     drafted, accepted: tokens. emitted: what the reader got of accepted + 1 tokens. position: of the
     first of them, counted from 0. committed: all committed tokens. scored: see contracts.Verdict,
-    the rows of this sequence.
+    the rows of this sequence. ended: nothing follows what was emitted.
     """
 
     drafted: int
@@ -27,6 +27,7 @@ class SequenceRound:
     position: int
     committed: Sequence[int]
     scored: mx.array | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True)

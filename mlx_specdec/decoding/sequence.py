@@ -11,8 +11,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..contracts import Noise, NoiseSource, Proposal, Verdict
+from ..errors import DecodingError
 from ..sampling.distribution import Distribution, log_probabilities_of
 from ..sampling.noise import noise_of
+from .margins import DAMAGED
 from .rounds import SequenceRound
 from .stop_criteria import Emission, FinishReason, StopCriteria
 
@@ -103,8 +105,13 @@ class Batch:
     def commit(
         self, proposal: Proposal, verdict: Verdict
     ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
-        """Wait for the verdict and commit what it kept, and the token after it."""
+        """Wait for the verdict and commit what it kept, and the token after it.
+
+        Raises DecodingError where the target's logits are damaged.
+        """
         following: list[int] = _read(verdict.next)
+        if min(following) < 0:
+            raise DecodingError(DAMAGED)
         nothing: list[list[int]] = [[] for _ in self.sequences]
         kept = _read(verdict.kept) if proposal.size else nothing
         drafted = _read(proposal.tokens) if proposal.size else nothing
@@ -122,6 +129,7 @@ class Batch:
                     position=position,
                     committed=each.committed,
                     scored=scored,
+                    ended=emission.finish_reason is not None,
                 )
             )
         return tuple(emissions), tuple(rounds)

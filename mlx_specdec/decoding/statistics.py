@@ -5,6 +5,7 @@ What was drafted behind the last emitted token is not counted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,6 +33,8 @@ class Seconds:
 class SmallestMargin:
     """The least lead of a chosen token over the second best in log p + g, and its position.
 
+    There is none where no position had a second candidate.
+
     Two kernels can disagree on the text only where their rounding differs by more than this.
     """
 
@@ -56,7 +59,8 @@ class Statistics:
     the last one of pipelined plain decoding included, which nobody reads. timed_rounds: speculative
     rounds that were timed in parts. *_by_position: entry i is about the i-th drafted token of a
     round. by_source: by proposer, where several drafted. tokens_per_second: generated tokens over
-    the time after the prompt pass.
+    the time after the prompt pass. peak_memory_bytes: of the process since this text was begun,
+    weights included.
     """
 
     rounds: int
@@ -101,7 +105,10 @@ class Recorder:
         self._margin: SmallestMargin | None = None
 
     def on_round(self, report: RoundReport) -> None:
-        """Counts tokens up to the last emitted one, and time."""
+        """Counts tokens up to the last emitted one, and time.
+
+        Raises DecodingError where the target's logits turn out to be damaged.
+        """
         self._rounds += 1
         self._passes += report.passes
         for each in report.sequences:
@@ -114,11 +121,13 @@ class Recorder:
             self._add_times(report.times)
         else:
             self._plain_total += report.times.total
+        if report.ended:
+            self._margins.flush()
 
     def _add_drafts(self, each: SequenceRound, source: str) -> None:
-        drafted, accepted = each.drafted, each.accepted
-        if each.emitted <= accepted:
-            drafted = accepted = each.emitted
+        drafted, accepted = each.drafted, min(each.accepted, each.emitted)
+        if each.ended:
+            drafted = min(drafted, each.emitted)
         _count(self._drafted, drafted)
         _count(self._accepted, accepted)
         if source:
@@ -137,7 +146,7 @@ class Recorder:
 
     def _add_margins(self, margins: list[float], position: int) -> None:
         for offset, value in enumerate(margins):
-            if self._margin is None or value < self._margin.value:
+            if value < (math.inf if self._margin is None else self._margin.value):
                 self._margin = SmallestMargin(value, position + offset)
 
     def summary(

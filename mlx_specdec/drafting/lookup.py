@@ -7,7 +7,9 @@ not of one fixed size.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from itertools import takewhile
 
 from ..contracts import Noise, Proposal, Proposer
 from .document_index import DEPTH, DocumentIndex
@@ -29,7 +31,7 @@ def drafter(pair: Brought) -> Drafter:
     def make(asked: Asked, first: bool) -> PromptLookup:
         trusted = BEFORE_OTHERS if first and documents is None else ALONE
         frequent = asked.ngram_choice == "frequent"
-        return PromptLookup(asked.ngram_min or trusted, frequent, documents)
+        return PromptLookup(asked.ngram_min or trusted, frequent, documents, pair.vocabulary)
 
     return Drafter("ngram", make, identity="ngram")
 
@@ -39,15 +41,20 @@ class PromptLookup(Proposer):
 
     least: shortest match to trust, in tokens. frequent: of several continuations take the most
     frequent one instead of the latest. documents: searched as well; the text goes first where its
-    match is as long as theirs.
+    match is as long as theirs. vocabulary: ids from here on are not proposed.
     """
 
     def __init__(
-        self, least: int = 2, frequent: bool = False, documents: DocumentIndex | None = None
+        self,
+        least: int = 2,
+        frequent: bool = False,
+        documents: DocumentIndex | None = None,
+        vocabulary: int = sys.maxsize,
     ) -> None:
         self._least = least
         self._frequent = frequent
         self._documents = documents
+        self._vocabulary = vocabulary
         self._prompt: list[int] = []
         self._index = SuffixIndex()
         self._read = 0
@@ -73,7 +80,7 @@ class PromptLookup(Proposer):
         if not tokens and match >= self._least:
             count = min(limit, GROWTH * match)
             find = self._index.most_frequent if self._frequent else self._index.most_recent
-            tokens = _before_end(find(count))
+            tokens = list(takewhile(self._may_propose, find(count)))
         return tokens
 
     def _from_documents(self, committed: Sequence[int], least: int, limit: int) -> list[int]:
@@ -92,6 +99,6 @@ class PromptLookup(Proposer):
         self._index.extend(committed[self._read :])
         self._read = len(committed)
 
-
-def _before_end(tokens: list[int]) -> list[int]:
-    return tokens[: tokens.index(BETWEEN)] if BETWEEN in tokens else tokens
+    def _may_propose(self, token: int) -> bool:
+        """Whether this is neither a boundary nor an id of a prompt that texts do not have."""
+        return BETWEEN < token < self._vocabulary

@@ -16,6 +16,8 @@ from .settings import Sampling
 
 SEGMENTS = 256
 """Of a row of the vocabulary, when its two largest entries are looked for; measured."""
+COLD = 1e-3
+"""Below this temperature logits over temperature could overflow, unless the largest one is 0."""
 
 
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
@@ -35,12 +37,11 @@ def last_rows(logits: mx.array, count: int) -> mx.array:
 
 
 def apply_logit_bias(logits: mx.array, bias: Mapping[int, float]) -> mx.array:
-    """Add `bias` to single entries; ids beyond the vocabulary are ignored."""
-    known = {token: value for token, value in bias.items() if token < logits.shape[-1]}
-    if not known:
+    """Add `bias` to single entries, all of them ids of the vocabulary."""
+    if not bias:
         return logits
     dense = mx.zeros((logits.shape[-1],), dtype=logits.dtype)
-    dense[mx.array(list(known))] = mx.array(list(known.values()), dtype=logits.dtype)
+    dense[mx.array(list(bias))] = mx.array(list(bias.values()), dtype=logits.dtype)
     return logits + dense
 
 
@@ -123,6 +124,8 @@ def log_probabilities(
         rows = apply_penalties(rows, counts, settings)
     if settings.temperature == 0:
         return rows
+    if settings.temperature < COLD:
+        rows = rows - mx.max(rows, axis=-1, keepdims=True)
     if settings.temperature != 1:
         rows = rows / settings.temperature
     rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
@@ -206,13 +209,14 @@ def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
 def margin(scored: mx.array) -> mx.array:
     """How far the best entry of each row is above the second best; 0 where two are equal.
 
-    scored: (..., vocabulary), at least two entries. Returns (...) float32.
+    scored: (..., vocabulary), at least two entries. Returns (...) float32: infinite where there is
+    no second candidate, NaN where the best entry is no finite number.
     """
     few = _contenders(scored)
-    best = mx.argmax(few, axis=-1, keepdims=True)
-    top = mx.take_along_axis(few, best, axis=-1)
-    others = _without(few, best)
-    return (top[..., 0] - mx.max(others, axis=-1)).astype(mx.float32)
+    top = mx.max(few, axis=-1)
+    others = _without(few, mx.argmax(few, axis=-1, keepdims=True))
+    lead = (top - mx.max(others, axis=-1)).astype(mx.float32)
+    return mx.where(mx.isfinite(top), lead, mx.nan)
 
 
 def _contenders(scored: mx.array) -> mx.array:

@@ -1,4 +1,7 @@
-"""Where every random number comes from: keys derived from (seed, purpose), never global state.
+"""Where every random number comes from: keys derived from (seed, prompt, purpose), no global state.
+
+The prompt is in the key so that one seed couples neither different prompts nor a text with its own
+continuation.
 
 Two sources, because two kinds of rule need two kinds of noise:
 - coupled: one Gumbel vector per *position*, shared by draft and target, the same whatever was
@@ -13,11 +16,18 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from ..contracts import Noise
 
 KeyListener = Callable[[tuple[int | str, ...]], None]
 """Called with the path of each key that is derived; tests watch for a path used twice."""
+
+
+def digest_of(prompt: Sequence[int]) -> str:
+    """What stands for a prompt's token ids in keys; equal on every platform."""
+    ids = np.asarray(prompt, dtype="<i8").tobytes()
+    return hashlib.blake2b(ids, digest_size=16).hexdigest()
 
 
 def derive_key(seed: int, *path: int | str) -> mx.array:
@@ -49,10 +59,14 @@ class SilentNoise:
 
 
 class CoupledNoise:
-    """Gumbel noise keyed by position alone. Rows drawn once are kept while they may be needed."""
+    """Gumbel noise keyed by position alone. Rows drawn once are kept while they may be needed.
 
-    def __init__(self, seed: int, vocabulary: int) -> None:
+    prompt: token ids of the sequence's prompt.
+    """
+
+    def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
         self._seed = seed
+        self._digest = digest_of(prompt)
         self._vocabulary = vocabulary
         self._rows: dict[int, mx.array] = {}
 
@@ -64,7 +78,7 @@ class CoupledNoise:
     def row(self, position: int) -> mx.array:
         """(vocabulary,) float32, the Gumbel noise of one output position."""
         if position not in self._rows:
-            key = derive_key(self._seed, "gumbel", position)
+            key = derive_key(self._seed, self._digest, "gumbel", position)
             self._rows[position] = mx.random.gumbel((self._vocabulary,), key=key)
         return self._rows[position]
 
@@ -89,10 +103,20 @@ class _CoupledRound:
 
 
 class IndependentNoise:
-    """Noise from disjoint keys per (round, position, purpose)."""
+    """Noise from disjoint keys per (round, position, purpose).
 
-    def __init__(self, seed: int, vocabulary: int, listener: KeyListener | None = None) -> None:
+    prompt: token ids of the sequence's prompt.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        vocabulary: int,
+        prompt: Sequence[int] = (),
+        listener: KeyListener | None = None,
+    ) -> None:
         self._seed = seed
+        self._digest = digest_of(prompt)
         self._vocabulary = vocabulary
         self._listener = listener
 
@@ -103,7 +127,7 @@ class IndependentNoise:
         """The key for one use, reported to the listener."""
         if self._listener is not None:
             self._listener(path)
-        return derive_key(self._seed, *path)
+        return derive_key(self._seed, self._digest, *path)
 
     def gumbel(self, *path: int | str) -> mx.array:
         """(vocabulary,) float32 Gumbel noise for one use."""

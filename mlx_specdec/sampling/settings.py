@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 
 from ..errors import OptionError
+
+LARGEST = 1e20
+"""Of what is added to logits: far above any logit, and sums of it stay far below float32's end."""
+TEMPERATURES = (1e-30, 1e30)
+REPETITION_PENALTIES = (1e-6, 1e6)
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Settings of the distribution that tokens are drawn from; the defaults change nothing.
 
-    temperature: 0 means greedy. top_k: 0 = off. top_p: (0, 1], 1 = off. min_p: [0, 1), 0 = off.
-    repetition_penalty: > 0, 1 = off; logits of tokens seen before are divided by it where positive
-        and multiplied where negative (Keskar et al., arXiv 1909.05858, section 4.1).
-    presence_penalty, frequency_penalty: subtracted once per token seen, and once per occurrence.
-    logit_bias: added to the logits of single token ids.
+    temperature: 0 means greedy, else within TEMPERATURES. top_k: 0 = off. top_p: (0, 1], 1 = off.
+    min_p: [0, 1), 0 = off.
+    repetition_penalty: within REPETITION_PENALTIES, 1 = off; logits of tokens seen before are
+        divided by it where positive and multiplied where negative (Keskar et al., arXiv 1909.05858,
+        section 4.1).
+    presence_penalty, frequency_penalty: subtracted once per token seen, and once per occurrence; at
+        most LARGEST.
+    logit_bias: added to the logits of single token ids; at most LARGEST, or -inf, which bans.
 
     Raises OptionError for a value out of range.
     """
@@ -32,25 +42,33 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        coldest, hottest = TEMPERATURES
         _require(
-            math.isfinite(self.temperature) and self.temperature >= 0,
-            f"temperature must be 0 or more, not {self.temperature}",
+            self.temperature == 0 or coldest <= self.temperature <= hottest,
+            f"temperature must be 0 or lie between {coldest:g} and {hottest:g}, "
+            f"not {self.temperature}",
         )
         _require(self.top_k >= 0, f"top-k must be 0 (off) or more, not {self.top_k}")
         _require(0 < self.top_p <= 1, f"top-p must lie in (0, 1], not {self.top_p}")
         _require(0 <= self.min_p < 1, f"min-p must lie in [0, 1), not {self.min_p}")
+        least, most = REPETITION_PENALTIES
         _require(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
-            f"repetition-penalty must be above 0, not {self.repetition_penalty}",
+            least <= self.repetition_penalty <= most,
+            f"repetition-penalty must lie between {least:g} and {most:g}, "
+            f"not {self.repetition_penalty}",
         )
         for name, value in (
             ("presence-penalty", self.presence_penalty),
             ("frequency-penalty", self.frequency_penalty),
         ):
-            _require(math.isfinite(value), f"{name} must be a finite number, not {value}")
+            _require(
+                abs(value) <= LARGEST, f"{name} must be at most {LARGEST:g} in size, not {value}"
+            )
         for token, bias in self.logit_bias.items():
             _require(
-                token >= 0 and not math.isnan(bias), f"logit-bias {token}={bias} is not usable"
+                token >= 0 and (abs(bias) <= LARGEST or bias == -math.inf),
+                f"logit-bias {token}={bias} is not usable: give a token id and a number of at most "
+                f"{LARGEST:g} in size, or -inf",
             )
 
     @property
@@ -61,6 +79,21 @@ class Sampling:
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
         )
+
+
+def integer(name: str, value: object) -> int:
+    """A number as Python's own; numpy's are taken as well. Raises OptionError for anything else."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise OptionError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def number(name: str, value: object) -> float:
+    """As `integer`, for numbers of any kind."""
+    if isinstance(value, Real):
+        return float(value)
+    raise OptionError(f"{name} must be a number, not {value!r}")
 
 
 def _require(condition: bool, sentence: str) -> None:

@@ -49,7 +49,7 @@ def write(pair: Pair, orders: Sequence[Order], temperature: float) -> list[tuple
     model = pair.target
     prefixes = [model.prefix(order.prompt) for order in orders]
     sampling = Sampling(temperature=temperature)
-    noises = [CoupledNoise(order.seed, pair.vocabulary) for order in orders]
+    noises = [CoupledNoise(order.seed, pair.vocabulary, order.prompt) for order in orders]
     texts: list[list[int]] = [[] for _ in orders]
     advance = model.open_batch([order.prompt for order in orders])
     length = min(len(prefix) for prefix in prefixes)

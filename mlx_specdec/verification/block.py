@@ -10,20 +10,17 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.distribution import choose
-from .chain import row_after
-from .rejection import one_hot
+from .chain import draft_probabilities, draw, entries, row_after
 
 
 def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
     """r_0 = 1, r_i = min(1, r_{i-1} p(x_i) / q(x_i)).
 
     p, q: (batch, n, vocabulary) probabilities; tokens: (batch, n) int32. Returns (batch, n + 1) in
-    the dtype of p.
+    the dtype of p, 0 from the first token on for which p or q is 0.
     """
-    index = tokens[..., None]
-    p_x = mx.take_along_axis(p, index, axis=-1)[..., 0]
-    q_x = mx.take_along_axis(q, index, axis=-1)[..., 0]
+    p_x, q_x = entries(p, tokens), entries(q, tokens)
+    p_x, q_x = mx.where(q_x > 0, p_x, 0.0), mx.where(q_x > 0, q_x, 1.0)
     ratios = [mx.ones_like(p_x[:, 0])]
     for column in range(tokens.shape[1]):
         ratios.append(mx.minimum(ratios[-1] * p_x[:, column] / q_x[:, column], 1.0))
@@ -65,11 +62,8 @@ class BlockRule:
         n = proposal.size
         if n == 0:
             kept = mx.zeros((p.shape[0], 0), dtype=mx.bool_)
-            return Verdict(kept, choose(mx.log(p[:, 0]), noise.correction()))
-        if proposal.rows is None:
-            q = one_hot(proposal.tokens, p.shape[-1], p.dtype)
-        else:
-            q = mx.softmax(proposal.rows, axis=-1)
+            return Verdict(kept, draw(mx.log(p[:, 0]), noise.correction()))
+        q = draft_probabilities(proposal, p.shape[-1])
         uniforms = noise.accept(n)
         if uniforms is None:
             raise ValueError("the block rule draws random numbers; at temperature 0 use Coupled")
@@ -79,4 +73,4 @@ class BlockRule:
         kept = order <= length
         ratios = joint_ratios(p[:, :n], q, proposal.tokens)
         after = mx.concatenate([correction(p[:, :n], q, ratios[:, :n]), p[:, n:]], axis=1)
-        return Verdict(kept, choose(mx.log(row_after(after, kept)), noise.correction()))
+        return Verdict(kept, draw(mx.log(row_after(after, kept)), noise.correction()))

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
 from ..sampling.distribution import choose
-from .chain import leading, row_after
+from .chain import entries, leading, row_after
 
 
 class Coupled:
@@ -36,8 +36,8 @@ class LenientGreedy:
     """Temperature 0 with delta > 0. Lossy: accepts x iff p(x) >= (1 - delta) max p.
 
     p is the softmax at temperature 1 of the penalised logits. delta = 0 is greedy matching,
-    delta = 1 accepts everything, and acceptance never decreases with delta. A reading of Leviathan
-    et al., arXiv 2211.17192, appendix A.5, with 1 - delta for its l.
+    delta = 1 accepts everything that is not banned, and acceptance never decreases with delta. A
+    reading of Leviathan et al., arXiv 2211.17192, appendix A.5, with 1 - delta for its l.
     """
 
     def __init__(self, delta: float) -> None:
@@ -46,8 +46,9 @@ class LenientGreedy:
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """As contracts.Rule says; draws nothing."""
         choice = choose(log_p, None)
-        drafted = mx.take_along_axis(log_p[:, : proposal.size], proposal.tokens[..., None], axis=-1)
-        best = mx.max(log_p[:, : proposal.size], axis=-1)
-        accepted = drafted[..., 0].astype(mx.float32) >= best.astype(mx.float32) + self._slack
+        rows = log_p[:, : proposal.size]
+        drafted = entries(rows, proposal.tokens, -mx.inf).astype(mx.float32)
+        best = mx.max(rows, axis=-1).astype(mx.float32)
+        accepted = (drafted >= best + self._slack) & (drafted > -mx.inf)
         kept = leading(accepted | (choice[:, : proposal.size] == proposal.tokens))
         return Verdict(kept, row_after(choice, kept), log_p)

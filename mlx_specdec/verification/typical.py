@@ -9,8 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.distribution import choose
-from .chain import leading, row_after
+from .chain import draw, entries, leading, row_after
 
 
 def threshold(p: mx.array, epsilon: float, alpha: float) -> mx.array:
@@ -37,6 +36,6 @@ class TypicalRule:
         """As contracts.Rule says; uses `noise.correction`, and no rows of the proposal."""
         rows = log_p.astype(mx.float32)
         p = mx.softmax(rows[:, : proposal.size], axis=-1)
-        drafted = mx.take_along_axis(p, proposal.tokens[..., None], axis=-1)[..., 0]
+        drafted = entries(p, proposal.tokens)
         kept = leading(drafted > threshold(p, self._epsilon, self._alpha))
-        return Verdict(kept, choose(row_after(rows, kept), noise.correction()))
+        return Verdict(kept, draw(row_after(rows, kept), noise.correction()))

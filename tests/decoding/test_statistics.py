@@ -21,9 +21,16 @@ def summary(recorder: Recorder, decoding_seconds: float = 10.0) -> Statistics:
     )
 
 
-def add(recorder: Recorder, drafted: int, accepted: int, emitted: int, times: RoundTimes) -> None:
+def add(
+    recorder: Recorder,
+    drafted: int,
+    accepted: int,
+    emitted: int,
+    times: RoundTimes,
+    ended: bool = False,
+) -> None:
     """A round of one sequence."""
-    sequence = SequenceRound(drafted, accepted, emitted, position=0, committed=[])
+    sequence = SequenceRound(drafted, accepted, emitted, position=0, committed=[], ended=ended)
     recorder.on_round(RoundReport(drafted, (sequence,), times))
 
 
@@ -60,9 +67,20 @@ def test_counts_by_position_add_up() -> None:
 
 def test_a_round_cut_inside_its_accepted_run_counts_only_what_was_emitted() -> None:
     recorder = Recorder()
-    add(recorder, 5, 4, 2, RoundTimes(1))
+    add(recorder, 5, 4, 2, RoundTimes(1), ended=True)
     stats = summary(recorder)
     assert stats.drafted == stats.accepted == 2
+
+
+def test_what_was_drafted_behind_the_targets_own_last_token_is_not_counted() -> None:
+    recorder = Recorder()
+    add(recorder, 4, 0, 1, RoundTimes(1), ended=True)
+    assert summary(recorder).drafted_by_position == (1,)
+    context, recorder = TableContext(3), Recorder()
+    [eos] = context.greedy([1], 1)
+    guesser = Guesser(lambda position, limit: [(eos + 1) % 23] * limit)
+    run(decoding(context, guesser, count=4, eos=[eos], recorder=recorder))
+    assert (summary(recorder).drafted, summary(recorder).accepted) == (1, 0)
 
 
 def test_timed_rounds_are_scaled_to_all_and_the_parts_add_up() -> None:

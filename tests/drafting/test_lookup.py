@@ -89,3 +89,13 @@ def test_the_text_is_taken_where_a_document_ends_with_the_match() -> None:
 
 def test_a_source_text_is_followed_by_documents_as_well() -> None:
     assert proposed([0, 10, 11], [8, 9, 1], documents=index_of([10, 11, 12])) == [12]
+
+
+def test_ids_that_texts_do_not_have_are_not_proposed() -> None:
+    lookup = PromptLookup(vocabulary=50)
+    text = [1, 2, 60, 3, 4, 5, 1, 2]
+    lookup.begin(text)
+    assert not lookup.ready([text], 4)
+    text = [1, 2, 49, 60, 4, 5, 1, 2]
+    lookup.begin(text)
+    assert lookup.propose([text], 4, SilentNoise()).tokens.tolist() == [[49]]

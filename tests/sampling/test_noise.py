@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlx_specdec.sampling.noise import (
     CoupledNoise,
     IndependentNoise,
     SilentNoise,
-    derive_key,
 )
 
 
@@ -44,8 +44,9 @@ def test_independent_noise_uses_no_key_twice() -> None:
             noise.draft(index)
         noise.accept(4)
         noise.correction()
-    keys = {tuple(derive_key(7, *path).tolist()) for path in used}
-    assert len(used) == len(set(used)) == len(keys) == 6 * 9
+    paths = list(used)
+    keys = {tuple(source.key(*path).tolist()) for path in paths}
+    assert len(paths) == len(set(paths)) == len(keys) == 6 * 9
 
 
 def test_silence_draws_nothing() -> None:
@@ -58,3 +59,22 @@ def test_a_rule_cannot_ask_a_source_for_noise_of_the_other_kind() -> None:
         CoupledNoise(0, 5).at(0, 0).accept(1)
     with pytest.raises(TypeError, match="independent noise"):
         IndependentNoise(0, 5).at(0, 0).target(1)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_one_seed_couples_neither_two_prompts_nor_a_text_and_its_continuation(seed: int) -> None:
+    size, count, prompt = 40, 600, [5, 6, 7]
+
+    def texts(*prompts: list[int]) -> list[list[int]]:
+        """What a flat distribution writes, where noise alone decides."""
+        sources = (CoupledNoise(seed, size, each) for each in prompts)
+        return [mx.argmax(one.at(0, 0).target(count)[0], axis=-1).tolist() for one in sources]
+
+    first, again, other = texts(prompt, list(np.array(prompt)), [5, 6, 8])
+    assert first == again
+    [continued] = texts([*prompt, *first[:12]])
+    for one, another in ((first, other), (first, continued), (first[12:], continued)):
+        same = sum(a == b for a, b in zip(one, another, strict=False))
+        assert same < 4 * count / size
+    used = IndependentNoise(seed, size, prompt).at(0, 0).accept(50)
+    assert not mx.any(used == IndependentNoise(seed, size, [5, 6, 8]).at(0, 0).accept(50))

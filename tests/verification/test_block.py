@@ -18,6 +18,7 @@ from mlx_specdec.contracts import Proposal
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
 from mlx_specdec.verification import block, rejection
 from mlx_specdec.verification.block import BlockRule
+from mlx_specdec.verification.chain import one_hot
 from mlx_specdec.verification.rejection import TokenRule
 
 SYMBOLS = 3
@@ -158,7 +159,7 @@ def test_for_one_hot_proposals_block_and_token_accept_alike() -> None:
     p = mx.softmax(law, axis=-1)
     for x in itertools.product(range(SYMBOLS), repeat=3):
         proposal = Proposal(mx.array([x], dtype=mx.int32))
-        q = rejection.one_hot(proposal.tokens, SYMBOLS, mx.float32)
+        q = one_hot(proposal.tokens, SYMBOLS, mx.float32)
         by_token = rejection.accept_probabilities(p[:, :3], q, proposal.tokens)[0].tolist()
         ratios = block.joint_ratios(p[:, :3], q, proposal.tokens)[0].tolist()
         np.testing.assert_allclose(ratios, np.cumprod([1.0, *by_token]), rtol=1e-5)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from mlx_specdec.contracts import Proposal
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
+from mlx_specdec.verification.chain import one_hot
 from mlx_specdec.verification.rejection import (
     TokenRule,
     accept_probabilities,
     correction,
-    one_hot,
 )
 
 

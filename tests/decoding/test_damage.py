@@ -1,0 +1,114 @@
+"""Logits that are no numbers end a text in one line, and what is told of a text is strict JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.assemble import generate, stream_generate
+from mlx_specdec.contracts import Rule
+from mlx_specdec.decoding.statistics import Recorder
+from mlx_specdec.errors import DecodingError, OptionError
+from mlx_specdec.options import Options
+from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
+from mlx_specdec.sampling.settings import Sampling
+from mlx_specdec.verification.block import BlockRule
+from mlx_specdec.verification.coupled import Coupled
+from mlx_specdec.verification.rejection import TokenRule
+from mlx_specdec.verification.typical import TypicalRule
+
+from ..test_same_text import PROMPT, SIZE, Pair, decoder_only
+from .mocks import VOCABULARY, Guesser, TableContext, decoding, figures, run
+
+WARM = Sampling(temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return decoder_only("llama")
+
+
+@pytest.mark.parametrize("damage", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("count", [0, 4])
+@pytest.mark.parametrize("rule", [Coupled(), TokenRule(), BlockRule(), TypicalRule(0.09, 0.3)])
+def test_damaged_logits_are_an_error_under_every_rule(
+    damage: float, count: int, rule: Rule
+) -> None:
+    context = TableContext()
+    context.table = mx.full(context.table.shape, damage)
+    noise = SilentNoise() if isinstance(rule, Coupled) else IndependentNoise(0, VOCABULARY)
+    loop = decoding(
+        context, Guesser(lambda p, n: [3] * n), count=count, rule=rule, noise=noise, settings=WARM
+    )
+    with pytest.raises(DecodingError, match="NaN or infinite"):
+        run(loop)
+
+
+def test_one_damaged_logit_in_a_text_is_an_error_before_the_text_has_ended() -> None:
+    context = TableContext()
+    late = context.greedy([1], 12)[-1]
+    context.table[:, late, 5] = math.nan
+    with pytest.raises(DecodingError, match="NaN"):
+        run(decoding(context, None, room=30))
+
+
+def test_a_margin_without_a_second_candidate_is_none() -> None:
+    recorder = Recorder()
+    settings = Sampling(logit_bias={i: -math.inf for i in range(VOCABULARY) if i != 4})
+    tokens, _, _ = run(
+        decoding(TableContext(), None, room=20, settings=settings, recorder=recorder)
+    )
+    assert tokens == [4] * 20
+    assert figures(recorder).smallest_margin is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 1.0, "top_p": 1e-6},
+        {"temperature": 1.0, "min_p": 0.999999},
+        {"logit_bias": dict.fromkeys(range(1, SIZE), -math.inf)},
+        {"logit_bias": {3: 1e20}},
+        {"max_tokens": 0},
+    ],
+)
+def test_a_result_is_strict_json(asked: dict, pair: Pair) -> None:
+    result = generate(pair, PROMPT, Options(**{"max_tokens": 5, **asked}))
+    json.dumps(result.as_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}, {"rule": "token"}]
+)
+def test_extreme_temperatures_and_biases_mean_their_limits(asked: dict, pair: Pair) -> None:
+    greedy = generate(pair, PROMPT, Options(max_tokens=12))
+    coldest = generate(pair, PROMPT, Options(max_tokens=12, temperature=1e-30, **asked))
+    assert coldest.tokens == greedy.tokens
+    for temperature in (1e-30, 1.0):
+        forced = Options(max_tokens=3, temperature=temperature, logit_bias={7: 1e20}, **asked)
+        assert generate(pair, PROMPT, forced).tokens == (7, 7, 7)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 1e-40},
+        {"temperature": 1e39},
+        {"repetition_penalty": 1e30},
+        {"frequency_penalty": -1e30},
+        {"logit_bias": {3: math.inf}},
+        {"logit_bias": {3: -1e39}},
+    ],
+)
+def test_what_overflows_is_refused_by_name(asked: dict) -> None:
+    with pytest.raises(OptionError, match=next(iter(asked)).replace("_", "-")):
+        Options(**asked)
+
+
+def test_every_token_banned_is_refused(pair: Pair) -> None:
+    asked = Options(max_tokens=5, logit_bias=dict.fromkeys(range(SIZE), -math.inf))
+    with pytest.raises(OptionError, match="bans every token"):
+        stream_generate(pair, PROMPT, asked)

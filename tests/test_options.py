@@ -1,0 +1,72 @@
+"""What is meant is taken, what is not meant is refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from mlx_specdec.assemble import generate, stream_generate
+from mlx_specdec.errors import OptionError, PromptError
+from mlx_specdec.options import Options
+
+from .test_same_text import PROMPT, SIZE, Pair, decoder_only
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return decoder_only("llama")
+
+
+def test_numbers_of_numpy_are_pythons() -> None:
+    asked = Options(seed=np.int64(3), max_tokens=np.int32(5), top_p=np.float32(0.5), num_draft=True)
+    assert asked == Options(seed=3, max_tokens=5, top_p=0.5, num_draft=1)
+    json.dumps(asdict(asked))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 2.5),
+        ("max_tokens", "3"),
+        ("seed", None),
+        ("seed", 3.0),
+        ("num_draft", "three"),
+        ("ngram_min", 1.5),
+        ("top_k", None),
+        ("temperature", "0.5"),
+        ("delta", None),
+        ("simulated_acceptance", "half"),
+        ("stop", (3,)),
+        ("logit_bias", {"3": 1.0}),
+        ("logit_bias", {3: "a"}),
+    ],
+)
+def test_what_is_no_number_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=name.replace("_", "-").replace("simulated", "simulate")):
+        Options(**{name: value})
+
+
+def test_a_string_is_one_stop_string() -> None:
+    assert Options(stop="self").stop == ("self",)
+    assert Options(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_biases_are_copied_and_name_tokens_that_there_are(pair: Pair) -> None:
+    biases = {3: -1.0}
+    asked = Options(logit_bias=biases)
+    biases[4] = 1.0
+    assert asked.logit_bias == {3: -1.0}
+    with pytest.raises(OptionError, match=f"no token {SIZE}"):
+        stream_generate(pair, PROMPT, Options(logit_bias={SIZE: 1.0}))
+
+
+def test_numpy_ids_are_a_prompt_and_bytes_are_none(pair: Pair) -> None:
+    asked = Options(max_tokens=6, temperature=1.0, seed=np.int64(3))
+    plain = generate(pair, PROMPT, Options(max_tokens=6, temperature=1.0, seed=3))
+    assert generate(pair, np.array(PROMPT), asked).as_dict()["tokens"] == list(plain.tokens)
+    for prompt in (b"bytes", [{"role": "user", "content": "messages"}], [1.5]):
+        with pytest.raises(PromptError, match="text or a sequence of token ids"):
+            generate(pair, prompt, asked)
