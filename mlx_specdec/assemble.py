@@ -78,6 +78,8 @@ def stream_generate(
     ids = encode(pair, prompt, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
+    if proposer is not None and not pair.target.rows_agree:
+        proposer, options = None, replace(options, regular=True)
     if os.environ.get(DEBUG):
         target, pair, shadows = _checked(pair)
     chosen = () if proposer is not None else drafters(pair, options)
