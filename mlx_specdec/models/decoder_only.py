@@ -62,7 +62,7 @@ class DecoderOnlyModel:
         probe = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
         self._vocabulary: int = probe.shape[-1]
         masked = getattr(model, "_dummy_tokenizer_ids", None)  # of phi3small
-        if masked is not None and (most := int(mx.max(masked).item())) >= self._vocabulary:
+        if masked is not None and (most := max(masked.tolist())) >= self._vocabulary:
             raise CheckpointError(
                 f"mlx-lm masks token ids up to {most} of this type of model, and config.json has a "
                 f"vocabulary of {self._vocabulary}: to write past its end would end the process"
