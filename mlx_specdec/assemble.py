@@ -82,6 +82,8 @@ def stream_generate(
     _check_bias(pair, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
+    if proposer is not None and not pair.target.rows_agree:
+        proposer, options = None, replace(options, regular=True)
     if os.environ.get(DEBUG):
         target, pair, shadows = _checked(pair)
     chosen = () if proposer is not None else drafters(pair, options)

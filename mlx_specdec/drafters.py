@@ -32,8 +32,14 @@ FREE = "ngram"
 def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     """The drafters of a sequence in the order in which they are asked; none decodes plainly.
 
-    Raises OptionError where the pair does not bring what was asked for.
+    None where the target's passes over several rows mean something else. Raises OptionError where
+    the pair does not bring what was asked for.
     """
+    chosen = _asked_for(pair, options)
+    return chosen if chosen and pair.target.rows_agree else ()
+
+
+def _asked_for(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     if options.regular or options.num_draft == 0 or options.proposer == "none":
         return ()
     if options.proposer in DRAFTERS:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import NoReturn
 
 import typer
@@ -22,6 +23,7 @@ def exit_with(program: typer.Typer) -> NoReturn:
     """Run with the process's arguments, and exit: with 0, with 2 after one line that says what was
     wrong, or with 130 when interrupted."""
     _fill_streams()
+    warnings.showwarning = lambda message, *_: render.tell(f"warning: {message}")
     if not _has_working_directory():
         render.error("the working directory has been deleted: change to another one")
         sys.exit(2)

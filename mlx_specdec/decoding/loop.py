@@ -18,6 +18,10 @@ from .sequence import Batch
 from .stop_criteria import Emission, FinishReason
 from .stopwatch import Stopwatch
 
+CLEAR_EVERY = 256
+"""Steps after which MLX gives back buffers that it keeps for reuse, as mlx-lm has it: caches that
+grow leave sizes behind that nothing asks for again."""
+
 
 @dataclass(frozen=True)
 class _Pass:
@@ -55,6 +59,7 @@ class Decoding:
         self._watch = watch
         self._taps = proposer.taps if proposer is not None else ()
         self._in_flight: _Pass | None = None
+        self._steps = 0
         self._broken = False
 
     @property
@@ -72,6 +77,9 @@ class Decoding:
         self._broken = True
         emissions = self._step()
         self._broken = False
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
         return emissions
 
     def finish(self, reason: FinishReason) -> tuple[Emission, ...]:

@@ -23,6 +23,12 @@ class Base(TargetModel, Protocol):
         """The modules, whose parameters are named as in checkpoints."""
         ...
 
+    @property
+    def rows_agree(self) -> bool:
+        """Whether a pass over several rows means what passes over single rows mean, which
+        speculation rests on. Where not, a RuntimeWarning says so once."""
+        ...
+
     def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
         """Texts that begin together, of which nothing has been seen but an encoder's sources.
 

@@ -67,7 +67,7 @@ def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
         with own_randomness():
             network = network_of(config, "the draft")
             mx.eval(network.parameters())
-        return DecoderOnlyModel(network, longest_text(config))
+        return DecoderOnlyModel(network, longest_text(config, network))
     except (CheckpointError, IndexError, ValueError) as problem:
         raise OptionError(
             f"a model of type {config.get('model_type')} cannot have this shape: give more layers, "

@@ -34,7 +34,7 @@ def load(
     model = in_asked_numbers(_read(directory, config), str(directory), numbers)
     try:
         mx.eval(model.parameters())
-        runnable = DecoderOnlyModel(model, max_length(config), caches)
+        runnable = DecoderOnlyModel(model, max_length(config, model, caches), caches)
     except RuntimeError as problem:
         if "metal" not in str(problem).lower():
             raise
@@ -111,13 +111,34 @@ def _quantize(model: nn.Module, bits: int, group_size: int) -> None:
         raise OptionError(f"no layer's width is a multiple of {group_size}: take a smaller group")
 
 
-def max_length(config: Mapping[str, Any]) -> int | None:
-    """Longest text in tokens that a decoder-only model's config.json allows; None: no end."""
+def max_length(
+    config: Mapping[str, Any], model: nn.Module, caches: CacheSettings | None = None
+) -> int | None:
+    """Longest sequence in tokens that a decoder-only model's config.json allows; None: no end.
+
+    Scaled positions reach further, and with a window none is too far; but rotations that follow
+    the length of a sequence would depend on how many rows a pass has beyond it.
+    """
     for part in (_text_config(config), config):
-        for key in ("max_position_embeddings", "n_positions"):
-            if isinstance(part.get(key), int):
-                return int(part[key])
+        if isinstance(length := part.get("max_position_embeddings"), int):
+            if any("Dynamic" in type(module).__name__ for module in model.modules()):
+                return length
+            windowed = caches is not None and caches.max_size is not None
+            return None if windowed else max(length, _scaled_length(part, length))
+        if isinstance(part.get("n_positions"), int):
+            return int(part["n_positions"])
     return None
+
+
+def _scaled_length(config: Mapping[str, Any], length: int) -> int:
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, Mapping):
+        return length
+    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
+    if kind not in ("linear", "llama3", "yarn") or not isinstance(factor, int | float):
+        return length
+    original = scaling.get("original_max_position_embeddings")
+    return int((original if isinstance(original, int) else length) * factor)
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

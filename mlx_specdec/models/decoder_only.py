@@ -17,10 +17,11 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from ..cache_settings import CacheSettings
 from ..contracts import FINAL, Scores
-from ..errors import OptionError, PromptError, RewindError
+from ..errors import CheckpointError, OptionError, PromptError, RewindError
 from .base import BatchPass
 from .cache_kinds import cache_maker
 from .rewinding import RewindableCache, evaluate
+from .row_check import ATTEMPTS, rows_agree
 from .taps import Shown, Tap, layer_of, state_of, tapped
 
 
@@ -60,6 +61,12 @@ class DecoderOnlyModel:
         # Shapes are known as soon as the graph is built; nothing is computed here.
         probe = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
         self._vocabulary: int = probe.shape[-1]
+        masked = getattr(model, "_dummy_tokenizer_ids", None)  # of phi3small
+        if masked is not None and (most := max(masked.tolist())) >= self._vocabulary:
+            raise CheckpointError(
+                f"mlx-lm masks token ids up to {most} of this type of model, and config.json has a "
+                f"vocabulary of {self._vocabulary}: to write past its end would end the process"
+            )
 
     @property
     def vocabulary(self) -> int:
@@ -90,6 +97,11 @@ class DecoderOnlyModel:
     def layers(self) -> int:
         """How many layers put out a hidden state."""
         return len(self.network.layers)
+
+    @cached_property
+    def rows_agree(self) -> bool:
+        """As base.Base says; some of mlx-lm's models fail it. Found out when first asked for."""
+        return rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(batch, m) int32 -> (batch, m, width): what the first layer is given, scaled where the

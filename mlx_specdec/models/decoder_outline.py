@@ -58,7 +58,7 @@ class DecoderOnlyOutline(Outline):
         return sum(int(cache.nbytes) for cache in caches)
 
     def _model(self) -> Base:
-        return DecoderOnlyModel(self._network, max_length(self._config))
+        return DecoderOnlyModel(self._network, max_length(self._config, self._network))
 
 
 def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:

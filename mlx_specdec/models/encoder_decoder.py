@@ -57,6 +57,11 @@ class EncoderDecoderModel:
         """How many layers the decoder has."""
         return len(self.network.decoder.block)
 
+    @property
+    def rows_agree(self) -> bool:
+        """True: masks are our own."""
+        return True
+
     def embed(self, tokens: mx.array) -> mx.array:
         """(batch, m) int32 -> (batch, m, width), what the decoder's first layer is given."""
         return self.network.shared(tokens)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import mlx.core as mx
+
 from ..cache_settings import CacheSettings
 from ..checkpoints import files
 from ..text.tokenizer import Kind
@@ -40,5 +42,8 @@ def load_model(
     numbers = NumberFormat(dtype, q_bits, q_group_size)
     config = files.read_config(directory)
     family = families.of_config(config)
+    if mx.metal.is_available():
+        # As mlx-lm has it: what the GPU works on is not to be swapped out between two passes.
+        mx.set_wired_limit(mx.device_info()["max_recommended_working_set_size"])
     model, eos_token_ids, words = family.load(directory, config, numbers, caches)
     return Loaded(model, eos_token_ids, family.kind, words)

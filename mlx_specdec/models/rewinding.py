@@ -28,7 +28,7 @@ from ..errors import CheckpointError, RewindError
 
 
 @dataclass(frozen=True)
-class _Slot:
+class Slot:
     """The place of one cache: the list through which models reach it, and where in it."""
 
     holder: list[Any]
@@ -61,7 +61,7 @@ class RewindableCache:
     def __init__(self, entries: list[Any], length: int = 0) -> None:
         self.entries = entries
         self.length = length
-        self._slots = _slots(entries)
+        self._slots = slots(entries)
         kinds = [type(slot.cache) for slot in self._slots]
         self._append = [i for i, kind in enumerate(kinds) if kind in (KVCache, QuantizedKVCache)]
         self._window = [i for i, kind in enumerate(kinds) if kind is RotatingKVCache]
@@ -178,15 +178,15 @@ class RewindableCache:
                 )
 
 
-def _slots(holder: list[Any]) -> list[_Slot]:
-    found: list[_Slot] = []
+def slots(holder: list[Any]) -> list[Slot]:
+    found: list[Slot] = []
     for index, cache in enumerate(holder):
         if type(cache) is CacheList:
             # mlx-lm builds a tuple and only ever indexes and walks it; ours must be replaceable.
             cache.caches = list(cache.caches)
-            found += _slots(cache.caches)
+            found += slots(cache.caches)
         else:
-            found.append(_Slot(holder, index))
+            found.append(Slot(holder, index))
     return found
 
 

@@ -15,14 +15,18 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from mlx_specdec.assemble import generate
 from mlx_specdec.contracts import FINAL, after
+from mlx_specdec.decoding.loop import CLEAR_EVERY
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.models import number_format
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.options import Options
 
 from .. import tiny
 from ..reading import read
+from ..test_same_text import pair_of
 
 
 def load(directory: Path, **settings: Any) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
@@ -385,3 +389,13 @@ def test_a_model_that_hides_the_input_of_its_head_says_so() -> None:
 
     with pytest.raises(ValueError, match="do not show the input of their head"):
         DecoderOnlyModel(Closed()).open([5]).advance(mx.array([[5]]), taps=("final",))
+
+
+def test_buffers_kept_for_reuse_are_given_back_while_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cleared: list[int] = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
+    pair = pair_of(DecoderOnlyModel(tiny.build("llama")), None)
+    generate(pair, [5, 9, 12], Options(max_tokens=600, regular=True))
+    assert len(cleared) == 1 + 600 // CLEAR_EVERY, "after the prompt, and twice in the text"

@@ -50,6 +50,20 @@ def rewrite(directory: Path, change) -> None:
     mx.save_safetensors(str(file), weights)
 
 
+def test_the_wired_limit_is_raised_on_metal_alone(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(mx, "set_wired_limit", limits.append)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    load_model(wide)
+    assert limits == []
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 7 << 30})
+    load_model(wide)
+    assert limits == [7 << 30]
+
+
 def test_ids_that_end_a_text_come_from_the_generation_config_first(wide: Path) -> None:
     assert load_model(wide).eos_token_ids == (1,)
     (wide / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')

@@ -1,0 +1,68 @@
+"""Models whose passes over several rows mean something else are decoded plainly, with a word."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_specdec.assemble import generate, stream_generate
+from mlx_specdec.drafting.lookup import PromptLookup
+from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.options import Options
+
+from .. import tiny
+from ..test_same_text import PROMPT, pair_of
+from .test_every_family import config_of
+
+WRONG = ("phi3small", "plamo3")
+
+
+def model_of(name: str, dtype: mx.Dtype = mx.float32, **changes: object) -> DecoderOnlyModel:
+    network = tiny.from_config({**config_of(name), **changes})
+    network.set_dtype(dtype)
+    return DecoderOnlyModel(network)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+@pytest.mark.parametrize("name", WRONG)
+def test_the_two_families_that_are_wrong_are_told_once(name: str, dtype: mx.Dtype) -> None:
+    model = model_of(name, dtype)
+    with pytest.warns(RuntimeWarning, match=f"mlx-lm's {name} models") as caught:
+        assert not model.rows_agree
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not model.rows_agree
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("window", [1, 3, 100, 4096])
+def test_a_window_of_any_width_is_passed(window: int) -> None:
+    with pytest.warns(RuntimeWarning):
+        assert not model_of("plamo3", window_size=window).rows_agree
+    assert model_of("gpt_oss", sliding_window=max(window, 2)).rows_agree
+
+
+@pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
+def test_a_proposer_of_the_callers_own_is_not_asked() -> None:
+    pair = pair_of(model_of("plamo3"), None)
+    plain = generate(pair, PROMPT, Options(max_tokens=40, regular=True))
+    run = stream_generate(pair, PROMPT, Options(max_tokens=40), proposer=PromptLookup())
+    assert run.result().tokens == plain.tokens
+    assert run.result().stats.drafted == 0 and run.result().labels.proposer == "none"
+
+
+def test_phi3small_with_ids_that_mlx_lm_writes_past_is_refused(tmp_path: Path) -> None:
+    config = {**config_of("phi3small"), "vocab_size": tiny.VOCABULARY}
+    network = tiny.from_config(config)
+    weights = dict(tree_flatten(network.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"masks token ids up to 100351 .* vocabulary of 64"):
+        load_model(tmp_path)
