@@ -14,7 +14,6 @@ from .errors import OptionError
 from .sampling.settings import Sampling, integer, number
 
 RULES = ("coupled", "token", "block", "typical")
-PROPOSERS = ("auto", *DRAFTERS, "none")
 MOST_DRAFTED = 64
 NUMBERS = (
     "delta",
@@ -92,9 +91,10 @@ class Options:
             raise OptionError(
                 f"num-draft must be auto or lie between 0 and {MOST_DRAFTED}, not {count!r}"
             )
-        if self.proposer not in (None, *PROPOSERS):
+        proposers = ("auto", *DRAFTERS, "none")
+        if self.proposer not in (None, *proposers):
             raise OptionError(
-                f"proposer must be one of {', '.join(PROPOSERS)}, not {self.proposer!r}"
+                f"proposer must be one of {', '.join(proposers)}, not {self.proposer!r}"
             )
         if self.ngram_min is not None and self.ngram_min < 1:
             raise OptionError(f"ngram-min must be 1 or more, not {self.ngram_min}")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..cache_settings import CacheSettings
-from ..training.settings import Collecting, Distilling, Fitting
+from ..training.config import DataConfig, DistillConfig, HeadsConfig
 from .flags import REQUIRED, Flags, flag
 
-COLLECTING, DISTILLING, FITTING = Collecting(), Distilling(), Fitting()
+COLLECTING, DISTILLING, FITTING = DataConfig(), DistillConfig(), HeadsConfig()
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 MODEL = "directory or a name on the Hugging Face Hub."
 REVISION = "The branch, tag or commit of the model on the Hub."
@@ -173,10 +173,10 @@ class TrainingTexts(Flags):
         COLLECTING.texts_at_once, "The number of texts that the model writes in one pass."
     )
 
-    def collecting(self, seed: int) -> Collecting:
+    def collecting(self, seed: int) -> DataConfig:
         """Raises OptionError."""
         given = {k: v for k, v in vars(self).items() if k not in ("data", "no_self_distill")}
-        return Collecting(**given, self_distill=not self.no_self_distill, seed=seed)
+        return DataConfig(**given, self_distill=not self.no_self_distill, seed=seed)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import OptionError
-from ..training.settings import Distilling, Shape
+from ..training.config import DistillConfig, DraftConfig
 from .flags import Flags, command, flag
 from .groups import DraftSchedule, Model, TrainingTexts
 from .pairs import default_output, load_pair
 from .training_bars import watcher
 
 if TYPE_CHECKING:
-    from ..training.divergence import Closeness
-    from ..training.draft import Trained
+    from ..training.draft_task import Closeness
+    from ..training.run import Trained
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: Draf
     """Train a draft model for a target on this machine. An interrupted run is resumed."""
     shape = _shape(draft.draft_model, draft.layers, draft.width)
     collecting = texts.collecting(schedule.seed)
-    distilling = Distilling(**vars(schedule), divergence=draft.divergence)
+    distilling = DistillConfig(**vars(schedule), divergence=draft.divergence)
     output = draft.output or default_output(model.model, "distilled")
     pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
     from ..training.draft import train
@@ -50,14 +50,14 @@ def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: Draf
     print(_summary(done), file=sys.stderr)
 
 
-def _shape(draft_model: str | None, layers: int | None, width: int | None) -> Shape | None:
+def _shape(draft_model: str | None, layers: int | None, width: int | None) -> DraftConfig | None:
     if (draft_model is None) == (layers is None):
         raise OptionError("give either --draft-model, a draft to begin with, or --layers")
     if layers is None:
         if width is not None:
             raise OptionError("a draft that is there has a width: leave --width out")
         return None
-    return Shape(layers, width)
+    return DraftConfig(layers, width)
 
 
 def _line(epoch: int, closeness: Closeness) -> str:
@@ -72,11 +72,11 @@ def _shares(closeness: Closeness) -> str:
     )
 
 
-def _summary(done: Trained) -> str:
+def _summary(done: Trained[Closeness]) -> str:
     outcome = done.outcome
     again = ", going on from an earlier run" if done.resumed else ""
     learned = f"{outcome.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s{again}"
-    if not done.gained:
+    if done.outcome.best == 0:
         return f"{done.output}: no gain, the start is kept, after {learned}"
     return (
         f"{done.output}: {learned}; on {done.held_out} held-out tokens "

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..training.settings import Fitting
+from ..training.config import HeadsConfig
 from .flags import Flags, command, flag
 from .groups import FITTING, HeadSchedule, Model, TrainingTexts
 from .pairs import default_output, load_pair
 from .training_bars import watcher
 
 if TYPE_CHECKING:
-    from ..training.medusa import Trained
-    from ..training.new_heads import Accuracy
+    from ..training.head_task import Accuracy
+    from ..training.run import Trained
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Heads(Flags):
 def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: HeadSchedule) -> None:
     """Train Medusa heads for a model on this machine. An interrupted run is resumed."""
     collecting = texts.collecting(schedule.seed)
-    fitting = Fitting(
+    fitting = HeadsConfig(
         **vars(schedule), heads=heads.heads, layers=heads.layers, own_output=heads.own_output
     )
     output = heads.output or default_output(model.model, "medusa")
@@ -62,7 +62,7 @@ def _shares(accuracy: Accuracy) -> str:
     )
 
 
-def _summary(done: Trained) -> str:
+def _summary(done: Trained[Accuracy]) -> str:
     outcome = done.outcome
     again = ", going on from an earlier run" if done.resumed else ""
     return (

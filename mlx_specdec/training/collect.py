@@ -1,13 +1,13 @@
 """Prompts -> hidden states of the model and the tokens that followed, sample by sample.
 
-Knows a loaded model and its tokenizer. Knows nothing of heads. The base is frozen, so its states
-are computed once, however often heads look at them.
+The base is frozen, so its states are computed once, however often something learns from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 
 import mlx.core as mx
 
@@ -16,36 +16,31 @@ from ..contracts import FINAL, Progress
 from ..decoding.prompt import PromptReader
 from ..errors import PromptError
 from ..models.encoder_decoder import EncoderDecoderModel
+from .batch_generate import Request, batch_generate, batches
+from .config import DataConfig
 from .data import Sample
 from .rows import Rows
-from .settings import Collecting
-from .writing import Order, batches, write
 
-
-@dataclass(frozen=True)
-class Piece:
-    """Token ids of one sample; no continuation where the model is to write it."""
-
-    prompt: tuple[int, ...]
-    continuation: tuple[int, ...]
+Ids = tuple[int, ...]
 
 
 def collect(
-    pair: Pair,
-    samples: Sequence[Sample],
-    settings: Collecting,
-    rows: Rows,
-    progress: Progress,
-) -> None:
-    """Fill `rows`, going on behind the samples that they have.
+    pair: Pair, samples: Sequence[Sample], config: DataConfig, rows: Rows, progress: Progress
+) -> list[Ids]:
+    """Fill `rows`, going on behind the samples that they have; returns the prompt of each sample.
 
     Raises PromptError where fewer than two samples are of use.
     """
-    settings = _within(pair, settings)
-    pieces = list(_pieces(pair, samples, settings))[: settings.samples]
+    longest = pair.target.max_length or config.length
+    config = replace(config, length=min(config.length, longest))
+    pieces = list(islice(_pieces(pair, samples, config), config.samples))
+    groups = [list(range(len(pieces)))]
+    if config.self_distill:
+        lengths = [len(prompt) for prompt, _ in pieces]
+        groups = batches(lengths, config.texts_at_once, config.seed)
     done = len(rows.lengths)
     progress(min(done, len(pieces)), len(pieces))
-    for prompt, tokens in _texts(pair, pieces, settings, done):
+    for prompt, tokens in _completed(pair, pieces, groups, config, done):
         # One token has a state that predicts it, and none after it for a head to guess.
         if len(tokens) < 2:
             rows.append((), None)
@@ -56,90 +51,60 @@ def collect(
     if int((rows.lengths > 0).sum()) < 2:
         raise PromptError(
             "the data has fewer than two texts to learn from: give more of them"
-            + ("" if settings.self_distill else ', with "target" for an encoder-decoder model')
+            + ("" if config.self_distill else ', with "target" for an encoder-decoder model')
         )
+    return [pieces[number][0] for group in groups for number in group]
 
 
-def prompts(pair: Pair, samples: Sequence[Sample], settings: Collecting) -> list[tuple[int, ...]]:
-    """What stands before each sample of the rows that `collect` fills, in their order."""
-    settings = _within(pair, settings)
-    pieces = list(_pieces(pair, samples, settings))[: settings.samples]
-    if not settings.self_distill:
-        return [piece.prompt for piece in pieces]
-    return [pieces[number].prompt for batch in _batches(pieces, settings) for number in batch]
-
-
-def _within(pair: Pair, settings: Collecting) -> Collecting:
-    """No text is longer than the model takes."""
-    longest = pair.target.max_length
-    if longest is None or longest >= settings.length:
-        return settings
-    return replace(settings, length=longest)
-
-
-def _pieces(pair: Pair, samples: Sequence[Sample], settings: Collecting) -> Iterator[Piece]:
+def _pieces(pair: Pair, samples: Sequence[Sample], config: DataConfig) -> Iterator[tuple[Ids, Ids]]:
+    """Prompt and continuation of what fits; no continuation where the model is to write it."""
+    own, length, encode = config.self_distill, config.length, pair.tokenizer.encode
+    chat = own and pair.tokenizer.has_chat_template
     for sample in samples:
-        prompt = tuple(_prompt(pair, sample.prompt, settings))
+        prompt = tuple((pair.tokenizer.apply_chat if chat else encode)(sample.prompt))
+        target = () if own or not sample.target.strip() else tuple(encode(sample.target))
         if isinstance(pair.target, EncoderDecoderModel):
-            target = pair.tokenizer.encode(sample.target)[: settings.length]
-            if 0 < len(prompt) <= settings.length:
-                if settings.self_distill:
-                    yield Piece(prompt, ())
-                elif sample.target.strip():
-                    yield Piece(prompt, tuple(target))
-        elif settings.self_distill:
+            if 0 < len(prompt) <= length and (own or target):
+                yield prompt, target[:length]
+        elif own:
             # Half of the length is for what the model writes.
-            yield from (Piece(part, ()) for part in _parts(prompt, settings.length // 2) if part)
-        elif sample.target.strip():
-            target = pair.tokenizer.encode(sample.target)
-            room = settings.length - len(prompt)
-            if prompt and room > 1:
-                yield Piece(prompt, tuple(target[:room]))
+            yield from ((part, ()) for part in _parts(prompt, length // 2))
+        elif target:
+            if prompt and length - len(prompt) > 1:
+                yield prompt, target[: length - len(prompt)]
         else:
-            for part in _parts(prompt, settings.length):
-                if len(part) > 2:
-                    yield Piece(part[:1], part[1:])
+            yield from ((part[:1], part[1:]) for part in _parts(prompt, length) if len(part) > 2)
 
 
-def _parts(ids: tuple[int, ...], length: int) -> Iterator[tuple[int, ...]]:
+def _parts(ids: Ids, length: int) -> Iterator[Ids]:
     return (ids[start : start + length] for start in range(0, len(ids), length))
 
 
-def _prompt(pair: Pair, text: str, settings: Collecting) -> list[int]:
-    if settings.self_distill and pair.tokenizer.has_chat_template:
-        return pair.tokenizer.apply_chat(text)
-    return pair.tokenizer.encode(text)
+def _completed(
+    pair: Pair,
+    pieces: Sequence[tuple[Ids, Ids]],
+    groups: Sequence[Sequence[int]],
+    config: DataConfig,
+    done: int,
+) -> Iterator[tuple[Ids, Ids]]:
+    """Prompt and continuation of every piece but the first `done`, group after group."""
+    shared = not isinstance(pair.target, EncoderDecoderModel)
+    for group in groups:
+        # Of a group that was cut off, the rest: a completion is the same in whatever batch.
+        rest, done = group[done:], max(0, done - len(group))
+        if not config.self_distill:
+            yield from (pieces[number] for number in rest)
+        elif rest:
+            prompts = [pieces[number][0] for number in rest]
+            requests = [
+                Request(prompt, config.length - shared * len(prompt), config.seed + number)
+                for prompt, number in zip(prompts, rest, strict=True)
+            ]
+            completions = batch_generate(pair, requests, config.temperature)
+            yield from zip(prompts, completions, strict=True)
 
 
-def _texts(
-    pair: Pair, pieces: Sequence[Piece], settings: Collecting, done: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Prompt and continuation of every piece but the first `done` in the order of learning."""
-    if not settings.self_distill:
-        yield from ((piece.prompt, piece.continuation) for piece in pieces[done:])
-        return
-    for batch in _batches(pieces, settings):
-        # Of a batch that was cut off, the rest: a text is the same in whatever batch.
-        rest, done = batch[done:], max(0, done - len(batch))
-        orders = [_order(pair, pieces[number], settings, number) for number in rest]
-        texts = write(pair, orders, settings.temperature) if orders else []
-        yield from ((order.prompt, text) for order, text in zip(orders, texts, strict=True))
-
-
-def _batches(pieces: Sequence[Piece], settings: Collecting) -> list[list[int]]:
-    """Numbers of the pieces that are written together, in the order of learning."""
-    lengths = [len(piece.prompt) for piece in pieces]
-    return batches(lengths, settings.texts_at_once, settings.seed)
-
-
-def _order(pair: Pair, piece: Piece, settings: Collecting, number: int) -> Order:
-    room = settings.length
-    if not isinstance(pair.target, EncoderDecoderModel):
-        room -= len(piece.prompt)
-    return Order(piece.prompt, room, settings.seed + number)
-
-
-def _states(pair: Pair, prompt: Sequence[int], tokens: Sequence[int]) -> mx.array:
+def _states(pair: Pair, prompt: Ids, tokens: Ids) -> mx.array:
     """(len(tokens), width): row j is what predicts token j."""
     context, prefix = pair.target.open(prompt), pair.target.prefix(prompt)
     reader = PromptReader(context, prefix, prompt)

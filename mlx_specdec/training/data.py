@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +33,6 @@ def read_samples(file: Path, seed: int) -> list[Sample]:
         raise PromptError(f"{file} has nothing to train on: write one text a line")
     random.Random(seed).shuffle(samples)
     return samples
-
-
-def digest(file: Path) -> str:
-    """What tells this file's contents from others'."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _from_object(entry: dict[str, Any], where: str) -> Sample:

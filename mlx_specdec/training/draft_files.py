@@ -1,7 +1,4 @@
-"""A trained network -> a directory that loads as a draft model, and says where it comes from.
-
-Knows config.json, tokenizer files and provenance.json. Knows nothing of how it was trained.
-"""
+"""A trained network -> a directory that loads as a draft model, and says where it comes from."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from ..checkpoints.writer import Change, write_config, write_weights
 from ..errors import CheckpointError
 from ..models.loading import load_model
 from ..models.t5 import T5
-from .beginnings import Beginning
+from .init import Initial
 
 STORED = mx.bfloat16
 
@@ -40,36 +37,26 @@ def round_as_stored(network: nn.Module) -> None:
     mx.eval(network.parameters())
 
 
-def write(
-    directory: Path, network: nn.Module, beginning: Beginning, facts: Mapping[str, Any]
-) -> None:
+def write(directory: Path, network: nn.Module, initial: Initial, facts: Mapping[str, Any]) -> None:
     """All files of the model; facts: what provenance.json tells besides digests.
 
     Raises CheckpointError where it does not load as it was; OSError as the system raises it.
     """
-    tensors = [(name, Tensor.of(array)) for name, array in sorted(_weights(network).items())]
-    write_weights(
-        directory,
-        tensors,
-        lambda name, tensor: Change(),
-        shard_bytes=sizes.default_shard_bytes(),
-    )
-    write_config(directory, _config(network, beginning.config), None)
-    for file in files.tokenizer_files(beginning.directory):
+    tensors = [
+        (name, Tensor.of(array.astype(_stored(network, name, array))))
+        for name, array in sorted(tree_flatten(network.parameters()))
+    ]
+    shard_bytes = sizes.default_shard_bytes()
+    write_weights(directory, tensors, lambda name, tensor: Change(), shard_bytes=shard_bytes)
+    write_config(directory, _config(network, initial.config), None)
+    for file in files.tokenizer_files(initial.directory):
         shutil.copyfile(file, directory / file.name)
     _check(directory, network)
     with Digests([*sorted(directory.glob("model*")), directory / "config.json"]) as digests:
-        found = {name: asdict(digest) for name, digest in digests.result().items()}
+        written = {name: asdict(digest) for name, digest in digests.result().items()}
     whole = {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__, **facts}  # type: ignore[attr-defined]
-    text = json.dumps({**whole, "files": found}, indent=2, ensure_ascii=False)
+    text = json.dumps({**whole, "files": written}, indent=2, ensure_ascii=False)
     (directory / provenance.FILE).write_text(text + "\n", encoding="utf-8")
-
-
-def _weights(network: nn.Module) -> dict[str, mx.array]:
-    return {
-        name: array.astype(_stored(network, name, array))
-        for name, array in tree_flatten(network.parameters())
-    }
 
 
 def _stored(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:
@@ -91,7 +78,7 @@ def _config(network: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
 def _check(directory: Path, network: nn.Module) -> None:
     """Read everything once more."""
     loaded: nn.Module = load_model(directory, dtype="float32").model.network
-    found = dict(tree_flatten(loaded.parameters()))
+    read = dict(tree_flatten(loaded.parameters()))
     for name, array in tree_flatten(network.parameters()):
-        if name not in found or not mx.array_equal(found[name], array).item():
+        if name not in read or not mx.array_equal(read[name], array).item():
             raise CheckpointError(f"{name} is not read as it was written: this draft is no good")

@@ -1,33 +1,51 @@
-"""A draft and the texts that it learns its target's law on, as a task to fit.
+"""A draft and the texts that it learns its target's distribution on, as a task to fit.
 
-Knows a network to train, and where the target's hidden states lie. Knows no optimiser and no files
-of models. A batch holds texts of about one length; memory holds one batch of logits.
+A batch holds texts of about one length; memory holds one batch of logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ..models.base import Base
 from ..models.trainable import Ids, Trainable
-from .divergence import DIVERGENCES, Closeness, Tally, log_probabilities
-from .fit import HELD_OUT
+from .config import DistillConfig
+from .divergence import DIVERGENCES, log_probabilities
+from .fit import HELD_OUT, Task
 from .rows import Rows
-from .settings import Distilling
 
 WINDOW = 16
 """So many batches' texts, next to each other in an epoch's order, are sorted by length."""
 
 
-class DraftTask:
-    """fit.Task of a draft.
+@dataclass(frozen=True)
+class Closeness:
+    """On texts that were held out, averaged over their tokens.
 
-    base, rows: the target and its hidden states. prompts: what stands before each of the rows'
-    samples. vocabulary: how many ids both models have.
+    loss: the divergence that is minimized. acceptance: probability that a token drafted at
+    temperature 1 is accepted, sum min(p, q) (Leviathan et al., arXiv 2211.17192, corollary 3.6).
+    agreement: share of rows with the same likeliest token, accepted at temperature 0.
+    """
+
+    loss: float
+    acceptance: float
+    agreement: float
+
+    @property
+    def score(self) -> float:
+        """What a fit minimizes: the rejected share."""
+        return 1 - self.acceptance
+
+
+class DraftTask(Task[Closeness]):
+    """Task of a draft, whose examples are the rows' samples.
+
+    base, rows: the target and its hidden states. prompts: what stands before each sample.
+    vocabulary: how many ids both models have.
     """
 
     def __init__(
@@ -37,82 +55,56 @@ class DraftTask:
         rows: Rows,
         prompts: Sequence[Ids],
         vocabulary: int,
-        settings: Distilling,
+        config: DistillConfig,
     ) -> None:
+        super().__init__(draft.network, config, *rows.split(HELD_OUT))
         self._draft = draft
         self._base = base
         self._rows = rows
         self._prompts = prompts
         self._vocabulary = vocabulary
-        self._settings = settings
-        self._starts = rows.starts
+        self._divergence = DIVERGENCES[config.divergence]
         self._texts = rows.texts()
-        self._train, self._held_out = rows.split_samples(HELD_OUT)
-        self._order: tuple[int, list[np.ndarray]] = (-1, [])
 
-    @property
-    def module(self) -> nn.Module:
-        """As Task says."""
-        return self._draft.network
+    def ordered(self, examples: np.ndarray) -> np.ndarray:
+        """By length."""
+        lengths = [len(self._prompts[s]) + len(self._texts[s]) for s in examples]
+        return examples[np.argsort(lengths, kind="stable")]
 
-    @property
-    def rows(self) -> int:
-        """Tokens that are learned from."""
-        return self._tokens(self._train)
+    def count(self, examples: np.ndarray) -> int:
+        """Tokens of these texts."""
+        return sum(len(self._texts[sample]) for sample in examples)
 
-    @property
-    def held_out(self) -> int:
-        """Tokens to judge by."""
-        return self._tokens(self._held_out)
-
-    @property
-    def steps(self) -> int:
-        """As Task says."""
-        return -(-len(self._train) // self._settings.batch)
-
-    def batch(self, epoch: int, place: int) -> tuple[mx.array, ...]:
-        """The target's logits, and what the draft is given; each text once an epoch."""
-        if self._order[0] != epoch:
-            draw = np.random.default_rng((self._settings.seed, epoch))
-            self._order = epoch, self._batches(draw)
-        return self._take(self._order[1][place])
-
-    def loss(self, *batch: mx.array) -> mx.array:
-        """As Task says: the divergence, averaged over tokens."""
-        target, *inputs = batch
-        divergence = DIVERGENCES[self._settings.divergence]
-        return divergence(log_probabilities(target), log_probabilities(self._logits(inputs))).mean()
-
-    def judge(self) -> Closeness:
-        """As Task says."""
-        tally, size = Tally(self._settings.divergence), self._settings.batch
-        order = self._by_length(self._held_out)
-        for start in range(0, len(order), size):
-            target, *inputs = self._take(order[start : start + size])
-            tally.add(target, self._logits(inputs))
-        return tally.closeness()
-
-    def _logits(self, inputs: Sequence[mx.array]) -> mx.array:
-        return self._draft.logits(*inputs)[:, : self._vocabulary]
-
-    def _take(self, samples: np.ndarray) -> tuple[mx.array, ...]:
-        texts = [self._texts[sample] for sample in samples]
-        spans = zip(self._starts[samples], texts, strict=True)
-        rows = np.concatenate([np.arange(start, start + len(text)) for start, text in spans])
-        logits = self._base.head(self._rows.states(rows)[None])[0, :, : self._vocabulary]
-        return logits, *self._draft.inputs([self._prompts[sample] for sample in samples], texts)
-
-    def _batches(self, draw: np.random.Generator) -> list[np.ndarray]:
-        """Every text once, in batches; as many as `steps`."""
-        order, size = draw.permutation(self._train), self._settings.batch
-        reach = size * WINDOW
-        parts = [self._by_length(order[at : at + reach]) for at in range(0, len(order), reach)]
-        batches = [p[at : at + size] for p in parts for at in range(0, len(p), size)]
+    def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
+        """Texts of about one length together."""
+        order, reach = draw.permutation(self.train), self._config.batch * WINDOW
+        parts = [self.ordered(order[at : at + reach]) for at in range(0, len(order), reach)]
+        batches = [batch for part in parts for batch in self.cut(part)]
         return [batches[number] for number in draw.permutation(len(batches))]
 
-    def _by_length(self, samples: np.ndarray) -> np.ndarray:
-        lengths = [len(self._prompts[s]) + len(self._texts[s]) for s in samples]
-        return samples[np.argsort(lengths, kind="stable")]
+    def take(self, examples: np.ndarray) -> tuple[mx.array, ...]:
+        """The target's logits (tokens, vocabulary), and what the draft is given."""
+        texts = [self._texts[sample] for sample in examples]
+        spans = zip(self._rows.starts[examples], texts, strict=True)
+        rows = np.concatenate([np.arange(start, start + len(text)) for start, text in spans])
+        logits = self._base.head(self._rows.states(rows)[None])[0, :, : self._vocabulary]
+        return logits, *self._draft.inputs([self._prompts[sample] for sample in examples], texts)
 
-    def _tokens(self, samples: np.ndarray) -> int:
-        return sum(len(self._texts[sample]) for sample in samples)
+    def loss(self, *batch: mx.array) -> mx.array:
+        """The divergence, averaged over tokens."""
+        return self._divergence(*map(log_probabilities, self._logits(*batch))).mean()
+
+    def sums(self, *batch: mx.array) -> mx.array:
+        """(4,): the divergence, the accepted share, equal first choices, and how many tokens."""
+        target, draft = self._logits(*batch)
+        p, q = log_probabilities(target), log_probabilities(draft)
+        accepted = mx.exp(mx.minimum(p, q)).sum()
+        agreeing = (mx.argmax(target, axis=-1) == mx.argmax(draft, axis=-1)).sum()
+        return mx.stack([self._divergence(p, q).sum(), accepted, agreeing, mx.array(len(target))])
+
+    def figures(self, total: mx.array) -> Closeness:
+        """Averages over tokens."""
+        return Closeness(*(np.array(total[:3]) / total[3].item()).tolist())
+
+    def _logits(self, target: mx.array, *inputs: mx.array) -> tuple[mx.array, mx.array]:
+        return target, self._draft.logits(*inputs)[:, : self._vocabulary]

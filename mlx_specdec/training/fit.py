@@ -1,16 +1,18 @@
-"""A task -> what it trains, trained: steps, held-out figures, early stop and checkpoints.
+"""A task -> its module, trained: steps, held-out figures, early stop and checkpoints.
 
-Knows the optimiser and its files. Knows nothing of texts and of what is trained. Interrupted at any
-moment and started again, it ends with the very weights that it would have had anyway.
+Interrupted at any moment and started again, it ends with the very weights that it would have had
+anyway.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,7 +21,7 @@ from mlx import optimizers
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints.formats import safetensors as safetensors_file
-from .settings import Schedule
+from .config import TrainConfig
 
 HELD_OUT = 0.1
 STEPS_BETWEEN = 50
@@ -38,33 +40,76 @@ class Figures(Protocol):
         ...
 
 
-F = TypeVar("F", bound=Figures, covariant=True)
+F = TypeVar("F", bound=Figures)
 
 
-class Task(Protocol[F]):
-    """Something to train."""
+class Task(ABC, Generic[F]):
+    """Something to train.
 
-    @property
-    def module(self) -> nn.Module:
-        """Whose trainable parameters are learned."""
-        ...
+    module: whose trainable parameters are learned. train, held_out: numbers of the examples to
+    learn from and to evaluate on.
+    """
+
+    def __init__(
+        self, module: nn.Module, config: TrainConfig, train: np.ndarray, held_out: np.ndarray
+    ) -> None:
+        self.module = module
+        self.train = train
+        self.held_out = held_out
+        self._config = config
+        self._order: tuple[int, Sequence[np.ndarray]] = (-1, [])
 
     @property
     def steps(self) -> int:
         """Batches in an epoch, one or more."""
-        ...
+        return -(-len(self.train) // self._config.batch)
 
     def batch(self, epoch: int, place: int) -> tuple[mx.array, ...]:
         """One batch of an epoch, the same whenever it is asked for; epochs and places from 0."""
-        ...
+        if self._order[0] != epoch:
+            draw = np.random.default_rng((self._config.seed, epoch))
+            self._order = epoch, self.shuffled(draw)
+        return self.take(self._order[1][place])
 
+    def evaluate(self) -> F:
+        """Of the module as it is, on the held-out examples."""
+        total = mx.array(0.0)
+        for part in self.cut(self.ordered(self.held_out)):
+            total = total + self.sums(*self.take(part))
+            mx.eval(total)
+        return self.figures(total)
+
+    def cut(self, examples: np.ndarray) -> list[np.ndarray]:
+        """In batches."""
+        return np.split(examples, range(self._config.batch, len(examples), self._config.batch))
+
+    def ordered(self, examples: np.ndarray) -> np.ndarray:
+        """As they are best taken together."""
+        return examples
+
+    def count(self, examples: np.ndarray) -> int:
+        """Tokens of these examples."""
+        return len(examples)
+
+    @abstractmethod
+    def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
+        """Every example to learn from once, in as many batches as `steps`."""
+
+    @abstractmethod
+    def take(self, examples: np.ndarray) -> tuple[mx.array, ...]:
+        """What `loss` and `sums` are given for these examples."""
+
+    @abstractmethod
     def loss(self, *batch: mx.array) -> mx.array:
         """Of the module as it is, one number; gradients are taken through it."""
-        ...
 
-    def judge(self) -> F:
-        """Of the module as it is, on held-out texts."""
-        ...
+    @abstractmethod
+    def sums(self, *batch: mx.array) -> mx.array:
+        """What is added up over the held-out examples, of one shape."""
+
+    @abstractmethod
+    def figures(self, total: mx.array) -> F:
+        """From what was added up."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +130,18 @@ class Fit(Generic[F]):
     """
 
     def __init__(
-        self, task: Task[F], schedule: Schedule, file: Path, start: F | None = None
+        self, task: Task[F], config: TrainConfig, file: Path, start: F | None = None
     ) -> None:
         self._task = task
         self._module = task.module
-        self._schedule = schedule
+        self._config = config
         self._file = file
-        self._total = task.steps * schedule.epochs
+        self._total = task.steps * config.epochs
         self._optimizer = optimizers.AdamW(self._rate(), bias_correction=True)
-        self._step = 0
-        self._best = None if start is None else (0, _as_kept(start.score))
-        self._best_weights = _copy(self._module)
+        self._step = self._best_epoch = 0
+        # As a checkpoint has it, so that an interruption changes no comparison.
+        self._best_score = np.float32(math.inf if start is None else start.score)
+        self._best = self._module.parameters()
         self._optimizer.init(self._module.trainable_parameters())
         if file.exists():
             self._read()
@@ -109,21 +155,20 @@ class Fit(Generic[F]):
             mx.eval(value, self._module.parameters(), self._optimizer.state)
             self._step += 1
             if self._step % self._task.steps == 0:
-                measured(self._epochs, self._judge())
+                measured(self._epochs, self._evaluate())
             elif self._step % STEPS_BETWEEN == 0:
                 self._write()
             step(self._step, self._total, float(value.item()))
-        self._module.update(tree_unflatten(list(self._best_weights.items())))
-        best = self._best[0] if self._best else 0
-        return Outcome(self._task.judge(), best, self._epochs)
+        self._module.update(self._best)
+        return Outcome(self._task.evaluate(), self._best_epoch, self._epochs)
 
     @property
     def _epochs(self) -> int:
         return self._step // self._task.steps
 
     def _rate(self) -> Callable[[mx.array], mx.array]:
-        rate = self._schedule.learning_rate
-        rising = max(1, int(self._schedule.warm_up * self._total))
+        rate = self._config.learning_rate
+        rising = max(1, int(self._config.warm_up * self._total))
         return optimizers.join_schedules(
             [
                 optimizers.linear_schedule(rate / rising, rate, rising),
@@ -132,64 +177,40 @@ class Fit(Generic[F]):
             [rising],
         )
 
-    def _judge(self) -> F:
+    def _evaluate(self) -> F:
         """At the end of an epoch: keep the module if it is the best."""
-        figures = self._task.judge()
-        score = _as_kept(figures.score)
-        if self._best is None or score < self._best[1]:
-            self._best = (self._epochs, score)
-            self._best_weights = _copy(self._module)
+        figures = self._task.evaluate()
+        score = np.float32(figures.score)
+        if score < self._best_score:
+            self._best_epoch, self._best_score = self._epochs, score
+            self._best = self._module.parameters()
         self._write()
         return figures
 
     def _stuck(self) -> bool:
         """Whether the last epochs brought nothing; decided between epochs."""
-        if self._best is None or self._step % self._task.steps:
-            return False
-        return self._epochs - self._best[0] >= self._schedule.patience
+        between = self._step % self._task.steps == 0
+        return between and self._epochs - self._best_epoch >= self._config.patience
 
     def _write(self) -> None:
-        epoch, score = self._best or (-1, 0.0)
-        tensors = {
-            **{f"module.{name}": array for name, array in _copy(self._module).items()},
-            **{f"best.{name}": array for name, array in self._best_weights.items()},
-            **{f"optimizer.{name}": array for name, array in tree_flatten(self._optimizer.state)},
+        state = {
+            "module": self._module.parameters(),
+            "best": self._best,
+            "optimizer": self._optimizer.state,
             "step": mx.array(self._step),
-            "best_epoch": mx.array(epoch),
-            "best_score": mx.array(score),
+            "best_epoch": mx.array(self._best_epoch),
+            "best_score": mx.array(self._best_score),
         }
         new = self._file.with_name("new.safetensors")
-        mx.save_safetensors(str(new), tensors)
+        mx.save_safetensors(str(new), dict(tree_flatten(state)))
         os.replace(new, self._file)
 
     def _read(self) -> None:
         safetensors_file.read_header(self._file)
-        tensors = safetensors_file.load(self._file)
-
-        def part(prefix: str) -> list[tuple[str, mx.array]]:
-            return [
-                (name.removeprefix(prefix), array)
-                for name, array in tensors.items()
-                if name.startswith(prefix)
-            ]
-
-        self._module.update(tree_unflatten(part("module.")))
-        self._best_weights = dict(part("best."))
-        self._optimizer.state = tree_unflatten(part("optimizer."))
-        self._step, epoch = (int(_number(tensors[name])) for name in ("step", "best_epoch"))
-        self._best = (epoch, _number(tensors["best_score"])) if epoch >= 0 else None
-        mx.eval(self._module.parameters(), self._best_weights, self._optimizer.state)
-
-
-def _copy(module: nn.Module) -> dict[str, mx.array]:
-    """Arrays are never written to: keeping them is a copy."""
-    return dict(tree_flatten(module.parameters()))
-
-
-def _as_kept(score: float) -> float:
-    """As a checkpoint has it, so that an interruption changes no comparison."""
-    return float(np.float32(score))
-
-
-def _number(array: mx.array) -> float:
-    return float(array.item())  # type: ignore[arg-type]
+        state: dict[str, Any] = tree_unflatten(list(safetensors_file.load(self._file).items()))
+        mx.eval(state)
+        self._module.update(state["module"])
+        self._best = state["best"]
+        self._optimizer.state = state["optimizer"]
+        self._step, self._best_epoch = state["step"].item(), state["best_epoch"].item()
+        self._best_score = np.float32(state["best_score"].item())

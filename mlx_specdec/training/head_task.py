@@ -1,65 +1,116 @@
-"""Medusa heads and the rows that they learn, as a task to fit. Knows no files of heads."""
+"""Medusa heads before their first step, and the rows that they learn, as a task to fit.
+
+Source of the loss: Medusa (Cai et al., arXiv 2401.10774, section 2.2.1).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
+from ..models.base import Base
 from ..models.medusa_heads import MedusaHeads
-from .fit import HELD_OUT
-from .new_heads import Accuracy, Tally, loss
+from .config import TrainConfig
+from .fit import HELD_OUT, Task
 from .rows import Rows
 
+DECAY = 0.8
+"""Head i counts DECAY ** i: what it says matters only where those before it were right."""
+TOP = 5
 
-class HeadTask:
-    """fit.Task of some heads; `size` rows in a batch, in an order that `seed` gives.
 
-    rows, held_out: how many are learned from, and how many are not.
+@dataclass(frozen=True)
+class Accuracy:
+    """On texts that were held out: the weighted loss, and per head the share of rows whose token
+    is the likeliest, and among the likeliest TOP."""
+
+    loss: float
+    top1: tuple[float, ...]
+    top5: tuple[float, ...]
+
+    @property
+    def score(self) -> float:
+        """What a fit minimizes: the loss."""
+        return self.loss
+
+
+class HeadTask(Task[Accuracy]):
+    """Task of some heads, whose examples are rows.
+
+    A batch is states (n, width), and targets (n, heads) int32, -1 where a head has nothing to say.
     """
 
-    def __init__(self, heads: MedusaHeads, rows: Rows, size: int, seed: int) -> None:
-        self.module = heads
+    def __init__(self, heads: MedusaHeads, rows: Rows, config: TrainConfig) -> None:
+        _, held_out = rows.split(HELD_OUT)
+        first = rows.starts[held_out[0]]
+        train, held_out = np.split(np.arange(int(rows.lengths.sum())), [first])
+        super().__init__(heads, config, train, held_out)
+        self._heads = heads
         self._rows = rows
-        self._size = size
-        self._seed = seed
         self._targets = rows.targets(heads.count)
-        self._train, self._held_out = rows.split(HELD_OUT)
-        self._order = -1, self._train
 
-    @property
-    def rows(self) -> int:
-        """Learned from."""
-        return len(self._train)
+    def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
+        """Sorted within a batch, because they are read from a disk."""
+        return [np.sort(part) for part in self.cut(draw.permutation(self.train))]
 
-    @property
-    def held_out(self) -> int:
-        """Rows to judge by."""
-        return len(self._held_out)
-
-    @property
-    def steps(self) -> int:
-        """As Task says."""
-        return -(-len(self._train) // self._size)
-
-    def batch(self, epoch: int, place: int) -> tuple[mx.array, ...]:
-        """States and targets of the next rows: each row once an epoch."""
-        if self._order[0] != epoch:
-            draw = np.random.default_rng((self._seed, epoch))
-            self._order = epoch, draw.permutation(self._train)
-        order = self._order[1]
-        # Sorted, because they are read from a disk.
-        return self._take(np.sort(order[place * self._size : (place + 1) * self._size]))
+    def take(self, examples: np.ndarray) -> tuple[mx.array, ...]:
+        """States and targets."""
+        return self._rows.states(examples), mx.array(self._targets[examples])
 
     def loss(self, *batch: mx.array) -> mx.array:
-        """As Task says."""
-        return loss(self.module, *batch)
+        """Cross-entropy, averaged over each head's rows and then over heads with DECAY."""
+        _, entropy, valid = self._entropy(*batch)
+        return _weighted(entropy.sum(axis=1), valid.sum(axis=1))
 
-    def judge(self) -> Accuracy:
-        """As Task says."""
-        tally = Tally(self.module.count)
-        for start in range(0, len(self._held_out), self._size):
-            tally.add(self.module, *self._take(self._held_out[start : start + self._size]))
-        return tally.accuracy()
+    def sums(self, *batch: mx.array) -> mx.array:
+        """(4, heads): losses, how many there are, and those whose token is first or among TOP."""
+        states, targets = batch
+        logits, entropy, valid = self._entropy(states, targets)
+        right = mx.take_along_axis(logits, mx.maximum(targets.T, 0)[..., None], axis=-1)
+        better = (logits > right).sum(axis=-1)
+        parts = entropy, valid, (better < 1) & valid, (better < TOP) & valid
+        return mx.stack([part.sum(axis=1).astype(mx.float32) for part in parts])
 
-    def _take(self, rows: np.ndarray) -> tuple[mx.array, mx.array]:
-        return self._rows.states(rows), mx.array(self._targets[rows])
+    def figures(self, total: mx.array) -> Accuracy:
+        """Averages over the tokens that were asked for."""
+        lost, count, first, among = np.array(total)
+        count = np.maximum(count, 1)
+        top1, top5 = ((part / count).round(4).tolist() for part in (first, among))
+        loss = _weighted(mx.array(lost), mx.array(count))
+        return Accuracy(float(np.array(loss)), tuple(top1), tuple(top5))
+
+    def _entropy(self, states: mx.array, targets: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Logits (heads, n, vocabulary), cross-entropy (heads, n), and where something was asked;
+        the cross-entropy is 0 elsewhere."""
+        heads = self._heads
+        refined = heads.refine(states.astype(mx.float32), heads.count)
+        logits = heads.project(refined).astype(mx.float32)
+        entropy = nn.losses.cross_entropy(logits, mx.maximum(targets.T, 0))
+        return logits, mx.where(targets.T >= 0, entropy, 0), targets.T >= 0
+
+
+def initial_heads(base: Base, count: int, layers: int, *, own_output: bool) -> MedusaHeads:
+    """Heads that say what the base says of the next token: residual layers that add nothing.
+
+    float32, whatever the base's dtype: steps are too small for half precision.
+    """
+    width = base.width
+    zeros = [(mx.zeros((count, width, width)), mx.zeros((count, width))) for _ in range(layers)]
+    heads = MedusaHeads(base, zeros)
+    if own_output:
+        # The columns of the base's output layer, whatever holds them: tied, quantized or neither.
+        unit = mx.eye(width, dtype=base.state_dtype)[None]
+        columns = base.head(unit)[0].astype(mx.float32).T
+        heads.output = mx.repeat(columns[None], count, axis=0)
+    mx.eval(heads.parameters())
+    return heads
+
+
+def _weighted(sums: mx.array, counts: mx.array) -> mx.array:
+    """Averages per head, averaged over heads with DECAY."""
+    weights = DECAY ** mx.arange(len(sums))
+    return (sums / mx.maximum(counts, 1) * weights).sum() / weights.sum()

@@ -1,16 +1,10 @@
-"""train-medusa from beginning to end: a model and a file of texts -> a directory of heads.
-
-Knows the order of the work; `work` knows where its parts are kept until it is done.
-"""
+"""train-medusa from beginning to end: a model and a file of texts -> a directory of heads."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import mlx.core as mx
 
@@ -19,80 +13,38 @@ from ..checkpoints.disk import destination
 from ..checkpoints.formats.medusa import BASE, COUNT, LAYERS, SAFETENSORS
 from ..errors import OptionError
 from ..models.medusa_heads import MedusaHeads
-from . import data, work
-from .collect import collect
-from .fit import Fit, Outcome
-from .head_task import HeadTask
-from .new_heads import Accuracy, fresh
-from .rows import Rows
-from .settings import Collecting, Fitting
-
-
-class Watcher(Protocol):
-    """Who is told how far the work is."""
-
-    def collected(self, done: int, total: int) -> None:
-        """So many samples have their hidden states."""
-        ...
-
-    def stepped(self, done: int, total: int, loss: float) -> None:
-        """A step of the training was made."""
-        ...
-
-    def measured(self, epoch: int, accuracy: Accuracy) -> None:
-        """An epoch has ended, with this accuracy on held-out texts."""
-        ...
-
-
-@dataclass(frozen=True)
-class Trained:
-    """rows, held_out: hidden states that were learned from, and that were not. seconds: of this run
-    alone; resumed: whether an earlier one had begun it."""
-
-    output: Path
-    outcome: Outcome[Accuracy]
-    rows: int
-    held_out: int
-    seconds: float
-    resumed: bool
+from .config import DataConfig, HeadsConfig
+from .head_task import Accuracy, HeadTask, initial_heads
+from .run import Trained, Training, Watcher, work_directory
 
 
 def train(
     pair: Pair,
     file: Path,
     output: Path,
-    collecting: Collecting,
-    fitting: Fitting,
-    watcher: Watcher,
-) -> Trained:
+    data: DataConfig,
+    config: HeadsConfig,
+    watcher: Watcher[Accuracy],
+) -> Trained[Accuracy]:
     """Train heads for `pair`'s target and write them as a directory that loads with it.
 
     pair: as assemble.load gives it. Raises PromptError for data with nothing usable, OptionError
     for a model that is heads, OutputError where `output` exists or cannot be written.
     """
-    started = time.perf_counter()
-    with work.place(output) as directory:
+    with work_directory(output) as directory:
         if pair.heads is not None:
             raise OptionError(
                 f"{pair.name} is Medusa heads already: give the base model that they name"
             )
-        base = pair.target
-        samples = data.read_samples(file, collecting.seed)
-        known = {"model": pair.name, "bytes": pair.target.nbytes, "dtype": pair.dtype}
-        known |= {"data": data.digest(file), **asdict(collecting)}
-        resumed = work.kept(directory / "rows", known)
-        rows = Rows(directory / "rows", base.width, base.state_dtype)
-        collect(pair, samples, collecting, rows, watcher.collected)
-        known |= {f"fit {name}": value for name, value in asdict(fitting).items()}
-        work.kept(directory / "fit", known)
-        heads = fresh(base, fitting.heads, fitting.layers, own_output=fitting.own_output)
-        task = HeadTask(heads, rows, fitting.batch, fitting.seed)
-        fit = Fit(task, fitting, directory / "fit" / "checkpoint.safetensors")
-        outcome = fit.run(watcher.stepped, watcher.measured)
+        training: Training[Accuracy] = Training(pair, file, directory, data, watcher)
+        heads = initial_heads(
+            pair.target, config.heads, config.layers, own_output=config.own_output
+        )
+        task = HeadTask(heads, training.rows, config)
+        outcome = training.fit(task, config)
         with destination.directory(output) as made:
             write(made, heads, _base_name(pair.name, output))
-    seconds = time.perf_counter() - started
-    return Trained(output, outcome, task.rows, task.held_out, seconds, resumed)
+    return training.trained(output, task, outcome)
 
 
 def write(directory: Path, heads: MedusaHeads, base: str) -> None:

@@ -1,6 +1,6 @@
 """Hidden states and the tokens after them, on disk: written sample by sample, read row by row.
 
-Knows files. Knows no model. A sample is there once its length is written, after its contents; what
+A sample is there once its length is written, after its contents; what
 an interruption leaves behind that is cut off when the rows are opened again.
 """
 
@@ -56,16 +56,10 @@ class Rows:
         tokens, lengths = np.fromfile(self._tokens, np.int32), self.lengths
         ends = np.repeat(np.cumsum(lengths), lengths)
         places = np.arange(len(tokens))[:, None] + 1 + np.arange(count)
-        found = tokens[np.minimum(places, max(len(tokens) - 1, 0))]
-        return np.where(places < ends[:, None], found, -1).astype(np.int32)
+        following = tokens[np.minimum(places, max(len(tokens) - 1, 0))]
+        return np.where(places < ends[:, None], following, -1).astype(np.int32)
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the rows to learn from, and of those held out: those of the samples of
-        `split_samples`."""
-        first = self.starts[self.split_samples(share)[1][0]]
-        return np.arange(first), np.arange(first, int(self.lengths.sum()))
-
-    def split_samples(self, share: float) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the samples with tokens to learn from, and of those held out: the last ones,
         at least one, with that share of them or less."""
         used = np.flatnonzero(self.lengths)

@@ -62,7 +62,7 @@ def test_an_interruption_is_one_line_and_leaves_no_result(
 
     begun = ["--model", t5, "--layers", 1, "--data", texts]
     with monkeypatch.context() as changed:
-        changed.setattr(fit.Fit, "_judge", interrupt)
+        changed.setattr(fit.Fit, "_evaluate", interrupt)
         done = run("train-draft", *begun, *few(tmp_path / "draft"))
     assert done.code == 130
     assert done.err.splitlines()[1:] == ["interrupted: the same command goes on from here"]

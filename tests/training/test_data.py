@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.errors import PromptError
-from mlx_specdec.training.data import Sample, digest, read_samples
+from mlx_specdec.training.data import Sample, read_samples
 
 
 def read(tmp_path: Path, text: str | bytes, seed: int = 0) -> list[Sample]:
@@ -67,10 +67,3 @@ def test_what_cannot_be_learned_from_is_refused(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="nowhere"):
         read_samples(tmp_path / "nowhere", 0)
-
-
-def test_a_digest_tells_contents_apart(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.write_text("a")
-    second.write_text("b")
-    assert digest(first) != digest(second)

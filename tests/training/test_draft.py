@@ -18,9 +18,10 @@ from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.errors import OptionError, OutputError, PromptError, VocabularyError
 from mlx_specdec.options import Options
 from mlx_specdec.training import fit
-from mlx_specdec.training.divergence import Closeness
-from mlx_specdec.training.draft import Trained, train
-from mlx_specdec.training.settings import Collecting, Distilling, Shape
+from mlx_specdec.training.config import DataConfig, DistillConfig, DraftConfig
+from mlx_specdec.training.draft import train
+from mlx_specdec.training.draft_task import Closeness
+from mlx_specdec.training.run import Trained
 
 from .. import heads, tiny
 from ..cli.conftest import make_llama, make_t5
@@ -70,7 +71,7 @@ def trained(
     pair: Pair,
     directory: Path,
     watcher: Watcher | None = None,
-    shape: Shape | None = None,
+    shape: DraftConfig | None = None,
     **distilling: object,
 ) -> Trained:
     directory.mkdir(exist_ok=True)
@@ -82,8 +83,8 @@ def trained(
         file,
         directory / "draft",
         shape,
-        Collecting(length=24),
-        Distilling(**asked),
+        DataConfig(length=24),
+        DistillConfig(**asked),
         watcher or Watcher(),
     )
 
@@ -96,7 +97,7 @@ def test_a_draft_comes_closer_to_its_target(pair: Pair, tmp_path: Path) -> None:
     watcher = Watcher()
     done = trained(pair, tmp_path, watcher)
     assert np.mean(watcher.losses[-2:]) < 0.7 * np.mean(watcher.losses[:2])
-    assert done.gained
+    assert done.outcome.best > 0
     assert done.outcome.figures.acceptance > done.start.acceptance + 0.05
     assert watcher.epochs[0] == (0, done.start)
     best = max(closeness.acceptance for _, closeness in watcher.epochs)
@@ -136,7 +137,7 @@ def test_the_pair_stays_as_it_is(pair: Pair, tmp_path: Path) -> None:
 
 def test_a_shape_is_enough_to_begin_with(models: tuple[Path, Path], tmp_path: Path) -> None:
     pair = assemble.load(models[0])
-    for shape in (Shape(1), Shape(1, 16)):
+    for shape in (DraftConfig(1), DraftConfig(1, 16)):
         done = trained(pair, tmp_path / f"width-{shape.width}", shape=shape)
         assert done.outcome.figures.acceptance >= done.start.acceptance
         loaded = assemble.load(models[0], done.output)
@@ -147,7 +148,7 @@ def test_a_shape_is_enough_to_begin_with(models: tuple[Path, Path], tmp_path: Pa
 def test_without_a_gain_the_start_is_kept(models: tuple[Path, Path], tmp_path: Path) -> None:
     pair = assemble.load(models[0], models[0])
     done = trained(pair, tmp_path, epochs=3, patience=1, learning_rate=0.3)
-    assert (done.gained, done.outcome.best, done.outcome.epochs) == (False, 0, 1)
+    assert (done.outcome.best, done.outcome.epochs) == (0, 1)
     assert done.outcome.figures.acceptance > 0.98
     found, start = weights(done.output), weights(models[0])
     assert all(mx.array_equal(found[name], start[name].astype(mx.bfloat16)) for name in start)
@@ -224,7 +225,7 @@ def test_data_without_use_is_refused_and_nothing_is_written(pair: Pair, tmp_path
     file = tmp_path / "texts"
     file.write_text("only one")
     with pytest.raises(PromptError, match="fewer than two texts"):
-        train(pair, file, tmp_path / "draft", None, Collecting(), Distilling(), Watcher())
+        train(pair, file, tmp_path / "draft", None, DataConfig(), DistillConfig(), Watcher())
     assert not (tmp_path / "draft").exists()
 
 
@@ -238,7 +239,7 @@ def test_a_draft_or_a_shape_and_not_both(
     pair: Pair, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(OptionError, match="either a draft model"):
-        trained(pair, tmp_path, shape=Shape(1))
+        trained(pair, tmp_path, shape=DraftConfig(1))
     with pytest.raises(OptionError, match="either a draft model"):
         trained(assemble.load(models[0]), tmp_path)
 
@@ -263,16 +264,16 @@ def test_heads_are_no_target(tmp_path: Path) -> None:
     make_llama(tmp_path / "base")
     pair = assemble.load(heads.write(tmp_path / "given", "../base"))
     with pytest.raises(OptionError, match="is Medusa heads: give the base"):
-        trained(pair, tmp_path, shape=Shape(1))
+        trained(pair, tmp_path, shape=DraftConfig(1))
 
 
 @pytest.mark.parametrize(
     ("kind", "asked", "match"),
     [
-        (Distilling, {"divergence": "other"}, "divergence must be one of forward, reverse"),
-        (Distilling, {"batch": 0}, "batch must be 1"),
-        (Shape, {"layers": 0}, "layers must be 1"),
-        (Shape, {"layers": 1, "width": 0}, "width must be 1"),
+        (DistillConfig, {"divergence": "other"}, "divergence must be one of forward, reverse"),
+        (DistillConfig, {"batch": 0}, "batch must be 1"),
+        (DraftConfig, {"layers": 0}, "layers must be 1"),
+        (DraftConfig, {"layers": 1, "width": 0}, "width must be 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(kind: type, asked: dict, match: str) -> None:

@@ -14,7 +14,7 @@ from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.trainable import trainable
 from mlx_specdec.training import draft_files
-from mlx_specdec.training.beginnings import Beginning
+from mlx_specdec.training.init import Initial
 
 from .. import tiny
 from ..models.test_trainable import t5_models
@@ -36,8 +36,8 @@ def test_every_family_is_read_as_it_was_written(name: str, tmp_path: Path) -> No
     draft_files.round_as_stored(network)
     output = tmp_path / "output"
     output.mkdir()
-    beginning = Beginning(model, read_config(directory), directory, "words")
-    draft_files.write(output, network, beginning, {"told": 1})
+    initial = Initial(model, read_config(directory), directory, "words")
+    draft_files.write(output, network, initial, {"told": 1})
     again = load_model(output, dtype="float32").model
     inputs = draft.inputs([[3, 4, 5]], [[6, 7, 8]])
     found = trainable(again).logits(*inputs)
@@ -51,7 +51,7 @@ def test_every_family_is_read_as_it_was_written(name: str, tmp_path: Path) -> No
 def test_weights_that_are_not_rounded_first_are_noticed(tmp_path: Path) -> None:
     directory = tiny.write("llama", tmp_path / "model")
     model = load_model(directory, dtype="float32").model
-    beginning = Beginning(model, read_config(directory), directory, "words")
+    initial = Initial(model, read_config(directory), directory, "words")
     (tmp_path / "output").mkdir()
     with pytest.raises(CheckpointError, match="is not read as it was written"):
-        draft_files.write(tmp_path / "output", trainable(model).network, beginning, {})
+        draft_files.write(tmp_path / "output", trainable(model).network, initial, {})

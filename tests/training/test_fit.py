@@ -1,4 +1,4 @@
-"""Fitting: heads learn, stop in time, and lose nothing by an interruption."""
+"""HeadsConfig: heads learn, stop in time, and lose nothing by an interruption."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.medusa_heads import MedusaHeads
 from mlx_specdec.training import fit as fitting
+from mlx_specdec.training.config import HeadsConfig
 from mlx_specdec.training.fit import Fit
-from mlx_specdec.training.head_task import HeadTask
-from mlx_specdec.training.new_heads import DECAY, Accuracy, Tally, fresh, loss
+from mlx_specdec.training.head_task import DECAY, Accuracy, HeadTask, initial_heads
 from mlx_specdec.training.rows import Rows
-from mlx_specdec.training.settings import Fitting
 
 from .. import tiny
 from ..test_same_text import FIXTURES
@@ -41,8 +40,8 @@ def counting(directory: Path, width: int, samples: int = 12) -> Rows:
     return rows
 
 
-def fit_of(heads: MedusaHeads, rows: Rows, settings: Fitting, file: Path) -> Fit[Accuracy]:
-    return Fit(HeadTask(heads, rows, settings.batch, settings.seed), settings, file)
+def fit_of(heads: MedusaHeads, rows: Rows, settings: HeadsConfig, file: Path) -> Fit[Accuracy]:
+    return Fit(HeadTask(heads, rows, settings), settings, file)
 
 
 def ignore(*said: object) -> None:
@@ -57,7 +56,7 @@ def weights(heads: MedusaHeads) -> list[np.ndarray]:
 def test_fresh_heads_say_what_the_base_says(own_output: bool, base: Base) -> None:
     scaled = load_model(FIXTURES / "tied-scaled-relu", dtype="float32").model
     for model in (base, scaled):
-        heads = fresh(model, 2, 2, own_output=own_output)
+        heads = initial_heads(model, 2, 2, own_output=own_output)
         state = mx.random.normal((1, 1, model.width), key=mx.random.key(2))
         logits = heads.logits(state, 2)
         expected = model.head(state)
@@ -66,8 +65,8 @@ def test_fresh_heads_say_what_the_base_says(own_output: bool, base: Base) -> Non
 
 @pytest.mark.parametrize("own_output", [True, False])
 def test_heads_learn_what_can_be_learned(own_output: bool, base: Base, tmp_path: Path) -> None:
-    heads = fresh(base, 2, 1, own_output=own_output)
-    settings = Fitting(heads=2, epochs=15, batch=16, learning_rate=0.02, own_output=own_output)
+    heads = initial_heads(base, 2, 1, own_output=own_output)
+    settings = HeadsConfig(heads=2, epochs=15, batch=16, learning_rate=0.02, own_output=own_output)
     accuracies, losses = [], []
     rows = counting(tmp_path, base.width)
     fit = fit_of(heads, rows, settings, tmp_path / "c.safetensors")
@@ -78,15 +77,15 @@ def test_heads_learn_what_can_be_learned(own_output: bool, base: Base, tmp_path:
     assert losses[-1] < 0.1 * losses[0]
     assert outcome.figures.top1 == outcome.figures.top5 == (1.0, 1.0)
     assert outcome.figures.loss == pytest.approx(min(one.loss for one in accuracies), abs=1e-5)
-    task = HeadTask(heads, rows, 16, 0)
-    assert (task.rows, task.held_out) == (110, 10)
+    task = HeadTask(heads, rows, settings)
+    assert (len(task.train), len(task.held_out)) == (110, 10)
 
 
 def test_the_base_stays_as_it_is(base: Base, tmp_path: Path) -> None:
     state = mx.random.normal((1, 3, base.width), key=mx.random.key(3))
     before = np.array(base.head(state))
-    heads = fresh(base, 1, 1, own_output=False)
-    settings = Fitting(heads=1, epochs=2, batch=32, learning_rate=0.02)
+    heads = initial_heads(base, 1, 1, own_output=False)
+    settings = HeadsConfig(heads=1, epochs=2, batch=32, learning_rate=0.02)
     fit_of(heads, counting(tmp_path, base.width), settings, tmp_path / "c").run(ignore, ignore)
     assert np.array_equal(np.array(base.head(state)), before)
 
@@ -97,10 +96,10 @@ def test_an_interrupted_training_ends_with_the_same_heads(
 ) -> None:
     monkeypatch.setattr(fitting, "STEPS_BETWEEN", 3)
     rows = counting(tmp_path, base.width)
-    settings = Fitting(heads=2, epochs=3, batch=24, learning_rate=0.01)
+    settings = HeadsConfig(heads=2, epochs=3, batch=24, learning_rate=0.01)
 
     def made(file: str) -> tuple[MedusaHeads, Fit]:
-        heads = fresh(base, 2, 1, own_output=False)
+        heads = initial_heads(base, 2, 1, own_output=False)
         return heads, fit_of(heads, rows, settings, tmp_path / file)
 
     expected, whole = made("whole.safetensors")
@@ -126,9 +125,9 @@ def test_it_stops_when_held_out_texts_no_longer_profit(base: Base, tmp_path: Pat
     draw = np.random.default_rng(0)
     for key in mx.random.split(mx.random.key(0), 8):
         rows.append(draw.integers(0, SIZE, 12), mx.random.normal((12, base.width), key=key))
-    settings = Fitting(heads=1, epochs=50, batch=32, learning_rate=0.05, patience=2)
+    settings = HeadsConfig(heads=1, epochs=50, batch=32, learning_rate=0.05, patience=2)
     accuracies = []
-    heads = fresh(base, 1, 1, own_output=True)
+    heads = initial_heads(base, 1, 1, own_output=True)
     outcome = fit_of(heads, rows, settings, tmp_path / "c.safetensors").run(
         ignore, lambda epoch, accuracy: accuracies.append(accuracy.loss)
     )
@@ -137,8 +136,8 @@ def test_it_stops_when_held_out_texts_no_longer_profit(base: Base, tmp_path: Pat
     assert outcome.figures.loss == pytest.approx(min(accuracies), abs=1e-4)
 
 
-def test_losses_and_shares_leave_out_what_was_not_asked(base: Base) -> None:
-    heads = fresh(base, 2, 1, own_output=False)
+def test_losses_and_shares_leave_out_what_was_not_asked(base: Base, tmp_path: Path) -> None:
+    heads = initial_heads(base, 2, 1, own_output=False)
     states = mx.random.normal((3, base.width), key=mx.random.key(4))
     logits = np.array(base.head(states[None])[0], np.float64)
     log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -149,12 +148,11 @@ def test_losses_and_shares_leave_out_what_was_not_asked(base: Base) -> None:
     first = -(log_p[0, order[0, 0]] + log_p[1, order[1, 2]] + log_p[2, order[2, 9]]) / 3
     second = -log_p[0, order[0, 1]]
     expected = (first + DECAY * second) / (1 + DECAY)
-    tally = Tally(2)
-    tally.add(heads, states[:1], targets[:1])
-    tally.add(heads, states[1:], targets[1:])
-    accuracy = tally.accuracy()
+    task = HeadTask(heads, counting(tmp_path, base.width), HeadsConfig(heads=2))
+    sums = task.sums(states[:1], targets[:1]) + task.sums(states[1:], targets[1:])
+    accuracy = task.figures(sums)
     assert accuracy.loss == pytest.approx(expected, abs=1e-4)
-    assert float(loss(heads, states, targets).item()) == pytest.approx(expected, abs=1e-4)
+    assert float(task.loss(states, targets).item()) == pytest.approx(expected, abs=1e-4)
     assert accuracy.top1 == pytest.approx((1 / 3, 0.0), abs=1e-4)
     assert accuracy.top5 == pytest.approx((2 / 3, 1.0), abs=1e-4)
 
@@ -164,6 +162,6 @@ def test_a_damaged_checkpoint_is_named(base: Base, tmp_path: Path) -> None:
 
     file = tmp_path / "c.safetensors"
     file.write_bytes(b"nothing of use")
-    heads = fresh(base, 1, 1, own_output=False)
+    heads = initial_heads(base, 1, 1, own_output=False)
     with pytest.raises(CheckpointError, match="truncated or no safetensors"):
-        fit_of(heads, counting(tmp_path / "rows", base.width), Fitting(heads=1), file)
+        fit_of(heads, counting(tmp_path / "rows", base.width), HeadsConfig(heads=1), file)

@@ -45,19 +45,13 @@ def test_head_i_is_asked_for_the_token_i_plus_1_places_after_the_predicted_one(
     ]
 
 
-def test_whole_samples_are_held_out(tmp_path: Path) -> None:
-    rows = filled(tmp_path)
-    train, held_out = rows.split(0.5)
-    assert (train.tolist(), held_out.tolist()) == ([0, 1, 2], [3, 4])
-    assert rows.split(0.0)[1].tolist() == [3, 4], "at least one sample"
-
-
-def test_samples_are_told_apart(tmp_path: Path) -> None:
+def test_samples_are_told_apart_and_whole_ones_are_held_out(tmp_path: Path) -> None:
     rows = filled(tmp_path)
     assert rows.texts() == [[10, 11, 12], [], [20, 21]]
     assert rows.starts.tolist() == [0, 3, 3]
-    train, held_out = rows.split_samples(0.1)
-    assert (train.tolist(), held_out.tolist()) == ([0], [2]), "none without tokens"
+    for share in (0.5, 0.1, 0.0):
+        train, held_out = rows.split(share)
+        assert (train.tolist(), held_out.tolist()) == ([0], [2]), "one that has tokens"
 
 
 def test_rows_that_are_opened_again_are_as_they_were(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from mlx_specdec.errors import OptionError, OutputError, PromptError
 from mlx_specdec.options import Options
 from mlx_specdec.training import medusa
 from mlx_specdec.training.collect import collect
+from mlx_specdec.training.config import DataConfig, HeadsConfig
 from mlx_specdec.training.data import Sample
-from mlx_specdec.training.medusa import Trained, train
+from mlx_specdec.training.medusa import train
 from mlx_specdec.training.rows import Rows
-from mlx_specdec.training.settings import Collecting, Fitting
+from mlx_specdec.training.run import Trained
 
 from .. import heads
 from ..cli.conftest import make_llama, make_t5
@@ -73,8 +74,8 @@ def trained(pair: Pair, tmp_path: Path, watcher: Watcher | None = None, **fittin
         pair,
         written(tmp_path),
         tmp_path / "heads",
-        Collecting(length=48),
-        Fitting(**asked),
+        DataConfig(length=48),
+        HeadsConfig(**asked),
         watcher or Watcher(),
     )
 
@@ -112,7 +113,7 @@ def rows_of(
 ) -> tuple[Rows, list[list[int]]]:
     tmp_path.mkdir(exist_ok=True)
     rows = Rows(tmp_path, pair.target.width, pair.target.state_dtype)
-    collect(pair, samples, Collecting(**settings), rows, lambda done, total: None)
+    collect(pair, samples, DataConfig(**settings), rows, lambda done, total: None)
     tokens = np.fromfile(tmp_path / "tokens.bin", np.int32).tolist()
     ends = np.cumsum(rows.lengths).tolist()
     return rows, [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -195,7 +196,7 @@ def test_other_data_begin_anew(pair: Pair, tmp_path: Path) -> None:
     assert work.is_dir()
     file = written(tmp_path, [*TEXTS, "one more"])
     watcher = Watcher()
-    asked = Collecting(length=48), Fitting(heads=1, epochs=1)
+    asked = DataConfig(length=48), HeadsConfig(heads=1, epochs=1)
     done = train(pair, file, tmp_path / "heads", *asked, watcher)
     assert watcher.samples == [0, 1, 2, 3, 4, 5]
     assert not done.resumed
@@ -204,7 +205,7 @@ def test_other_data_begin_anew(pair: Pair, tmp_path: Path) -> None:
 def test_data_without_use_is_refused_and_nothing_is_written(pair: Pair, tmp_path: Path) -> None:
     file = written(tmp_path, ["only one"])
     with pytest.raises(PromptError, match="fewer than two texts"):
-        train(pair, file, tmp_path / "heads", Collecting(), Fitting(), Watcher())
+        train(pair, file, tmp_path / "heads", DataConfig(), HeadsConfig(), Watcher())
     assert not (tmp_path / "heads").exists()
 
 
@@ -235,15 +236,15 @@ def test_a_name_of_the_hub_stays_a_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "asked", "match"),
     [
-        (Collecting, {"samples": 1}, "samples must be 2 or more"),
-        (Collecting, {"length": 7}, "length must be 8"),
-        (Collecting, {"temperature": -1}, "temperature"),
-        (Fitting, {"heads": 0}, "heads must be 1 to 16"),
-        (Fitting, {"heads": 17}, "heads must be 1 to 16"),
-        (Fitting, {"batch": 0}, "batch"),
-        (Fitting, {"epochs": 0}, "epochs"),
-        (Fitting, {"patience": 0}, "patience"),
-        (Fitting, {"learning_rate": 0}, "learning-rate"),
+        (DataConfig, {"samples": 1}, "samples must be 2 or more"),
+        (DataConfig, {"length": 7}, "length must be 8"),
+        (DataConfig, {"temperature": -1}, "temperature"),
+        (HeadsConfig, {"heads": 0}, "heads must be 1 to 16"),
+        (HeadsConfig, {"heads": 17}, "heads must be 1 to 16"),
+        (HeadsConfig, {"batch": 0}, "batch"),
+        (HeadsConfig, {"epochs": 0}, "epochs"),
+        (HeadsConfig, {"patience": 0}, "patience"),
+        (HeadsConfig, {"learning_rate": 0}, "learning-rate"),
     ],
 )
 def test_settings_out_of_range_are_refused(kind: type, asked: dict, match: str) -> None:

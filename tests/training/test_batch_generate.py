@@ -13,8 +13,8 @@ from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.errors import PromptError
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.options import Options
-from mlx_specdec.training import writing
-from mlx_specdec.training.writing import Order, batches, write
+from mlx_specdec.training import batch_generate as module
+from mlx_specdec.training.batch_generate import Request, batch_generate, batches
 
 from .. import tiny
 from ..cli.conftest import make_llama, make_t5
@@ -28,34 +28,36 @@ def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return assemble.load(make(tmp_path_factory.mktemp(request.param)))
 
 
-def orders_of(pair: Pair) -> list[Order]:
+def requests_of(pair: Pair) -> list[Request]:
     """Prompts, rooms and seeds that all differ."""
     prompts = [tuple(pair.tokenizer.encode(text)) for text in TEXTS]
-    return [Order(prompt, 12 + 5 * at, at) for at, prompt in enumerate(prompts)]
+    return [Request(prompt, 12 + 5 * at, at) for at, prompt in enumerate(prompts)]
 
 
-def plain(pair: Pair, order: Order, temperature: float) -> tuple[int, ...]:
-    asked = Options(max_tokens=order.room, regular=True, temperature=temperature, seed=order.seed)
-    return generate(pair, order.prompt, asked).tokens
+def plain(pair: Pair, request: Request, temperature: float) -> tuple[int, ...]:
+    asked = Options(
+        max_tokens=request.max_tokens, regular=True, temperature=temperature, seed=request.seed
+    )
+    return generate(pair, request.prompt, asked).tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_each_text_is_what_plain_decoding_writes(pair: Pair, temperature: float) -> None:
-    orders = orders_of(pair)
-    assert len({len(order.prompt) for order in orders}) == len(orders)
-    expected = [plain(pair, order, temperature) for order in orders]
-    assert write(pair, orders, temperature) == expected
-    assert write(pair, orders[2:3], temperature) == expected[2:3]
+    requests = requests_of(pair)
+    assert len({len(request.prompt) for request in requests}) == len(requests)
+    expected = [plain(pair, request, temperature) for request in requests]
+    assert batch_generate(pair, requests, temperature) == expected
+    assert batch_generate(pair, requests[2:3], temperature) == expected[2:3]
 
 
 def test_a_text_ends_behind_its_own_end_token(pair: Pair) -> None:
-    orders = orders_of(pair)
-    free = write(replace(pair, eos_token_ids=frozenset()), orders, 1.0)
+    requests = requests_of(pair)
+    free = batch_generate(replace(pair, eos_token_ids=frozenset()), requests, 1.0)
     end = max(free, key=len)[1]
     ending = replace(pair, eos_token_ids=frozenset({end}))
-    found = write(ending, orders, 1.0)
-    assert any(text[-1] == end for text in found)
-    for text, longer in zip(found, free, strict=True):
+    completions = batch_generate(ending, requests, 1.0)
+    assert any(text[-1] == end for text in completions)
+    for text, longer in zip(completions, free, strict=True):
         cut = longer[: longer.index(end) + 1] if end in longer else longer
         assert text == cut
 
@@ -63,11 +65,11 @@ def test_a_text_ends_behind_its_own_end_token(pair: Pair) -> None:
 def test_long_prompts_are_seen_in_several_passes(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders = orders_of(pair)
-    longer = [replace(order, prompt=order.prompt * 4) for order in orders]
-    expected = write(pair, longer, 0.0)
-    monkeypatch.setattr(writing, "PASS", 8)
-    assert write(pair, longer, 0.0) == expected
+    requests = requests_of(pair)
+    longer = [replace(request, prompt=request.prompt * 4) for request in requests]
+    expected = batch_generate(pair, longer, 0.0)
+    monkeypatch.setattr(module, "TOKENS_A_PASS", 8)
+    assert batch_generate(pair, longer, 0.0) == expected
 
 
 @pytest.mark.parametrize("family", ["falcon_h1", "gemma3", "mamba2"])
@@ -91,10 +93,10 @@ def test_windows_and_recurrent_states_see_several_texts(family: str) -> None:
 
 
 def test_prompts_that_the_model_does_not_take_are_refused(pair: Pair) -> None:
-    good = orders_of(pair)[0]
+    good = requests_of(pair)[0]
     for prompt in ((), (pair.target.vocabulary,)):
         with pytest.raises(PromptError):
-            write(pair, [good, replace(good, prompt=prompt)], 0.0)
+            batch_generate(pair, [good, replace(good, prompt=prompt)], 0.0)
 
 
 def test_batches_hold_every_prompt_once_and_lengths_that_are_close() -> None:

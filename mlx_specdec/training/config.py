@@ -11,8 +11,8 @@ DIVERGENCES = ("forward", "reverse", "jsd", "tvd")
 
 
 @dataclass(frozen=True)
-class Collecting:
-    """Which texts heads learn from.
+class DataConfig:
+    """Which texts are learned from.
 
     samples: most texts. length: tokens of one, prompt included (of the continuation alone for
     encoder-decoder models). self_distill: the model continues the prompts itself, at `temperature`,
@@ -35,7 +35,7 @@ class Collecting:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainConfig:
     """How anything learns.
 
     batch: what one step sees. patience: epochs without progress on held-out texts that end the
@@ -58,7 +58,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Fitting(Schedule):
+class HeadsConfig(TrainConfig):
     """What heads are, and how they learn.
 
     own_output: an output layer for each, from which the base's is the start; else the base's own.
@@ -76,10 +76,10 @@ class Fitting(Schedule):
 
 
 @dataclass(frozen=True)
-class Distilling(Schedule):
-    """How a draft learns its target's law.
+class DistillConfig(TrainConfig):
+    """How a draft learns its target's distribution.
 
-    batch: texts of one step. divergence: what is made small, one of DIVERGENCES: forward is
+    batch: texts of one step. divergence: what is minimized, one of DIVERGENCES: forward is
     KL(target || draft), reverse the other way round, jsd between, tvd the rejected share itself.
     """
 
@@ -96,7 +96,7 @@ class Distilling(Schedule):
 
 
 @dataclass(frozen=True)
-class Shape:
+class DraftConfig:
     """A draft to begin with where there is none.
 
     layers: how many, of the target's own, evenly chosen. width: of hidden states; the weights are

@@ -1,0 +1,132 @@
+"""What both trainings share: texts and their hidden states, a fit, and a directory to resume from.
+
+The directory is hidden and lies beside the output. A later run with the same settings resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from ..assemble import Pair
+from ..errors import OutputError
+from .collect import collect
+from .config import DataConfig, TrainConfig
+from .data import read_samples
+from .fit import F, Fit, Outcome, Task
+from .rows import Rows
+
+T = TypeVar("T", contravariant=True)
+
+
+class Watcher(Protocol[T]):
+    """Who is told how far the work is."""
+
+    def collected(self, done: int, total: int) -> None:
+        """So many texts have their hidden states."""
+        ...
+
+    def stepped(self, done: int, total: int, loss: float) -> None:
+        """A step of the training was made."""
+        ...
+
+    def measured(self, epoch: int, figures: T) -> None:
+        """An epoch has ended, with this on held-out texts; epoch 0 is the start."""
+        ...
+
+
+@dataclass(frozen=True)
+class Trained(Generic[F]):
+    """start: of what was begun with, on the same held-out texts; None where it says nothing. rows,
+    held_out: tokens that were learned from, and that were not. seconds: of this run alone; resumed:
+    whether an earlier one had begun it."""
+
+    output: Path
+    start: F | None
+    outcome: Outcome[F]
+    rows: int
+    held_out: int
+    seconds: float
+    resumed: bool
+
+
+class Training(Generic[F]):
+    """Texts with the target's hidden states, in `directory`, and what is fitted to them.
+
+    prompts: what stands before each of the rows' samples. Raises PromptError for data with nothing
+    usable.
+    """
+
+    def __init__(
+        self, pair: Pair, file: Path, directory: Path, config: DataConfig, watcher: Watcher[F]
+    ) -> None:
+        self._started = time.perf_counter()
+        self._directory = directory
+        self._watcher = watcher
+        samples = read_samples(file, config.seed)
+        self.digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        model = {"model": pair.name, "bytes": pair.target.nbytes, "dtype": pair.dtype}
+        self._settings = {**model, "digest": self.digest, "data": asdict(config)}
+        self._resumed = _keep(directory / "rows", self._settings)
+        self.rows = Rows(directory / "rows", pair.target.width, pair.target.state_dtype)
+        self.prompts = collect(pair, samples, config, self.rows, watcher.collected)
+
+    def fit(
+        self,
+        task: Task[F],
+        config: TrainConfig,
+        start: F | None = None,
+        origin: Mapping[str, str] | None = None,
+    ) -> Outcome[F]:
+        """Train to the end. start: see Fit. origin: tells this start from others."""
+        directory = self._directory / "fit"
+        _keep(directory, {**self._settings, "fit": asdict(config), "origin": origin})
+        fit = Fit(task, config, directory / "checkpoint.safetensors", start)
+        return fit.run(self._watcher.stepped, self._watcher.measured)
+
+    def trained(
+        self, output: Path, task: Task[F], outcome: Outcome[F], start: F | None = None
+    ) -> Trained[F]:
+        """What to tell of it."""
+        rows, held_out = task.count(task.train), task.count(task.held_out)
+        seconds = time.perf_counter() - self._started
+        return Trained(output, start, outcome, rows, held_out, seconds, self._resumed)
+
+
+@contextmanager
+def work_directory(output: Path) -> Iterator[Path]:
+    """The hidden directory; it is removed when the block ends well, and stays otherwise.
+
+    Raises OutputError where `output` exists, and for anything the system refuses in the block.
+    """
+    if os.path.lexists(output):
+        raise OutputError(f"{output} exists: delete it, or choose another --output")
+    work = output.with_name(f".{output.name}.training")
+    try:
+        yield work
+        shutil.rmtree(work, ignore_errors=True)
+    except OSError as problem:
+        reason = problem.strerror or type(problem).__name__
+        raise OutputError(
+            f"{output} cannot be trained: {reason}: choose another --output"
+        ) from None
+
+
+def _keep(directory: Path, settings: Mapping[str, Any]) -> bool:
+    """Makes the directory; empties it unless it was made for the same settings. Whether it was."""
+    note = directory / "settings.json"
+    text = json.dumps(settings, sort_keys=True)
+    if note.is_file() and note.read_text(encoding="utf-8") == text:
+        return True
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    note.write_text(text, encoding="utf-8")
+    return False

@@ -1,0 +1,71 @@
+"""A proposer of one's own, added in the two ways that docs/architecture.md shows."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec import drafting
+from mlx_specdec.assemble import Pair, generate, load, stream_generate
+from mlx_specdec.errors import OptionError
+from mlx_specdec.options import Options
+
+from ..cli.conftest import make_llama, make_t5
+from . import repeat
+
+DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"
+ASKED = {"max_tokens": 40, "num_draft": 3, "cost_cache": False}
+
+
+@pytest.fixture(scope="module", params=[make_llama, make_t5])
+def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return load(request.param(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module", params=[0.0, 1.0])
+def temperature(request) -> float:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def own_tokens(pair: Pair, temperature: float) -> tuple[int, ...]:
+    """The target's own completion."""
+    asked = Options(max_tokens=40, regular=True, temperature=temperature)
+    return generate(pair, "some words", asked).tokens
+
+
+def test_a_class_with_propose_alone_is_handed_to_stream_generate(
+    pair: Pair, temperature: float, own_tokens: tuple[int, ...]
+) -> None:
+    options = Options(**ASKED, temperature=temperature)
+    run = stream_generate(pair, "some words", options, proposer=repeat.Repeat())
+    list(run)
+    result = run.result()
+    assert result.tokens == own_tokens
+    assert result.labels.proposer == "Repeat"
+    assert result.stats.drafted > 0
+
+
+def test_a_module_and_a_line_in_the_table_make_a_name_for_the_options(
+    pair: Pair, temperature: float, own_tokens: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OptionError, match="proposer must be one of"):
+        Options(proposer="repeat")
+    monkeypatch.setitem(sys.modules, "mlx_specdec.drafting.repeat", repeat)
+    monkeypatch.setitem(drafting.DRAFTERS, "repeat", "repeat")
+    result = generate(
+        pair, "some words", Options(**ASKED, proposer="repeat", temperature=temperature)
+    )
+    assert result.tokens == own_tokens
+    assert result.labels.proposer == "repeat"
+    assert result.stats.drafted > 0
+
+
+def test_the_docs_show_the_proposer_that_is_tested() -> None:
+    section = DOCS.read_text(encoding="utf-8").split("## Where new things go: a proposer")[1]
+    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert block is not None
+    assert block[1] == Path(repeat.__file__).read_text(encoding="utf-8").split('"""\n\n', 1)[1]
