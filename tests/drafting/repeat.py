@@ -1,4 +1,4 @@
-"""The proposer that docs/architecture.md shows: what followed the newest token is proposed again."""
+"""The proposer of docs/architecture.md: what followed the newest token is proposed again."""
 
 from __future__ import annotations
 
