@@ -91,6 +91,7 @@ MAY_IMPORT = {
         "blas",
         "checkpoints",
         "contracts",
+        "costs",
         "decoding",
         "errors",
         "drafters",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import OptionError
 from ..options import Options
@@ -202,15 +202,15 @@ def _tell(
 ) -> None:
     from ..bench.report import write_report
     from ..bench.setting import setting
+    from ..bench.table import as_dict
 
     around = setting(pair, options, prompts, notes)
-    told: dict[str, Any] = {"setting": around.as_dict(), **analysis.as_dict()}
     bench_table.show(analysis, around, sys.stderr if as_json else sys.stdout)
     differences = bench_table.describe_differences(analysis)
     if differences:
         print(differences, file=sys.stderr)
     if as_json:
-        render.write(sys.stdout, render.as_json(told))
+        render.write(sys.stdout, render.as_json(as_dict(analysis, around)))
     if report is not None:
         write_report(analysis, around, report)
         print(f"report: {report}", file=sys.stderr)

@@ -176,7 +176,9 @@ def generate(
     if drafting.searches:
         pair = search_in(pair, drafting.lookup_file or ())
     if draft_model == SELF and pair.draft is not None and not (output.quiet or output.json):
-        render.tell_self_draft(pair.draft_bytes)
+        from ..checkpoints.disk.sizes import show
+
+        render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
     if pair.heads is not None and drafting.guessed(models) and not drafting.lookup_file:
         asked = replace(asked, proposer=None)
     run = _generate(pair, text, asked, output)

@@ -5,7 +5,6 @@ Knows where the shipped weights lie. MLX is imported when models are loaded.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +36,6 @@ def named(sources: Sources) -> tuple[str, str | None]:
     if sources.model is None:
         return SHIPPED_TARGET, sources.draft_model or SHIPPED_DRAFT
     return sources.model, sources.draft_model
-
-
-def default_output(model: str, what: str) -> Path:
-    """Where a training writes for a model, unless told otherwise."""
-    name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
-    return Path("weights") / f"{name}-{what}"
 
 
 def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pair:
