@@ -69,6 +69,8 @@ MAY_IMPORT = {
         "costs",
         "errors",
         "models",
+        "options",
+        "pair",
     },
     "bench": {
         "assemble",

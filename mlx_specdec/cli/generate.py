@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checkpoints.disk.sizes import show
 from ..errors import OptionError, PromptError
 from ..options import SELF, Options
 from . import figures, render
@@ -176,8 +177,6 @@ def generate(
     if drafting.searches:
         pair = search_in(pair, drafting.lookup_file or ())
     if draft_model == SELF and pair.draft is not None and not (output.quiet or output.json):
-        from ..checkpoints.disk.sizes import show
-
         render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
     if pair.heads is not None and drafting.guessed(models) and not drafting.lookup_file:
         asked = replace(asked, proposer=None)
