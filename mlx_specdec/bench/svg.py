@@ -105,22 +105,23 @@ def bar_chart(
     left, right = 14 + CHARACTER * max(len(bar.label) for bar in bars), WIDTH - RIGHT - FIGURES
     longest = max(base or 0.0, *(max(bar.length, bar.high or 0.0) for bar in bars)) or 1.0
     across = _scale(0.0, longest, left, right)
-    drawn: list[str] = []
+    parts: list[str] = []
     top, heading = float(TOP), ""
     for bar in bars:
         if bar.heading != heading:
             top += GROUP_GAP if heading else 0
             heading = bar.heading
-            drawn.append(_text(left, top + 11, heading, "heading"))
+            parts.append(_text(left, top + 11, heading, "heading"))
             top += 19
-        drawn += _bar(bar, top, left, across, unit)
+        parts += _bar(bar, top, left, across, unit)
         top += BAR + BAR_GAP
-    parts = [] if base is None else [_rule(across(base), TOP, across(base), top, "base")]
+    if base is not None:
+        parts.append(_rule(across(base), TOP, across(base), top, "base"))
     for value in ticks(0.0, longest):
         parts.insert(0, _rule(across(value), TOP, across(value), top, "grid"))
         parts.append(_text(across(value), top + 16, f"{value:g}", "tick", "middle"))
     parts.append(_text((left + right) / 2, top + BOTTOM - 6, x_label, "label", "middle"))
-    return _svg(top + BOTTOM, x_label, [*parts, *drawn])
+    return _svg(top + BOTTOM, x_label, parts)
 
 
 def color(name: str) -> str:

@@ -5,7 +5,6 @@ Knows where the shipped weights lie. MLX is imported when models are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +48,3 @@ def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pa
     draft = None if draft_model is None else shipped(draft_model)
     with render.progress("downloading", in_bytes=True) as report:
         return load(shipped(model), draft, progress=report, **settings)
-
-
-def search_in(pair: Pair, files: Sequence[Path]) -> Pair:
-    """The pair with documents for lookup, with a progress bar; raises as with_documents does."""
-    from ..assemble import with_documents
-
-    with render.progress("indexing what to look up") as report:
-        return with_documents(pair, files, progress=report)
