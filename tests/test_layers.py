@@ -69,6 +69,8 @@ MAY_IMPORT = {
         "costs",
         "errors",
         "models",
+        "options",
+        "pair",
     },
     "bench": {
         "assemble",
@@ -91,6 +93,7 @@ MAY_IMPORT = {
         "blas",
         "checkpoints",
         "contracts",
+        "costs",
         "decoding",
         "errors",
         "drafters",

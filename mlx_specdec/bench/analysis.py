@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
-from typing import Any
 
 from ..costs.passes import PassCosts
 from ..costs.speedup import speedups
 from .bootstrap import Paired, SpeedUp, speed_up
-from .measure import Measurements
+from .measure import Key, Measurements
 from .methods import Length, Method, Sample
 
 
@@ -76,28 +75,23 @@ class Analysis:
     skipped: Mapping[int, str]
     interrupted: bool
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain dictionaries and lists, for JSON."""
-        return asdict(self)
 
-
-def analyse(found: Measurements, costs: PassCosts | None) -> Analysis | None:
+def analyse(measured: Measurements, costs: PassCosts | None) -> Analysis | None:
     """All figures, or None where plain decoding has not made one text."""
-    plain = found.samples[found.methods[0].name]
-    speed = _tokens_per_second(plain)
+    speed = _tokens_per_second(measured.plain)
     if speed is None:
         return None
     step = 1 / speed
-    predictions = _predictions(found, costs, step)
+    predictions = _predictions(measured, costs, step)
     return Analysis(
-        methods=tuple(_figures(found, method, predictions) for method in found.methods),
+        methods=tuple(_figures(measured, method, predictions) for method in measured.methods),
         plain_step=step,
         predictions=predictions,
         costs=costs,
-        texts=len({case for case, _ in plain}),
-        repeats=1 + max(repeat for _, repeat in plain),
-        skipped=found.skipped,
-        interrupted=found.interrupted,
+        texts=len({case for case, _ in measured.plain}),
+        repeats=1 + max(repeat for _, repeat in measured.plain),
+        skipped=measured.skipped,
+        interrupted=measured.interrupted,
     )
 
 
@@ -108,28 +102,7 @@ def overall(figures: Figures) -> float:
 
 def fastest(methods: Iterable[Figures]) -> Figures | None:
     """The one with the highest speedup, if any has one."""
-    rated = [one for one in methods if one.speed_up is not None]
-    return max(rated, key=overall, default=None)
-
-
-def verdict(analysis: Analysis) -> str:
-    """What a reader wants to know first, in a sentence; empty where nothing but plain decoding ran.
-
-    The length that was chosen while decoding is held against the best.
-    """
-    best = fastest(analysis.methods[1:])
-    if best is None:
-        return ""
-    if overall(best) <= 1:
-        return (
-            f"Nothing is faster than plain decoding; {best.name} comes closest with "
-            f"{overall(best):.2f} of its speed."
-        )
-    auto = fastest(one for one in analysis.methods if one.num_draft == "auto")
-    text = f"{best.name} is fastest: {overall(best):.2f} times plain decoding"
-    if auto is not None and auto is not best:
-        text += f"; {auto.name} reaches {overall(auto) / overall(best):.2f} of it"
-    return text + "."
+    return max((one for one in methods if one.speed_up is not None), key=overall, default=None)
 
 
 def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
@@ -142,31 +115,33 @@ def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
 
 
 def _predictions(
-    found: Measurements, costs: PassCosts | None, step: float
+    measured: Measurements, costs: PassCosts | None, step: float
 ) -> dict[str, tuple[float, ...]]:
     """Only a draft model is predicted: no formula knows when lookup finds something."""
-    fixed = [m for m in found.methods if m.family == "draft" and isinstance(m.num_draft, int)]
+    fixed = [m for m in measured.methods if m.family == "draft" and m.num_draft != "auto"]
     if costs is None or costs.draft is None or not fixed:
         return {}
-    samples = [sample for method in fixed for sample in found.samples[method.name].values()]
+    samples = [sample for method in fixed for sample in measured.samples[method.name].values()]
     # Without parts the loop's own time is taken to be nothing.
-    parts = [_round_parts(found.parts.get(method.name, {}).values()) for method in fixed]
-    others = [part.other for part in parts if part is not None]
+    others = [parts.other for method in fixed if (parts := _round_parts(measured, method))]
     cost = costs.in_steps(step, sum(others) / len(others) if others else 0.0)
-    lengths = [sample.counted for sample in found.samples[found.methods[0].name].values()]
+    lengths = [sample.counted for sample in measured.plain.values()]
     gains = speedups(cost, acceptance_by_position(samples), lengths)
     return {"draft": gains[1:]} if gains[1:] else {}
 
 
 def _figures(
-    found: Measurements, method: Method, predictions: Mapping[str, Sequence[float]]
+    measured: Measurements, method: Method, predictions: Mapping[str, Sequence[float]]
 ) -> Figures:
-    samples = found.samples[method.name]
+    samples = measured.samples[method.name]
     stats = [sample.stats for sample in samples.values() if sample.stats is not None]
     rounds = [sample for sample in samples.values() if sample.rounds]
-    drafted = sum(entry.drafted for entry in stats)
-    promised = predictions.get(method.family, ())
-    length = method.num_draft
+    length, promised = method.num_draft, predictions.get(method.family, ())
+    by_category = {
+        name: speed_up(_paired(measured, method, name))
+        for name in dict.fromkeys(case.category for case in measured.cases)
+        if name is not None
+    }
     return Figures(
         name=method.name,
         family=method.family,
@@ -174,23 +149,23 @@ def _figures(
         same_text=method.same_text,
         texts=len({case for case, _ in samples}),
         tokens_per_second=_tokens_per_second(samples),
-        speed_up=speed_up(list(_paired(found, method))),
-        by_category=_by_category(found, method),
+        speed_up=speed_up(_paired(measured, method)),
+        by_category={name: ratio for name, ratio in by_category.items() if ratio is not None},
         tokens_per_round=_ratio(
             sum(sample.counted for sample in rounds), sum(sample.rounds or 0 for sample in rounds)
         ),
-        acceptance_rate=_ratio(sum(entry.accepted for entry in stats), drafted),
+        acceptance_rate=_ratio(
+            sum(entry.accepted for entry in stats), sum(entry.drafted for entry in stats)
+        ),
         acceptance=acceptance_by_position(samples.values()),
-        parts=_round_parts(found.parts.get(method.name, {}).values()),
-        predicted=promised[length - 1]
-        if isinstance(length, int) and 0 < length <= len(promised)
-        else None,
+        parts=_round_parts(measured, method),
+        predicted=dict(enumerate(promised, start=1)).get(length) if length != "auto" else None,
         compared=len(samples) if method.same_text else 0,
-        differences=tuple(_differences(found, method)) if method.same_text else (),
+        differences=tuple(_differences(measured, method)) if method.same_text else (),
     )
 
 
-def _tokens_per_second(samples: Mapping[tuple[int, int], Sample]) -> float | None:
+def _tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
     """Of all texts together, each with the median of its repeats."""
     by_case: dict[int, list[Sample]] = {}
     for (case, _), sample in samples.items():
@@ -199,53 +174,45 @@ def _tokens_per_second(samples: Mapping[tuple[int, int], Sample]) -> float | Non
     return _ratio(sum(repeats[0].counted for repeats in by_case.values()), seconds)
 
 
-def _paired(found: Measurements, method: Method, category: str | None = None) -> Iterable[Paired]:
+def _paired(measured: Measurements, method: Method, category: str | None = None) -> list[Paired]:
     """Per case the repeats in which both plain decoding and the method ran."""
-    plain, other = found.samples[found.methods[0].name], found.samples[method.name]
+    plain, other = measured.plain, measured.samples[method.name]
     by_case: dict[int, list[tuple[Sample, Sample]]] = {}
     for key in sorted(plain.keys() & other.keys()):
-        if category is None or found.cases[key[0]].category == category:
+        if category in (None, measured.cases[key[0]].category):
             by_case.setdefault(key[0], []).append((plain[key], other[key]))
-    for pairs in by_case.values():
-        yield Paired(
+    return [
+        Paired(
             plain_seconds=tuple(one.seconds for one, _ in pairs),
             seconds=tuple(two.seconds for _, two in pairs),
             plain_tokens=pairs[0][0].counted,
             tokens=pairs[0][1].counted,
         )
+        for pairs in by_case.values()
+    ]
 
 
-def _by_category(found: Measurements, method: Method) -> dict[str, SpeedUp]:
-    names = dict.fromkeys(case.category for case in found.cases if case.category is not None)
-    ratios = {name: speed_up(list(_paired(found, method, name))) for name in names}
-    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
-
-
-def _differences(found: Measurements, method: Method) -> Iterable[Difference]:
-    plain = found.samples[found.methods[0].name]
-    for key, sample in sorted(found.samples[method.name].items()):
-        own = plain.get(key)
+def _differences(measured: Measurements, method: Method) -> Iterable[Difference]:
+    for key, sample in sorted(measured.samples[method.name].items()):
+        own = measured.plain.get(key)
         if own is None or own.tokens == sample.tokens:
             continue
         pairs = zip(own.tokens, sample.tokens, strict=False)
         shorter = min(len(own.tokens), len(sample.tokens))
-        case = found.cases[key[0]]
+        stats = [one.stats for one in (own, sample) if one.stats is not None]
+        margins = [one.smallest_margin.value for one in stats if one.smallest_margin is not None]
+        case = measured.cases[key[0]]
         yield Difference(
             prompt=case.prompt,
             turn=case.turn,
             position=next((at for at, (a, b) in enumerate(pairs) if a != b), shorter),
-            margin=_least_margin(own, sample),
+            # A margin without a second candidate is infinite.
+            margin=min(filter(math.isfinite, margins), default=None),
         )
 
 
-def _least_margin(*samples: Sample) -> float | None:
-    stats = [sample.stats for sample in samples if sample.stats is not None]
-    margins = [one.smallest_margin.value for one in stats if one.smallest_margin is not None]
-    # A margin without a second candidate is infinite.
-    return min(filter(math.isfinite, margins), default=None)
-
-
-def _round_parts(samples: Iterable[Sample]) -> RoundParts | None:
+def _round_parts(measured: Measurements, method: Method) -> RoundParts | None:
+    samples = measured.parts.get(method.name, {}).values()
     stats = [sample.stats for sample in samples if sample.stats is not None]
     rounds = sum(entry.rounds for entry in stats)
     if not rounds:

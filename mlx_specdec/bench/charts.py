@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from .analysis import Analysis, Figures, fastest, overall
-from .svg import Bar, Group, Point, Series, bar_chart, color, line_chart
+from .svg import Bar, Point, Series, bar_chart, line_chart
 
 PARTS = ("draft", "verify", "other")
 
 
 @dataclass(frozen=True)
 class Chart:
-    """title and text: HTML-free. svg and legend: HTML."""
+    """title and text: HTML-free. svg: HTML. legend: series by their names and colors."""
 
     title: str
     text: str
     svg: str
-    legend: str
+    legend: Sequence[Series] = ()
 
 
 def charts(analysis: Analysis) -> list[Chart]:
@@ -29,23 +28,21 @@ def charts(analysis: Analysis) -> list[Chart]:
 
 
 def _speedup(analysis: Analysis) -> Iterator[Chart]:
-    series = [
-        Series(family, family, [_point(one) for one in methods if one.speed_up is not None])
-        for family, methods in _fixed(analysis)
-    ]
+    series = []
+    for family, methods in _fixed(analysis):
+        rated = [(one.num_draft, one.speed_up.overall) for one in methods if one.speed_up]
+        points = [Point(float(n), ratio.value, ratio.low, ratio.high) for n, ratio in rated]
+        series.append(Series(family, family, points))
     for family, speeds in analysis.predictions.items():
         points = [Point(gamma, speed) for gamma, speed in enumerate(speeds, start=1)]
         series.append(Series(f"{family}, predicted", family, points, dashed=True))
-    autos = [
-        f"{one.name}: {overall(one):.2f}"
-        for one in analysis.methods
-        if one.num_draft == "auto" and one.speed_up is not None
-    ]
     text = "Tokens per second over plain decoding's (the line at 1), with 95 % intervals."
     if analysis.predictions:
         text += " Dashed: S(γ), from acceptance, the lengths of the sequences and the costs below."
-    if autos:
-        text += f" Chosen while decoding: {', '.join(autos)}."
+    learned = [one for one in analysis.methods if one.num_draft == "auto" and one.speed_up]
+    if learned:
+        ratios = ", ".join(f"{one.name}: {overall(one):.2f}" for one in learned)
+        text += f" Chosen while decoding: {ratios}."
     axes = ("tokens drafted a round", "speedup")
     yield from _lines("Speedup by draft length", text, axes, series, base=1.0)
 
@@ -72,8 +69,8 @@ def _parts(analysis: Analysis) -> Iterator[Chart]:
             "Where a round's time goes",
             "Milliseconds of an average round, all rounds timed in parts: drafting, the target's "
             f"pass, and everything else. A plain step takes {analysis.plain_step * 1e3:.2f} ms.",
-            bar_chart([Group("", bars)], x_label="milliseconds a round", unit=" ms"),
-            _legend([Series(name, name, ()) for name in PARTS]),
+            bar_chart(bars, x_label="milliseconds a round", unit=" ms"),
+            [Series(name, name, ()) for name in PARTS],
         )
 
 
@@ -101,24 +98,18 @@ def _costs(analysis: Analysis) -> Iterator[Chart]:
 def _categories(analysis: Analysis) -> Iterator[Chart]:
     shown = [best for _, methods in _fixed(analysis) if (best := fastest(methods)) is not None]
     shown += [one for one in analysis.methods if one.num_draft == "auto"]
-    groups = [
-        Group(
-            name,
-            [
-                Bar(one.name, [("", one.family, ratio.value)], ratio.low, ratio.high)
-                for one in shown
-                if name in one.by_category and (ratio := one.by_category[name].overall)
-            ],
-        )
-        for name in dict.fromkeys(name for one in shown for name in one.by_category)
+    bars = [
+        Bar(one.name, [("", one.family, ratio.value)], ratio.low, ratio.high, category)
+        for category in dict.fromkeys(name for one in shown for name in one.by_category)
+        for one in shown
+        if category in one.by_category and (ratio := one.by_category[category].overall)
     ]
-    if groups:
+    if bars:
         yield Chart(
             "By category of prompts",
             "Tokens per second over plain decoding's, with 95 % intervals from 5 sequences on, of "
             "each proposer's and program's best length and of what was chosen while decoding.",
-            bar_chart(groups, x_label="speedup", base=1.0),
-            "",
+            bar_chart(bars, x_label="speedup", base=1.0),
         )
 
 
@@ -134,7 +125,7 @@ def _lines(
     if drawn:
         across, up = axes
         drawing = line_chart(drawn, x_label=across, y_label=up, base=base, y_range=y_range)
-        yield Chart(title, text, drawing, _legend(drawn))
+        yield Chart(title, text, drawing, drawn)
 
 
 def _fixed(analysis: Analysis) -> Iterator[tuple[str, list[Figures]]]:
@@ -144,18 +135,3 @@ def _fixed(analysis: Analysis) -> Iterator[tuple[str, list[Figures]]]:
         methods = [one for one in methods if one.num_draft not in (0, "auto")]
         if methods:
             yield family, methods
-
-
-def _point(one: Figures) -> Point:
-    assert one.speed_up is not None
-    ratio = one.speed_up.overall
-    return Point(float(one.num_draft), ratio.value, ratio.low, ratio.high)
-
-
-def _legend(series: Sequence[Series]) -> str:
-    entries = [
-        f'<span class="key{" dashed" if one.dashed else ""}" '
-        f'style="{color(one.color)}">{escape(one.name)}</span>'
-        for one in series
-    ]
-    return f'<p class="legend">{"".join(entries)}</p>'

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import blas
+from ..errors import first_line
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -66,13 +67,7 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError:
         raise NoBaselineError(f"{name} is not installed") from None
     except (ImportError, OSError, RuntimeError) as problem:
-        raise NoBaselineError(f"{name} does not load: {one_line(problem)}") from problem
-
-
-def one_line(problem: BaseException) -> str:
-    """What an error of someone else's says first."""
-    lines = (line.strip() for line in str(problem).splitlines())
-    return next(filter(None, lines), type(problem).__name__)
+        raise NoBaselineError(f"{name} does not load: {first_line(problem)}") from problem
 
 
 def threads() -> int:

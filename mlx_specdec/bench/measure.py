@@ -6,7 +6,8 @@ gets slower meanwhile slows all of them alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,6 +16,9 @@ from ..contracts import Progress
 from ..errors import PromptError
 from ..text.prompts import Prompt
 from .methods import Method, Sample
+
+Key = tuple[int, int]
+"""A case and a repeat of it."""
 
 
 @dataclass(frozen=True)
@@ -28,53 +32,20 @@ class Case:
 
 @dataclass
 class Measurements:
-    """samples: by method, then by (case, repeat); parts: by method, one per case, every round timed
-    in parts. skipped: cases that a model cannot take, with the reason."""
+    """samples: by method; parts: by method, one per case, every round timed in parts. skipped:
+    cases that a model cannot take, with the reason. The first method is plain decoding."""
 
-    methods: list[Method]
-    cases: list[Case]
-    samples: dict[str, dict[tuple[int, int], Sample]] = field(default_factory=dict)
+    methods: Sequence[Method]
+    cases: Sequence[Case]
+    samples: dict[str, dict[Key, Sample]] = field(default_factory=dict)
     parts: dict[str, dict[int, Sample]] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
     interrupted: bool = False
 
-
-class Conversations:
-    """Token ids of each case's prompt. A later turn has in front of it, in one message, the earlier
-    turns and the answers that plain decoding gave to them."""
-
-    def __init__(self, prompts: Sequence[Prompt], encode: Callable[[str], Sequence[int]]) -> None:
-        self._prompts = prompts
-        self._encode = encode
-        self._ids: dict[Case, Sequence[int]] = {}
-        self._answers: dict[tuple[int, int], str] = {}
-
-    def cases(self) -> list[Case]:
-        """One for every turn of every prompt."""
-        return [
-            Case(number, turn, prompt.category)
-            for number, prompt in enumerate(self._prompts)
-            for turn in range(len(prompt.turns))
-        ]
-
-    def ids(self, case: Case) -> Sequence[int]:
-        """What to feed, encoded once. Earlier turns must have been answered."""
-        if case not in self._ids:
-            self._ids[case] = self._encode(self._text(case))
-        return self._ids[case]
-
-    def answer(self, case: Case, text: str) -> None:
-        """Plain decoding's text; the first one counts."""
-        self._answers.setdefault((case.prompt, case.turn), text)
-
-    def _text(self, case: Case) -> str:
-        turns = self._prompts[case.prompt].turns
-        earlier = [
-            part
-            for turn in range(case.turn)
-            for part in (turns[turn], self._answers.get((case.prompt, turn), ""))
-        ]
-        return "\n\n".join([*earlier, turns[case.turn]])
+    @property
+    def plain(self) -> Mapping[Key, Sample]:
+        """What plain decoding made."""
+        return self.samples[self.methods[0].name]
 
 
 def measure(
@@ -84,72 +55,78 @@ def measure(
     *,
     repeats: int = 3,
     warmup: int = 1,
-    parts: bool = True,
-    between: Callable[[], None] | None = None,
-    progress: Progress | None = None,
+    between: Callable[[], None] = lambda: None,
+    progress: Progress = lambda done, total: None,
 ) -> Measurements:
     """All samples, or those until Ctrl-C.
 
     methods: the first is plain decoding, which answers earlier turns. warmup: texts per method that
-    do not count. parts: at the end, once more with every round timed in parts. between: called
-    whenever all methods have made a text.
+    do not count. between: called whenever all methods have made a text. At the end, every round of
+    each text is timed in parts once.
     Raises PromptError where no prompt can be taken.
     """
-    talk = Conversations(prompts, encode)
-    cases = talk.cases()
-    found = Measurements(list(methods), cases, {method.name: {} for method in methods})
-    timed = [method for method in methods if parts and method.in_parts is not None]
-    per_case = repeats * len(methods) + len(timed)
-    total = warmup * len(methods) + per_case * len(cases)
+    cases = [
+        Case(number, turn, prompt.category)
+        for number, prompt in enumerate(prompts)
+        for turn in range(len(prompt.turns))
+    ]
+    measured = Measurements(methods, cases, {method.name: {} for method in methods})
+    answers: dict[tuple[int, int], str] = {}
+    timed = [method for method in methods if method.in_parts is not None]
+    total = warmup * len(methods) + (repeats * len(methods) + len(timed)) * len(cases)
     counter = count()
 
-    def done() -> None:
-        at = next(counter)
-        if progress is not None:
-            progress(at, total)
+    @functools.cache
+    def ids(index: int) -> Sequence[int]:
+        """A later turn has in front of it, in one message, the earlier turns and the answers that
+        plain decoding gave to them."""
+        case = cases[index]
+        *earlier, last = prompts[case.prompt].turns[: case.turn + 1]
+        parts = (
+            part
+            for turn, text in enumerate(earlier)
+            for part in (text, answers.get((case.prompt, turn), ""))
+        )
+        return encode("\n\n".join([*parts, last]))
 
-    done()
+    def run(index: int, repeat: int, method: Method) -> None:
+        try:
+            sample = method.run(ids(index))
+        except PromptError as problem:
+            measured.skipped[index] = str(problem)
+            for samples in measured.samples.values():
+                for key in [key for key in samples if key[0] == index]:
+                    del samples[key]
+            return
+        measured.samples[method.name][index, repeat] = sample
+        if method is methods[0]:
+            answers.setdefault((cases[index].prompt, cases[index].turn), sample.text)
+
+    progress(next(counter), total)
     try:
         for method in list(methods) * warmup:
             # A prompt that cannot be taken is told, and skipped, when its turn comes.
             with suppress(PromptError):
-                method.run(talk.ids(cases[0]))
-            done()
+                method.run(ids(0))
+            progress(next(counter), total)
         for repeat in range(repeats):
-            for index, case in enumerate(cases):
+            for index in range(len(cases)):
                 for method in _turned(methods, index + repeat):
-                    _measure(found, talk, index, case, repeat, method)
-                    done()
-                if between is not None:
-                    between()
-        for index, case in enumerate(cases):
+                    if index not in measured.skipped:
+                        run(index, repeat, method)
+                    progress(next(counter), total)
+                between()
+        for index in range(len(cases)):
             for method in _turned(timed, index):
-                if index not in found.skipped and method.in_parts is not None:
-                    sample = method.in_parts(talk.ids(case))
-                    found.parts.setdefault(method.name, {})[index] = sample
-                done()
+                if index not in measured.skipped and method.in_parts is not None:
+                    parts = measured.parts.setdefault(method.name, {})
+                    parts[index] = method.in_parts(ids(index))
+                progress(next(counter), total)
     except KeyboardInterrupt:
-        found.interrupted = True
-    if len(found.skipped) == len(cases):
-        raise PromptError(f"no prompt can be measured; the first: {found.skipped[0]}")
-    return found
-
-
-def _measure(
-    found: Measurements, talk: Conversations, index: int, case: Case, repeat: int, method: Method
-) -> None:
-    if index in found.skipped:
-        return
-    try:
-        sample = method.run(talk.ids(case))
-    except PromptError as problem:
-        found.skipped[index] = str(problem)
-        for name, samples in found.samples.items():
-            found.samples[name] = {key: one for key, one in samples.items() if key[0] != index}
-        return
-    found.samples[method.name][index, repeat] = sample
-    if method is found.methods[0]:
-        talk.answer(case, sample.text)
+        measured.interrupted = True
+    if len(measured.skipped) == len(cases):
+        raise PromptError(f"no prompt can be measured; the first: {measured.skipped[0]}")
+    return measured
 
 
 def _turned(methods: Sequence[Method], by: int) -> list[Method]:

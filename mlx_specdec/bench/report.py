@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
 from ..errors import OutputError
-from .analysis import Analysis, Figures, fastest, overall, verdict
-from .bootstrap import Estimate
+from .analysis import Analysis, fastest, overall
 from .charts import Chart, charts
 from .setting import Setting
+from .svg import Series, color
+from .table import COLUMNS, as_dict, cells, verdict
 
-COLUMNS = (
-    "method",
-    "tokens/s",
-    "speedup",
-    "95 % interval",
-    "median sequence",
-    "predicted",
-    "acceptance length",
-    "acceptance rate",
-    "same text",
-)
 MOST_DIFFERENCES = 20
 
 
@@ -43,9 +33,9 @@ def page(analysis: Analysis, setting: Setting) -> str:
     """The whole page. Its own figures are in it once more, as JSON."""
     title = f"{_short(setting.model)}: what speculation gains"
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    told = {"setting": setting.as_dict(), **analysis.as_dict()}
     # "</script>" in a model's name must not end the element.
-    data = json.dumps(told, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(as_dict(analysis, setting), ensure_ascii=False, allow_nan=False)
+    data = data.replace("<", "\\u003c")
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -59,7 +49,10 @@ def page(analysis: Analysis, setting: Setting) -> str:
             f"<p><strong>{escape(verdict(analysis))}</strong></p>",
             _tiles(analysis),
             '<div class="card"><h2>All methods</h2>',
-            f'<p class="soft">{escape(_how(analysis))}</p>',
+            f'<p class="soft">{analysis.texts} sequences, each made up to {analysis.repeats} times '
+            "by every method, methods in turns; one counts with the median of its repeats, without "
+            "its prompt pass. Intervals by bootstrap over sequences and repeats, from five "
+            "sequences on.</p>",
             f'<div class="scroll">{_table(analysis)}</div></div>',
             f'<div class="charts">{"".join(map(_chart, charts(analysis)))}</div>',
             *_differences(analysis),
@@ -79,21 +72,20 @@ def _subtitle(setting: Setting) -> str:
 
 
 def _warnings(analysis: Analysis, setting: Setting) -> Iterator[str]:
+    told = []
     if analysis.interrupted:
-        yield '<p class="warning">Interrupted: these are the sequences measured until then.</p>'
+        told.append("Interrupted: these are the sequences measured until then.")
     if setting.simulated_acceptance is not None:
-        yield (
-            f'<p class="warning">Simulated: drafted tokens stayed with probability '
-            f"{setting.simulated_acceptance:g}. What was made is no text.</p>"
+        told.append(
+            f"Simulated: drafted tokens stayed with probability "
+            f"{setting.simulated_acceptance:g}. What was made is no text."
         )
     elif setting.lossy:
-        yield '<p class="warning">Lossy settings: sequences may differ from the target\'s own.</p>'
+        told.append("Lossy settings: sequences may differ from the target's own.")
     if analysis.skipped:
         first = next(iter(analysis.skipped.values()))
-        yield (
-            f'<p class="warning">{len(analysis.skipped)} prompts were skipped; the first: '
-            f"{escape(first)}</p>"
-        )
+        told.append(f"{len(analysis.skipped)} prompts were skipped; the first: {first}")
+    return (f'<p class="warning">{escape(text, quote=False)}</p>' for text in told)
 
 
 def _tiles(analysis: Analysis) -> str:
@@ -118,40 +110,14 @@ def _tiles(analysis: Analysis) -> str:
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
-def _how(analysis: Analysis) -> str:
-    return (
-        f"{analysis.texts} sequences, each made up to {analysis.repeats} times by every method, "
-        "methods in turns; one counts with the median of its repeats, without its prompt pass. "
-        "Intervals by bootstrap over sequences and repeats, from five sequences on."
-    )
-
-
 def _table(analysis: Analysis) -> str:
     best = fastest(analysis.methods)
     head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
     rows = []
     for one in analysis.methods:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(one))
-        rows.append(f"<tr{' class=best' if one is best else ''}>{cells}</tr>")
+        row = "".join(f"<td>{escape(cell)}</td>" for cell in cells(one))
+        rows.append(f"<tr{' class=best' if one is best else ''}>{row}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _cells(one: Figures) -> Sequence[str]:
-    ratio = one.speed_up if one.family != "plain" else None
-    same = "" if one.family == "plain" else "not promised"
-    if one.compared:
-        same = f"{one.compared - len(one.differences)} of {one.compared}"
-    return (
-        one.name,
-        _number(one.tokens_per_second, ".1f"),
-        "1" if ratio is None else f"{ratio.overall.value:.2f}",
-        "" if ratio is None else _interval(ratio.overall),
-        "" if ratio is None else f"{ratio.per_text.value:.2f}",
-        _number(one.predicted, ".2f"),
-        _number(one.tokens_per_round, ".2f"),
-        _number(one.acceptance_rate, ".0%"),
-        "" if one.family == "plain" else same,
-    )
 
 
 def _differences(analysis: Analysis) -> Iterator[str]:
@@ -170,7 +136,7 @@ def _differences(analysis: Analysis) -> Iterator[str]:
 
 def _facts(setting: Setting) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in setting.versions.items())
-    facts: Mapping[str, str] = {
+    facts = {
         "target": setting.model,
         "draft": setting.draft_model or "none",
         "prompts": f"{setting.prompts}, at most {setting.max_tokens} tokens each",
@@ -188,18 +154,17 @@ def _facts(setting: Setting) -> str:
 def _chart(chart: Chart) -> str:
     return (
         f'<section class="chart"><h2>{escape(chart.title)}</h2><p>{escape(chart.text)}</p>'
-        f"{chart.legend}{chart.svg}</section>"
+        f"{_legend(chart.legend)}{chart.svg}</section>"
     )
 
 
-def _interval(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return ""
-    return f"{estimate.low:.2f} to {estimate.high:.2f}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+def _legend(series: Sequence[Series]) -> str:
+    entries = (
+        f'<span class="key{" dashed" if one.dashed else ""}" '
+        f'style="{color(one.color)}">{escape(one.name)}</span>'
+        for one in series
+    )
+    return f'<p class="legend">{"".join(entries)}</p>' if series else ""
 
 
 def _short(name: str) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from .. import __version__, blas
 from ..assemble import Pair
@@ -45,10 +44,6 @@ class Setting:
     date: str
     notes: tuple[str, ...] = ()
     simulated_acceptance: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain dictionaries, for JSON."""
-        return asdict(self)
 
 
 def setting(pair: Pair, options: Options, prompts: Path, notes: Sequence[str] = ()) -> Setting:

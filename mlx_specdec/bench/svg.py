@@ -1,14 +1,13 @@
 """Line and bar charts as SVG text.
 
-Colors are CSS variables named
---c-NAME, so that a page can give them other values in the dark; every mark tells its figures in a
-<title>, which browsers show as a tooltip.
+Colors are CSS variables named --c-NAME, so that a page can give them other values in the dark;
+every mark tells its figures in a <title>, which browsers show as a tooltip.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -16,10 +15,16 @@ WIDTH = 560
 HEIGHT = 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 42
 BAR, BAR_GAP, GROUP_GAP = 16, 3, 12
+FIGURES = 46
+"""Pixels for the figures behind the longest bar."""
 CHARACTER = 6.7
 """Pixels of an average character in the charts' font size."""
 WHISKERS_APART = 5.0
 """Pixels between the marks of two series at one x, so that their intervals can be told apart."""
+NUMBERS_APART = 20
+
+Scale = Callable[[float], float]
+"""A value to its place in pixels."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points joined by a line; color: a name; dashed ones are drawn without marks."""
+    """Points joined by a line; color: a name; dashed ones are drawn with smaller marks."""
 
     name: str
     color: str
@@ -44,20 +49,18 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar of one or more segments: (name, color, length)."""
+    """A horizontal bar of segments (name, color, length); heading: of the group that it is in."""
 
     label: str
     segments: Sequence[tuple[str, str, float]]
     low: float | None = None
     high: float | None = None
+    heading: str = ""
 
-
-@dataclass(frozen=True)
-class Group:
-    """Bars under one heading, which may be empty."""
-
-    heading: str
-    bars: Sequence[Bar]
+    @property
+    def length(self) -> float:
+        """Of all segments."""
+        return sum(length for _, _, length in self.segments)
 
 
 def line_chart(
@@ -70,15 +73,24 @@ def line_chart(
 ) -> str:
     """Lines over whole numbers; base: a value to draw a stronger line at."""
     points = [point for one in series for point in one.points]
-    across = _Scale(
-        min(p.x for p in points) - 0.3, max(p.x for p in points) + 0.3, LEFT, WIDTH - RIGHT
-    )
-    values = [v for p in points for v in (p.y, p.low, p.high) if v is not None]
-    low, high = y_range or _padded(min([0.0, *values]), max(values))
-    up = _Scale(low, high, HEIGHT - BOTTOM, TOP)
-    parts = [*_grid(up, base), *_whole_numbers(across, points)]
-    parts += [_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "label", "middle")]
-    parts += [_text(0, 0, y_label, "label", "middle", f"translate(11 {HEIGHT / 2}) rotate(-90)")]
+    numbers = sorted({round(point.x) for point in points})
+    across = _scale(numbers[0] - 0.3, numbers[-1] + 0.3, LEFT, WIDTH - RIGHT)
+    values = [0.0, *(v for p in points for v in (p.y, p.low, p.high) if v is not None)]
+    low, high = y_range or (min(values), max(values) + 0.06 * (max(values) - min(values) or 1.0))
+    up = _scale(low, high, HEIGHT - BOTTOM, TOP)
+    parts = []
+    for value in ticks(low, high):
+        parts.append(_rule(LEFT, up(value), WIDTH - RIGHT, up(value), "grid"))
+        parts.append(_text(LEFT - 6, up(value) + 4, f"{value:g}", "tick", "end"))
+    if base is not None:
+        parts.append(_rule(LEFT, up(base), WIDTH - RIGHT, up(base), "base"))
+    last = -math.inf
+    for number in numbers:
+        if across(number) - last >= NUMBERS_APART:
+            last = across(number)
+            parts.append(_text(last, HEIGHT - BOTTOM + 17, str(number), "tick", "middle"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "label", "middle"))
+    parts.append(_text(0, 0, y_label, "label", "middle", f"translate(11 {HEIGHT / 2}) rotate(-90)"))
     marked = [one for one in series if any(point.low is not None for point in one.points)]
     for one in series:
         place = marked.index(one) - (len(marked) - 1) / 2 if one in marked else 0.0
@@ -87,33 +99,29 @@ def line_chart(
 
 
 def bar_chart(
-    groups: Sequence[Group], *, x_label: str, base: float | None = None, unit: str = ""
+    bars: Sequence[Bar], *, x_label: str, base: float | None = None, unit: str = ""
 ) -> str:
     """Horizontal bars from 0 on, with the total at the end of each."""
-    bars = [bar for group in groups for bar in group.bars]
-    left = 14 + CHARACTER * max(len(bar.label) for bar in bars)
-    totals = [sum(length for _, _, length in bar.segments) for bar in bars]
-    ends = [max(total, bar.high or 0.0) for total, bar in zip(totals, bars, strict=True)]
-    # Room for the figures behind the longest bar.
-    across = _Scale(0.0, max([*ends, base or 0.0]) or 1.0, left, WIDTH - RIGHT - 46)
+    left, right = 14 + CHARACTER * max(len(bar.label) for bar in bars), WIDTH - RIGHT - FIGURES
+    longest = max(base or 0.0, *(max(bar.length, bar.high or 0.0) for bar in bars)) or 1.0
+    across = _scale(0.0, longest, left, right)
     parts: list[str] = []
-    top = float(TOP)
-    for group in groups:
-        if group.heading:
-            parts.append(_text(left, top + 11, group.heading, "heading"))
+    top, heading = float(TOP), ""
+    for bar in bars:
+        if bar.heading != heading:
+            top += GROUP_GAP if heading else 0
+            heading = bar.heading
+            parts.append(_text(left, top + 11, heading, "heading"))
             top += 19
-        for bar in group.bars:
-            parts += _bar(bar, top, left, across, unit)
-            top += BAR + BAR_GAP
-        top += GROUP_GAP
-    height = top + BOTTOM - GROUP_GAP
+        parts += _bar(bar, top, left, across, unit)
+        top += BAR + BAR_GAP
     if base is not None:
-        parts.append(_rule(across(base), TOP, across(base), top - GROUP_GAP, "base"))
-    for value in ticks(0.0, across.high):
-        parts.insert(0, _rule(across(value), TOP, across(value), top - GROUP_GAP, "grid"))
-        parts.append(_text(across(value), top + 4, f"{value:g}", "tick", "middle"))
-    parts.append(_text((left + WIDTH - RIGHT - 46) / 2, height - 6, x_label, "label", "middle"))
-    return _svg(height, x_label, parts)
+        parts.append(_rule(across(base), TOP, across(base), top, "base"))
+    for value in ticks(0.0, longest):
+        parts.insert(0, _rule(across(value), TOP, across(value), top, "grid"))
+        parts.append(_text(across(value), top + 16, f"{value:g}", "tick", "middle"))
+    parts.append(_text((left + right) / 2, top + BOTTOM - 6, x_label, "label", "middle"))
+    return _svg(top + BOTTOM, x_label, parts)
 
 
 def color(name: str) -> str:
@@ -132,43 +140,12 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
-@dataclass(frozen=True)
-class _Scale:
+def _scale(low: float, high: float, start: float, end: float) -> Scale:
     """Values low .. high -> pixels start .. end."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        share = (value - self.low) / ((self.high - self.low) or 1.0)
-        return self.start + share * (self.end - self.start)
+    return lambda value: start + (value - low) / ((high - low) or 1.0) * (end - start)
 
 
-def _padded(low: float, high: float) -> tuple[float, float]:
-    return low, high + 0.06 * ((high - low) or 1.0)
-
-
-def _grid(up: _Scale, base: float | None) -> Iterator[str]:
-    for value in ticks(up.low, up.high):
-        yield _rule(LEFT, up(value), WIDTH - RIGHT, up(value), "grid")
-        yield _text(LEFT - 6, up(value) + 4, f"{value:g}", "tick", "end")
-    if base is not None:
-        yield _rule(LEFT, up(base), WIDTH - RIGHT, up(base), "base")
-
-
-def _whole_numbers(across: _Scale, points: Sequence[Point]) -> Iterator[str]:
-    shown = sorted({round(point.x) for point in points})
-    room = (across.end - across.start) / (across.high - across.low)
-    last = -math.inf
-    for value in shown:
-        if (value - last) * room >= 20:
-            yield _text(across(value), HEIGHT - BOTTOM + 17, str(value), "tick", "middle")
-            last = value
-
-
-def _line(series: Series, across: _Scale, up: _Scale, aside: float) -> Iterator[str]:
+def _line(series: Series, across: Scale, up: Scale, aside: float) -> Iterator[str]:
     style = f'style="{color(series.color)}"'
     path = " ".join(f"{across(p.x) + aside:.1f},{up(p.y):.1f}" for p in series.points)
     kind = "line dashed" if series.dashed else "line"
@@ -187,7 +164,7 @@ def _line(series: Series, across: _Scale, up: _Scale, aside: float) -> Iterator[
         )
 
 
-def _bar(bar: Bar, top: float, left: float, across: _Scale, unit: str) -> Iterator[str]:
+def _bar(bar: Bar, top: float, left: float, across: Scale, unit: str) -> Iterator[str]:
     middle, start = top + BAR / 2, 0.0
     yield _text(left - 7, middle + 4, bar.label, "name", "end")
     for name, shade, length in bar.segments:
@@ -198,13 +175,10 @@ def _bar(bar: Bar, top: float, left: float, across: _Scale, unit: str) -> Iterat
             f'width="{max(0.0, width):.1f}" height="{BAR}"><title>{escape(note)}</title></rect>'
         )
         start += length
-    end = start
     if bar.low is not None and bar.high is not None:
-        end = max(start, bar.high)
-        yield (
-            f'<path class="error" d="M{across(bar.low):.1f} {middle:.1f}H{across(bar.high):.1f}"/>'
-        )
-    yield _text(across(end) + 6, middle + 4, f"{start:.2f}{unit}", "value")
+        yield _rule(across(bar.low), middle, across(bar.high), middle, "error")
+    end = across(max(bar.length, bar.high or 0.0))
+    yield _text(end + 6, middle + 4, f"{bar.length:.2f}{unit}", "value")
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
@@ -222,8 +196,5 @@ def _text(
 
 
 def _svg(height: float, label: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">'
-        + "".join(parts)
-        + "</svg>"
-    )
+    begin = f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">'
+    return begin + "".join(parts) + "</svg>"

@@ -6,21 +6,19 @@ Both families of models; the draft is the assistant.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..assemble import Pair
 from ..checkpoints import files
 from ..checkpoints.layouts import as_directory
 from ..checkpoints.source import resolve_config
-from ..errors import PromptError
+from ..costs.passes import Clock
+from ..errors import PromptError, first_line
 from ..options import SELF, Options
-from .hugging_face import HuggingFace, NoBaselineError, one_line
+from .hugging_face import HuggingFace, NoBaselineError
 from .methods import Length, Method, Runner, Sample
 from .transformers_models import build
-
-FAMILY = "transformers"
-Clock = Callable[[], float]
 
 
 def transformers_methods(
@@ -42,36 +40,29 @@ def transformers_methods(
     same_text = options.temperature == 0 and pair.dtype == "float32"
     runs = {0: _runner(hugging, pair, options, target, None, 0, clock)}
     assisted = [length for length in lengths if isinstance(length, int) and length > 0]
-    if _can_assist(pair) and assisted:
+    # An assistant has the target's own vocabulary, and weights of its own.
+    assists = pair.draft is not None and pair.translation is None and pair.draft_name != SELF
+    if assists and assisted:
         draft = _built(hugging, str(pair.draft_name), pair.draft)
         for length in assisted:
             runs[length] = _runner(hugging, pair, options, target, draft, length, clock)
+    token = min(pair.vocabulary - 1, 2)
     for run in runs.values():
-        _try(run, pair)
+        # Found out before a long measurement.
+        try:
+            run([token, token])
+        except Exception as problem:  # another program's, about models that it cannot run so
+            raise NoBaselineError(f"it cannot generate: {first_line(problem)}") from problem
     return [
-        Method(f"transformers {length or 'plain'}", FAMILY, length, same_text, run)
+        Method(f"transformers {length or 'plain'}", "transformers", length, same_text, run)
         for length, run in runs.items()
     ]
-
-
-def _can_assist(pair: Pair) -> bool:
-    """A draft with the target's own vocabulary and weights of its own."""
-    return pair.draft is not None and pair.translation is None and pair.draft_name != SELF
 
 
 def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
     with as_directory(resolve_config(name)) as directory:
         config = files.read_config(directory)
     return build(hugging, config, model.network)
-
-
-def _try(run: Runner, pair: Pair) -> None:
-    """Find out before a long measurement. Raises NoBaselineError."""
-    token = min(pair.vocabulary - 1, 2)
-    try:
-        run([token, token])
-    except Exception as problem:  # another program's, about models that it has and cannot run so
-        raise NoBaselineError(f"it cannot generate: {one_line(problem)}") from problem
 
 
 def _runner(
@@ -149,27 +140,20 @@ class Listener:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._rounds: list[list[int]] = []
-        self._has_prompt = False
-        self._first = self._last = clock()
+        self._heard: list[tuple[float, Any]] = []
 
     def put(self, tokens: Any) -> None:
         """tokens: (n,) or (1, n), on the CPU."""
-        if not self._has_prompt:
-            self._has_prompt = True
-            return
-        self._last = self._clock()
-        if not self._rounds:
-            self._first = self._last
-        self._rounds.append([int(token) for token in tokens.reshape(-1).tolist()])
+        self._heard.append((self._clock(), tokens))
 
     def end(self) -> None:
         """Part of a streamer; the last round has been heard."""
 
     def sample(self) -> Sample:
         """What was heard."""
-        tokens = tuple(token for each in self._rounds for token in each)
-        first = len(self._rounds[0]) if self._rounds else 0
-        return Sample(
-            tokens, len(tokens) - first, self._last - self._first, max(0, len(self._rounds) - 1)
-        )
+        rounds = [(at, each.reshape(-1).tolist()) for at, each in self._heard[1:]]
+        tokens = tuple(int(token) for _, each in rounds for token in each)
+        if not rounds:
+            return Sample((), 0, 0.0, 0)
+        (first, together), (last, _) = rounds[0], rounds[-1]
+        return Sample(tokens, len(tokens) - len(together), last - first, len(rounds) - 1)

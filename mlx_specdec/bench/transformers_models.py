@@ -14,9 +14,10 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
+from ..errors import first_line
 from ..models.self_draft import expanded
 from ..models.t5 import T5
-from .hugging_face import HuggingFace, NoBaselineError, one_line
+from .hugging_face import HuggingFace, NoBaselineError
 
 HEAD = "lm_head.weight"
 _OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtype")
@@ -25,19 +26,13 @@ _OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtyp
 
 def weights(network: nn.Module) -> dict[str, np.ndarray]:
     """Every weight under its name in the checkpoint, float32, quantized ones dequantized."""
-    quantized = {
-        path: module for path, module in network.named_modules() if hasattr(module, "bits")
-    }
-    found = {}
-    for name, array in tree_flatten(network.parameters()):
-        path, _, part = name.rpartition(".")
-        if path not in quantized:
-            found[name] = array
-        elif part == "weight":
-            found[name] = expanded(quantized[path]).weight
-        elif part == "bias":
-            found[name] = array
-    return {name: np.array(array.astype(mx.float32)) for name, array in found.items()}
+    given = dict(tree_flatten(network.parameters()))
+    for path, module in network.named_modules():
+        if hasattr(module, "bits"):
+            given = {name: a for name, a in given.items() if not name.startswith(f"{path}.")}
+            whole = tree_flatten(expanded(module).parameters())
+            given.update((f"{path}.{name}", array) for name, array in whole)
+    return {name: np.array(array.astype(mx.float32)) for name, array in given.items()}
 
 
 def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
@@ -82,7 +77,7 @@ def _empty(hugging: HuggingFace, told: dict[str, Any], has_encoder: bool) -> Any
         )
     except Exception as problem:  # whatever another program finds wrong is no fault of the user's
         raise NoBaselineError(
-            f"it does not build a model of type {told.get('model_type')}: {one_line(problem)}"
+            f"it does not build a model of type {told.get('model_type')}: {first_line(problem)}"
         ) from problem
 
 

@@ -19,8 +19,7 @@ from .flags import Command, Version
 from .generate import generate
 from .inspect import inspect
 from .process import exit_with
-from .train_draft import train_draft
-from .train_medusa import train_medusa
+from .train import train_draft, train_medusa
 
 COMMANDS = (generate, convert, inspect, calibrate, bench, estimate, train_medusa, train_draft)
 OTHER = "Other"

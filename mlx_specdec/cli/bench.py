@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import OptionError
 from ..options import Options
@@ -19,7 +19,6 @@ from .pairs import ROOT, load_pair, named
 if TYPE_CHECKING:
     from ..assemble import Pair
     from ..bench.analysis import Analysis
-    from ..bench.baselines import Baselines
     from ..bench.methods import Length, Method
     from ..text.prompts import Prompt
 
@@ -79,9 +78,14 @@ def bench(
             "baselines verify what they draft: leave out --simulate-acceptance or --baselines"
         )
     lengths = _lengths(measuring.num_draft)
-    _check_counts(limit=measuring.limit, repeats=measuring.repeats, max_tokens=sampling.max_tokens)
-    if measuring.warmup < 0:
-        raise OptionError(f"warmup must be 0 or more, not {measuring.warmup}")
+    for name, count, least in (
+        ("limit", measuring.limit, 1),
+        ("repeats", measuring.repeats, 1),
+        ("max-tokens", sampling.max_tokens, 1),
+        ("warmup", measuring.warmup, 0),
+    ):
+        if count is not None and count < least:
+            raise OptionError(f"{name} must be {least} or more, not {count}")
     _check_report(measuring.report)
     model, draft_model = named(models)
     file = measuring.prompts or sample(model)
@@ -94,35 +98,27 @@ def bench(
 
     proposers = list(dict.fromkeys(measuring.proposer or []))
     methods = own_methods(pair, asked, proposers, lengths)
-    others = _baselines(pair, asked, lengths) if measuring.baselines else None
-    if others is not None:
-        methods += others.methods
+    notes: Sequence[str] = ()
+    if measuring.baselines:
+        from ..bench.baselines import find_baselines
+
+        others = find_baselines(pair, asked, lengths)
+        methods, notes = [*methods, *others.methods], others.notes
+        if not others.methods:
+            print("no baseline can run these models here", file=sys.stderr)
     analysis = _measure(pair, asked, prompts, methods, measuring.repeats, measuring.warmup)
-    notes = others.notes if others is not None else ()
     _tell(pair, asked, file, notes, analysis, measuring.report, output.json)
     if analysis.interrupted:
         raise KeyboardInterrupt
 
 
 def _lengths(text: str) -> list[Length]:
-    lengths = list(dict.fromkeys(_length(item.strip()) for item in text.split(",")))
-    for length in lengths:
-        Options(num_draft=length)
-    return lengths
-
-
-def _length(word: str) -> Length:
-    if word == "auto":
-        return "auto"
-    if not (word.isascii() and word.isdigit() and int(word) > 0):
-        raise OptionError(f"num-draft must look like 1,3,8,auto; {word!r} is no length")
-    return int(word)
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise OptionError(f"{name.replace('_', '-')} must be 1 or more, not {count}")
+    lengths: list[Length] = []
+    for word in map(str.strip, text.split(",")):
+        if word != "auto" and not (word.isascii() and word.isdigit() and int(word) > 0):
+            raise OptionError(f"num-draft must look like 1,3,8,auto; {word!r} is no length")
+        lengths.append(Options(num_draft="auto" if word == "auto" else int(word)).num_draft)
+    return list(dict.fromkeys(lengths))
 
 
 def _check_report(file: Path | None) -> None:
@@ -150,15 +146,6 @@ def sample(model: str) -> Path:
     return ROOT / "prompts" / name
 
 
-def _baselines(pair: Pair, options: Options, lengths: Sequence[Length]) -> Baselines:
-    from ..bench.baselines import find_baselines
-
-    found = find_baselines(pair, options, lengths)
-    if not found.methods:
-        print("no baseline can run these models here", file=sys.stderr)
-    return found
-
-
 def _measure(
     pair: Pair,
     options: Options,
@@ -176,7 +163,7 @@ def _measure(
     passes = pass_timer(pair, first, [method.num_draft for method in methods])
     turns = -(-TURNS // (repeats * len(prompts)))
     with render.progress("measuring") as bar:
-        found = measure(
+        measured = measure(
             prompts,
             methods,
             lambda text: encode(pair, text, options),
@@ -185,7 +172,7 @@ def _measure(
             between=lambda: passes.turn(turns),
             progress=bar,
         )
-    analysis = analyse(found, passes.costs())
+    analysis = analyse(measured, passes.costs())
     if analysis is None:
         raise KeyboardInterrupt
     return analysis
@@ -202,15 +189,15 @@ def _tell(
 ) -> None:
     from ..bench.report import write_report
     from ..bench.setting import setting
+    from ..bench.table import as_dict
 
     around = setting(pair, options, prompts, notes)
-    told: dict[str, Any] = {"setting": around.as_dict(), **analysis.as_dict()}
     bench_table.show(analysis, around, sys.stderr if as_json else sys.stdout)
     differences = bench_table.describe_differences(analysis)
     if differences:
         print(differences, file=sys.stderr)
     if as_json:
-        render.write(sys.stdout, render.as_json(told))
+        render.write(sys.stdout, render.as_json(as_dict(analysis, around)))
     if report is not None:
         write_report(analysis, around, report)
         print(f"report: {report}", file=sys.stderr)

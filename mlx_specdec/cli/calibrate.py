@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 
+from ..costs import cache as cost_cache
+from ..costs.online import ROUNDS_FOR_COSTS
 from ..errors import OptionError
-from . import figures, render
+from . import render
 from .flags import Flags, command, flag
 from .groups import TEMPERATURE, Models
 from .pairs import load_pair, named
@@ -27,11 +31,15 @@ def calibrate(models: Models, measuring: Measuring) -> None:
     The costs are kept, and --num-draft auto begins with them.
     """
     turns = measuring.turns
-    if turns < 1:
-        raise OptionError(f"turns must be 1 or more, not {turns}")
+    if turns < ROUNDS_FOR_COSTS:
+        raise OptionError(f"turns must be {ROUNDS_FOR_COSTS} or more, not {turns}")
     pair = load_pair(*named(models), **models.loading())
     from ..assemble import calibrate as measure
 
     with render.progress("measuring") as report:
         costs = measure(pair, temperature=measuring.temperature, turns=turns, progress=report)
-    print(figures.costs(costs))
+    told = (f"{n:2d} drafted: {cost:.2f} plain steps\n" for n, cost in costs.items())
+    render.write(sys.stdout, "".join(told))
+    place = cost_cache.directory()
+    kept = os.access(place, os.W_OK)
+    render.tell(f"{'kept' if kept else 'they cannot be kept'} for --num-draft auto in {place}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..checkpoints.disk import sizes
 from . import render
 from .flags import REQUIRED, Flags, command, flag
 from .groups import REVISION
@@ -68,7 +69,6 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
     blas.load()
 
     from ..checkpoints.convert import convert as run
-    from ..checkpoints.disk import sizes
     from ..compare_models import compare_logits, compare_text
 
     given = {**vars(conversion), **vars(numbers)}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..checkpoints.disk.sizes import show
 from ..errors import OptionError
+from ..options import SELF
 from . import render
 from .flags import Flags, command, flag
 from .groups import MAX_TOKENS, Json, Sources
@@ -15,7 +18,6 @@ from .pairs import named, shipped
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..estimate.pair import Asked
     from ..estimate.result import Estimate, Speeds
 
 SHOWN_PASSES = (2, 3, 4, 6, 9, 13, 17)
@@ -44,60 +46,49 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     from .. import blas
 
     blas.load()
-    from ..estimate.pair import Effort
-    from ..estimate.pair import estimate as measure
-
-    target = _asked(model, sources.dtype, sources.q_bits, sources.revision)
-    draft = _asked(draft_model, sources.dtype, sources.draft_q_bits, None)
-    asked = Effort(effort.prompt_tokens, effort.max_tokens, effort.turns, effort.seconds)
-    with render.progress("measuring") as report:
-        found = measure(target, draft, asked, progress=report)
-    told = render.as_json({**found.as_dict(), **_machine()}) if output.json else _pretty(found)
-    render.write(sys.stdout, told)
-
-
-def _asked(name: str, dtype: str, q_bits: int | None, revision: str | None) -> Asked:
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
-    from ..estimate.pair import Asked
-
-    directory = resolve_config(shipped(name), revision=revision)
-    return Asked(name, read_config(directory), dtype, q_bits)
-
-
-def _machine() -> dict[str, str]:
-    from .. import blas
     from ..drafters import device_name
+    from ..estimate.pair import Asked, Effort, own_draft
+    from ..estimate.pair import estimate as measure
 
-    return {"device": device_name(), "blas": blas.name()}
+    config = read_config(resolve_config(shipped(model), revision=sources.revision))
+    target = Asked(model, config, sources.dtype, sources.q_bits)
+    if draft_model == SELF:
+        draft = own_draft(target, sources.draft_q_bits)
+    else:
+        config = read_config(resolve_config(shipped(draft_model)))
+        draft = Asked(draft_model, config, sources.dtype, sources.draft_q_bits)
+    asked = Effort(effort.prompt_tokens, effort.max_tokens, effort.turns, effort.seconds)
+    with render.progress("measuring") as report:
+        told = measure(target, draft, asked, progress=report)
+    machine = {"device": device_name(), "blas": blas.name()}
+    text = render.as_json({**told.as_dict(), **machine}) if output.json else _pretty(told, machine)
+    render.write(sys.stdout, text)
 
 
-def _pretty(found: Estimate) -> str:
+def _pretty(told: Estimate, machine: Mapping[str, str]) -> str:
     """Tables and sentences."""
-    speeds = found.speeds
-    measured = () if speeds is None else (_costs(speeds), _predictions(speeds))
-    notes = (f"Note: {note}." for note in found.notes)
-    return render.laid_out(sys.stdout, _sides(found), _verdict(found), *measured, *notes)
+    speeds = told.speeds
+    measured = () if speeds is None else (_costs(speeds, machine), _predictions(speeds))
+    notes = (f"Note: {note}." for note in told.notes)
+    return render.laid_out(sys.stdout, _sides(told), _verdict(told), *measured, *notes)
 
 
-def _sides(found: Estimate) -> Table:
-    from ..checkpoints.disk.sizes import show
-
-    sides = (found.target, found.draft)
+def _sides(told: Estimate) -> Table:
+    sides = (told.target, told.draft)
     table = render.table("", ">target", ">draft")
     table.add_row("model", *(side.name for side in sides))
     table.add_row("numbers", *(side.dtype for side in sides))
     table.add_row("weights", *(show(side.weights_bytes) for side in sides))
-    text = f"{found.prompt_tokens} + {found.max_tokens} tokens"
+    text = f"{told.prompt_tokens} + {told.max_tokens} tokens"
     table.add_row(f"caches, {text}", *(show(side.caches_bytes) for side in sides))
     return table
 
 
-def _verdict(found: Estimate) -> str:
-    from ..checkpoints.disk.sizes import show
-
-    need, limit = show(found.memory_bytes), show(found.memory_limit_bytes)
-    if found.fits:
+def _verdict(told: Estimate) -> str:
+    need, limit = show(told.memory_bytes), show(told.memory_limit_bytes)
+    if told.fits:
         return f"Fits: {need} of the {limit} that models may take here."
     return (
         f"NO: it would not fit. Weights and caches take {need}, and models may take {limit} here. "
@@ -105,8 +96,7 @@ def _verdict(found: Estimate) -> str:
     )
 
 
-def _costs(speeds: Speeds) -> str:
-    machine = _machine()
+def _costs(speeds: Speeds, machine: Mapping[str, str]) -> str:
     passes = ", ".join(
         f"{m}: {speeds.passes[m - 1]:.2f}" for m in SHOWN_PASSES if m <= len(speeds.passes)
     )

@@ -1,8 +1,8 @@
-"""The figures of a generation and of a calibration, in lines for people."""
+"""The figures of a generation, in lines for people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def _pace(tokens: int, seconds: float, speed: float | None) -> str:
 def lengths(changes: Sequence[Change], result: Result) -> str:
     """Which draft lengths were chosen when, and what they promised."""
     lines = [
-        f"from round {change.round} on: {change.length} draft tokens{_by(change.source)}, "
+        f"from round {change.round} on: {change.length} draft tokens"
+        + (f" by {change.source}, " if change.source else ", ")
         + (f"expected speedup {change.speed:.2f}" if change.length else "plain decoding")
         for change in changes
     ]
@@ -60,12 +61,3 @@ def lengths(changes: Sequence[Change], result: Result) -> str:
         accepted = " ".join(f"{kept / count:.2f}" for kept, count in rates)
         lines.append(f"accepted by position: {accepted}")
     return "\n".join(lines or ["the number of draft tokens was fixed"])
-
-
-def _by(source: str) -> str:
-    return f" by {source}" if source else ""
-
-
-def costs(measured: Mapping[int, float]) -> str:
-    """What rounds cost, in plain steps."""
-    return "\n".join(f"{n:2d} drafted: {cost:.2f} plain steps" for n, cost in measured.items())

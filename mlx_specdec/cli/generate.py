@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checkpoints.disk.sizes import show
 from ..errors import OptionError, PromptError
 from ..options import SELF, Options
 from . import figures, render
 from .flags import Flags, command, flag, options
 from .groups import ChatTemplate, CostCache, Json, KVCache, Lenience, Models, Sampling, Verification
-from .pairs import SHIPPED_PROMPT, load_pair, named, search_in
+from .pairs import SHIPPED_PROMPT, load_pair, named
 from .prompt import read_prompt
 
 if TYPE_CHECKING:
     from ..assemble import Pair
-    from ..decoding.run import Result, Run
+    from ..decoding.run import Run
 
 SEARCHING = ("auto", "ngram")
 """Proposers that look things up."""
@@ -174,9 +175,12 @@ def generate(
         model, draft_model, caches=caches, random_weights=simulated, **models.loading()
     )
     if drafting.searches:
-        pair = search_in(pair, drafting.lookup_file or ())
+        from ..assemble import with_documents
+
+        with render.progress("indexing what to look up") as report:
+            pair = with_documents(pair, drafting.lookup_file or (), progress=report)
     if draft_model == SELF and pair.draft is not None and not (output.quiet or output.json):
-        render.tell_self_draft(pair.draft_bytes)
+        render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
     if pair.heads is not None and drafting.guessed(models) and not drafting.lookup_file:
         asked = replace(asked, proposer=None)
     run = _generate(pair, text, asked, output)
@@ -218,30 +222,22 @@ def _generate(pair: Pair, text: str, options: Options, output: Output) -> Run:
         except KeyboardInterrupt:
             run.interrupt()
     silent = output.json or options.simulated_acceptance is not None
-    result = _finish(run) if silent else _stream(run, output)
+    printer = None if silent else render.TextPrinter(sys.stdout, show_drafts=output.show_drafts)
+    if printer is not None and output.show_drafts and not output.quiet:
+        print(render.legend(sys.stdout), file=sys.stderr)
+    try:
+        for emission in run:
+            if printer is not None:
+                printer.show(emission)
+    except KeyboardInterrupt:
+        last = run.interrupt()
+        if printer is not None:
+            printer.show(last)
+    if printer is not None:
+        printer.finish()
+    result = run.result()
     if output.json:
         render.write(sys.stdout, render.as_json(result.as_dict()))
     elif not output.quiet:
         print(figures.summary(result), file=sys.stderr)
     return run
-
-
-def _finish(run: Run) -> Result:
-    try:
-        return run.result()
-    except KeyboardInterrupt:
-        run.interrupt()
-        return run.result()
-
-
-def _stream(run: Run, output: Output) -> Result:
-    printer = render.TextPrinter(sys.stdout, show_drafts=output.show_drafts)
-    if output.show_drafts and not output.quiet:
-        print(render.legend(sys.stdout), file=sys.stderr)
-    try:
-        for emission in run:
-            printer.show(emission)
-    except KeyboardInterrupt:
-        printer.show(run.interrupt())
-    printer.finish()
-    return run.result()

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..checkpoints.disk.sizes import show
 from . import render
 from .flags import REQUIRED, Flags, command, flag
 from .groups import Json
@@ -41,51 +42,45 @@ def inspect(source: Checkpoint, output: Json) -> None:
     blas.load()
     from ..checkpoints.inspect import inspect as look
 
-    found = look(source.checkpoint)
-    text = render.as_json(found.as_dict()) if output.json else _pretty(found)
+    told = look(source.checkpoint)
+    text = render.as_json(told.as_dict()) if output.json else _pretty(told)
     render.write(sys.stdout, text)
 
 
-def _pretty(found: Inspection) -> str:
-    report = found.tensor_report.describe() if found.tensor_report is not None else ()
-    problem = [f"Not convertible: {found.problem}"] if found.problem else []
+def _pretty(told: Inspection) -> str:
+    report = told.tensor_report.describe() if told.tensor_report is not None else ()
+    problem = [f"Not convertible: {told.problem}"] if told.problem else []
     said = (_safe(line) for line in (*report, *problem))
-    return render.laid_out(sys.stdout, _summary(found), _types(found), _tensors(found), *said)
+    return render.laid_out(sys.stdout, _summary(told), _types(told), _tensors(told), *said)
 
 
-def _summary(found: Inspection) -> Table:
-    from ..checkpoints.disk.sizes import show
-
+def _summary(told: Inspection) -> Table:
     table = render.table("", "", header=False)
-    files = [f"{name} ({show(nbytes)})" for name, nbytes in found.files.items()]
-    sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
-    weights = f"{found.parameters:,}, {show(found.nbytes)}, {found.bits_per_weight:.2f} bits each"
-    table.add_row("format", found.format)
-    table.add_row("model type", _safe(found.model_type) or "unknown")
+    files = [f"{name} ({show(nbytes)})" for name, nbytes in told.files.items()]
+    sizes = ", ".join(f"{name} {size}" for name, size in told.sizes.items())
+    weights = f"{told.parameters:,}, {show(told.nbytes)}, {told.bits_per_weight:.2f} bits each"
+    table.add_row("format", told.format)
+    table.add_row("model type", _safe(told.model_type) or "unknown")
     table.add_row("sizes", sizes or "unknown")
     table.add_row("weights", weights)
-    table.add_row("quantized", _safe(found.quantization) or "no")
-    table.add_row("tokenizer", _safe(found.tokenizer) or "none")
+    table.add_row("quantized", _safe(told.quantization) or "no")
+    table.add_row("tokenizer", _safe(told.tokenizer) or "none")
     table.add_row("files", _safe("\n".join(files)))
     return table
 
 
-def _types(found: Inspection) -> Table:
-    from ..checkpoints.disk.sizes import show
-
+def _types(told: Inspection) -> Table:
     table = render.table("type", ">tensors", ">size")
-    for dtype, (count, nbytes) in found.dtypes.items():
+    for dtype, (count, nbytes) in told.dtypes.items():
         table.add_row(dtype, str(count), show(nbytes))
     return table
 
 
-def _tensors(found: Inspection) -> Table:
+def _tensors(told: Inspection) -> Table:
     """One line for what is the same in all layers; scales and biases go with their matrix."""
-    from ..checkpoints.disk.sizes import show
-
     groups: dict[tuple[str, ...], list[int]] = {}
-    sizes = {row.name: row.nbytes for row in found.tensors}
-    for row in found.tensors:
+    sizes = {row.name: row.nbytes for row in told.tensors}
+    for row in told.tensors:
         path, _, part = row.name.rpartition(".")
         packed = f"{path}.scales" in sizes and part in _PARTS
         if packed and part != "weight":

@@ -5,8 +5,6 @@ Knows where the shipped weights lie. MLX is imported when models are loaded.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +37,6 @@ def named(sources: Sources) -> tuple[str, str | None]:
     return sources.model, sources.draft_model
 
 
-def default_output(model: str, what: str) -> Path:
-    """Where a training writes for a model, unless told otherwise."""
-    name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
-    return Path("weights") / f"{name}-{what}"
-
-
 def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pair:
     """Load what was named, with a progress bar of a download; takes settings and raises as
     assemble.load does."""
@@ -56,11 +48,3 @@ def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pa
     draft = None if draft_model is None else shipped(draft_model)
     with render.progress("downloading", in_bytes=True) as report:
         return load(shipped(model), draft, progress=report, **settings)
-
-
-def search_in(pair: Pair, files: Sequence[Path]) -> Pair:
-    """The pair with documents for lookup, with a progress bar; raises as with_documents does."""
-    from ..assemble import with_documents
-
-    with render.progress("indexing what to look up") as report:
-        return with_documents(pair, files, progress=report)

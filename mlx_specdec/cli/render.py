@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from ..errors import OutputError
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..contracts import Progress
-    from ..decoding.stop_criteria import Emission, Piece
+    from ..decoding.stop_criteria import Emission
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
@@ -60,8 +59,10 @@ class ReaderGone(Exception):
 
 def write(stream: TextIO, text: str) -> None:
     """Write text at once. Raises ReaderGone, or OutputError where the stream cannot take it."""
+    # Bytes of a path that are no text in any encoding, and letters where it is not UTF-8.
+    encoding = stream.encoding or "utf-8"
     try:
-        stream.write(_encodable(text, stream.encoding))
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except BrokenPipeError:
         raise ReaderGone from None
@@ -87,7 +88,11 @@ class TextPrinter:
 
     def show(self, emission: Emission) -> None:
         """Write one emission, at once."""
-        text = "".join(self._mark(piece) for piece in emission.pieces)
+        before, after = self._marks
+        text = ""
+        for piece in emission.pieces:
+            shown = piece.text.translate(self._controls)
+            text += f"{before}{shown}{after}" if piece.drafted else shown
         if text:
             write(self._stream, text)
             self._wrote = text
@@ -97,26 +102,12 @@ class TextPrinter:
         if not self._wrote.endswith("\n"):
             write(self._stream, "\n")
 
-    def _mark(self, piece: Piece) -> str:
-        text = piece.text.translate(self._controls)
-        if not piece.drafted:
-            return text
-        before, after = self._marks
-        return f"{before}{text}{after}"
-
 
 def legend(stream: TextIO) -> str:
     """One line that explains what `show_drafts` marks."""
     if wants_color(stream):
         return f"{GREEN_UNDERLINED}accepted draft tokens{PLAIN}, the target's own"
     return "⟨accepted draft tokens⟩, the target's own"
-
-
-def tell_self_draft(nbytes: int) -> None:
-    """What the draft "self" takes beside its target, on standard error."""
-    from ..checkpoints.disk.sizes import show
-
-    print(f"drafting with the target's own layers: {show(nbytes)} beside it", file=sys.stderr)
 
 
 def table(*columns: str, header: bool = True) -> Table:
@@ -144,38 +135,37 @@ def laid_out(stream: TextIO, *shown: object) -> str:
     """Tables and sentences, one below the other, as they look on this stream."""
     console = console_for(stream)
     with console.capture() as capture:
-        for one in shown:
-            console.print(one)
+        console.print(*shown, sep="\n")
     return capture.get()
 
 
+class Report(Protocol):
+    """Told how far something is; label: what the bar says from now on."""
+
+    def __call__(self, done: int, total: int, label: str | None = None) -> None: ...
+
+
 @contextmanager
-def progress(label: str, *, in_bytes: bool = False) -> Iterator[Progress]:
+def progress(label: str, *, in_bytes: bool = False) -> Iterator[Report]:
     """A progress bar with time left on standard error, if that is a terminal; else nothing.
 
     in_bytes: what is counted are bytes, and the bar says how many and how fast. The bar appears
     with the first call and goes when all is done or the block ends; of two, one shows at a time.
     """
     if not sys.stderr.isatty():
-        yield _ignore
+        yield lambda done, total, label=None: None
         return
+    from rich import progress as bar
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
 
-    counts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else ()
-    columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
-    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+    counts = (bar.DownloadColumn(), bar.TransferSpeedColumn()) if in_bytes else ()
+    columns = (bar.TextColumn("{task.description}"), bar.BarColumn(), *counts)
+    console = Console(stderr=True)
+    bars = bar.Progress(*columns, bar.TimeRemainingColumn(), console=console, transient=True)
     task = bars.add_task(label, total=None)
 
-    def report(done: int, total: int) -> None:
-        bars.update(task, completed=done, total=total)
+    def report(done: int, total: int, label: str | None = None) -> None:
+        bars.update(task, completed=done, total=total, description=label)
         if done < total:
             bars.start()
         else:
@@ -196,25 +186,5 @@ def tell(text: str) -> None:
     """Lines on standard error, if anybody still reads it. What names in a checkpoint hold beside
     printable characters is escaped: they give the terminal no orders."""
     with contextlib.suppress(BrokenPipeError):
-        print("\n".join(map(_escaped, text.split("\n"))), file=sys.stderr, flush=True)
-
-
-def _escaped(line: str) -> str:
-    if line.isprintable():
-        return line
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-
-
-def _encodable(text: str, encoding: str | None) -> str:
-    """The same, with escapes for what the stream's encoding lacks: bytes of a path that are no
-    text in any, and letters where it is not UTF-8."""
-    encoding = encoding or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.encode(encoding, "backslashreplace").decode(encoding)
-    return text
-
-
-def _ignore(done: int, total: int) -> None:
-    return None
+        shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+        print("".join(shown), file=sys.stderr, flush=True)

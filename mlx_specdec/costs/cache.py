@@ -60,17 +60,21 @@ def read(key: CostKey) -> dict[int, float]:
 
 def merge(key: CostKey, costs: Mapping[int, float]) -> None:
     """Add what a text measured: halfway between it and what was known of the same length."""
-    if not costs:
-        return
     known = read(key)
-    for length, cost in costs.items():
-        known[length] = cost + (1 - SHARE_OF_NEW) * (known.get(length, cost) - cost)
-    write(key, known)
+    moved = {
+        n: cost + (1 - SHARE_OF_NEW) * (known.get(n, cost) - cost) for n, cost in costs.items()
+    }
+    write(key, {**known, **moved} if moved else {})
 
 
 def write(key: CostKey, costs: Mapping[int, float]) -> None:
-    """Replace what is known, whole or not at all; a cost that is no positive number is left out."""
+    """Replace what is known, whole or not at all; a cost that is no positive number is left out.
+
+    Where no cost is left, what is known stays.
+    """
     kept = {str(n): costs[n] for n in sorted(costs) if 0 < costs[n] < math.inf}
+    if not kept:
+        return
     content = {"key": asdict(key), "costs": kept}
     file = _file(key)
     with contextlib.suppress(OSError):

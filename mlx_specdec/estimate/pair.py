@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..contracts import Context, Model, Progress
+from ..contracts import Model, Progress
 from ..costs.passes import Clock, PassCosts, PassTimer, opened
 from ..costs.speedup import RoundCost, between, speedups
 from ..errors import OptionError, SpecdecError, first_line
 from ..models.outline import Outline, outline
+from ..options import SELF
+from ..pair import SELF_BITS
 from .depths import extrapolate, parts
 from .measure import FIRST_SIZES, SIZES_BETWEEN, measure
 from .memory import limit
@@ -40,6 +42,12 @@ class Asked:
             q_group_size=self.q_group_size,
             depth=depth,
         )
+
+
+def own_draft(target: Asked, q_bits: int | None = None) -> Asked:
+    """The draft "self": the target's own layers at q_bits a weight."""
+    config = {k: v for k, v in target.config.items() if not k.startswith("quantization")}
+    return Asked(SELF, config, target.dtype, q_bits or SELF_BITS)
 
 
 @dataclass(frozen=True)
@@ -99,15 +107,14 @@ def estimate(
     )
     if not needed.fits:
         return needed
-    sides = (needed.target, needed.draft)
+    sides = ((target, needed.target), (draft, needed.draft))
     try:
-        of_target, of_draft = _measured((target, draft), sides, effort, clock, progress)
+        of_target, of_draft = _measured(sides, effort, clock, progress)
     except SpecdecError:
         raise
     except (RuntimeError, ValueError) as problem:
-        reason = first_line(problem)
         raise OptionError(
-            f"MLX cannot run these models as asked for on this device: {reason}"
+            f"MLX cannot run these models as asked for on this device: {first_line(problem)}"
         ) from problem
     return replace(needed, speeds=speeds(of_target, of_draft))
 
@@ -166,39 +173,35 @@ def _side(name: str, known: Outline, effort: Effort, depths: tuple[int, int] | N
 
 
 def _measured(
-    pair: Sequence[Asked],
-    sides: Sequence[Side],
-    effort: Effort,
-    clock: Clock,
-    progress: Progress | None,
+    sides: Sequence[tuple[Asked, Side]], effort: Effort, clock: Clock, progress: Progress | None
 ) -> list[PassCosts]:
     """Times of all layers of the target, and of the draft."""
     deadline = clock() + effort.seconds
-    target, draft = (
-        [_context(model, effort.prompt) for model in _models(asked, side)]
-        for asked, side in zip(pair, sides, strict=True)
-    )
-    timers = [
-        [_of_target(context, clock) for context in target],
-        [PassTimer(context, draft=context, clock=clock) for context in draft],
-    ]
-    everything = [timer for group in timers for timer in group]
-    measure(everything, turns=effort.turns, deadline=deadline, clock=clock, progress=progress)
+    groups: list[list[PassTimer]] = []
+    for asked, side in sides:
+        contexts = []
+        for model in _models(asked, side):
+            prompt = [7919 * place % model.vocabulary for place in range(1, effort.prompt + 1)]
+            contexts.append(opened(model, prompt))
+        groups.append(
+            [PassTimer(context, draft=context, clock=clock) for context in contexts]
+            if groups
+            else [
+                PassTimer(
+                    context, sizes=FIRST_SIZES, between=SIZES_BETWEEN, steps=True, clock=clock
+                )
+                for context in contexts
+            ]
+        )
+    timers = [timer for group in groups for timer in group]
+    measure(timers, turns=effort.turns, deadline=deadline, clock=clock, progress=progress)
     results = []
-    for group, side in zip(timers, sides, strict=True):
+    for group, (_, side) in zip(groups, sides, strict=True):
         first, *more = [costs for timer in group if (costs := timer.costs()) is not None]
         if side.measured_layers is not None:
             first = extended(first, more[0], side.measured_layers, side.layers)
         results.append(first)
     return results
-
-
-def _of_target(context: Context, clock: Clock) -> PassTimer:
-    return PassTimer(context, sizes=FIRST_SIZES, between=SIZES_BETWEEN, steps=True, clock=clock)
-
-
-def _context(model: Model, length: int) -> Context:
-    return opened(model, [7919 * place % model.vocabulary for place in range(1, length + 1)])
 
 
 def _models(asked: Asked, side: Side) -> Iterator[Model]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..options import SELF
+
 BUSY = 0.1
 """Relative spread of samples above which a reader is warned."""
 LONGEST_DRAFT = 16
@@ -94,6 +96,11 @@ class Estimate:
             notes.append(
                 f"the models have {self.target.vocabulary} and {self.draft.vocabulary} logits: "
                 "whether the tokens are the same only their tokenizers tell"
+            )
+        if self.draft.name == SELF:
+            notes.append(
+                "the draft shares an encoder and what is only looked up with the target, so that "
+                "it takes less memory than is said here"
             )
         if self.speeds is None:
             return tuple(notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -119,5 +119,5 @@ def test_everything_can_be_written_as_strict_json() -> None:
     found = measured({"plain": [sample(1.0)], "draft 3": [sample(1.0)]}, [PLAIN, DRAFT], ["a"])
     analysis = analyse(found, PassCosts(0.1, {1: 1.0}))
     assert analysis is not None
-    told = json.loads(json.dumps(analysis.as_dict(), allow_nan=False))
+    told = json.loads(json.dumps(asdict(analysis), allow_nan=False))
     assert [one["name"] for one in told["methods"]] == ["plain", "draft 3"]

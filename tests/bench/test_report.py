@@ -15,12 +15,13 @@ from xml.etree import ElementTree
 import pytest
 
 from mlx_specdec import bench
-from mlx_specdec.bench.analysis import Analysis, Figures, analyse, verdict
+from mlx_specdec.bench.analysis import Analysis, Figures, analyse
 from mlx_specdec.bench.bootstrap import Estimate, SpeedUp
 from mlx_specdec.bench.charts import charts
 from mlx_specdec.bench.report import page, write_report
 from mlx_specdec.bench.setting import Setting
-from mlx_specdec.bench.svg import Bar, Group, Point, Series, bar_chart, line_chart, ticks
+from mlx_specdec.bench.svg import Bar, Point, Series, bar_chart, line_chart, ticks
+from mlx_specdec.bench.table import verdict
 from mlx_specdec.costs.passes import PassCosts
 from mlx_specdec.errors import OutputError
 
@@ -228,7 +229,7 @@ def test_ticks_are_round_numbers_within_the_range(
 
 def test_charts_of_one_point_and_of_zeros_are_drawn() -> None:
     one = line_chart([Series("a", "draft", [Point(3, 0.0)])], x_label="x", y_label="y")
-    none = bar_chart([Group("", [Bar("a", [("", "draft", 0.0)])])], x_label="x")
+    none = bar_chart([Bar("a", [("", "draft", 0.0)])], x_label="x")
     for drawing in (one, none):
         assert "nan" not in drawing and "inf" not in drawing
         ElementTree.fromstring(drawing)

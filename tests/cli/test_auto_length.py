@@ -54,10 +54,12 @@ def test_calibration_measures_every_length_and_keeps_it(
     told = json.loads(next(kept.iterdir()).read_text())
     assert set(told["costs"]) == {str(n) for n in range(1, 17)}
     assert told["key"]["sampled"] is False
+    assert str(kept) in done.err
 
 
 def test_what_cannot_be_calibrated_is_told(run: Run, t5: Path) -> None:
     alone = run("calibrate", "--model", t5)
     assert alone.code == 2 and "without a draft" in alone.err
-    wrong = run("calibrate", "--model", t5, "--turns", 0)
-    assert wrong.code == 2 and "turns" in wrong.err
+    for turns in (0, 1):
+        wrong = run("calibrate", "--model", t5, "--turns", turns)
+        assert wrong.code == 2 and f"turns must be 2 or more, not {turns}" in wrong.err

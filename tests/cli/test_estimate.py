@@ -94,6 +94,22 @@ def test_types_and_packing_are_asked_for_with_the_flags_of_generate(
     assert found["draft"]["dtype"] == "4-bit, bfloat16"
 
 
+def test_the_target_at_fewer_bits_is_a_draft(run: Run, tmp_path: Path) -> None:
+    whole = only_config(tmp_path / "whole", {**T5, "d_model": 64})
+    packed = {**T5, "d_model": 64, "quantization": {"bits": 8, "group_size": 64}}
+    quantized = only_config(tmp_path / "quantized", packed)
+    for model, bits, wanted in ((whole, (), 4), (quantized, ("--draft-q-bits", 2), 2)):
+        asked = ("estimate", "--model", model, "--draft-model", "self", "--dtype", "bfloat16")
+        told = strict(run(*asked, *bits, *QUICK, "--json").out)
+        assert (told["draft"]["name"], told["draft"]["dtype"]) == (
+            "self",
+            f"{wanted}-bit, bfloat16",
+        )
+        assert told["draft"]["layers"] == told["target"]["layers"]
+        assert told["draft"]["weights_bytes"] < told["target"]["weights_bytes"]
+        assert any("shares" in note for note in told["notes"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -39,9 +39,14 @@ def test_what_is_no_cost_is_not_kept_and_spoils_no_other() -> None:
     assert cost_cache.read(KEY) == {1: 1.5}
 
 
-def test_nothing_measured_writes_nothing(place: Path) -> None:
+def test_nothing_measured_writes_nothing_and_erases_nothing(place: Path) -> None:
     cost_cache.merge(KEY, {})
+    cost_cache.write(KEY, {})
     assert not place.exists()
+    cost_cache.write(KEY, {1: 1.25})
+    cost_cache.write(KEY, {})
+    cost_cache.write(KEY, {2: math.nan})
+    assert cost_cache.read(KEY) == {1: 1.25}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""The commands that train what drafts for a model: train-medusa and train-draft."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from ..errors import OptionError
+from ..training.config import DistillConfig, DraftConfig, HeadsConfig
+from . import render
+from .flags import Flags, command, flag
+from .groups import FITTING, DraftSchedule, HeadSchedule, Model, TrainingTexts
+from .pairs import load_pair
+
+if TYPE_CHECKING:
+    from ..training.draft_task import Closeness
+    from ..training.head_task import Accuracy
+    from ..training.run import Trained
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True)
+class Heads(Flags):
+    """What the heads are, and where they are written."""
+
+    panel = "Heads"
+    output: Path | None = flag(
+        None, "The directory to write to.", show_default="weights/NAME-medusa"
+    )
+    heads: int = flag(FITTING.heads, "The number of heads, each of which drafts one token.")
+    layers: int = flag(FITTING.layers, "The number of residual layers in a head.")
+    own_output: bool = flag(
+        FITTING.own_output, "Train an output layer for each head, which is better and larger."
+    )
+
+
+@dataclass(frozen=True)
+class Draft(Flags):
+    """What the training begins with, where it ends, and what it minimizes."""
+
+    panel = "Draft"
+    draft_model: str | None = flag(None, "The draft model to begin with.")
+    layers: int | None = flag(None, "The number of the target's own layers to begin with instead.")
+    width: int | None = flag(None, "Another width for these layers, whose weights are then random.")
+    output: Path | None = flag(
+        None, "The directory to write to.", show_default="weights/NAME-distilled"
+    )
+    divergence: Literal["forward", "reverse", "jsd", "tvd"] = flag(
+        "forward", "The distance between target and draft that training minimizes."
+    )
+
+    def shape(self) -> DraftConfig | None:
+        """Of a draft made of the target's layers. Raises OptionError."""
+        if (self.draft_model is None) == (self.layers is None):
+            raise OptionError("give either --draft-model, a draft to begin with, or --layers")
+        if self.layers is not None:
+            return DraftConfig(self.layers, self.width)
+        if self.width is not None:
+            raise OptionError("a draft that is there has a width: leave --width out")
+        return None
+
+
+@command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")
+def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: HeadSchedule) -> None:
+    """Train Medusa heads for a model on this machine. An interrupted run is resumed."""
+    collecting = texts.collecting(schedule.seed)
+    wanted = {name: value for name, value in vars(heads).items() if name != "output"}
+    fitting = HeadsConfig(**vars(schedule), **wanted)
+    output = heads.output or _default_output(model.model, "medusa")
+    pair = load_pair(model.model, dtype=model.dtype)
+    from ..training.medusa import train
+
+    def line(epoch: int, accuracy: Accuracy) -> str:
+        return f"epoch {epoch}: held-out loss {accuracy.loss:.3f}, {_by_head(accuracy)}"
+
+    with _watcher(line) as watching:
+        done = train(pair, texts.data, output, collecting, fitting, watching)
+    told = f"{done.output}: {_learned(done)}; on {done.held_out} held-out tokens "
+    print(told + _by_head(done.outcome.figures), file=sys.stderr)
+
+
+@command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
+def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: DraftSchedule) -> None:
+    """Train a draft model for a target on this machine. An interrupted run is resumed."""
+    shape = draft.shape()
+    collecting = texts.collecting(schedule.seed)
+    distilling = DistillConfig(**vars(schedule), divergence=draft.divergence)
+    output = draft.output or _default_output(model.model, "distilled")
+    pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
+    from ..training.draft import train
+
+    def line(epoch: int, closeness: Closeness) -> str:
+        where = f"epoch {epoch}" if epoch else "start"
+        return f"{where}: held-out loss {closeness.loss:.3f}, {_closeness(closeness)}"
+
+    with _watcher(line) as watching:
+        done = train(pair, texts.data, output, shape, collecting, distilling, watching)
+    told = (
+        f"{_learned(done)}; on {done.held_out} held-out tokens {_closeness(done.outcome.figures)}; "
+        f"at the start {_closeness(done.start)}"
+        if done.outcome.best > 0 and done.start is not None
+        else f"no gain, the start is kept, after {_learned(done)}"
+    )
+    print(f"{done.output}: {told}", file=sys.stderr)
+
+
+def _default_output(model: str, what: str) -> Path:
+    name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
+    return Path("weights") / f"{name}-{what}"
+
+
+def _learned(done: Trained[Any]) -> str:
+    again = ", going on from an earlier run" if done.resumed else ""
+    return f"{done.outcome.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s{again}"
+
+
+def _by_head(accuracy: Accuracy) -> str:
+    """Top-1 and top-5 accuracy of each head."""
+    pairs = zip(accuracy.top1, accuracy.top5, strict=True)
+    return "; ".join(
+        f"head {at} top-1 {first:.1%} top-5 {among:.1%}"
+        for at, (first, among) in enumerate(pairs, start=1)
+    )
+
+
+def _closeness(closeness: Closeness) -> str:
+    return (
+        f"acceptance at temperature 1 {closeness.acceptance:.1%}, "
+        f"same first choice {closeness.agreement:.1%}"
+    )
+
+
+class _Watcher(Generic[F]):
+    """How far a training is: two bars, and a line after every epoch.
+
+    line: of an epoch's number and what was measured after it.
+    """
+
+    def __init__(
+        self, texts: render.Report, steps: render.Report, line: Callable[[int, F], str]
+    ) -> None:
+        self._steps = steps
+        self._line = line
+        self.collected = texts
+
+    def stepped(self, done: int, total: int, loss: float) -> None:
+        self._steps(done, total, f"training, loss {loss:.3f}")
+
+    def measured(self, epoch: int, figures: F) -> None:
+        # Above the bar, which stays.
+        print(self._line(epoch, figures), file=sys.stderr)
+
+
+@contextmanager
+def _watcher(line: Callable[[int, F], str]) -> Iterator[_Watcher[F]]:
+    """Bars are gone when the block ends; the lines stay. An interruption is told how to go on."""
+    try:
+        with render.progress("reading texts") as texts, render.progress("training") as steps:
+            yield _Watcher(texts, steps, line)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        raise
