@@ -1,4 +1,4 @@
-"""The proposer that docs/architecture.md shows: what followed the newest token is proposed again."""
+"""The proposer that docs/architecture.md shows: it repeats what followed the newest token."""
 
 from __future__ import annotations
 
