@@ -76,7 +76,7 @@ def _summary(done: Trained[Closeness]) -> str:
     outcome = done.outcome
     again = ", going on from an earlier run" if done.resumed else ""
     learned = f"{outcome.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s{again}"
-    if done.outcome.best == 0:
+    if done.start is None or done.outcome.best == 0:
         return f"{done.output}: no gain, the start is kept, after {learned}"
     return (
         f"{done.output}: {learned}; on {done.held_out} held-out tokens "
