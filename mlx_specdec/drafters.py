@@ -1,7 +1,7 @@
 """Who drafts for a sequence and how much: from a pair and its options to a proposer and a length.
 
 Names are looked up in the table of `drafting`; nothing here depends on which ones there are, but
-that "ngram" needs no weights and is asked first.
+that "ngram" is asked first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _asked_for(pair: Pair, options: Options) -> tuple[Drafter, ...]:
         if named is None:
             raise OptionError(missing(options.proposer))
         return (named,)
-    weighted = (each for name in DRAFTERS if name != FREE and (each := find(name, pair)))
+    weighted = (each for name in DRAFTERS if (each := find(name, pair)) and each.nbytes)
     own = tuple(weighted)[:1]
     free = find(FREE, pair)
     if free is not None and (options.proposer == "auto" or (own and _chooses_length(options))):

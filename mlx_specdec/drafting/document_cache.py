@@ -1,8 +1,9 @@
 """Indexes of documents on disk, in the platform's cache directory.
 
-Knows files: a header, the order of places, the tokens; 8 bytes a token and HEADER. Knows nothing of
-how they are searched. A cache is a help and never a duty: what is broken is built again, and where
-nothing can be written the index stays in memory.
+A file is a header, the order of places, the tokens: 8 bytes a token and HEADER. It is flushed to
+the disk before it takes its place, so header and size are proof enough that it is whole, and a
+start reads no more than it searches. A cache is a help and never a duty: what is broken is built
+again, and where nothing can be written the index stays in memory.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import os
 import sys
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from .suffix_array import Integers
 
 PLACE = "MLX_SPECDEC_CACHE"
 """Environment variable: a directory to use in place of the platform's."""
-FORMAT = 1
+FORMAT = 2
 HEADER = 512
 BLOCK = 1 << 22
 KEPT = 2 << 30
@@ -60,16 +60,15 @@ def read(key: IndexKey) -> DocumentIndex | None:
         with file.open("rb") as stream:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         header = json.loads(mapped[:HEADER])
-        count = header["count"]
-        whole = len(mapped) == HEADER + 2 * WIDTH * count
-        if not whole or header != _header(key, count, _checksum(mapped)):
-            return None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError):
+        return None
+    count, rest = divmod(len(mapped) - HEADER, 2 * WIDTH)
+    if rest or header != _header(key, count):
         return None
     with contextlib.suppress(OSError):
         os.utime(file)
-    places = memoryview(mapped)[HEADER : HEADER + WIDTH * count].cast("i")
-    return DocumentIndex(places, mapped, HEADER + WIDTH * count)
+    end = HEADER + WIDTH * count
+    return DocumentIndex(memoryview(mapped)[HEADER:end].cast("i"), mapped, end)
 
 
 def build(
@@ -101,13 +100,13 @@ def write(key: IndexKey, places: Integers, tokens: Integers) -> bool:
         return False
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(b" " * HEADER)
-            checksum = 0
-            for block in _content(places, tokens):
-                stream.write(block)
-                checksum = zlib.crc32(block, checksum)
-            stream.seek(0)
-            stream.write(json.dumps(_header(key, len(places), checksum)).encode().ljust(HEADER))
+            stream.write(json.dumps(_header(key, len(places))).encode().ljust(HEADER))
+            for begin in range(0, len(places), BLOCK):
+                stream.write(places[begin : begin + BLOCK].tobytes())
+            for begin in range(0, len(tokens), BLOCK):
+                stream.write(stored(tokens[begin : begin + BLOCK]))
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(name, file)
     except BaseException as problem:
         with contextlib.suppress(OSError):
@@ -123,37 +122,23 @@ def _file(key: IndexKey) -> Path:
     return directory() / name
 
 
-def _header(key: IndexKey, count: int, checksum: int) -> dict[str, object]:
+def _header(key: IndexKey, count: int) -> dict[str, object]:
     layout = {"format": FORMAT, "depth": DEPTH, "byteorder": sys.byteorder}
-    return {**layout, **asdict(key), "count": count, "checksum": checksum}
-
-
-def _content(places: Integers, tokens: Integers) -> Iterator[bytes]:
-    for begin in range(0, len(places), BLOCK):
-        yield places[begin : begin + BLOCK].tobytes()
-    for begin in range(0, len(tokens), BLOCK):
-        yield stored(tokens[begin : begin + BLOCK])
-
-
-def _checksum(mapped: mmap.mmap) -> int:
-    checksum = 0
-    for begin in range(HEADER, len(mapped), BLOCK):
-        checksum = zlib.crc32(mapped[begin : begin + BLOCK], checksum)
-    return checksum
+    return {**layout, **asdict(key), "count": count}
 
 
 def _delete_old(place: Path, needed: int) -> None:
     """Make room for `needed` bytes among KEPT, and sweep up what killed processes left."""
     room = KEPT - needed
-    found = []
+    indexes = []
     for file in place.iterdir():
         with contextlib.suppress(OSError):
             status = file.stat()
             if file.suffix == ".partial" and status.st_mtime < time.time() - ABANDONED:
                 file.unlink()
             elif file.suffix == SUFFIX:
-                found.append((status.st_mtime, status.st_size, file))
-    for _, size, file in sorted(found, reverse=True):
+                indexes.append((status.st_mtime, status.st_size, file))
+    for _, size, file in sorted(indexes, reverse=True):
         room -= size
         if room < 0:
             with contextlib.suppress(OSError):

@@ -2,7 +2,7 @@
 
 The documents lie backwards, one after the other, so that the longest end of a text that occurs
 anywhere is found by one binary search among their places, ordered by what precedes them (a suffix
-array of the reversed documents). Knows integers and buffers. Knows nothing of files and texts.
+array of the reversed documents).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from mmap import mmap
 
 import numpy as np
 
@@ -28,14 +28,8 @@ BETWEEN = b"\0\0\0\0"
 bytes compare as tokens do."""
 
 
-class Buffer(Protocol):
-    """bytes, or a file mapped into memory."""
-
-    def __getitem__(self, part: slice, /) -> bytes: ...
-
-
 @dataclass(frozen=True)
-class Found:
+class Match:
     """The longest end of a text that occurs in the documents, and its occurrences in their order.
 
     length: in tokens, at most DEPTH; 0 if even the last token occurs nowhere.
@@ -52,7 +46,7 @@ class DocumentIndex:
     places: see `order`. tokens: see `stored`, from byte `offset` of the buffer to its end.
     """
 
-    def __init__(self, places: Sequence[int], tokens: Buffer, offset: int = 0) -> None:
+    def __init__(self, places: Sequence[int], tokens: bytes | mmap, offset: int = 0) -> None:
         self._places = places
         self._tokens = tokens
         self._offset = offset
@@ -60,7 +54,7 @@ class DocumentIndex:
     def __len__(self) -> int:
         return len(self._places)
 
-    def find(self, text: Sequence[int]) -> Found:
+    def find(self, text: Sequence[int]) -> Match:
         """The longest end of `text` that occurs in a document. Tens of microseconds."""
         wanted = _packed(text[-DEPTH:])
         read = self._reader(DEPTH)
@@ -68,22 +62,22 @@ class DocumentIndex:
         near = range(max(at - 1, 0), min(at + 1, len(self._places)))
         length = max((_common(wanted, read(self._places[k])) for k in near), default=0)
         if not length:
-            return Found(0, 0, 0)
+            return Match(0, 0, 0)
         wanted, read = wanted[: WIDTH * length], self._reader(length)
         low, high = _around(at, len(self._places), lambda k: read(self._places[k]) == wanted)
         first = bisect_left(self._places, wanted, low, at, key=read)
         end = bisect_right(self._places, wanted, at, high, key=read)
-        return Found(length, first, end)
+        return Match(length, first, end)
 
-    def following(self, found: Found, count: int) -> list[int]:
-        """At most `count` tokens that follow where it was found, up to the document's end.
+    def following(self, match: Match, count: int) -> list[int]:
+        """At most `count` tokens that follow a match, up to the document's end.
 
         The next token is what most of up to VOTERS occurrences go on with, the others follow it
         in the first of these occurrences.
         """
-        size = found.end - found.first
+        size = match.end - match.first
         voters = min(size, VOTERS)
-        spread = (found.first + k * size // voters for k in range(voters))
+        spread = (match.first + k * size // voters for k in range(voters))
         tails = [tail for at in spread if (tail := self._before(self._places[at], count))]
         if not tails:
             return []

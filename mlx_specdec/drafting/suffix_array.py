@@ -1,7 +1,7 @@
 """The places of a text in the order of what begins there, for hundreds of millions of tokens.
 
 Prefix doubling (Manber and Myers, 1990) that stops at a depth, group by group, so that beside text,
-order and ranks (12 bytes a token) only one piece is in memory at a time. Knows integers only.
+order and ranks (12 bytes a token) only one piece is in memory at a time.
 """
 
 from __future__ import annotations

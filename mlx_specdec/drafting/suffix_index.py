@@ -1,7 +1,6 @@
 """Where the end of a text has been before, and what came after it.
 
-A suffix automaton that grows with the text (Blumer et al., 1985): constant time a token, amortised.
-Knows integers only.
+A suffix automaton that grows with the text (Blumer et al., 1985): constant time a token, amortized.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ class SuffixIndex:
         """At most `count` tokens, each the most frequent one after the longest match and those
         before it; of equally frequent ones the latest."""
         state = self._link[self._last] if self._text else 0
-        found: list[int] = []
-        while state > 0 and len(found) < count and self._follow[state]:
+        tokens: list[int] = []
+        while state > 0 and len(tokens) < count and self._follow[state]:
             follow = self._follow[state]
             token = max(reversed(follow), key=follow.__getitem__)
-            found.append(token)
+            tokens.append(token)
             state = self._next[state].get(token, 0)
-        return found
+        return tokens
 
     def _append(self, token: int) -> None:
         self._tell_suffixes(token)
@@ -85,17 +84,17 @@ class SuffixIndex:
     def _ending(self, place: int, token: int) -> int:
         """The state of exactly the longest string of `place` followed by `token`, split off from
         the one it shares if need be."""
-        found = self._next[place][token]
-        if self._length[found] == self._length[place] + 1:
-            return found
-        copy = self._new(self._length[place] + 1, dict(self._next[found]))
-        self._link[copy] = self._link[found]
-        self._latest[copy] = self._latest[found]
-        self._follow[copy] = dict(self._follow[found])
-        while place >= 0 and self._next[place].get(token) == found:
+        shared = self._next[place][token]
+        if self._length[shared] == self._length[place] + 1:
+            return shared
+        copy = self._new(self._length[place] + 1, dict(self._next[shared]))
+        self._link[copy] = self._link[shared]
+        self._latest[copy] = self._latest[shared]
+        self._follow[copy] = dict(self._follow[shared])
+        while place >= 0 and self._next[place].get(token) == shared:
             self._next[place][token] = copy
             place = self._link[place]
-        self._link[found] = copy
+        self._link[shared] = copy
         return copy
 
     def _new(self, length: int, following: dict[int, int]) -> int:

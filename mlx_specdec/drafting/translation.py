@@ -1,7 +1,4 @@
-"""Between a target's token ids and those of a draft with another vocabulary.
-
-Knows ids. Knows no tokenizer: which ids mean the same text is told from outside.
-"""
+"""Between a target's token ids and those of a draft with another vocabulary."""
 
 from __future__ import annotations
 

@@ -44,6 +44,6 @@ def load_model(
     family = families.of_config(config)
     if mx.metal.is_available():
         # As mlx-lm has it: what the GPU works on is not to be swapped out between two passes.
-        mx.set_wired_limit(mx.device_info()["max_recommended_working_set_size"])
+        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     model, eos_token_ids, words = family.load(directory, config, numbers, caches)
     return Loaded(model, eos_token_ids, family.kind, words)

@@ -51,8 +51,16 @@ def test_eight_bytes_a_token_and_a_header_are_on_disk(file: Path) -> None:
     assert file.stat().st_size == HEADER + 8 * (len(TEXT) + 1)
 
 
-@pytest.mark.parametrize("place", [0, 40, HEADER, HEADER + 17, -1])
-def test_a_changed_byte_is_noticed(file: Path, place: int) -> None:
+def test_a_file_is_on_the_disk_before_it_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: sizes.append(os.fstat(handle).st_size))
+    built()
+    (only,) = document_cache.directory().iterdir()
+    assert sizes == [only.stat().st_size]
+
+
+@pytest.mark.parametrize("place", [0, 40])
+def test_a_changed_header_is_noticed(file: Path, place: int) -> None:
     content = bytearray(file.read_bytes())
     content[place] ^= 5
     file.write_bytes(content)
@@ -61,7 +69,7 @@ def test_a_changed_byte_is_noticed(file: Path, place: int) -> None:
     assert works(document_cache.read(KEY))
 
 
-@pytest.mark.parametrize("size", [0, 3, HEADER, HEADER + 800, 10_000])
+@pytest.mark.parametrize("size", [0, 3, HEADER, HEADER + 800, HEADER + 8 * 501 + 4, 10_000])
 def test_a_file_of_another_size_is_built_again(file: Path, size: int) -> None:
     os.truncate(file, size)
     assert document_cache.read(KEY) is None
