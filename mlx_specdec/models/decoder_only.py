@@ -17,8 +17,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from ..cache_settings import CacheSettings
 from ..contracts import FINAL, Scores
-from ..errors import CheckpointError, OptionError, PromptError, RewindError
-from .base import BatchPass
+from ..errors import CheckpointError, OptionError
+from .base import BatchPass, check_prompt, check_rewind, count_rows
 from .cache_kinds import cache_maker
 from .rewinding import RewindableCache, evaluate
 from .row_check import ATTEMPTS, rows_agree
@@ -145,31 +145,15 @@ class DecoderOnlyModel:
         Raises PromptError for a prompt that is empty, longer than `max_length`, or that holds an id
         outside of the vocabulary.
         """
-        self._check_prompt(prompt)
+        check_prompt(prompt, self._vocabulary, self._max_length)
         return DecoderOnlyContext(self, self._make_caches())
 
     def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
         """A pass over several texts at once, their prompts included; as base.Base says."""
         for prompt in prompts:
-            self._check_prompt(prompt)
+            check_prompt(prompt, self._vocabulary, self._max_length)
         entries = self._make_caches()
         return lambda tokens: self.network(tokens, cache=entries)
-
-    def _check_prompt(self, prompt: Sequence[int]) -> None:
-        if not prompt:
-            raise PromptError("the prompt is empty: give at least one token")
-        if self._max_length is not None and len(prompt) > self._max_length:
-            raise PromptError(
-                f"the prompt has {len(prompt)} tokens and the model takes {self._max_length}: "
-                "shorten it"
-            )
-        # mlx reads past the embedding table without a word.
-        strange = next((t for t in prompt if not 0 <= t < self._vocabulary), None)
-        if strange is not None:
-            raise PromptError(
-                f"token id {strange} of the prompt is not among the model's {self._vocabulary}: "
-                "the tokenizer belongs to another model"
-            )
 
     def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
         """One pass over `tokens` (batch, m) int32, which `entries`, the caches, remember; None:
@@ -242,7 +226,7 @@ class DecoderOnlyContext:
 
         Raises ValueError for more than one sequence, no tokens, or a `proposed` outside of 0 .. m.
         """
-        rows = _rows(tokens, proposed)
+        rows = count_rows(tokens, proposed)
         for name in taps:
             self._model.tap(name)  # refused before anything is seen
         start = self._cache.length
@@ -264,13 +248,7 @@ class DecoderOnlyContext:
         for it. Raises RewindError for lengths outside of what is final and what was seen, and where
         a cache does not hold the right number of tokens afterwards.
         """
-        if len(lengths) != 1:
-            raise RewindError(f"this context holds one sequence and {len(lengths)} lengths came")
-        length, seen = lengths[0], self._cache.length
-        if not self._final <= length <= seen:
-            raise RewindError(
-                f"cannot go to {length} tokens: {seen} were seen and {self._final} are final"
-            )
+        length = check_rewind(lengths, self._final, self._cache.length)
         reached = self._cache.rewind(length)
         if reached < length:
             tokens = mx.concatenate(self._undecided, axis=1)
@@ -284,14 +262,3 @@ class DecoderOnlyContext:
     def evaluate(self) -> None:
         """As contracts.Context says; gives the scratch memory of the passes back."""
         evaluate(self._cache)
-
-
-def _rows(tokens: mx.array, proposed: int) -> int:
-    if tokens.ndim != 2 or tokens.shape[0] != 1:
-        raise ValueError(
-            f"a context holds one sequence, tokens of shape (1, m); these have {tokens.shape}"
-        )
-    rows = tokens.shape[1]
-    if rows < 1 or not 0 <= proposed <= rows:
-        raise ValueError(f"{proposed} proposed of {rows} tokens: need 0 <= proposed <= m, m >= 1")
-    return rows

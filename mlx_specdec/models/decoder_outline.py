@@ -21,8 +21,8 @@ from ..text.tokenizer import Kind
 from .base import Base
 from .decoder_loading import cast, in_asked_numbers, in_words, max_length
 from .decoder_only import DecoderOnlyModel
-from .network_outline import Outline
 from .number_format import NumberFormat, stored_dtype
+from .outline import Outline
 
 
 class DecoderOnlyOutline(Outline):

@@ -12,8 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..contracts import FINAL, Scores
-from ..errors import PromptError, RewindError
-from .base import BatchPass
+from .base import BatchPass, check_prompt, check_rewind, count_rows
 from .kv_cache import STEP, KVCache
 from .t5 import T5
 from .taps import layer_of
@@ -79,14 +78,14 @@ class EncoderDecoderModel:
 
         Raises PromptError for an empty prompt, or one with ids that the model does not have.
         """
-        self._check_prompt(prompt)
+        check_prompt(prompt, self.vocabulary, None)
         encoded = self.network.encode(mx.array([list(prompt)], dtype=mx.int32))
         return EncoderDecoderContext(self, self.network.project_encoded(encoded))
 
     def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
         """The encoder runs over all sources at once; as base.Base says."""
         for prompt in prompts:
-            self._check_prompt(prompt)
+            check_prompt(prompt, self.vocabulary, None)
         longest = max(len(prompt) for prompt in prompts)
         # What stands in the place of padding is hidden.
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
@@ -103,17 +102,6 @@ class EncoderDecoderModel:
             return self.network.head(states)
 
         return advance
-
-    def _check_prompt(self, prompt: Sequence[int]) -> None:
-        if not prompt:
-            raise PromptError("the prompt is empty: give some text")
-        # MLX reads past the embedding table without a word.
-        strange = next((token for token in prompt if not 0 <= token < self.vocabulary), None)
-        if strange is not None:
-            raise PromptError(
-                f"token id {strange} of the prompt is not among the model's {self.vocabulary}: "
-                "the tokenizer belongs to another model"
-            )
 
     def masks(self, start: int, rows: int) -> list[mx.array]:
         """Per decoder layer what is added to the scores of positions start .. start + rows - 1."""
@@ -148,13 +136,7 @@ class EncoderDecoderContext:
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says."""
-        if tokens.ndim != 2 or tokens.shape[0] != 1:
-            raise ValueError(
-                f"a context holds one sequence, tokens of shape (1, m); these have {tokens.shape}"
-            )
-        rows, start = tokens.shape[1], self.lengths[0]
-        if rows < 1 or not 0 <= proposed <= rows:
-            raise ValueError(f"{proposed} proposed of {rows} tokens: need 0 <= proposed <= m")
+        rows, start = count_rows(tokens, proposed), self.lengths[0]
         layers = {n: layer_of(n, self._model.layers) for n in taps if n != FINAL}
         network, masks = self._model.network, self._model.masks(start, rows)
         outputs: list[mx.array] | None = [] if taps else None
@@ -166,13 +148,7 @@ class EncoderDecoderContext:
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
         """As contracts.Context says; exact and free."""
-        if len(lengths) != 1:
-            raise RewindError(f"this context holds one sequence and {len(lengths)} lengths came")
-        length, seen = lengths[0], self.lengths[0]
-        if not self._final <= length <= seen:
-            raise RewindError(
-                f"cannot go to {length} tokens: {seen} were seen and {self._final} are final"
-            )
+        length = check_rewind(lengths, self._final, self.lengths[0])
         for cache in self._caches:
             cache.rewind(length)
         self._final = length

@@ -16,10 +16,10 @@ from ..cache_settings import CacheSettings
 from ..checkpoints import keys
 from ..text.tokenizer import Kind
 from .base import Base
-from .network_outline import Outline
 from .number_format import NumberFormat
 
 if TYPE_CHECKING:
+    from .outline import Outline
     from .trainable import Trainable
 
 Config = Mapping[str, Any]

@@ -16,8 +16,8 @@ from ..text.tokenizer import Kind
 from .base import Base
 from .encoder_decoder import EncoderDecoderModel
 from .kv_cache import STEP
-from .network_outline import Outline
 from .number_format import NumberFormat, expands, stored_dtype
+from .outline import Outline
 from .t5 import T5
 from .t5_config import T5Config
 from .t5_loading import quantize_as_stored, quantize_on_load
