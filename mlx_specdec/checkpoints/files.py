@@ -16,6 +16,7 @@ import mlx.core as mx
 from ..errors import CheckpointError
 from . import shards
 from .disk.json_file import read_json
+from .disk.regular import check_regular
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
 from .formats.meta.file import MetaFile
@@ -166,6 +167,8 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
 def tokenizer_files(directory: Path) -> list[Path]:
     """Files beside the weights that a converted model needs as well: tokenizer, chat template,
     generation settings. Raises CheckpointError for a link out of the directory: what it leads to
-    would become part of the model."""
+    would become part of the model, and for what is no file but a pointer to one."""
     carried = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
+    for file in sorted(carried):
+        check_regular(file)
     return [shards.own(file) for file in sorted(carried)]
