@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "sampling": {"contracts", "errors"},
     "options": {"drafting", "errors", "sampling"},
     "cache_settings": {"errors"},
-    "text": {"errors"},
+    "text": {"checkpoints", "errors"},
     "checkpoints": {"errors"},
     "models": {"cache_settings", "contracts", "checkpoints", "text", "errors"},
     "drafting": {"contracts", "sampling"},

@@ -8,7 +8,6 @@ never run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ import mlx.core as mx
 from ..errors import CheckpointError
 from . import shards
 from .disk.json_file import read_json
+from .disk.regular import check_regular
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
 from .formats.meta.file import MetaFile
 from .formats.reader import Reader, TensorInfo
-from .formats.safetensors import DTYPES, SafetensorsFile
+from .formats.safetensors import SafetensorsFile
 from .formats.torch.file import TorchFile
 from .tensor_report import Contents, together
-from .tensors import Tensor
 
 CARRIED = (
     "tokenizer*.json",
@@ -48,43 +47,40 @@ _READERS: Mapping[str, Callable[[Path], Reader]] = {
 """By the format that `shards.find` names."""
 
 
-class Weights:
-    """The tensors of one directory: what the headers say at once, the bytes when asked for."""
+class Weights(Reader):
+    """The tensors of one directory: what the headers say at once, the bytes when asked for.
+
+    infos: in the order of the files' bytes. paths: all parts of a model.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Check the directory. Raises CheckpointError for damage: a truncated file, a header that
         lies, a missing shard, a name in two files, an index that names what is not there."""
         parts = shards.find(directory)
-        self._infos: dict[str, TensorInfo] = {}
+        infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
-        self._files: dict[Path, Reader] = {}
+        self._files = {file: _READERS[parts.format](file) for file in parts.files}
         self.format = parts.format
         self.lazy = parts.format == "safetensors"
-        for file in parts.files:
-            self._files[file] = _READERS[parts.format](file)
-            for name, info in self._files[file].infos.items():
-                if name in self._infos:
+        for file, reader in self._files.items():
+            for name, info in reader.infos.items():
+                if name in infos:
                     raise CheckpointError(
                         f"{file} repeats the tensor {name} of {self._places[name].name}"
                     )
-                self._infos[name] = info
-                self._places[name] = file
-        self._check_index(directory, parts)
-
-    @property
-    def infos(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's type and shape, in the order of the files' bytes."""
-        return self._infos
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files themselves, all parts of a model, in their order."""
-        return tuple(path for reader in self._files.values() for path in reader.paths)
+                infos[name], self._places[name] = info, file
+        self.infos = infos
+        self.paths = tuple(path for each in self._files.values() for path in each.paths)
+        for name, shard in parts.places.items():
+            if name not in infos or self._places[name].name != shard:
+                raise CheckpointError(
+                    f"{directory / shard} lacks {ascii(name)[1:-1]:.200}, which {parts.index} says "
+                    "it has: download both again"
+                )
 
     @property
     def contents(self) -> Contents:
-        """What the files hold under their own names, in the types that they have there."""
         return together(reader.contents for reader in self._files.values())
 
     @property
@@ -105,35 +101,20 @@ class Weights:
         Where `lazy` is false it is read at once.
         """
         if not self.lazy:
-            return self.rows(name, 0, self._infos[name].extent)
+            return self.rows(name, 0, self.infos[name].extent)
         file = self._places[name]
         if name not in self._loaded.get(file, {}):
             # A file opened anew is a fresh set of lazy arrays, so reading twice costs no memory.
             self._loaded[file] = safetensors_file.load(file)
         return self._loaded[file].pop(name)
 
-    def tensor(self, name: str) -> Tensor:
-        """One tensor, to be read in pieces."""
-        info, file = self._infos[name], self._files[self._places[name]]
-        return Tensor(DTYPES[info.dtype], info.shape, partial(file.rows, name))
-
     def rows(self, name: str, begin: int, end: int) -> mx.array:
-        """Entries begin .. end - 1 of a tensor along its first axis, a scalar whole; read now."""
         return self._files[self._places[name]].rows(name, begin, end)
 
     def tensors(self) -> Iterator[tuple[str, mx.array]]:
         """Every tensor by name; memory holds one at a time if the caller lets go of each."""
-        for name in self._infos:
+        for name in self.infos:
             yield name, self.read(name)
-
-    def _check_index(self, directory: Path, parts: shards.Shards) -> None:
-        for name, shard in parts.places.items():
-            if name not in self._infos or self._places[name].name != shard:
-                shown = ascii(name)[1:-1]
-                raise CheckpointError(
-                    f"{directory / shard} lacks {shown:.200}, which {parts.index} says it has: "
-                    "download both again"
-                )
 
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:
@@ -186,6 +167,8 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
 def tokenizer_files(directory: Path) -> list[Path]:
     """Files beside the weights that a converted model needs as well: tokenizer, chat template,
     generation settings. Raises CheckpointError for a link out of the directory: what it leads to
-    would become part of the model."""
+    would become part of the model, and for what is no file but a pointer to one."""
     carried = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
+    for file in sorted(carried):
+        check_regular(file)
     return [shards.own(file) for file in sorted(carried)]

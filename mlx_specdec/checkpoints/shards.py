@@ -106,11 +106,13 @@ def is_gguf(source: Path) -> bool:
     """Whether this is a .gguf file, or a directory whose only weights are of this format."""
     if not source.is_dir():
         return source.name.endswith(GGUF)
-    if not any(source.glob(f"*{GGUF}")):
-        return False
-    return not any(
-        any(source.glob(pattern)) for pattern in ("*.safetensors*", "pytorch_model*.bin*")
-    )
+    return has_only(source, f"*{GGUF}")
+
+
+def has_only(directory: Path, pattern: str) -> bool:
+    """Whether there are files of this pattern, and none that would be read before them."""
+    before = ("*.safetensors*", "pytorch_model*.bin*")
+    return any(directory.glob(pattern)) and not any(any(directory.glob(each)) for each in before)
 
 
 def _only(files: list[Path]) -> Path:

@@ -1,8 +1,4 @@
-"""A name or directory -> local files. Knows which of the two a name is.
-
-Knows nothing of what the files hold, and leaves the Hugging Face Hub to `hub.repository`, which is
-imported only when it is needed.
-"""
+"""A name or directory -> local files; `hub.repository` is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -10,10 +6,14 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import SourceError
 from .disk.regular import check_directory
 from .shards import GGUF
+
+if TYPE_CHECKING:
+    from .hub.repository import Repository
 
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
@@ -32,23 +32,21 @@ def resolve(
     local. progress: called with (done, total) bytes of what is not in the cache yet. A download
     that was interrupted goes on where it was. Raises SourceError, in one line.
     """
-    directory = _local(name)
-    if directory is not None:
-        return directory
-    from .hub.repository import Repository
-
-    return Repository(name, revision).fetch(progress)
+    local = _local(name)
+    return _repository(name, revision).fetch(progress) if local is None else local
 
 
 def resolve_config(name: str, *, revision: str | None = None) -> Path:
     """A local directory as it is, or one that holds the config.json of a repository of the Hub;
     nothing else is downloaded. As `resolve` otherwise."""
-    directory = _local(name)
-    if directory is not None:
-        return directory
+    local = _local(name)
+    return _repository(name, revision).fetch_config() if local is None else local
+
+
+def _repository(name: str, revision: str | None) -> Repository:
     from .hub.repository import Repository
 
-    return Repository(name, revision).fetch_config()
+    return Repository(name, revision)
 
 
 def _local(name: str) -> Path | None:

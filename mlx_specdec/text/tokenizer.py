@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from ..checkpoints.disk.regular import check_regular
 from ..errors import CheckpointError, first_line
 from . import byte_level_bpe
 from .byte_tokenizer import ByteTokenizer
@@ -69,6 +70,8 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
 
     Raises CheckpointError where its files are missing or damaged.
     """
+    for name in ("tokenizer.json", "spiece.model", "tokenizer.model"):
+        check_regular(directory / name)
     settings = read_json(directory / "tokenizer_config.json")
     if (directory / "tokenizer.json").is_file():
         return FileTokenizer(directory, settings, ends_with_eos=kind == "encoder-decoder")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.disk.json_file import read_json as read_object
 from ..errors import CheckpointError
 
 FILES = ("*token*", "spiece*", "vocab*", "merges*")
@@ -16,15 +16,7 @@ FILES = ("*token*", "spiece*", "vocab*", "merges*")
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object, {} where there is no file."""
-    if not file.is_file():
-        return {}
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        settings = None
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{file} is not a JSON object: download it again")
-    return settings
+    return read_object(file) if file.is_file() else {}
 
 
 def digest_of(directory: Path) -> str:

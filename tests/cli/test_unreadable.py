@@ -53,12 +53,40 @@ def test_a_pointer_in_place_of_a_gguf_is_called_one(run: Run, tmp_path: Path) ->
         assert "git lfs pull" in said
 
 
-def test_a_byte_order_mark_before_a_configuration_is_passed_over(run: Run, tmp_path: Path) -> None:
-    source = Path(shutil.copytree(FIXTURES / "t5" / "umt5-tied", tmp_path / "source"))
+@pytest.mark.parametrize("name", ["t5/umt5-tied", "meta/llama3"])
+def test_a_byte_order_mark_before_a_configuration_is_passed_over(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    assert run("convert", "--model", FIXTURES / name, "--mlx-path", source).code == 0
     config = (source / "config.json").read_bytes()
     (source / "config.json").write_bytes(b"\xef\xbb\xbf" + config)
-    assert run("convert", "--model", source, "--mlx-path", tmp_path / "out").code == 0
-    assert (tmp_path / "out" / "config.json").read_bytes()[:1] == b"{"
+    assert run("convert", "--model", source, "--mlx-path", out).code == 0
+    assert (out / "config.json").read_bytes()[:1] == b"{"
+    if (source / "tokenizer.json").is_file():
+        command = ("generate", "x", "--max-tokens", "3", "--temp", "0", "--model")
+        marked, plain = run(*command, source), run(*command, out)
+        assert marked.code == 0 and marked.out == plain.out
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("t5/umt5-tied", "tokenizer.json"),
+        ("t5/umt5-tied", "spiece.model"),
+        ("meta/llama3", "tokenizer.model"),
+    ],
+)
+def test_a_pointer_in_place_of_a_tokenizer_is_called_one(
+    run: Run, tmp_path: Path, name: str, place: str
+) -> None:
+    source = Path(shutil.copytree(FIXTURES / name, tmp_path / "source"))
+    (source / place).write_bytes(POINTER)
+    convert = ("convert", "--model", source, "--mlx-path", tmp_path / "out")
+    for command in (("generate", "--model", source, "x"), convert):
+        done = run(*command)
+        assert done.code == 2 and done.err.count("\n") == 1
+        assert f"{place} is a pointer of Git LFS" in done.err and not (tmp_path / "out").exists()
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_nothing_but_the_tokenizers_library_is_needed() -> None:
         ("added_tokens.json", '{"<extra_id_0>": "x"}', "no number"),
         ("added_tokens.json", '{"<extra_id_0>": 12}', "says '<extra_id_0>' is token 12"),
         ("tokenizer_config.json", '{"tokenizer_class": "BartTokenizer"}', "BartTokenizer"),
-        ("special_tokens_map.json", "{", "special_tokens_map.json is not a JSON object"),
+        ("special_tokens_map.json", "{", "special_tokens_map.json is not JSON"),
     ],
 )
 def test_damage_is_named_in_one_line(files: Path, file: str, content: str, told: str) -> None:

@@ -1,8 +1,7 @@
 """Where a result goes: written beside its place under a temporary name, moved there when complete.
 
-Knows directories and what a disk can refuse. Knows nothing of models. Whatever ends the work early,
-an error or Ctrl-C, leaves the file system as it was found; what a killed process leaves is hidden,
-and swept away by the next conversion to the same place.
+Whatever ends the work early, an error or Ctrl-C, leaves the file system as it was; what a killed
+process leaves is hidden, and swept away by the next conversion to the same place.
 """
 
 from __future__ import annotations

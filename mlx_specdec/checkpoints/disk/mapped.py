@@ -1,7 +1,4 @@
-"""Bytes of a file -> MLX arrays, through a memory map: nothing is read that nobody asks for.
-
-Knows element types by their names in safetensors files. Knows nothing of formats.
-"""
+"""Bytes of a file -> MLX arrays, through a memory map: nothing is read that nobody asks for."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def open_map(file: Path) -> mmap.mmap:
 
 
 def to_mlx(values: np.ndarray, stored: str) -> mx.array:
-    """A copy of `values` as MLX has the type `stored`, a key of `safetensors_file.DTYPES`.
+    """A copy of `values` as MLX has the type `stored`, a key of `reader.ELEMENTS`.
 
     values: in the machine's or the other byte order, with any strides; of integers that have the
     bits where numpy lacks the type.

@@ -1,7 +1,4 @@
-"""Files that can be opened: a pipe would be waited for, a device never ends, MLX reads UTF-8 paths.
-
-Knows kinds and names of files, and what Git leaves in the place of large ones.
-"""
+"""Files that can be opened: a pipe would be waited for, MLX reads UTF-8 paths alone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A directory of Medusa heads -> what they are, the name of their base model, and their tensors.
 
-Knows the two layouts of medusa_lm_head files, as text-generation-inference reads them:
+The two layouts of medusa_lm_head files are as text-generation-inference reads them:
 `{head}.{layer}.linear.weight` and `.bias`, and `{head}.{layers}.weight` where a head has an output
-layer of its own. Knows no arithmetic.
+layer of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import mlx.core as mx
 
 from ...errors import CheckpointError
 from ..disk.json_file import read_json
-from .safetensors import DTYPES, SafetensorsFile
+from .reader import DTYPES, Reader
+from .safetensors import SafetensorsFile
 from .torch.file import TorchFile
 
 SAFETENSORS = "medusa_lm_head.safetensors"
@@ -54,11 +55,8 @@ def is_medusa(directory: Path) -> bool:
 
 def names(head: int, layers: int, *, own_output: bool) -> list[str]:
     """The tensors of one head, in order."""
-    found = [f"{head}.{layer}.linear.{part}" for layer in range(layers) for part in _PARTS]
-    return [*found, f"{head}.{layers}.weight"] if own_output else found
-
-
-_PARTS = ("weight", "bias")
+    parts = [f"{head}.{n}.linear.{part}" for n in range(layers) for part in ("weight", "bias")]
+    return [*parts, f"{head}.{layers}.weight"] if own_output else parts
 
 
 def read(directory: Path) -> MedusaFiles:
@@ -77,10 +75,10 @@ def read(directory: Path) -> MedusaFiles:
     file, tensors = _tensors(directory)
     own_output = _check_names(file, tensors, count, layers)
     width, vocabulary = _check_shapes(file, tensors, count, layers, own_output)
-    for key, found in (("hidden_size", width), ("vocab_size", vocabulary)):
+    for key, held in (("hidden_size", width), ("vocab_size", vocabulary)):
         said = config.get(key)
-        if type(said) is int and found is not None and said != found:
-            raise CheckpointError(f"{config_file} has {key} {said}, and {file.name} has {found}")
+        if type(said) is int and held is not None and said != held:
+            raise CheckpointError(f"{config_file} has {key} {said}, and {file.name} has {held}")
     said = config.get("vocab_size")
     if vocabulary is None and type(said) is int:
         vocabulary = said
@@ -91,21 +89,15 @@ def _tensors(directory: Path) -> tuple[Path, dict[str, mx.array]]:
     for name, kind in ((SAFETENSORS, SafetensorsFile), (TORCH, TorchFile)):
         file = directory / name
         if file.is_file():
-            opened: SafetensorsFile | TorchFile = kind(file)
-            strange = next((n for n, i in opened.infos.items() if not _is_float(i.dtype)), None)
-            if strange is not None:
-                raise CheckpointError(
-                    f"{file} stores {strange} as {opened.infos[strange].dtype}: heads are floats"
-                )
+            opened: Reader = kind(file)
+            for name, info in opened.infos.items():
+                if not mx.issubdtype(DTYPES[info.dtype], mx.floating):
+                    raise CheckpointError(f"{file} stores {name} as {info.dtype}: heads are floats")
             return file, {n: opened.rows(n, 0, i.extent) for n, i in opened.infos.items()}
     raise CheckpointError(
         f"{directory} has neither {SAFETENSORS} nor {TORCH}: the heads that config.json names are "
         "missing"
     )
-
-
-def _is_float(dtype: str) -> bool:
-    return mx.issubdtype(DTYPES[dtype], mx.floating)
 
 
 def _whole(file: Path, config: Mapping[str, Any], name: str, default: int | None) -> int:
@@ -127,13 +119,13 @@ def _check_names(file: Path, tensors: Mapping[str, mx.array], count: int, layers
     expected = {
         name for head in range(count) for name in names(head, layers, own_output=own_output)
     }
-    for problem, found in (
+    for problem, others in (
         ("lacks", sorted(expected - tensors.keys())),
         ("has also", sorted(tensors.keys() - expected)),
     ):
-        if found:
+        if others:
             raise CheckpointError(
-                f"{file} {problem} {found[0]}, where config.json has {COUNT} {count} and {LAYERS} "
+                f"{file} {problem} {others[0]}, where config.json has {COUNT} {count} and {LAYERS} "
                 f"{layers}: download both again"
             )
     return own_output

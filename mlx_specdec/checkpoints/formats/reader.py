@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import mlx.core as mx
+
+from ..tensors import Tensor
+
+LARGEST_EXTENT = 2**31 - 1
+LONGEST_NAME = 1000
+ELEMENTS: Mapping[str, tuple[mx.Dtype, str]] = {
+    "BOOL": (mx.bool_, "u1"),
+    "U8": (mx.uint8, "u1"),
+    "I8": (mx.int8, "i1"),
+    # MLX has no such type; its reader hands out the bytes, and mlx-lm's models know them.
+    "F8_E4M3": (mx.uint8, "u1"),
+    "U16": (mx.uint16, "u2"),
+    "I16": (mx.int16, "i2"),
+    "F16": (mx.float16, "f2"),
+    "BF16": (mx.bfloat16, "u2"),
+    "U32": (mx.uint32, "u4"),
+    "I32": (mx.int32, "i4"),
+    "F32": (mx.float32, "f4"),
+    "U64": (mx.uint64, "u8"),
+    "I64": (mx.int64, "i8"),
+}
+"""Element type as safetensors writes it -> what MLX has for it, and how numpy reads its bytes."""
+DTYPES = {name: dtype for name, (dtype, _) in ELEMENTS.items()}
 
 
 @dataclass(frozen=True)
@@ -17,6 +42,11 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+
+    @classmethod
+    def of(cls, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
+        """Of a tensor of a type in ELEMENTS."""
+        return cls(dtype, shape, math.prod(shape) * DTYPES[dtype].size)
 
     @property
     def extent(self) -> int:
@@ -40,28 +70,29 @@ class Contents:
     dropped: Mapping[str, str] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def plain(cls, infos: Mapping[str, TensorInfo]) -> Contents:
-        """Of a format whose names and types are taken as they are."""
-        return cls(infos, {name: name for name in infos})
 
-
-class Reader(Protocol):
+class Reader(ABC):
     """The tensors of one file, or of one model in several parts. Made from a path; that raises
-    CheckpointError for what is damaged, truncated, or lies about its size."""
+    CheckpointError for what is damaged, truncated, or lies about its size.
 
-    @property
-    def infos(self) -> Mapping[str, TensorInfo]:
-        """Type, shape and size of every tensor that is handed out, by name; from headers alone."""
+    paths: the files, in their order. infos: type, shape and size of every tensor that is handed
+    out, by name; from headers alone.
+    """
+
+    paths: tuple[Path, ...]
+    infos: Mapping[str, TensorInfo]
+
+    @abstractmethod
+    def rows(self, name: str, begin: int, end: int) -> mx.array:
+        """Entries begin .. end - 1 along the first axis; a scalar whole. Read now, copied once:
+        no more than these is ever in memory."""
 
     @property
     def contents(self) -> Contents:
         """The same under the file's own names and types, with what is not handed out."""
+        return Contents(self.infos, {name: name for name in self.infos})
 
-    @property
-    def paths(self) -> Sequence[Path]:
-        """The files, in their order."""
-
-    def rows(self, name: str, begin: int, end: int) -> mx.array:
-        """Entries begin .. end - 1 along the first axis; a scalar whole. Read now, copied once:
-        no more than these is ever in memory."""
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, to be read in pieces."""
+        info = self.infos[name]
+        return Tensor(DTYPES[info.dtype], info.shape, partial(self.rows, name))

@@ -2,7 +2,6 @@
 
 Decoder-only models go through mlx-lm's own helper, whose model card tells how to use mlx-lm; T5
 models, which mlx-lm cannot load, through huggingface_hub alone, with a card of their own.
-Knows nothing of what is in the files.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ Nothing is computed: arrays stay lazy. Imports mlx-lm and with it transformers (
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from mlx_lm.utils import _get_classes, load_model
 
 from ...errors import CheckpointError, first_line
 from ..configuration import check_numbers, check_runs_no_code, check_weights
+from ..disk import leftovers
 from ..formats import safetensors as safetensors_file
 from ..quantization import Quantization
 
@@ -56,9 +58,9 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
     caught: dict[str, mx.array] = {}
     try:
         # Some of mlx-lm's models print remarks; standard output is for text alone.
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), _readable(directory) as read:
             model, whole = load_model(
-                directory,
+                read,
                 lazy=True,
                 strict=False,
                 get_model_classes=lambda config: _catching(config, given, caught),
@@ -69,6 +71,19 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
         raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
     model.__class__ = type(model).__mro__[1]
     return Opened(model, whole, caught)
+
+
+@contextlib.contextmanager
+def _readable(directory: Path) -> Iterator[Path]:
+    """Where mlx-lm may read config.json: it takes none that begins with a byte order mark."""
+    if not (directory / "config.json").read_bytes().startswith(codecs.BOM_UTF8):
+        yield directory
+        return
+    with leftovers.temporary() as made:
+        for name in ("config.json", "generation_config.json", "hf_quant_config.json"):
+            if (directory / name).is_file():
+                (made / name).write_text((directory / name).read_text("utf-8-sig"), "utf-8")
+        yield made
 
 
 def cannot_build(problem: Exception) -> str:

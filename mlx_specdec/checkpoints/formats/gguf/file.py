@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from ....errors import CheckpointError
 from ...disk.mapped import open_map
 from ..malformed import Malformed, naming
 from ..meta.layout import rotary_rows
-from ..reader import Contents
-from ..safetensors import DTYPES, TensorInfo
+from ..reader import DTYPES, Contents, Reader, TensorInfo
 from .decoder_only import decoder_only_layout
 from .families import FAMILIES
 from .header import Entry, Header, read_header
@@ -32,7 +30,6 @@ from .types import ElementType, element_type, expand
 
 SUPPORTED = (*FAMILIES, "t5")
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_POINTER = b"version https://git-lfs"
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SMALL = 1 << 20
 
@@ -55,7 +52,7 @@ class _Stored:
         return math.prod(self.entry.shape[:-1]) * self.row_nbytes
 
 
-class GgufFile:
+class GgufFile(Reader):
     """The tensors of one model.
 
     infos: type and shape of every tensor under our name, its values expanded: quantized types are
@@ -66,15 +63,11 @@ class GgufFile:
     def __init__(self, file: Path) -> None:
         """file: the model, or the first of its parts, the others beside it. Raises CheckpointError
         for a file that is truncated, damaged, or holds what is not supported here."""
-        self.paths = files = parts_of(file)
-        self._maps = [open_map(each) for each in files]
+        self.paths = tuple(parts_of(file))
+        self._maps = [open_map(each) for each in self.paths]
         headers: list[Header] = []
-        for number, each in enumerate(files):
+        for number, each in enumerate(self.paths):
             with naming(each):
-                if self._maps[number][: len(_POINTER)] == _POINTER:
-                    raise Malformed(
-                        "is only a pointer of Git LFS: run `git lfs pull`, or download the file"
-                    )
                 headers.append(read_header(self._maps[number]))
         self._big_endian = [header.big_endian for header in headers]
         with naming(file):
@@ -82,7 +75,7 @@ class GgufFile:
             self.metadata = Metadata(headers[0].metadata)
             layout = self._layout()
             self.config, self._places, self._left = layout.config, layout.places, layout.left
-            self.infos: Mapping[str, TensorInfo] = self._infos()
+            self.infos = self._infos()
         kinds = {self._stored[place.name].kind for place in self._places.values()}
         self.packed = sorted(kind.name for kind in kinds if not kind.numpy)
 
@@ -101,7 +94,6 @@ class GgufFile:
         )
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
-        """Entries begin .. end - 1 of a tensor along its first axis; read now."""
         place = self._places[name]
         chosen: slice | np.ndarray[Any, Any] = slice(begin, end)
         if place.heads:
@@ -135,12 +127,12 @@ class GgufFile:
         half = kinds.pop() if len(kinds) == 1 and kinds <= _HALF.keys() else ""
         for name, place in self._places.items():
             kind = self._stored[place.name].kind
-            dtype, shape = kind.stored, place.shape
+            dtype = kind.stored
             if not mx.issubdtype(DTYPES[dtype], mx.floating):
                 raise Malformed(f"holds {kind.name} in {place.name} instead of weights")
             if half and dtype == "F32" and self._fits(place, _HALF[half]):
                 dtype = half
-            infos[name] = TensorInfo(dtype, shape, math.prod(shape) * DTYPES[dtype].size)
+            infos[name] = TensorInfo.of(dtype, place.shape)
         return infos
 
     def _fits(self, place: Place, half: mx.Dtype) -> bool:

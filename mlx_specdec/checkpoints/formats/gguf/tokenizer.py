@@ -11,6 +11,7 @@ out NFC, and takes GPT-2's rule for any that it does not know: hence this one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -78,14 +79,20 @@ def build(metadata: Metadata) -> str | None:
         return None
     if kind != "gpt2" and not vocabulary.scores:
         raise Malformed("is damaged: its vocabulary has no scores")
-    try:
+    with library_errors():
         tokenizer = builders[kind](vocabulary)
         tokenizer.encode("a b")
         return str(tokenizer.to_str(pretty=False))
+
+
+@contextmanager
+def library_errors() -> Iterator[None]:
+    """What `tokenizers` raises, as Malformed: Exception itself, and where its own code stumbles
+    over what it was given PanicException, which is none."""
+    try:
+        yield
     except (Malformed, KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    # The library raises Exception itself, and PanicException, which is none, where its own code
-    # stumbles over what it was given.
     except BaseException as problem:
         reason = first_line(problem)
         raise Malformed(f"has a damaged vocabulary ({reason:.100}): download it again") from None
@@ -106,7 +113,7 @@ def settings(metadata: Metadata) -> dict[str, Any]:
 
 
 def _sentencepiece_bpe(vocabulary: _Vocabulary) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
     unknown = [vocabulary.tokens[id] for id in vocabulary.of_type(_UNKNOWN)]
     tokenizer = Tokenizer(
@@ -119,7 +126,10 @@ def _sentencepiece_bpe(vocabulary: _Vocabulary) -> Any:
         )
     )
     leading = vocabulary.get("add_space_prefix", FLAG, True)
-    steps = [normalizers.Prepend(_SPACE)] if leading else []
+    steps: list[Any] = []
+    if vocabulary.get("remove_extra_whitespaces", FLAG, False):
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    steps += [normalizers.Prepend(_SPACE)] if leading else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
     strip = [decoders.Strip(" ", 1, 0)] if leading else []
     tokenizer.decoder = decoders.Sequence(

@@ -1,54 +1,21 @@
-"""Meta's Llama in Hugging Face's words: names, shapes and the order of the rotary rows.
-
-Knows what its tensors are called by both, and along which axis tensor-parallel parts are cut. Data
-and small pure functions; knows nothing of files.
-"""
+"""The tensors of Meta's Llama under Hugging Face's names: shapes, cuts, order of rotary rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..malformed import Malformed
-
-EMBEDDING, HEAD, NORM = "tok_embeddings.weight", "output.weight", "norm.weight"
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-MOST_LAYERS = 10_000
-LARGEST = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What the shapes of a Llama's tensors follow from. heads_width: of one attention head."""
-
-    width: int
-    inner: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    vocabulary: int
-
-    def check(self) -> None:
-        """Raises Malformed where no Llama can have these sizes."""
-        for name, value in vars(self).items():
-            if not 1 <= value <= LARGEST:
-                raise Malformed(f"asks for {name.replace('_', ' ')} {value}")
-        if self.layers > MOST_LAYERS:
-            raise Malformed(f"asks for {self.layers} layers")
-        if self.heads % self.kv_heads:
-            raise Malformed(f"asks for {self.heads} heads that share {self.kv_heads} keys")
-        if self.head_width % 2:
-            raise Malformed(f"asks for heads of width {self.head_width}, which cannot be rotated")
+EMBEDDING, HEAD = "tok_embeddings.weight", "output.weight"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor. theirs: Meta's name. axis: along which parts are joined, None where each part
-    has the whole. heads: its rows are those of so many rotated heads, 0 where they are not."""
+    """One tensor. theirs: Meta's name. axis: along which tensor-parallel parts are joined, None
+    where each has the whole. heads: its rows are those of so many rotated heads, 0 where they are
+    not."""
 
     theirs: str
     shape: tuple[int, ...]
@@ -56,35 +23,33 @@ class Entry:
     heads: int = 0
 
 
-def entries(sizes: Sizes) -> dict[str, Entry]:
-    """Every tensor by Hugging Face's name, the output head among them.
+def entries(config: Mapping[str, Any]) -> dict[str, Entry]:
+    """Every tensor by Hugging Face's name, the output head among them. config: config.json.
 
     The axis of the embedding is Llama 3's; earlier ones cut it along the other.
     """
-    whole = (sizes.vocabulary, sizes.width)
-    found = {"model.embed_tokens.weight": Entry(EMBEDDING, whole, 0)}
-    for layer in range(sizes.layers):
-        for ours, entry in _layer(sizes):
-            found[f"model.layers.{layer}.{ours}.weight"] = Entry(
-                f"layers.{layer}.{entry.theirs}.weight", entry.shape, entry.axis, entry.heads
-            )
-    found["model.norm.weight"] = Entry(NORM, (sizes.width,), None)
-    found["lm_head.weight"] = Entry(HEAD, whole, 0)
-    return found
-
-
-def _layer(sizes: Sizes) -> Iterator[tuple[str, Entry]]:
-    width, inner = sizes.width, sizes.inner
-    queries, keys = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
-    yield "input_layernorm", Entry("attention_norm", (width,), None)
-    yield "self_attn.q_proj", Entry("attention.wq", (queries, width), 0, sizes.heads)
-    yield "self_attn.k_proj", Entry("attention.wk", (keys, width), 0, sizes.kv_heads)
-    yield "self_attn.v_proj", Entry("attention.wv", (keys, width), 0)
-    yield "self_attn.o_proj", Entry("attention.wo", (width, queries), 1)
-    yield "post_attention_layernorm", Entry("ffn_norm", (width,), None)
-    yield "mlp.gate_proj", Entry("feed_forward.w1", (inner, width), 0)
-    yield "mlp.down_proj", Entry("feed_forward.w2", (width, inner), 1)
-    yield "mlp.up_proj", Entry("feed_forward.w3", (inner, width), 0)
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    queries, keys = heads * config["head_dim"], key_heads * config["head_dim"]
+    whole = (config["vocab_size"], width)
+    named = {"model.embed_tokens.weight": Entry(EMBEDDING, whole, 0)}
+    for layer in range(config["num_hidden_layers"]):
+        for ours, theirs, shape, axis, rotated in (
+            ("input_layernorm", "attention_norm", (width,), None, 0),
+            ("self_attn.q_proj", "attention.wq", (queries, width), 0, heads),
+            ("self_attn.k_proj", "attention.wk", (keys, width), 0, key_heads),
+            ("self_attn.v_proj", "attention.wv", (keys, width), 0, 0),
+            ("self_attn.o_proj", "attention.wo", (width, queries), 1, 0),
+            ("post_attention_layernorm", "ffn_norm", (width,), None, 0),
+            ("mlp.gate_proj", "feed_forward.w1", (inner, width), 0, 0),
+            ("mlp.down_proj", "feed_forward.w2", (width, inner), 1, 0),
+            ("mlp.up_proj", "feed_forward.w3", (inner, width), 0, 0),
+        ):
+            entry = Entry(f"layers.{layer}.{theirs}.weight", shape, axis, rotated)
+            named[f"model.layers.{layer}.{ours}.weight"] = entry
+    named["model.norm.weight"] = Entry("norm.weight", (width,), None)
+    named["lm_head.weight"] = Entry(HEAD, whole, 0)
+    return named
 
 
 def rotary_rows(begin: int, end: int, head_width: int) -> np.ndarray[Any, Any]:
@@ -97,29 +62,3 @@ def rotary_rows(begin: int, end: int, head_width: int) -> np.ndarray[Any, Any]:
     head, inside = np.divmod(rows, head_width)
     half, pair = np.divmod(inside, head_width // 2)
     return head * head_width + 2 * pair + half
-
-
-def configuration(
-    sizes: Sizes, *, stored: str, epsilon: float, theta: float, length: int, tied: bool
-) -> dict[str, Any]:
-    """config.json. stored: type of the matrices as a safetensors file names it. length: positions
-    that the model was trained for."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "hidden_act": "silu",
-        "hidden_size": sizes.width,
-        "intermediate_size": sizes.inner,
-        "num_hidden_layers": sizes.layers,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_width,
-        "vocab_size": sizes.vocabulary,
-        "max_position_embeddings": length,
-        "rms_norm_eps": epsilon,
-        "rope_theta": theta,
-        "tie_word_embeddings": tied,
-        "torch_dtype": _DTYPES[stored],
-    }

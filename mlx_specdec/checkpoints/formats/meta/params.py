@@ -1,23 +1,22 @@
-"""params.json of Meta's Llama: sizes and the few numbers that decide what is computed.
+"""params.json of Meta's Llama -> config.json, with what Meta's code takes where a key is silent.
 
-Knows its keys, and what Meta's code takes where one is silent. What is not known is refused by
-name, since it may change what the model computes. Reads no weights.
+What is not known is refused by name, since it may change what the model computes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ....errors import CheckpointError
 from ...disk.json_file import read_json
 from ..malformed import Malformed, naming
-from .layout import LARGEST, Sizes
+from ..reader import LARGEST_EXTENT
 
 PARAMS = "params.json"
+MOST_LAYERS = 10_000
 _KNOWN = (
     "dim n_layers n_heads n_kv_heads head_dim hidden_dim vocab_size multiple_of ffn_dim_multiplier "
     "norm_eps rope_theta use_scaled_rope rope_scaling_factor max_seq_len max_batch_size "
@@ -32,56 +31,13 @@ _LENGTHS = {10_000.0: 4096, 1_000_000.0: 16384, 500_000.0: 8192}
 _FIRST_LLAMA = 2048
 
 
-@dataclass(frozen=True)
-class Params:
-    """What params.json says. shape: the sizes but for the vocabulary. vocabulary: None where the
-    weights have to say it. scaled_by: how far rotary positions are stretched, None for not at all.
-    length: positions that the model was trained for."""
+def read_params(file: Path) -> dict[str, Any]:
+    """config.json of the model, but for what the weights have to tell: the type of the elements,
+    whether the head is the embedding, and often the number of tokens.
 
-    file: Path
-    shape: Mapping[str, int]
-    vocabulary: int | None
-    epsilon: float
-    theta: float
-    scaled_by: float | None
-    length: int
-
-    @property
-    def queries(self) -> int:
-        """Rows of a query matrix."""
-        return self.shape["heads"] * self.shape["head_width"]
-
-    def sizes(self, vocabulary: int) -> Sizes:
-        """With as many tokens as the weights have. Raises CheckpointError where that is not what
-        the file says, or no Llama has such sizes."""
-        if self.vocabulary not in (None, vocabulary):
-            raise CheckpointError(
-                f"{self.file} asks for {self.vocabulary} tokens where the weights have {vocabulary}"
-            )
-        sizes = Sizes(vocabulary=vocabulary, **self.shape)
-        with naming(self.file):
-            sizes.check()
-        return sizes
-
-    @property
-    def scaling(self) -> dict[str, Any]:
-        """The entries of config.json about it, none where positions are not stretched."""
-        if self.scaled_by is None:
-            return {}
-        return {
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": self.scaled_by,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": _TRAINED,
-            }
-        }
-
-
-def read_params(file: Path) -> Params:
-    """Raises CheckpointError for a file that is no JSON object, lacks a number, has one that cannot
-    be, or asks for something that is not known here."""
+    Raises CheckpointError for a file that is no JSON object, lacks a number, has one that cannot
+    be, or asks for something that is not known here.
+    """
     if not file.is_file():
         raise CheckpointError(f"{file.parent} lacks {file.name}: download it again")
     given = {key: value for key, value in read_json(file).items() if value is not None}
@@ -89,34 +45,53 @@ def read_params(file: Path) -> Params:
     if unknown:
         raise CheckpointError(f"{file} asks for {unknown[0]!a:.60}, which is not supported here")
     with naming(file):
-        return _params(file, given)
+        return _config(given)
 
 
-def _params(file: Path, given: Mapping[str, Any]) -> Params:
-    width, heads = _whole(given, "dim"), _whole(given, "n_heads")
+def _config(given: Mapping[str, Any]) -> dict[str, Any]:
+    width, heads, layers = (_whole(given, key) for key in ("dim", "n_heads", "n_layers"))
     if "head_dim" not in given and width % heads:
         raise Malformed(f"asks for {heads} heads in a width of {width}")
-    layers = _whole(given, "n_layers")
-    shape = {
-        "width": width,
-        "inner": _inner(given, width),
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": _whole(given, "n_kv_heads", heads),
-        "head_width": _whole(given, "head_dim", width // heads),
-    }
-    unsaid = given.get("vocab_size", -1) == -1
-    vocabulary = None if unsaid else _whole(given, "vocab_size")
+    key_heads = _whole(given, "n_kv_heads", heads)
+    if heads % key_heads:
+        raise Malformed(f"asks for {heads} heads that share {key_heads} keys")
+    head_width = _whole(given, "head_dim", width // heads)
+    if head_width % 2:
+        raise Malformed(f"asks for heads of width {head_width}, which cannot be rotated")
+    if layers > MOST_LAYERS:
+        raise Malformed(f"asks for {layers} layers")
     epsilon, theta = _number(given, "norm_eps", 1e-5), _number(given, "rope_theta", 10_000.0)
     scaled = given.get("use_scaled_rope", False)
     if type(scaled) is not bool:
         raise Malformed("asks for use_scaled_rope that is neither true nor false")
-    factor = None
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "hidden_act": "silu",
+        "hidden_size": width,
+        "intermediate_size": _inner(given, width),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": head_width,
+        "max_position_embeddings": _length(given, epsilon, theta, scaled=scaled),
+        "rms_norm_eps": epsilon,
+        "rope_theta": theta,
+    }
+    if given.get("vocab_size", -1) != -1:
+        config["vocab_size"] = _whole(given, "vocab_size")
     if scaled:
         usual = _STRETCHED.get((width, layers), _SCALED_BY)
-        factor = _number(given, "rope_scaling_factor", usual)
-    length = _length(given, epsilon, theta, scaled=scaled)
-    return Params(file, shape, vocabulary, epsilon, theta, factor, length)
+        config["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": _number(given, "rope_scaling_factor", usual),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": _TRAINED,
+        }
+    return config
 
 
 def _inner(given: Mapping[str, Any], width: int) -> int:
@@ -128,12 +103,15 @@ def _inner(given: Mapping[str, Any], width: int) -> int:
     inner = 8 * width // 3
     if "ffn_dim_multiplier" in given:
         inner = int(inner * _number(given, "ffn_dim_multiplier", 1.0))
-    return -(-inner // multiple) * multiple
+    inner = -(-inner // multiple) * multiple
+    if not 1 <= inner <= LARGEST_EXTENT:
+        raise Malformed(f"asks for inner {inner}")
+    return inner
 
 
 def _length(given: Mapping[str, Any], epsilon: float, theta: float, *, scaled: bool) -> int:
-    """params.json rarely says it; each generation has its own base of the rotation, and the first
-    two differ in epsilon."""
+    """Positions that the model was trained for. params.json rarely says it; each generation has its
+    own base of the rotation, and the first two differ in epsilon."""
     if "max_seq_len" in given:
         return _whole(given, "max_seq_len")
     if scaled:
@@ -145,7 +123,7 @@ def _length(given: Mapping[str, Any], epsilon: float, theta: float, *, scaled: b
 
 def _whole(given: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = given.get(key, default)
-    if type(value) is not int or not 1 <= value <= LARGEST:
+    if type(value) is not int or not 1 <= value <= LARGEST_EXTENT:
         raise Malformed(f"needs {key}, a whole number above 0, not {value!a:.40}")
     return value
 

@@ -13,12 +13,7 @@ from .text import MODEL, read_tokenizer
 
 def is_meta(source: Path) -> bool:
     """Whether this is a directory whose only weights are Meta's."""
-    readable = ("*.safetensors*", "pytorch_model*.bin*")
-    return (
-        source.is_dir()
-        and any(source.glob(shards.META))
-        and not any(any(source.glob(pattern)) for pattern in readable)
-    )
+    return source.is_dir() and shards.has_only(source, shards.META)
 
 
 def lay_down_meta(source: Path, directory: Path) -> None:
@@ -35,7 +30,9 @@ def lay_down_meta(source: Path, directory: Path) -> None:
     places = (source / MODEL, source.absolute().parent / MODEL)
     tokenizer = next((shards.own(file) for file in places if file.is_file()), None)
     if tokenizer is not None:
-        text = read_tokenizer(tokenizer, config["vocab_size"], since_31=model.scaled)
+        text = read_tokenizer(
+            tokenizer, config["vocab_size"], since_31="rope_scaling" in model.config
+        )
         config.update(text.ids)
         for name, content in text.files.items():
             (directory / name).write_text(content, encoding="utf-8")

@@ -1,7 +1,6 @@
-"""Meta's tokenizer.model -> the files that Hugging Face has in its place.
+"""Meta's tokenizer.model, SentencePiece's or tiktoken's -> the files that Hugging Face has instead.
 
-Knows both kinds, SentencePiece's and tiktoken's. What is made is held to the original where a
-library is at hand that reads it.
+What is made of SentencePiece's is held to the original.
 """
 
 from __future__ import annotations
@@ -9,18 +8,25 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ....errors import CheckpointError
-from ..malformed import Malformed
-from .bpe import SPACE, Pieces, sentencepiece_json, tiktoken_json
+from ...disk.regular import check_regular
+from ..gguf import tokenizer as gguf_tokenizer
+from ..gguf.metadata import Metadata
+from ..malformed import Malformed, naming
 
 MODEL = "tokenizer.model"
 LARGEST_FILE = 16_000_000
+LONGEST = 256
+"""Bytes of a token; cutting one in every way takes the square of its length."""
 _LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+")
 _SPECIAL = 256
 _NAMED_3 = {
@@ -32,6 +38,7 @@ _NAMED_3 = {
 }
 _NAMED_31 = {**_NAMED_3, 4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
 """Places among Llama 3's special tokens; the others are reserved."""
+_ADVICE = "take the one that belongs to the model"
 _TRIALS = (
     'Once upon a time, there was a little girl named Lily. She said: "I don\'t know!"',
     "  two  spaces\n\n\tand a tab, 3.14159 or 1234567890",
@@ -53,74 +60,70 @@ class Text:
 def read_tokenizer(file: Path, vocabulary: int, *, since_31: bool = False) -> Text:
     """vocabulary: ids that the model knows; there may be fewer tokens, not more. since_31: names
     Llama 3.1's special tokens instead of 3's. Raises CheckpointError."""
+    check_regular(file)
     try:
-        return _read(file, vocabulary, since_31=since_31)
+        data = file.read_bytes() if file.stat().st_size <= LARGEST_FILE else None
     except OSError as problem:
         raise CheckpointError(f"{file} cannot be read: {problem.strerror}") from problem
-    except Malformed as problem:
-        raise CheckpointError(f"{file} {problem}: take the one that belongs to the model") from None
-
-
-def _read(file: Path, vocabulary: int, *, since_31: bool) -> Text:
-    if file.stat().st_size > LARGEST_FILE:
-        raise Malformed("is too large for a tokenizer")
-    data = file.read_bytes()
-    if _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
-        text = _tiktoken(data, vocabulary, since_31=since_31)
-    else:
-        text = _sentencepiece(data, vocabulary)
-    if text.size > vocabulary:
-        raise Malformed(f"has {text.size} tokens where the model knows {vocabulary}")
-    return text
+    with naming(file):
+        if data is None:
+            raise Malformed(f"is too large for a tokenizer: {_ADVICE}")
+        if _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
+            return _tiktoken(data, vocabulary, since_31=since_31)
+        return _sentencepiece(data, vocabulary)
 
 
 def _sentencepiece(data: bytes, vocabulary: int) -> Text:
+    """By way of what llama.cpp has for such a vocabulary."""
     import sentencepiece
+    from tokenizers import Tokenizer
 
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(data)
         size = processor.get_piece_size()
         if size > vocabulary:
-            raise Malformed(f"has {size} tokens where the model knows {vocabulary}")
-        pieces = _pieces(processor, size)
+            raise Malformed(f"has {size} tokens where the model knows {vocabulary}: {_ADVICE}")
+        metadata = Metadata(_described(processor))
         expected = {trial: processor.encode(trial) for trial in _TRIALS}
     # A damaged one loads at times: its tokens are no text then, or its own ids not among them.
     except (RuntimeError, OSError, ValueError, LookupError):
-        raise Malformed("is damaged, or neither SentencePiece's nor tiktoken's") from None
-    made = sentencepiece_json(pieces)
-    _hold(made, expected)
-    names = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
-    ids = {name: id for name, id in names.items() if id >= 0}
-    return _text(made, pieces.tokens, ids, size)
-
-
-def _pieces(processor: Any, size: int) -> Pieces:
-    controls = [id for id in range(size) if processor.is_control(id)]
-    byte_ids = {id for id in range(size) if processor.is_byte(id)}
-    unknown = processor.unk_id()
-    others = {*controls, *byte_ids, unknown}
-    return Pieces(
-        tokens=[processor.id_to_piece(id) for id in range(size)],
-        scores=[processor.get_score(id) for id in range(size)],
-        controls=[*controls, unknown],
-        plain=[id for id in range(size) if id not in others and not processor.is_unused(id)],
-        unknown=unknown,
-        begin=processor.bos_id() if processor.bos_id() >= 0 else None,
-        leads=processor.encode("x", out_type=str)[0].startswith(SPACE),
-        collapses=SPACE * 2 not in "".join(processor.encode("x  x", out_type=str)),
-        has_bytes=bool(byte_ids),
-    )
-
-
-def _hold(made: str, expected: Mapping[str, list[int]]) -> None:
-    """Raises Malformed where tokenizer.json cuts a text otherwise than the original does."""
-    from tokenizers import Tokenizer
-
+        raise Malformed(
+            "is damaged, or neither SentencePiece's nor tiktoken's: download it again"
+        ) from None
+    made = gguf_tokenizer.build(metadata)
     tokenizer = Tokenizer.from_str(made)
     for text, ids in expected.items():
         if tokenizer.encode(text, add_special_tokens=False).ids != ids:
-            raise Malformed("cuts text in a way that tokenizer.json cannot say")
+            raise Malformed(f"cuts text in a way that tokenizer.json cannot say: {_ADVICE}")
+    ends = {"bos": processor.bos_id(), "eos": processor.eos_id()}
+    known = {f"{name}_token_id": id for name, id in ends.items() if id >= 0}
+    return _text(str(made), gguf_tokenizer.settings(metadata), known, size)
+
+
+def _described(processor: Any) -> dict[str, Any]:
+    """A SentencePiece vocabulary as the metadata of a GGUF file."""
+    every = range(processor.get_piece_size())
+    kinds = (processor.is_unknown, processor.is_control, processor.is_unused, processor.is_byte)
+    types = np.ones(len(every), int)
+    for kind, number in zip(kinds, (2, 3, 5, 6), strict=True):
+        types[[id for id in every if kind(id)]] = number
+    special = (("bos", "bos_id"), ("eos", "eos_id"), ("unknown", "unk_id"))
+    ids = {f"{name}_token_id": getattr(processor, place)() for name, place in special}
+    spaced = processor.encode("x  x", out_type=str)
+    values = {
+        "model": "llama",
+        "tokens": [processor.id_to_piece(id) for id in every],
+        "scores": np.array([processor.get_score(id) for id in every]),
+        "token_type": types,
+        "add_space_prefix": spaced[0].startswith("▁"),
+        "remove_extra_whitespaces": "▁▁" not in "".join(spaced),
+        **{name: id for name, id in ids.items() if id >= 0},
+    }
+    return {
+        "general.architecture": "llama",
+        **{f"tokenizer.ggml.{name}": value for name, value in values.items()},
+    }
 
 
 def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
@@ -143,39 +146,56 @@ def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
     if vocabulary - len(tokens) < _SPECIAL:
         raise Malformed(
             f"has {len(tokens)} tokens and {_SPECIAL} special ones where the model knows "
-            f"{vocabulary}"
+            f"{vocabulary}: {_ADVICE}"
         )
     free = iter(range(_SPECIAL))
     special = [
         f"<|{named[place]}|>" if place in named else f"<|reserved_special_token_{next(free)}|>"
         for place in range(_SPECIAL)
     ]
-    made = tiktoken_json(tokens, special)
-    ends = [1, 8, 9] if since_31 else [1, 9]
-    ids = {"bos": len(tokens), "eos": len(tokens) + 1}
-    names: dict[int, str] = {len(tokens) + place: token for place, token in enumerate(special)}
-    return _text(made, names, ids, len(tokens) + _SPECIAL, [len(tokens) + end for end in ends])
-
-
-def _text(
-    made: str,
-    tokens: Any,
-    ids: Mapping[str, int],
-    size: int,
-    ends: list[int] | None = None,
-) -> Text:
-    """ends: ids that end a text, where there are several."""
-    settings: dict[str, Any] = {
+    ends = [len(tokens) + end for end in ([1, 8, 9] if since_31 else [1, 9])]
+    names = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        **{f"{name}_token": tokens[id] for name, id in ids.items()},
+        "bos_token": special[0],
+        "eos_token": special[1],
     }
-    known: dict[str, Any] = {f"{n}_token_id": ids[n] for n in ("bos", "eos") if n in ids}
-    if ends:
-        known["eos_token_id"] = ends
+    ids = {"bos_token_id": len(tokens), "eos_token_id": ends}
+    return _text(_tiktoken_json(tokens, special), names, ids, len(tokens) + _SPECIAL)
+
+
+def _tiktoken_json(tokens: list[bytes], special: list[str]) -> str:
+    """The text of tokenizer.json. tokens: in the order of their ranks, which are their ids, and
+    then the special tokens, of which the first begins a text."""
+    # Where torch is absent it says so when it is imported; mlx-lm sets the same variable.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from tokenizers import processors
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    ids: dict[bytes, int] = {}
+    for id, token in enumerate(tokens):
+        if ids.setdefault(token, id) != id:
+            raise Malformed(f"is damaged: {token!a:.60} is both token {ids[token]} and {id}")
+        if len(token) > LONGEST:
+            raise Malformed(f"is damaged: token {id} has {len(token)} characters")
+
+    class Converter(TikTokenConverter):
+        @staticmethod
+        def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:
+            return ids  # its own way of reading needs tiktoken
+
+    with gguf_tokenizer.library_errors():
+        tokenizer = Converter(extra_special_tokens=special).converted()
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[special[0], "$A"], special_tokens=[(special[0], len(tokens))]
+        )
+        return str(tokenizer.to_str(pretty=False))
+
+
+def _text(made: str, settings: Mapping[str, Any], ids: Mapping[str, Any], size: int) -> Text:
     files = {
         "tokenizer.json": made,
         "tokenizer_config.json": json.dumps(settings, indent=2),
-        "generation_config.json": json.dumps(known, indent=2),
+        "generation_config.json": json.dumps(ids, indent=2),
     }
-    return Text(files, known, size)
+    return Text(files, ids, size)

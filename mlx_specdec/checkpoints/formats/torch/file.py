@@ -1,7 +1,6 @@
-"""One file of torch.save's, zip archive or older stream, as a set of named tensors.
+"""One file of torch.save's, zip archive or older stream, as a set of named tensors, without torch.
 
-Knows how to tell the two formats apart and how a view of a storage becomes an array. The pickle in
-it is read by `unpickle`, which can build plain values only. Needs no torch.
+The pickle in it is read by `unpickle`, which can build plain values only.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,16 @@ import numpy as np
 
 from ...disk.mapped import open_map, to_mlx
 from ..malformed import Malformed, naming
-from ..reader import Contents, TensorInfo
-from ..safetensors import DTYPES
+from ..reader import Contents, Reader, TensorInfo
 from . import legacy, zip
 from .objects import ADMITTED, Tensor, named_tensors, storage
 from .unpickle import load
 
-_POINTER = b"version https://git-lfs"
 
+class TorchFile(Reader):
+    """The tensors of one file, mapped: what is not asked for is not read.
 
-class TorchFile:
-    """The tensors of one file. The file is mapped; what is not asked for is not read.
-
-    infos: type, shape and size of every tensor by name, as a safetensors file would have it:
-    contiguous, tied tensors under each of their names.
+    infos: as a safetensors file would have it: contiguous, tied tensors under each of their names.
     """
 
     def __init__(self, file: Path) -> None:
@@ -41,22 +35,19 @@ class TorchFile:
         self._data = open_map(file)
         with naming(file):
             self._tensors, self._spans, self._big_endian = _read(file, self._data)
-            self.infos: Mapping[str, TensorInfo] = {
-                name: self._info(name, tensor) for name, tensor in self._tensors.items()
-            }
+            self.infos = {name: self._info(name, each) for name, each in self._tensors.items()}
 
     @property
     def contents(self) -> Contents:
-        """What the file holds; tied tensors point to one storage."""
+        """The same; tied tensors point to one storage."""
         shared: dict[str, str] = {}
         first: dict[Tensor, str] = {}
         for name, tensor in self._tensors.items():
             if first.setdefault(tensor, name) != name:
                 shared[name] = first[tensor]
-        return replace(Contents.plain(self.infos), shared=shared)
+        return Contents(self.infos, {name: name for name in self.infos}, shared=shared)
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
-        """Entries begin .. end - 1 along the first axis; a scalar whole. Read now, copied once."""
         tensor = self._tensors[name]
         kind, span = tensor.kind, self._spans[tensor.storage.key]
         shape, offset = tensor.shape, tensor.offset
@@ -79,25 +70,21 @@ class TorchFile:
             raise Malformed(f"is damaged: the bytes of {name} are not in it")
         if tensor.storage.nbytes > span.nbytes:
             raise Malformed(f"is truncated or damaged in {name}: download it again")
-        elements = math.prod(tensor.shape)
         # A stride of zero lets a few bytes claim to be a tensor of any size.
-        if elements * tensor.kind.size > len(self._data):
+        if math.prod(tensor.shape) * tensor.kind.size > len(self._data):
             raise Malformed(f"is refused: {name} claims more bytes than the file has")
-        stored = tensor.kind.stored
-        return TensorInfo(stored, tensor.shape, elements * DTYPES[stored].size)
+        return TensorInfo.of(tensor.kind.stored, tensor.shape)
 
 
 def _read(file: Path, data: mmap.mmap) -> tuple[dict[str, Tensor], Mapping[str, zip.Span], bool]:
     """The tensors by name, where each storage lies, and whether those are big-endian."""
     if data[:4] == zip.MAGIC:
-        archive = zip.read(file, data)
-        value, _ = load(archive.pickle.of(data), 0, ADMITTED, storage)
-        return named_tensors(value), archive.storages, archive.big_endian
+        pickle, storages, big_endian = zip.read(file, data)
+        value, _ = load(pickle.of(data), 0, ADMITTED, storage)
+        return named_tensors(value), storages, big_endian
     if data[:1] == b"\x80":
         value, spans = legacy.read(data)
         return named_tensors(value), spans, False
-    if data[: len(_POINTER)] == _POINTER:
-        raise Malformed("is only a pointer of Git LFS: run `git lfs pull`, or download the file")
     if data[257:262] == b"ustar":
         raise Malformed("is written by a torch before 0.2: save it again with a newer one")
     raise Malformed("is no file that torch.save wrote, or its beginning is damaged")

@@ -1,7 +1,7 @@
 """What a torch state dict is made of: storages, tensors that view them, and how they are named.
 
-Knows which names of torch's a pickle may use (ADMITTED is the whole list) and what each leaves
-behind: a record of numbers and texts. Knows nothing of files; no storage is read here.
+ADMITTED is the whole list of names that a pickle may use; each leaves behind a record of numbers
+and texts. No storage is read here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..malformed import Malformed
-from ..safetensors import LARGEST_EXTENT, LONGEST_NAME
+from ..reader import ELEMENTS, LARGEST_EXTENT, LONGEST_NAME
 
 MOST_AXES = 16
 INNER = ("state_dict", "model")
@@ -34,34 +34,26 @@ class Kind:
         return int(self.numpy[1:])
 
 
+_TYPES = (
+    ("float64", "DoubleStorage", "F32"),
+    ("float32", "FloatStorage", "F32"),
+    ("float16", "HalfStorage", "F16"),
+    ("bfloat16", "BFloat16Storage", "BF16"),
+    ("float8_e4m3fn", "", "F8_E4M3"),
+    ("int64", "LongStorage", "I64"),
+    ("int32", "IntStorage", "I32"),
+    ("int16", "ShortStorage", "I16"),
+    ("int8", "CharStorage", "I8"),
+    ("uint64", "", "U64"),
+    ("uint32", "", "U32"),
+    ("uint16", "", "U16"),
+    ("uint8", "ByteStorage", "U8"),
+    ("bool", "BoolStorage", "BOOL"),
+)
+"""torch's name, that of its class of storages, and that of a safetensors file."""
 KINDS = {
-    "float64": Kind("f8", "F32"),
-    "float32": Kind("f4", "F32"),
-    "float16": Kind("f2", "F16"),
-    "bfloat16": Kind("u2", "BF16"),
-    "float8_e4m3fn": Kind("u1", "F8_E4M3"),
-    "int64": Kind("i8", "I64"),
-    "int32": Kind("i4", "I32"),
-    "int16": Kind("i2", "I16"),
-    "int8": Kind("i1", "I8"),
-    "uint64": Kind("u8", "U64"),
-    "uint32": Kind("u4", "U32"),
-    "uint16": Kind("u2", "U16"),
-    "uint8": Kind("u1", "U8"),
-    "bool": Kind("u1", "BOOL"),
-}
-_STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "UntypedStorage": "uint8",
+    name: Kind("f8" if name == "float64" else ELEMENTS[stored][1], stored)
+    for name, _, stored in _TYPES
 }
 _UNREAD = (
     *(f"float8_{name}" for name in ("e5m2", "e5m2fnuz", "e4m3fnuz", "e8m0fnu")),
@@ -161,8 +153,8 @@ def _rebuild_tensor(
     _hooks: Any = None,
     *marks: Any,
 ) -> Tensor:
-    _check(isinstance(place, Storage), "tensor")
-    return _tensor(place.kind, place, offset, shape, strides, marks)
+    kind = getattr(place, "kind", None)
+    return _rebuild_tensor_of_type(place, offset, shape, strides, None, None, kind, *marks)
 
 
 def _rebuild_tensor_of_type(
@@ -174,12 +166,6 @@ def _rebuild_tensor_of_type(
     _hooks: Any,
     kind: Any,
     *marks: Any,
-) -> Tensor:
-    return _tensor(kind, place, offset, shape, strides, marks)
-
-
-def _tensor(
-    kind: Any, place: Any, offset: Any, shape: Any, strides: Any, marks: tuple[Any, ...]
 ) -> Tensor:
     if any(marks):
         raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
@@ -225,10 +211,6 @@ def _size(extents: Any) -> tuple[Any, ...]:
     return tuple(extents)
 
 
-def _device(*_: Any) -> None:
-    return None
-
-
 def _check(sound: bool, what: str) -> None:
     if not sound:
         raise Malformed(f"is damaged: its pickle describes a {what} wrongly")
@@ -253,8 +235,9 @@ ADMITTED = Names(
         ("torch._tensor", "_rebuild_from_type_v2"): _rebuild_from_type,
         ("collections", "OrderedDict"): _ordered_dict,
         ("torch", "Size"): _size,
-        ("torch", "device"): _device,
-        **{("torch", name): StorageClass(KINDS[kind]) for name, kind in _STORAGES.items()},
+        ("torch", "device"): lambda *_: None,
+        **{("torch", name): StorageClass(KINDS[kind]) for kind, name, _ in _TYPES if name},
+        ("torch", "UntypedStorage"): StorageClass(KINDS["uint8"]),
         ("torch.storage", "UntypedStorage"): StorageClass(KINDS["uint8"]),
         **{("torch", name): kind for name, kind in KINDS.items()},
         ("torch", "Tensor"): _MENTION,

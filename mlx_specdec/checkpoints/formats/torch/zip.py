@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,15 +34,6 @@ class Span:
         return data[self.begin : self.begin + self.nbytes]
 
 
-@dataclass(frozen=True)
-class Archive:
-    """One archive. storages: key -> where it lies."""
-
-    pickle: Span
-    storages: Mapping[str, Span]
-    big_endian: bool
-
-
 class _Bounded(io.FileIO):
     """`zipfile` reads the whole directory at once, of whatever size the archive claims."""
 
@@ -53,9 +43,11 @@ class _Bounded(io.FileIO):
         return super().read(size) or b""
 
 
-def read(file: Path, data: Buffer) -> Archive:
-    """Where everything lies. data: the file's bytes. Raises Malformed for what is damaged or no
-    state dict's archive."""
+def read(file: Path, data: Buffer) -> tuple[Span, dict[str, Span], bool]:
+    """Where the pickle lies, and each storage by its key; whether those are big-endian.
+
+    data: the file's bytes. Raises Malformed for what is damaged or no state dict's archive.
+    """
     records = _records(file, data)
     roots = [name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")]
     if len(roots) != 1 or any(name.startswith(f"{roots[0]}code/") for name in records):
@@ -67,11 +59,8 @@ def read(file: Path, data: Buffer) -> Archive:
     if order is not None and (order.nbytes > 6 or order.of(data) not in (b"little", b"big")):
         raise Malformed("is damaged: its byte order is neither little nor big")
     prefix = f"{place}/"
-    return Archive(
-        records[f"{place}.pkl"],
-        {n.removeprefix(prefix): span for n, span in records.items() if n.startswith(prefix)},
-        order is not None and order.of(data) == b"big",
-    )
+    storages = {n.removeprefix(prefix): s for n, s in records.items() if n.startswith(prefix)}
+    return records[f"{place}.pkl"], storages, order is not None and order.of(data) == b"big"
 
 
 def _records(file: Path, data: Buffer) -> dict[str, Span]:
