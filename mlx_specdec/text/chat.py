@@ -37,7 +37,7 @@ def apply(tokenizer: Any, prompt: str | Messages) -> list[int]:
     try:
         from transformers.utils import chat_template_utils
 
-        chat_template_utils.ImmutableSandboxedEnvironment = _bounded()  # type: ignore[misc]
+        chat_template_utils.ImmutableSandboxedEnvironment = _bounded()  # type: ignore[attr-defined]
         return list(
             tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=True, return_dict=False
