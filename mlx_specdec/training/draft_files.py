@@ -16,10 +16,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from .. import __version__
-from ..checkpoints import files, keys, provenance
+from ..checkpoints import files, keys
 from ..checkpoints.disk import sizes
 from ..checkpoints.disk.digests import Digests
+from ..checkpoints.report import PROVENANCE, maker
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import Change, write_config, write_weights
 from ..errors import CheckpointError
@@ -60,9 +60,8 @@ def write(
     _check(directory, network)
     with Digests([*sorted(directory.glob("model*")), directory / "config.json"]) as digests:
         found = {name: asdict(digest) for name, digest in digests.result().items()}
-    whole = {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__, **facts}  # type: ignore[attr-defined]
-    text = json.dumps({**whole, "files": found}, indent=2, ensure_ascii=False)
-    (directory / provenance.FILE).write_text(text + "\n", encoding="utf-8")
+    text = json.dumps({**maker(), **facts, "files": found}, indent=2, ensure_ascii=False)
+    (directory / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 
 def _weights(network: nn.Module) -> dict[str, mx.array]:
