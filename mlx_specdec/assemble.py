@@ -6,7 +6,6 @@ It knows every package below, and the names of the rules; terminals are above it
 from __future__ import annotations
 
 import math
-import operator
 import os
 import sys
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ from .drafters import (
     proposer_kind,
 )
 from .drafting.translation import Translation
-from .errors import OptionError, PromptError
+from .errors import OptionError
 from .models.base import Base
 from .models.checked import CheckedModel
 from .options import Options
@@ -47,7 +46,9 @@ from .pair import load as load
 from .pair import with_documents as with_documents
 from .sampling.distribution import Distribution
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
+from .text.chat import Messages
 from .text.stream import StopStrings, TextStream
+from .text.tokenizer import prompt_ids
 from .verification.block import BlockRule
 from .verification.coupled import Coupled, LenientGreedy
 from .verification.forced import ForcedAcceptance
@@ -60,7 +61,7 @@ DEBUG = "MLX_SPECDEC_DEBUG"
 
 def stream_generate(
     pair: Pair,
-    prompt: str | Sequence[int],
+    prompt: str | Sequence[int] | Messages,
     options: Options | None = None,
     *,
     proposer: Proposer | None = None,
@@ -71,8 +72,8 @@ def stream_generate(
 ) -> Run:
     """Start one sequence: iterate over the returned Run for its emissions, ask it for the result.
 
-    prompt: text, or token ids that are taken as they are. proposer, rule, draft_length: the
-    caller's own in the place of what the options name. progress: of reading the prompt.
+    prompt: text, messages for the chat template, or token ids as they are. proposer, rule,
+    draft_length: the caller's own in the place of what the options name. progress: of reading it.
     time_all: time every speculative round in parts, at the price of overlap.
     Raises PromptError, OptionError.
     """
@@ -159,7 +160,9 @@ def calibrate(
     return costs
 
 
-def generate(pair: Pair, prompt: str | Sequence[int], options: Options | None = None) -> Result:
+def generate(
+    pair: Pair, prompt: str | Sequence[int] | Messages, options: Options | None = None
+) -> Result:
     """The whole text at once; see `stream_generate`."""
     return stream_generate(pair, prompt, options).result()
 
@@ -190,20 +193,9 @@ def _checked(pair: Pair) -> tuple[Model, Pair, list[RoundListener]]:
     return target, pair, shadows
 
 
-def encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[int]:
-    """Token ids of a prompt; ids stay as they are. Raises PromptError for an empty text."""
-    if not isinstance(prompt, str):
-        try:
-            if not isinstance(prompt, bytes | bytearray):
-                return [operator.index(token) for token in prompt]
-        except TypeError:
-            pass
-        raise PromptError("a prompt is a text or a sequence of token ids")
-    if not prompt.strip():
-        raise PromptError("the prompt is empty: give some text")
-    if options.chat_template and pair.tokenizer.has_chat_template:
-        return pair.tokenizer.apply_chat(prompt)
-    return pair.tokenizer.encode(prompt)
+def encode(pair: Pair, prompt: str | Sequence[int] | Messages, options: Options) -> list[int]:
+    """Token ids of a prompt; see `text.tokenizer.prompt_ids`."""
+    return prompt_ids(pair.tokenizer, prompt, chat_template=options.chat_template)
 
 
 def _check_bias(pair: Pair, options: Options) -> None:

@@ -100,7 +100,7 @@ def test_text_is_scored_of_plain_weights_only_when_asked(t5: Path, tmp_path: Pat
     quiet = convert(
         str(t5), tmp_path / "a", compare_logits=compare_logits, compare_text=lambda a, b: 1 / 0
     )
-    assert quiet.verified.text is None and quiet.logits == 0
+    assert quiet.verified.text is None and quiet.verified.logits == 0
     asked = convert(
         str(t5),
         tmp_path / "b",
@@ -130,7 +130,7 @@ def test_a_tokenizer_that_is_missing_is_told(t5: Path, tmp_path: Path) -> None:
         compare_logits=compare_logits,
         compare_text=compare_text,
     )
-    assert report.logits == 0 and report.verified.text is None
+    assert report.verified.logits == 0 and report.verified.text is None
     assert "fixed text not scored" in report.describe()
 
 

@@ -43,31 +43,25 @@ def compare(
     hold; progress is called with the source bytes of each piece done.
     """
     written = Weights(directory)
-    largest: dict[bool, tuple[float, str]] = {False: (0.0, ""), True: (-1.0, "")}
+    largest: dict[bool, tuple[float, str]] = {}
     expected: set[str] = set()
     count = 0
     for name, source in tensors:
         asked = change(name, source)
-        quantized = asked.quantization is not None
-        path = name.removesuffix(".weight")
-        parts = asked.quantization.parts if asked.quantization is not None else ()
-        expected |= {name, *(f"{path}.{part}" for part in parts)}
-        if not expected <= written.infos.keys():
+        names = asked.stored(name, asked.cast(source.outline)).keys()
+        if not names <= written.infos.keys():
             raise OutputError(_sentence(name, "is missing"))
+        expected |= names
         difference = _difference(written, name, source, asked, progress)
-        if difference > largest[quantized][0] or not largest[quantized][1]:
-            largest[quantized] = (difference, name)
+        largest[asked.quantization is not None] = max(
+            (difference, name),
+            largest.get(asked.quantization is not None, (-1.0, "")),
+            key=lambda pair: pair[0],
+        )
         count += 1
     if extra := written.infos.keys() - expected:
         raise OutputError(_sentence(min(extra), "should not be there"))
-    value, value_name = largest[True]
-    return Differences(
-        tensors=count,
-        plain=largest[False][0],
-        plain_name=largest[False][1],
-        quantized=value if value_name else None,
-        quantized_name=value_name,
-    )
+    return Differences(count, *largest.get(False, (0.0, "")), *largest.get(True, (None, "")))
 
 
 def _difference(
@@ -84,73 +78,50 @@ def _difference(
             raise OutputError(_sentence(name, "differs from its source"))
     elif result.shape[:-1] != source.shape[:-1]:
         raise OutputError(_sentence(name, "has another shape than its source"))
+    names = asked.stored(name, asked.cast(source.outline)).keys()
     largest = 0.0
     for begin, piece in source.pieces():
         end = begin + (piece.shape[0] if piece.ndim else 1)
-        if asked.quantization is None:
-            difference = _plain(result.rows(begin, end), name, piece, asked)
-        else:
-            path = name.removesuffix(".weight")
-            names = ("weight", *asked.quantization.parts)
-            parts = {part: written.rows(f"{path}.{part}", begin, end) for part in names}
-            difference = _quantized(parts, name, piece, asked, asked.quantization)
-            del parts
-        largest = max(largest, difference)
+        rows = {each: written.rows(each, begin, end) for each in names}
+        largest = max(largest, _of_piece(rows, name, piece, asked))
         progress(piece.nbytes)
-        del piece
+        del piece, rows
     mx.clear_cache()
     return largest
 
 
-def _plain(result: mx.array, name: str, source: mx.array, asked: Change) -> float:
-    wanted = source if asked.dtype is None else source.astype(asked.dtype)
-    if not mx.array_equal(_bits(result), _bits(wanted)).item():
-        raise OutputError(_sentence(name, "differs from its source"))
-    if source.size == 0 or asked.dtype is None or asked.dtype == source.dtype:
+def _of_piece(rows: Mapping[str, mx.array], name: str, source: mx.array, asked: Change) -> float:
+    how, values = asked.quantization, rows[name]
+    if how is not None:
+        values = _dequantized(rows, name, how)
+        if values.shape != source.shape:
+            raise OutputError(_sentence(name, "has another shape than its source"))
+    if how is None or how.mode != "affine":
+        # Also where steps grow with the values: done again, it has to give the same bits.
+        again = asked.stored(name, asked.cast(source))
+        if not all(mx.array_equal(_bits(rows[each]), _bits(again[each])).item() for each in again):
+            raise OutputError(_sentence(name, "differs from its source"))
+    if source.size == 0 or (how is None and values.dtype == source.dtype):
         return 0.0
-    return _largest(_distance(result, source))
+    distance = mx.abs(values.astype(mx.float32) - source.astype(mx.float32))
+    if how is not None and how.mode == "affine":
+        groups = (*source.shape[:-1], -1, how.group_size)
+        reach = mx.max(mx.abs(source.astype(mx.float32)).reshape(groups), axis=-1)
+        scales = rows[f"{name.removesuffix('.weight')}.scales"]
+        allowed = _allowed(scales, reach, asked.dtype or source.dtype, how)
+        if not mx.all(mx.max(distance.reshape(groups), axis=-1) <= allowed).item():
+            raise OutputError(
+                _sentence(name, "differs from its source by more than quantization explains")
+            )
+    return mx.max(distance).item()  # type: ignore[return-value]
 
 
-def _quantized(
-    parts: Mapping[str, mx.array],
-    name: str,
-    source: mx.array,
-    asked: Change,
-    how: Quantization,
-) -> float:
-    scales = parts["scales"]
+def _dequantized(rows: Mapping[str, mx.array], name: str, how: Quantization) -> mx.array:
+    path = name.removesuffix(".weight")
     try:
-        values = how.dequantize(parts["weight"], scales, parts.get("biases"))
+        return how.dequantize(rows[name], rows[f"{path}.scales"], rows.get(f"{path}.biases"))
     except ValueError as problem:
         raise OutputError(_sentence(name, "is not quantized as asked")) from problem
-    if values.shape != source.shape:
-        raise OutputError(_sentence(name, "has another shape than its source"))
-    if how.mode != "affine":
-        return _same_quantized(parts, name, values, source, asked, how)
-    groups = (*source.shape[:-1], -1, how.group_size)
-    distance = mx.max(_distance(values, source).reshape(groups), axis=-1)
-    reach = mx.max(mx.abs(source.astype(mx.float32)).reshape(groups), axis=-1)
-    if not mx.all(distance <= _allowed(scales, reach, asked.dtype or source.dtype, how)).item():
-        raise OutputError(
-            _sentence(name, "differs from its source by more than quantization explains")
-        )
-    return _largest(distance)
-
-
-def _same_quantized(
-    parts: Mapping[str, mx.array],
-    name: str,
-    values: mx.array,
-    source: mx.array,
-    asked: Change,
-    how: Quantization,
-) -> float:
-    """As `_quantized`, of formats whose steps grow with the values: quantized again, the source has
-    to give the same bits."""
-    again = how.quantize(source if asked.dtype is None else source.astype(asked.dtype))
-    if not all(mx.array_equal(parts[part], again[part]).item() for part in again):
-        raise OutputError(_sentence(name, "differs from its source"))
-    return _largest(_distance(values, source))
 
 
 def _allowed(scales: mx.array, reach: mx.array, dtype: mx.Dtype, how: Quantization) -> mx.array:
@@ -165,18 +136,10 @@ def _allowed(scales: mx.array, reach: mx.array, dtype: mx.Dtype, how: Quantizati
     return step * 1.01 + 4 * rounding * reach + rounding * step * 2**how.bits
 
 
-def _largest(array: mx.array) -> float:
-    return mx.max(array).item()  # type: ignore[return-value]
-
-
 def _bits(array: mx.array) -> mx.array:
     """As unsigned integers, where equal means the same bits."""
     kinds = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
     return array if array.dtype == mx.bool_ else array.view(kinds[array.dtype.size])
-
-
-def _distance(result: mx.array, source: mx.array) -> mx.array:
-    return mx.abs(result.astype(mx.float32) - source.astype(mx.float32))
 
 
 def _sentence(name: str, problem: str) -> str:

@@ -20,7 +20,6 @@ from .hub.upload import check_repository, upload
 from .layouts import as_directory, originals
 from .plans.families import plan_for
 from .plans.plan import Plan
-from .provenance import Provenance
 from .quantization import Numbers
 from .report import Report as Report
 from .shards import FORMATS
@@ -142,18 +141,19 @@ def convert(
                 result = result_digests.result()
             report = Report(
                 path=path,
-                tensors=written.tensors,
-                parameters=written.parameters,
-                nbytes=written.nbytes,
+                name=name,
+                revision=commit,
+                format=FORMATS[plan.format],
+                source=digests.result(),
+                result=result,
                 dtype=numbers.describe(),
+                written=written,
+                tensor_report=plan.report,
+                notes=(*plan.notes, *_notes(plan, numbers, directory)),
                 differences=differences,
                 verified=verified,
-                notes=(*plan.notes, *_notes(plan, numbers, directory)),
-                provenance=Provenance(
-                    name, commit, FORMATS[plan.format], digests.result(), result, plan.report
-                ),
             )
-            report.provenance.write(work, report.facts())
+            report.write(work)
         steps.finish()
     if upload_repo is not None:
         upload(

@@ -20,8 +20,8 @@ from . import files, shards
 from .disk.json_file import read_json
 from .disk.regular import check_directory
 from .formats import medusa
-from .formats.reader import Contents, Reader, TensorInfo
-from .formats.safetensors import LARGEST_EXTENT, SafetensorsFile
+from .formats.reader import LARGEST_EXTENT, Contents, Reader, TensorInfo
+from .formats.safetensors import SafetensorsFile
 from .formats.torch.file import TorchFile
 from .layouts import as_directory, originals
 from .plans.families import plan_for

@@ -1,85 +1,124 @@
-"""What a conversion did and checked, for people."""
+"""What a conversion did and checked: in lines for people, and whole as provenance.json.
+
+The file names no directory of the machine and no time, so that the same conversion writes the same
+file.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
+from .. import __version__
 from .check import Differences
-from .provenance import Provenance
+from .disk.digests import FileDigest, combined
 from .tensor_report import TensorReport
 from .verify import Verified
+from .writer import Written
+
+PROVENANCE = "provenance.json"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion wrote and how it was checked.
+    """What a conversion wrote, from what, and how it was checked.
 
-    parameters: weights, scales of quantized ones not counted. nbytes: of the tensors written.
-    differences: see `check.Differences`. verified: what running both models showed.
+    name: of the source, on the Hub or of its directory or file. revision: the commit on the Hub,
+    None for what is local. format: of the source, in words. source, result: file -> its digest, of
+    weights and configuration. dtype: in words.
     """
 
     path: Path
-    tensors: int
-    parameters: int
-    nbytes: int
+    name: str
+    revision: str | None
+    format: str
+    source: Mapping[str, FileDigest]
+    result: Mapping[str, FileDigest]
     dtype: str
+    written: Written
+    tensor_report: TensorReport
+    notes: tuple[str, ...]
     differences: Differences
     verified: Verified
-    notes: tuple[str, ...]
-    provenance: Provenance
 
     @property
-    def tensor_report(self) -> TensorReport:
-        """What became of each of the source's tensors."""
-        return self.provenance.report
+    def parameters(self) -> int:
+        """Weights, scales of quantized ones not counted."""
+        return self.written.parameters
 
     @property
-    def logits(self) -> float | None:
-        """Largest absolute difference of log-probabilities, None where they were not compared."""
-        return self.verified.logits
-
-    @property
-    def logits_note(self) -> str:
-        """Why logits or text were not compared."""
-        return self.verified.note
+    def nbytes(self) -> int:
+        """Bytes of the tensors written."""
+        return self.written.nbytes
 
     @property
     def bits_per_weight(self) -> float:
         """Of the whole model, scales included."""
         return 8 * self.nbytes / max(1, self.parameters)
 
-    def facts(self) -> dict[str, Any]:
-        """What provenance.json says of the result."""
-        differences = self.differences
-        return {
-            "dtype": self.dtype,
-            "tensors": self.tensors,
-            "parameters": self.parameters,
-            "bytes": self.nbytes,
-            "bits_per_weight": round(self.bits_per_weight, 4),
-            "largest_difference": differences.plain,
-            "largest_difference_of_quantized": differences.quantized,
-            **self.verified.facts(),
+    def write(self, directory: Path) -> None:
+        """Write provenance.json. Raises OSError."""
+        differences, text = self.differences, self.verified.text
+        whole = {
+            **maker(),
+            "source": {
+                "name": self.name,
+                "revision": self.revision,
+                "format": self.format,
+                **_digests(self.source),
+            },
+            "result": {
+                "dtype": self.dtype,
+                "tensors": self.written.tensors,
+                "parameters": self.parameters,
+                "bytes": self.nbytes,
+                "bits_per_weight": round(self.bits_per_weight, 4),
+                "largest_difference": differences.plain,
+                "largest_difference_of_quantized": differences.quantized,
+                "largest_difference_of_log_probabilities": self.verified.logits,
+                "fixed_text": None if text is None else asdict(text),
+                **_digests(self.result),
+            },
+            "tensors": asdict(self.tensor_report),
         }
+        # Bytes of a name that are no text become escapes, which JSON has as well.
+        (directory / PROVENANCE).write_text(
+            json.dumps(whole, indent=2, ensure_ascii=False) + "\n",
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
 
     def describe(self) -> str:
-        """All of it in a few lines."""
-        differences = self.differences
+        """All of it in a few lines; digests are short, the file has them in full."""
+        plain, quantized = self.differences.plain, self.differences.quantized
         size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
-        lines = [f"wrote {self.path}: {size}, {self.dtype}, {self.bits_per_weight:.2f} bits each"]
-        lines += self.provenance.describe()
-        lines += self.notes
-        checked = (
-            f"read back {differences.tensors} tensors: largest difference {differences.plain:.3g}"
+        checked = f"read back {self.differences.tensors} tensors: largest difference {plain:.3g}"
+        if plain:
+            checked += f" ({self.differences.plain_name})"
+        if quantized is not None:
+            checked += f", of quantized weights {quantized:.3g} ({self.differences.quantized_name})"
+        lines = (
+            f"wrote {self.path}: {size}, {self.dtype}, {self.bits_per_weight:.2f} bits each",
+            f"source {self.name}: {self.format}, digest {combined(self.source)[:16]}",
+            *self.tensor_report.describe(),
+            f"digest of the result {combined(self.result)[:16]}, all of this in {PROVENANCE}",
+            *self.notes,
+            checked,
+            *self.verified.describe(),
         )
-        if differences.plain:
-            checked += f" ({differences.plain_name})"
-        if differences.quantized is not None:
-            checked += (
-                f", of quantized weights {differences.quantized:.3g} ({differences.quantized_name})"
-            )
-        lines.append(checked)
-        lines += self.verified.describe()
         return "\n".join(lines)
+
+
+def maker() -> dict[str, str]:
+    """What made a model, as provenance.json has it."""
+    return {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__}  # type: ignore[attr-defined]
+
+
+def _digests(files: Mapping[str, FileDigest]) -> dict[str, Any]:
+    each = {name: {"bytes": one.nbytes, "sha256": one.sha256} for name, one in files.items()}
+    return {"digest": combined(files), "files": each}

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import CheckpointError, OptionError, SpecdecError
 from .check import Differences
@@ -65,23 +64,12 @@ class Verified:
 
     def describe(self) -> list[str]:
         """In lines."""
-        lines = []
-        if self.logits is not None:
-            lines.append(
-                f"log-probabilities on a fixed input: largest difference {self.logits:.3g}"
-            )
-            if self.note:
-                lines.append(f"fixed text not scored: {self.note}")
-        else:
-            lines.append(f"logits not compared: {self.note}")
-        return lines + ([self.text.describe()] if self.text is not None else [])
-
-    def facts(self) -> dict[str, Any]:
-        """For provenance.json."""
-        return {
-            "largest_difference_of_log_probabilities": self.logits,
-            "fixed_text": None if self.text is None else asdict(self.text),
-        }
+        if self.logits is None:
+            return [f"logits not compared: {self.note}"]
+        lines = [f"log-probabilities on a fixed input: largest difference {self.logits:.3g}"]
+        if self.note:
+            lines.append(f"fixed text not scored: {self.note}")
+        return lines if self.text is None else [*lines, self.text.describe()]
 
 
 def check_fits(parameters: int) -> None:

@@ -39,6 +39,17 @@ class Change:
     dtype: mx.Dtype | None = None
     quantization: Quantization | None = None
 
+    def cast(self, rows: mx.array) -> mx.array:
+        """Some rows of the tensor in their new type."""
+        return rows if self.dtype is None else rows.astype(self.dtype)
+
+    def stored(self, name: str, cast: mx.array) -> dict[str, mx.array]:
+        """What is stored for rows that were cast, by name."""
+        if self.quantization is None:
+            return {name: cast}
+        path = name.removesuffix(".weight")
+        return {f"{path}.{part}": rows for part, rows in self.quantization.quantize(cast).items()}
+
 
 @dataclass(frozen=True)
 class Written:
@@ -121,19 +132,7 @@ def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tenso
 
 
 def _plan(name: str, tensor: Tensor, change: Change) -> _Item:
-    return _Item(name, tensor, change, _stored(name, _cast(tensor.outline, change), change))
-
-
-def _cast(array: mx.array, change: Change) -> mx.array:
-    return array if change.dtype is None else array.astype(change.dtype)
-
-
-def _stored(name: str, cast: mx.array, change: Change) -> dict[str, mx.array]:
-    """What is stored for some rows of a tensor, by name."""
-    if change.quantization is None:
-        return {name: cast}
-    path = name.removesuffix(".weight")
-    return {f"{path}.{part}": each for part, each in change.quantization.quantize(cast).items()}
+    return _Item(name, tensor, change, change.stored(name, change.cast(tensor.outline)))
 
 
 def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]) -> list[str]:
@@ -145,9 +144,9 @@ def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]
         while items:
             item = items.pop()
             for begin, piece in item.source.pieces():
-                cast = _cast(piece, item.change)
+                cast = item.change.cast(piece)
                 _check_values(item.name, piece, cast)
-                for name, array in _stored(item.name, cast, item.change).items():
+                for name, array in item.change.stored(item.name, cast).items():
                     row = array.nbytes // max(1, array.shape[0] if array.ndim else 1)
                     stream.seek(len(header) + offsets[name] + begin * row)
                     stream.write(_bytes(array))

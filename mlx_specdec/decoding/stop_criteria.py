@@ -111,6 +111,8 @@ class StopCriteria:
         if self._stops is None:
             return text
         safe, self._stopped = self._stops.push(text)
+        if not self._stopped and self._stops.would_stop(self._stream.pending()):
+            safe += self._rest()
         return safe
 
     def _rest(self) -> str:

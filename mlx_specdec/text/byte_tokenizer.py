@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .byte_letters import LETTERS
+from .chat import Messages
 from .tokenizer_files import content_of, ids_of_added
 
 FIRST, BYTES = 3, 256
@@ -71,7 +72,7 @@ class ByteTokenizer:
         bytes_only = [id - FIRST for id in ids if FIRST <= id < FIRST + BYTES]
         return bytes(bytes_only).decode("utf-8", errors="ignore")
 
-    def apply_chat(self, text: str) -> list[int]:
+    def apply_chat(self, prompt: str | Messages) -> list[int]:
         """There is no template to apply."""
         raise CheckpointError("this model has no chat template")
 

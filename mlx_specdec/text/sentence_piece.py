@@ -1,7 +1,4 @@
-"""spiece.model, T5's and mT5's vocabulary, with the sentinels that lie behind it.
-
-Knows sentencepiece. Knows nothing of models.
-"""
+"""spiece.model, T5's and mT5's vocabulary, with the sentinels that lie behind it."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, first_line
+from .chat import Messages
 from .tokenizer_files import digest_of
 
 EXTRA, MOST_EXTRA = 100, 100_000
@@ -31,32 +29,19 @@ class SentencePieceTokenizer:
 
         self._directory = directory
         file = directory / "spiece.model"
-        if not file.is_file():
-            raise CheckpointError(f"{directory} has no spiece.model")
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError) as problem:
             raise CheckpointError(
                 f"{file} is damaged ({first_line(problem)}): download it again"
             ) from None
-        self._own = self._processor.get_piece_size()
+        self._own: int = self._processor.get_piece_size()
         self._extra = self._extra_ids(file, settings)
+        self.size = self._own + self._extra
         eos = self._processor.eos_id()
-        self._eos = () if eos < 0 else (eos,)
+        self.eos_token_ids: tuple[int, ...] = () if eos < 0 else (eos,)
         controls = [id for id in range(self._own) if self._processor.is_control(id)]
-        self._special = frozenset([*controls, *range(self._own, self.size)])
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._eos
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special
-
-    @property
-    def size(self) -> int:
-        return self._own + self._extra
+        self.special_ids = frozenset([*controls, *range(self._own, self.size)])
 
     @property
     def digest(self) -> str:
@@ -72,12 +57,12 @@ class SentencePieceTokenizer:
                 ids.append(self.size - 1 - int(part))
             else:
                 ids += self._processor.encode(f"<extra_id_{part}>")
-        return [*ids, *self._eos]
+        return [*ids, *self.eos_token_ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._processor.decode([id for id in ids if id not in self._special])
+        return self._processor.decode([id for id in ids if id not in self.special_ids])
 
-    def apply_chat(self, text: str) -> list[int]:
+    def apply_chat(self, prompt: str | Messages) -> list[int]:
         raise CheckpointError("this model has no chat template")
 
     def pieces(self) -> list[str | None]:

@@ -1,11 +1,14 @@
 """A tokenizer for models whose own is not there: bytes in, one letter a token out.
 
-Knows nothing of any model but how many ids it has. For measuring; its text means nothing.
+For measuring; its text means nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from ..errors import CheckpointError
+from .chat import Messages
 
 
 class StandInTokenizer:
@@ -14,7 +17,6 @@ class StandInTokenizer:
     eos_token_ids: tuple[int, ...] = ()
     special_ids: frozenset[int] = frozenset()
     has_chat_template = False
-    digest = "stand-in"
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -28,9 +30,9 @@ class StandInTokenizer:
         """One letter an id."""
         return "".join(chr(ord("a") + token % 26) for token in ids)
 
-    def apply_chat(self, text: str) -> list[int]:
+    def apply_chat(self, prompt: str | Messages) -> list[int]:
         """There is no template to apply."""
-        return self.encode(text)
+        raise CheckpointError("this model has no chat template")
 
     def pieces(self) -> list[str | None]:
         """None for every id: nothing can be compared with a real vocabulary."""

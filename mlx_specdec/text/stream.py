@@ -46,6 +46,13 @@ class TextStream:
             self._shorten()
         return new
 
+    def pending(self) -> str:
+        """Text that a run of byte pieces would be if it ended here; "" within a character."""
+        if not self._window or self._window[-1] not in self._bytes:
+            return ""
+        text = self._tokenizer.decode(self._window)
+        return "" if text.endswith(INCOMPLETE) else text[self._printed :]
+
     def finish(self) -> str:
         """What was held back."""
         text = self._tokenizer.decode(self._window) if self._window else ""
@@ -77,13 +84,21 @@ class StopStrings:
         On a hit the first is cut right before the stop string, and nothing is held any more.
         """
         text = self._held + text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
+        if (place := self._first(text)) >= 0:
             self._held = ""
-            return text[: min(places)], True
+            return text[:place], True
         held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False
+
+    def would_stop(self, text: str) -> bool:
+        """Whether a stop string would be met if `text` were pushed."""
+        return self._first(self._held + text) >= 0
+
+    def _first(self, text: str) -> int:
+        """Where the first stop string begins, -1 where none is."""
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        return min(places, default=-1)
 
     def finish(self) -> str:
         """What was held back."""

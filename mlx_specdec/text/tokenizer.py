@@ -1,19 +1,22 @@
 """Text <-> token ids, from a checkpoint's own files.
 
-Knows tokenizer files. Knows nothing of models. Encoder-decoder checkpoints never import
+Encoder-decoder checkpoints never import
 transformers; a decoder-only one does for a chat template, or where it has no tokenizer.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from ..checkpoints.disk.regular import check_regular
-from ..errors import CheckpointError, first_line
-from . import byte_level_bpe
+from ..errors import CheckpointError, PromptError, first_line
+from . import byte_level_bpe, chat
 from .byte_tokenizer import ByteTokenizer
+from .chat import Messages
+from .panic import no_panic
 from .sentence_piece import SentencePieceTokenizer
 from .tokenizer_files import content_of, digest_of, read_json
 
@@ -56,8 +59,8 @@ class Tokenizer(Protocol):
         """Text of ids, special tokens left out."""
         ...
 
-    def apply_chat(self, text: str) -> list[int]:
-        """Ids of `text` as one user message, up to where the answer begins."""
+    def apply_chat(self, prompt: str | Messages) -> list[int]:
+        """Ids of messages, or of a text as the user's only one, up to where the answer begins."""
         ...
 
     def pieces(self) -> list[str | None]:
@@ -68,16 +71,51 @@ class Tokenizer(Protocol):
 def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
     """The tokenizer of a checkpoint directory.
 
-    Raises CheckpointError where its files are missing or damaged.
+    Raises CheckpointError where its files are missing or damaged, or know no text.
     """
     for name in ("tokenizer.json", "spiece.model", "tokenizer.model"):
         check_regular(directory / name)
     settings = read_json(directory / "tokenizer_config.json")
+    tokenizer: Tokenizer
     if (directory / "tokenizer.json").is_file():
-        return FileTokenizer(directory, settings, ends_with_eos=kind == "encoder-decoder")
-    if kind == "encoder-decoder":
-        return _of_encoder_decoder(directory, settings)
-    return TransformersTokenizer(directory)
+        tokenizer = FileTokenizer(directory, settings, ends_with_eos=kind == "encoder-decoder")
+    elif kind == "encoder-decoder":
+        tokenizer = _of_encoder_decoder(directory, settings)
+    else:
+        tokenizer = TransformersTokenizer(directory)
+    # transformers makes an empty one of the class's name alone.
+    if tokenizer.size <= len(tokenizer.special_ids):
+        raise CheckpointError(
+            f"{directory} has no tokenizer that knows any text: download its tokenizer.json"
+        )
+    return tokenizer
+
+
+def prompt_ids(
+    tokenizer: Tokenizer, prompt: str | Sequence[int] | Messages, *, chat_template: bool
+) -> list[int]:
+    """Token ids of a prompt: text, messages of a chat, or ids, which stay as they are.
+
+    chat_template: text is the user's message where there is a template; messages need one. Raises
+    PromptError for what is empty or neither of these.
+    """
+    if isinstance(prompt, bytes):
+        raise PromptError("the prompt is bytes: decode them, a prompt is text")
+    if not (prompt.strip() if isinstance(prompt, str) else len(prompt)):
+        raise PromptError("the prompt is empty: give some text")
+    if isinstance(prompt, str):
+        templated = chat_template and tokenizer.has_chat_template
+        return tokenizer.apply_chat(prompt) if templated else tokenizer.encode(prompt)
+    if all(isinstance(each, Mapping) and each.keys() >= {"role", "content"} for each in prompt):
+        if not tokenizer.has_chat_template:
+            raise PromptError("this model has no chat template: give the prompt as text")
+        return tokenizer.apply_chat(cast(Messages, prompt))
+    try:
+        return [operator.index(cast(int, each)) for each in prompt]
+    except TypeError:
+        raise PromptError(
+            'a prompt is text, token ids, or messages, each {"role": ..., "content": ...}'
+        ) from None
 
 
 class FileTokenizer:
@@ -100,48 +138,34 @@ class FileTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         eos = self._tokenizer.token_to_id(content_of(settings.get("eos_token")) or "</s>")
-        self._eos = () if eos is None else (eos,)
-        self._closing = self._eos if ends_with_eos else ()
+        self.eos_token_ids: tuple[int, ...] = () if eos is None else (eos,)
+        self._closing = self.eos_token_ids if ends_with_eos else ()
         added = self._tokenizer.get_added_tokens_decoder()
-        self._special = frozenset(id for id, token in added.items() if token.special)
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self._size = max(vocabulary.values(), default=-1) + 1
-        self._template = "chat_template" in settings or any(directory.glob("chat_template*"))
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._eos
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template
+        self.size: int = max(vocabulary.values(), default=-1) + 1
+        self.has_chat_template = "chat_template" in settings or any(
+            directory.glob("chat_template*")
+        )
 
     @property
     def digest(self) -> str:
         return digest_of(self._directory)
 
     def encode(self, text: str) -> list[int]:
-        ids = self._tokenizer.encode(text).ids
-        if self._closing and (not ids or ids[-1] not in self._closing):
-            ids = [*ids, self._closing[0]]
-        return ids
+        with no_panic(self._directory):
+            ids: list[int] = self._tokenizer.encode(text).ids
+        return ids if ids and ids[-1:] == [*self._closing] else [*ids, *self._closing]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def apply_chat(self, text: str) -> list[int]:
-        return _apply_chat(_from_transformers(self._directory), text)
+    def apply_chat(self, prompt: str | Messages) -> list[int]:
+        with no_panic(self._directory):
+            return chat.apply(_from_transformers(self._directory), prompt)
 
     def pieces(self) -> list[str | None]:
-        return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self._size)
+        return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self.size)
 
 
 class TransformersTokenizer:
@@ -150,38 +174,28 @@ class TransformersTokenizer:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._tokenizer = _from_transformers(directory)
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
         eos = self._tokenizer.eos_token_id
-        return () if eos is None else (eos,)
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.all_special_ids)
-
-    @property
-    def size(self) -> int:
-        return len(self._tokenizer)
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._tokenizer.chat_template is not None
+        self.eos_token_ids: tuple[int, ...] = () if eos is None else (eos,)
+        self.special_ids = frozenset(self._tokenizer.all_special_ids)
+        self.size = len(self._tokenizer)
+        self.has_chat_template = self._tokenizer.chat_template is not None
 
     @property
     def digest(self) -> str:
         return digest_of(self._directory)
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text))
+        with no_panic(self._directory):
+            return list(self._tokenizer.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
-    def apply_chat(self, text: str) -> list[int]:
-        return _apply_chat(self._tokenizer, text)
+    def apply_chat(self, prompt: str | Messages) -> list[int]:
+        with no_panic(self._directory):
+            return chat.apply(self._tokenizer, prompt)
 
     def pieces(self) -> list[str | None]:
         return _by_id(self._tokenizer.get_vocab(), self.size)
@@ -227,20 +241,6 @@ def _from_transformers(directory: Path) -> Any:
     except Exception as problem:  # many kinds, depending on the file that is wrong
         raise CheckpointError(
             f"{directory} has no tokenizer that can be read ({first_line(problem)})"
-        ) from None
-
-
-def _apply_chat(tokenizer: Any, text: str) -> list[int]:
-    messages = [{"role": "user", "content": text}]
-    try:
-        return list(
-            tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        )
-    except Exception as problem:  # templates are programs and fail in their own ways
-        raise CheckpointError(
-            f"the chat template cannot be applied ({first_line(problem)}): use --no-chat-template"
         ) from None
 
 

@@ -8,24 +8,25 @@ from ..errors import VocabularyError
 from .byte_letters import BYTES
 from .tokenizer import Tokenizer
 
+LEAST_SHARED = 0.05
+"""Of the target's tokens; a draft with fewer would propose next to nothing."""
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
 
 def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_width: int) -> int:
-    """The size of the law that both models share: what target and its tokenizer both know.
+    """The size of the distribution that both models share: what target and tokenizer both know.
 
     target_width, draft_width: columns of the two models' logits. Ids that only one side has, at
     the end, are padding and do no harm: they get no probability.
     Raises VocabularyError for one id with two meanings; it names the first.
     """
-    ours = target.pieces()[:target_width]
-    theirs = draft.pieces()[:draft_width]
-    if ours[: len(theirs)] != theirs[: len(ours)]:
-        pairs = enumerate(zip(ours, theirs, strict=False))
-        for id, (mine, other) in pairs:
-            if mine is not None and other is not None and mine != other:
-                raise VocabularyError(
-                    f"target and draft model have different tokenizers: token {id} is {mine!r} in "
-                    f"the target and {other!r} in the draft; take a draft of the target's family"
-                )
+    pairs = zip(target.pieces()[:target_width], draft.pieces()[:draft_width], strict=False)
+    for id, (ours, theirs) in enumerate(pairs):
+        if ours != theirs and ours is not None and theirs is not None:
+            raise VocabularyError(
+                f"target and draft model have different tokenizers: token {id} is {ours!r} in "
+                f"the target and {theirs!r} in the draft; take a draft of the target's family"
+            )
     return min(target_width, target.size)
 
 
@@ -35,8 +36,8 @@ def shared_tokens(
     """For a draft with another vocabulary: (shared, fed), one entry for each of the target's ids.
 
     shared: the draft's id for the same text, -1 where it has none. End-of-text ids are each
-    other's. fed: the draft's id to read in its place: the shared one, else the first of what the
-    draft makes of the token's text.
+    other's. fed: the draft's id to read in its place: the shared one, else the longest that the
+    token's text begins with.
     Raises VocabularyError where the two have hardly a token in common.
     """
     size = min(target_width, target.size)
@@ -47,10 +48,11 @@ def shared_tokens(
         spare = _BYTE.fullmatch(names[id] or "") and text in by_text
         if text is not None and id not in draft.special_ids and not spare:
             by_text[text] = id
-    shared = [-1] * size
-    for id, text in enumerate(_texts(target)[:size]):
-        if text is not None and id not in target.special_ids:
-            shared[id] = by_text.get(text, -1)
+    texts = _texts(target)[:size]
+    shared = [
+        -1 if text is None or id in target.special_ids else by_text.get(text, -1)
+        for id, text in enumerate(texts)
+    ]
     common = sum(id >= 0 for id in shared)
     if common < LEAST_SHARED * size:
         raise VocabularyError(
@@ -59,19 +61,13 @@ def shared_tokens(
     for id in target.eos_token_ids:
         if id < size and draft.eos_token_ids:
             shared[id] = draft.eos_token_ids[0]
-    texts = target.pieces()
-    fed = [id if id >= 0 else _first(draft, texts[place]) for place, id in enumerate(shared)]
-    return shared, fed
 
+    def fed(text: bytes) -> int:
+        # Not `draft.encode`: many tokenizers put a space before what they are given.
+        begun = (text[:end] for end in range(len(text), 0, -1))
+        return next((by_text[begin] for begin in begun if begin in by_text), 0)
 
-LEAST_SHARED = 0.05
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def _first(draft: Tokenizer, piece: str | None) -> int:
-    text = (piece or "").replace("\u2581", " ").replace("\u0120", " ")
-    ids = [id for id in draft.encode(text) if id not in draft.special_ids] if text.strip() else []
-    return ids[0] if ids else 0
+    return shared, [id if id >= 0 else fed(texts[at] or b"") for at, id in enumerate(shared)]
 
 
 def _texts(tokenizer: Tokenizer) -> list[bytes | None]:

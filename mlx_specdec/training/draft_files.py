@@ -13,10 +13,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from .. import __version__
-from ..checkpoints import files, keys, provenance
+from ..checkpoints import files, keys
 from ..checkpoints.disk import sizes
 from ..checkpoints.disk.digests import Digests
+from ..checkpoints.report import PROVENANCE, maker
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import Change, write_config, write_weights
 from ..errors import CheckpointError
@@ -54,9 +54,8 @@ def write(directory: Path, network: nn.Module, initial: Initial, facts: Mapping[
     _check(directory, network)
     with Digests([*sorted(directory.glob("model*")), directory / "config.json"]) as digests:
         written = {name: asdict(digest) for name, digest in digests.result().items()}
-    whole = {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__, **facts}  # type: ignore[attr-defined]
-    text = json.dumps({**whole, "files": written}, indent=2, ensure_ascii=False)
-    (directory / provenance.FILE).write_text(text + "\n", encoding="utf-8")
+    text = json.dumps({**maker(), **facts, "files": written}, indent=2, ensure_ascii=False)
+    (directory / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 
 def _stored(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:

@@ -41,7 +41,7 @@ def test_logits_are_those_of_torch(name: str, tmp_path: Path) -> None:
     report = convert(
         str(FIXTURES / f"{name}.gguf"), tmp_path / "out", compare_logits=compare_logits
     )
-    assert report.logits == 0
+    assert report.verified.logits == 0
     assert report.differences.plain == 0
     with np.load(FIXTURES / f"{name}.npz") as expected:
         assert np.abs(log_p(tmp_path / "out", expected) - expected["log_p"]).max() < 1e-4
@@ -146,7 +146,7 @@ def test_safetensors_win_where_both_are(tmp_path: Path) -> None:
     convert(str(FIXTURES / "llama-f32.gguf"), source)
     (source / "other.gguf").write_bytes(b"GGUF and no more")
     report = convert(str(source), tmp_path / "out", compare_logits=compare_logits)
-    assert report.logits == 0
+    assert report.verified.logits == 0
 
 
 def test_the_result_is_called_as_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

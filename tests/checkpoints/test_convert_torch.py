@@ -81,7 +81,9 @@ def test_a_torch_checkpoint_loads_directly_and_computes_what_its_twin_does(
 ) -> None:
     plain, torch = pair(name, tmp_path)
     assert compare_logits(plain, torch) == 0.0
-    assert convert(str(torch), tmp_path / "out", compare_logits=compare_logits).logits == 0.0
+    assert (
+        convert(str(torch), tmp_path / "out", compare_logits=compare_logits).verified.logits == 0.0
+    )
 
 
 def test_a_converted_llama_computes_what_transformers_does(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_experts_that_mlx_lm_joins_come_out_as_from_safetensors(tmp_path: Path, 
     before, after = dict(files.tensors(first)), dict(files.tensors(report.path))
     assert before.keys() == after.keys()
     assert all(mx.array_equal(before[key], after[key]).item() for key in before)
-    assert (report.logits == 0.0) is not half
+    assert (report.verified.logits == 0.0) is not half
     assert listing(first).keys() == listing(report.path).keys()
 
 

@@ -50,7 +50,7 @@ def test_a_t5_in_every_number_format_loads_and_stays_near(tmp_path: Path, mode: 
     assert mx.array_equal(values, how.dequantize(*_packed(how, before[f"{name}.weight"]), None))
     if mode != "mxfp8":
         assert entry["shared"] == {"bits": 8, "group_size": 32, "mode": "mxfp8"}
-    assert report.logits is not None and report.differences.quantized is not None
+    assert report.verified.logits is not None and report.differences.quantized is not None
     assert 0 < report.differences.quantized < 1.5
     for dtype in ("auto", "float32"):
         load_model(tmp_path / "out", dtype=dtype)
@@ -151,7 +151,11 @@ def test_unpacking_gives_the_values_that_were_packed(
             mode=own.get("mode", "affine"),
         )
         assert mx.allclose(array, values.astype(mx.float32), rtol=1e-6, atol=1e-6).item()
-    assert report.differences.plain == 0 and report.logits is not None and report.logits < 1e-3
+    assert (
+        report.differences.plain == 0
+        and report.verified.logits is not None
+        and report.verified.logits < 1e-3
+    )
     assert report.tensor_report.computed and "dequantized" in report.describe()
 
 

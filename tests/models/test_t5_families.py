@@ -68,7 +68,7 @@ def test_a_family_computes_what_transformers_does_loaded_and_converted(
     assert difference(source, source) <= TOLERANCE
     report = convert(str(source), out, compare_logits=compare_logits)
     assert difference(out, source) <= TOLERANCE
-    assert report.logits is not None and report.logits <= TOLERANCE
+    assert report.verified.logits is not None and report.verified.logits <= TOLERANCE
     names = headers(out).keys()
     assert ("lm_head.weight" in names) is (family not in TIED)
     assert not [name for name in names if "embed_tokens" in name or "EncDecAttention.rel" in name]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_specdec.decoding.stop_criteria import StopCriteria
 from mlx_specdec.errors import OptionError
 from mlx_specdec.text.byte_tokenizer import ByteTokenizer
 from mlx_specdec.text.stream import KEPT_WINDOW, LONGEST_WINDOW, StopStrings, TextStream
@@ -93,6 +94,32 @@ def test_each_push_decodes_a_bounded_window(tokenizers: list[Tokenizer]) -> None
     ids = tokenizers[0].encode("def read_lines(path):\n" * 60)
     in_pushes(Watched(), ids, [3] * len(ids))
     assert KEPT_WINDOW < longest <= LONGEST_WINDOW + 3
+
+
+def test_a_stop_string_of_byte_pieces_is_seen_with_its_last_byte(
+    tokenizers: list[Tokenizer],
+) -> None:
+    tokenizer = tokenizers[1]
+    line_end = tokenizer.pieces().index("<0x0A>")
+    words = tokenizer.encode("12")[:-1]
+    criteria = StopCriteria(
+        eos=(), max_tokens=40, stream=TextStream(tokenizer), stops=StopStrings(["\n\n"])
+    )
+    emission = criteria.take([*words, line_end, line_end, line_end, *words], 0)
+    assert emission.tokens == (*words, line_end, line_end)
+    assert (emission.text, emission.finish_reason) == ("12", "stop")
+
+
+def test_bytes_within_a_character_meet_no_stop_string(tokenizers: list[Tokenizer]) -> None:
+    tokenizer = tokenizers[1]
+    pieces = tokenizer.pieces()
+    euro = [pieces.index(f"<0x{byte:02X}>") for byte in "€".encode()]
+    criteria = StopCriteria(
+        eos=(), max_tokens=40, stream=TextStream(tokenizer), stops=StopStrings(["\ufffd", "€"])
+    )
+    emission = criteria.take(euro, 0)
+    assert emission.tokens == tuple(euro)
+    assert (emission.text, emission.finish_reason) == ("", "stop")
 
 
 texts = st.text("ab.", max_size=30)

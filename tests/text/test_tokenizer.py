@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from mlx_specdec.errors import CheckpointError
-from mlx_specdec.text.tokenizer import load_tokenizer
+from mlx_specdec.errors import CheckpointError, PromptError
+from mlx_specdec.text import chat
+from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer, prompt_ids
 
 from .makers import TEXT, byte_level, sentence_piece, unigram
 
@@ -73,6 +77,97 @@ def test_a_template_that_fails_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="--no-chat-template") as told:
         load_tokenizer(directory, kind="decoder-only").apply_chat("hello")
     assert "\n" not in str(told.value)
+
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def chatty(directory: Path, template: str) -> Tokenizer:
+    named = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
+    return load_tokenizer(byte_level(directory, **named), kind="decoder-only")
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ 'x' * 10**10 }}", "more than 16777216 of something"),
+        ("{{ [1] * (10**7 * 10) }}", "more than 16777216 of something"),
+        ("{{ 10**10**9 }}", "more than 16777216 of something"),
+        (
+            "{% set n = namespace(x='x') %}{% for i in range(40) %}"
+            "{% set n.x = n.x ~ n.x %}{% endfor %}",
+            "more than 64 MiB",
+        ),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 2 s",
+        ),
+    ],
+)
+def test_a_template_is_bounded_in_size_and_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, says: str
+) -> None:
+    monkeypatch.setattr(chat, "SECONDS", 2.0)
+    monkeypatch.setattr(chat, "MEMORY_BYTES", 1 << 26)
+    with pytest.raises(CheckpointError, match=f"cannot be applied .*{says}"):
+        chatty(tmp_path, template).apply_chat("hello")
+
+
+def test_a_prompt_is_text_ids_or_messages(tmp_path: Path) -> None:
+    plain = load_tokenizer(byte_level(tmp_path / "a"), kind="decoder-only")
+    templated = chatty(tmp_path / "b", "{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
+    for tokenizer, given, chat_template, text in (
+        (plain, "hello", True, "hello"),
+        (templated, "hello", False, "hello"),
+        (templated, "hello", True, "[hello]"),
+        (templated, MESSAGES * 2, False, "[hello][hello]"),
+    ):
+        ids = prompt_ids(tokenizer, given, chat_template=chat_template)
+        assert tokenizer.decode(ids) == text
+    assert prompt_ids(plain, np.array([3, 4]), chat_template=True) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        (b"hello", "is bytes"),
+        (" ", "is empty"),
+        ([], "is empty"),
+        (MESSAGES, "no chat template"),
+        (["hello"], "a prompt is text"),
+        ([1.5], "a prompt is text"),
+        ([{"text": "hello"}], "a prompt is text"),
+    ],
+)
+def test_any_other_prompt_is_refused(tmp_path: Path, prompt: Any, says: str) -> None:
+    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
+    with pytest.raises(PromptError, match=says):
+        prompt_ids(tokenizer, prompt, chat_template=True)
+
+
+def test_a_tokenizer_without_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(CheckpointError, match="knows any text"):
+        load_tokenizer(tmp_path, kind="decoder-only")
+
+
+def test_a_regular_expression_that_never_ends_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = byte_level(tmp_path) / "tokenizer.json"
+    whole = json.loads(file.read_text())
+    whole["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    file.write_text(json.dumps(whole))
+    tokenizer = load_tokenizer(tmp_path, kind="decoder-only")
+    with pytest.raises(CheckpointError, match=r"fails on this text .*retry-limit") as told:
+        tokenizer.encode("a" * 40 + "b")
+    assert "\n" not in str(told.value)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder-only"])

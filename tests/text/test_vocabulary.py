@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,24 @@ def test_what_only_the_target_has_is_read_as_the_beginning_of_its_text(tmp_path:
     shared, fed = shared_tokens(more, plain, more.size, plain.size)
     assert shared[-1] == -1
     assert fed[-1] == plain.encode("lines")[0]
+
+
+@pytest.mark.parametrize("make", [byte_level, unigram])
+def test_white_space_that_only_a_byte_level_target_has_is_read_as_white_space(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    plain = load_tokenizer(byte_level(tmp_path / "a"), kind="decoder-only")
+
+    class Longer(Listed):
+        eos_token_ids = plain.eos_token_ids
+        special_ids = plain.special_ids
+
+    more = Longer(*plain.pieces(), "\u0120" * 4, "\u010a" * 2)
+    draft = load_tokenizer(make(tmp_path / "b"), kind="decoder-only")
+    _, fed = shared_tokens(more, draft, more.size, draft.size)  # type: ignore[arg-type]
+    spaces, line_ends = (draft.pieces()[id] for id in fed[-2:])
+    assert spaces in ("\u0120\u0120", "\u2581")
+    assert line_ends in ("\u010a", "<0x0A>")
 
 
 def test_vocabularies_with_hardly_a_token_in_common_are_refused() -> None:

@@ -92,7 +92,7 @@ def _sentencepiece(data: bytes, vocabulary: int) -> Text:
             "is damaged, or neither SentencePiece's nor tiktoken's: download it again"
         ) from None
     made = gguf_tokenizer.build(metadata)
-    tokenizer = Tokenizer.from_str(made)
+    tokenizer = Tokenizer.from_str(made or "")
     for text, ids in expected.items():
         if tokenizer.encode(text, add_special_tokens=False).ids != ids:
             raise Malformed(f"cuts text in a way that tokenizer.json cannot say: {_ADVICE}")
