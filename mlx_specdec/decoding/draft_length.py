@@ -68,17 +68,18 @@ class FixedLength:
 
 
 class Survey:
-    """Every length in turn, to measure what each costs: PLAIN plain steps, then 1 to MOST tokens.
+    """Every length in turn, to measure what each costs: PLAIN_STEPS plain steps, then 1 to `most`
+    tokens.
 
     The first plain step of a stretch fills the pipeline, and the first round after it pays for what
     the draft has not read: neither counts.
     """
 
-    PLAIN = 6
+    PLAIN_STEPS = 6
 
     def __init__(self, most: int) -> None:
-        self._turn = [*[0] * self.PLAIN, 1, *range(1, most + 1)]
-        self._ignored = (0, self.PLAIN)
+        self._turn = [*[0] * self.PLAIN_STEPS, 1, *range(1, most + 1)]
+        self._ignored = (0, self.PLAIN_STEPS)
         self._place = 0
         self._costs = RoundCosts(most)
         self.changes: Sequence[Change] = ()
@@ -106,28 +107,29 @@ class AutoLength:
     """The number that promises most tokens per second, from costs and acceptance seen so far.
 
     known: costs of rounds by drafted length in plain steps, measured earlier. Without them the text
-    begins with a few plain steps and one round of FIRST tokens. most: where a proposer has no more.
+    begins with a few plain steps and one round of FIRST_DRAFT tokens. most: where a proposer has no
+    more.
 
-    What may be worse than the best known length is tried only out of a budget: START plain steps,
-    and SHARE of the time since. It pays for trials of lengths that would be better if their costs,
-    badly known, were kind, since costs need not rise in a line; and while plain decoding is best
-    for probes, so that a draft that turns good is noticed.
+    What may be worse than the best known length is tried only out of a budget: BUDGET_AT_START
+    plain steps, and BUDGET_SHARE of the time since. It pays for trials of lengths that would be
+    better if their costs, badly known, were kind, since costs need not rise in a line; and while
+    plain decoding is best for probes, so that a draft that turns good is noticed.
 
-    After the first EAGER rounds it thinks again in every EVERYth round only, and never where the
-    proposer abstained: thinking is not free.
+    After the first ROUNDS_ALWAYS_PLANNED rounds it thinks again once in PLANS_EVERY rounds only,
+    and never where the proposer abstained: thinking is not free.
     """
 
-    MOST = 16
-    FIRST = 3
-    PLAIN_FIRST = 4
-    BETTER = 1.04
-    START = 1.5
-    SHARE = 0.008
-    EAGER = 24
-    EVERY = 4
+    LONGEST_DRAFT = 16
+    FIRST_DRAFT = 3
+    PLAIN_STEPS_FIRST = 4
+    WORTH_CHANGING = 1.04
+    BUDGET_AT_START = 1.5
+    BUDGET_SHARE = 0.008
+    ROUNDS_ALWAYS_PLANNED = 24
+    PLANS_EVERY = 4
 
-    def __init__(self, known: Mapping[int, float] | None = None, most: int = MOST) -> None:
-        self._most = min(most, self.MOST)
+    def __init__(self, known: Mapping[int, float] | None = None, most: int = LONGEST_DRAFT) -> None:
+        self._most = min(most, self.LONGEST_DRAFT)
         known = {n: cost for n, cost in (known or {}).items() if n <= self._most}
         self._costs = RoundCosts(self._most, known)
         self._acceptance = Acceptance(self._most)
@@ -177,11 +179,11 @@ class AutoLength:
             return
         if self._begun:
             rounds = self._plain + self._speculative
-            due = rounds < self.EAGER or rounds % self.EVERY == 0
+            due = rounds < self.ROUNDS_ALWAYS_PLANNED or rounds % self.PLANS_EVERY == 0
             if trial or self._repeat or (due and not self._parked_and_broke()):
                 self._next = self._plan()
-        elif self._plain >= self.PLAIN_FIRST:
-            self._next, self._begun = min(self.FIRST, self._most), True
+        elif self._plain >= self.PLAIN_STEPS_FIRST:
+            self._next, self._begun = min(self.FIRST_DRAFT, self._most), True
 
     def _observe_plain(self, seconds: float) -> None:
         self._plain += 1
@@ -240,7 +242,7 @@ class AutoLength:
         return trial
 
     def _budget(self, plain: float) -> float:
-        return self.START * plain + self.SHARE * self._elapsed - self._spent
+        return self.BUDGET_AT_START * plain + self.BUDGET_SHARE * self._elapsed - self._spent
 
     def _parked_and_broke(self) -> bool:
         """Nothing could change: plain steps alone say nothing of drafts, and trials cost."""
@@ -249,7 +251,7 @@ class AutoLength:
     def _best(self, tokens: Sequence[float], costs: Sequence[float], among: Sequence[int]) -> int:
         rates = [token / max(cost, 1e-12) for token, cost in zip(tokens, costs, strict=True)]
         best = max(among, key=rates.__getitem__)
-        if best == 0 or rates[best] > self.BETTER * rates[self._current]:
+        if best == 0 or rates[best] > self.WORTH_CHANGING * rates[self._current]:
             if best != self._current or not self._changes:
                 speed = rates[best] / rates[0]
                 self._changes.append(Change(self._plain + self._speculative, best, speed))
@@ -267,7 +269,7 @@ class AutoLength:
         kind = [c * (1 - d) for c, d in zip(self._costs.hopeful(), doubts, strict=True)]
         rates = [token / max(cost, 1e-12) for token, cost in zip(tokens, kind, strict=True)]
         chosen = max(range(1, self._most + 1), key=rates.__getitem__)
-        return chosen if rates[chosen] * self._price > self.BETTER else None
+        return chosen if rates[chosen] * self._price > self.WORTH_CHANGING else None
 
 
 def _is_drained(report: RoundReport) -> bool:

@@ -29,7 +29,7 @@ CURVES: dict[str, dict[int, float]] = {
     "linear": {1: 1.0, 16: 16.0},
 }
 NOISE = 0.3
-MOST = AutoLength.MOST
+MOST = AutoLength.LONGEST_DRAFT
 Acceptance = Callable[[int], float]
 Make = Callable[[], DraftLength]
 

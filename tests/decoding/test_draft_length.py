@@ -53,7 +53,7 @@ def test_it_does_not_think_while_a_proposer_abstains(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(AutoLength, "_plan", lambda self: plans.append(1) or plan(self))
     for known in (None, {count: 1 + 0.1 * count for count in range(1, 17)}):
         lengths = AutoLength(known)
-        for _ in range(AutoLength.PLAIN_FIRST):
+        for _ in range(AutoLength.PLAIN_STEPS_FIRST):
             lengths.choose(10_000)
             lengths.on_round(a_round(0, 0, 1.0))
         asked = lengths.choose(10_000)
@@ -62,7 +62,7 @@ def test_it_does_not_think_while_a_proposer_abstains(monkeypatch: pytest.MonkeyP
             assert lengths.choose(10_000) == asked > 0
             lengths.on_round(a_round(0, 0, 1.0))
         assert plans == []
-        for _ in range(AutoLength.EVERY):
+        for _ in range(AutoLength.PLANS_EVERY):
             lengths.on_round(a_round(lengths.choose(10_000), 1, 1.2))
         assert plans
 
@@ -92,7 +92,7 @@ def test_a_flat_curve_ends_far_from_a_steep_one() -> None:
     for _ in range(200):
         count = lengths.choose(10_000)
         lengths.on_round(a_round(count, count, 1.0 + 0.02 * count))
-    assert lengths.choose(10_000) == AutoLength.MOST
+    assert lengths.choose(10_000) == AutoLength.LONGEST_DRAFT
     steep = AutoLength()
     for _ in range(200):
         count = steep.choose(10_000)
@@ -107,7 +107,7 @@ def test_one_stalled_round_changes_nothing() -> None:
         seconds = 1.0 + 0.1 * count
         lengths.on_round(a_round(count, count, 50 * seconds if index == 150 else seconds))
         if index >= 100:
-            assert count == AutoLength.MOST
+            assert count == AutoLength.LONGEST_DRAFT
 
 
 def test_known_costs_decide_the_first_round() -> None:
@@ -125,7 +125,7 @@ def test_known_costs_of_some_lengths_are_joined_by_lines() -> None:
     for _ in range(100):
         count = lengths.choose(1000)
         lengths.on_round(a_round(count, count, 3.0 * (1 + 0.1 * count)))
-    assert lengths.choose(1000) == AutoLength.MOST
+    assert lengths.choose(1000) == AutoLength.LONGEST_DRAFT
 
 
 def test_what_a_text_taught_is_told_in_plain_steps() -> None:
