@@ -190,7 +190,14 @@ def encode(pair: Pair, prompt: str | Sequence[int], options: Options) -> list[in
         raise PromptError("the prompt is empty: give some text")
     if options.chat_template and pair.tokenizer.has_chat_template:
         return pair.tokenizer.apply_chat(prompt)
-    return pair.tokenizer.encode(prompt)
+    return pair.tokenizer.encode(missing_prefix(pair, prompt, options) + prompt)
+
+
+def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
+    """What `encode` puts before a prompt that lacks the task's prefix which the target's
+    config.json asks for; mostly nothing."""
+    wanted = options.chat_template and not prompt.startswith(pair.task_prefix.rstrip())
+    return pair.task_prefix if wanted else ""
 
 
 def _decoding(

@@ -36,7 +36,11 @@ class Sources(Flags):
     model: str | None = flag(
         None, f"The target: a {MODEL}", "--model-name", show_default="the shipped translator"
     )
-    draft_model: str | None = flag(None, f"The draft: a {MODEL}", "--draft-model-name")
+    draft_model: str | None = flag(
+        None,
+        "The draft: a directory, a name on the Hub, or auto for the one in the table of pairs.",
+        "--draft-model-name",
+    )
     revision: str | None = flag(None, REVISION)
     dtype: Dtype = flag("auto", DTYPE)
     q_bits: int | None = flag(None, "Quantize the target to this many bits on load.")
@@ -51,7 +55,8 @@ class Models(Sources):
 
     draft_model: str | None = flag(
         None,
-        "The draft: a directory, a name on the Hub, or self for the target at fewer bits.",
+        "The draft: a directory, a name on the Hub, auto for the one in the table of pairs, or "
+        "self for the target at fewer bits.",
         "--draft-model-name",
     )
     draft_vocab: Literal["same", "intersect"] = flag(
