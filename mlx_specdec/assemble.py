@@ -195,7 +195,16 @@ def _checked(pair: Pair) -> tuple[Model, Pair, list[RoundListener]]:
 
 def encode(pair: Pair, prompt: str | Sequence[int] | Messages, options: Options) -> list[int]:
     """Token ids of a prompt; see `text.tokenizer.prompt_ids`."""
+    if isinstance(prompt, str) and prompt.strip():
+        prompt = missing_prefix(pair, prompt, options) + prompt
     return prompt_ids(pair.tokenizer, prompt, chat_template=options.chat_template)
+
+
+def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
+    """What `encode` puts before a prompt that lacks the task's prefix which the target's
+    config.json asks for; mostly nothing."""
+    wanted = options.chat_template and not prompt.startswith(pair.task_prefix.rstrip())
+    return pair.task_prefix if wanted else ""
 
 
 def _check_bias(pair: Pair, options: Options) -> None:

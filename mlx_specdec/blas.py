@@ -59,6 +59,11 @@ def name() -> str:
     return "accelerate" if sys.platform == "darwin" else "bundled"
 
 
+def is_slow() -> bool:
+    """Whether MLX's reference BLAS multiplies where a faster one could."""
+    return not _loaded and _replaceable()
+
+
 @contextmanager
 def threads_kept() -> Iterator[None]:
     """Gives MKL its number of threads back after the block: torch sets it, too, for everybody."""

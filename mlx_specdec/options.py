@@ -52,7 +52,8 @@ class Options:
     simulated_acceptance: keep each drafted token with this probability instead of verifying it, to
         measure what decoding costs; None verifies. What is emitted is then no text.
     cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
-    regular: plain decoding, no proposer. chat_template: apply it where the model has one.
+    regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
+        one task prefix that a T5's config.json asks for.
     The others: see `sampling.settings.Sampling`.
 
     Raises OptionError for a value out of range or a contradiction.

@@ -45,7 +45,8 @@ class Pair:
     vocabulary: number of token ids that target and tokenizer both know; every distribution has
     this width. translation: for a draft whose vocabulary is another. documents: what lookup
     searches beside prompt and text. heads: of the target, where it has some. draft_bytes: what
-    the draft takes beside the target, in bytes.
+    the draft takes beside the target, in bytes. task_prefix: what the target wants every prompt to
+    begin with; mostly nothing.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Pair:
     documents: DocumentIndex | None = None
     heads: MedusaHeads | None = None
     draft_bytes: int = 0
+    task_prefix: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def load(
         translation=None if draft is None else draft.translation,
         heads=heads,
         draft_bytes=0 if draft is None else draft.nbytes,
+        task_prefix=target.task_prefix,
     )
 
 

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def setting(pair: Pair, options: Options, prompts: Path, notes: Sequence[str] = 
         blas=blas.name(),
         python=platform.python_version(),
         versions=versions,
-        date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         notes=tuple(notes),
         simulated_acceptance=options.simulated_acceptance,
     )

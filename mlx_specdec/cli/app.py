@@ -18,10 +18,21 @@ from .estimate import estimate
 from .flags import Command, Version
 from .generate import generate
 from .inspect import inspect
+from .known_pairs import pairs
 from .process import exit_with
 from .train import train_draft, train_medusa
 
-COMMANDS = (generate, convert, inspect, calibrate, bench, estimate, train_medusa, train_draft)
+COMMANDS = (
+    generate,
+    pairs,
+    convert,
+    inspect,
+    calibrate,
+    bench,
+    estimate,
+    train_medusa,
+    train_draft,
+)
 OTHER = "Other"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 

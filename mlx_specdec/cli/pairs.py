@@ -8,8 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import OptionError
 from . import render
 from .groups import Sources
+from .known_pairs import AUTO, draft_for
 
 if TYPE_CHECKING:
     from ..assemble import Pair
@@ -21,6 +23,10 @@ SHIPPED_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
+NOT_SHIPPED = (
+    "the sample models come with a clone of the repository only: name a pair, such as --model "
+    "google/flan-t5-large --draft-model google/flan-t5-small; mlx-specdec pairs lists more"
+)
 
 
 def shipped(name: str) -> str:
@@ -31,10 +37,14 @@ def shipped(name: str) -> str:
 
 
 def named(sources: Sources) -> tuple[str, str | None]:
-    """Target and draft as named; where no target is, the shipped ones."""
-    if sources.model is None:
-        return SHIPPED_TARGET, sources.draft_model or SHIPPED_DRAFT
-    return sources.model, sources.draft_model
+    """Target and draft as named; where no target is, the shipped ones. Raises OptionError where the
+    shipped ones are not there, and for a draft "auto" of an unknown target."""
+    target = sources.model or SHIPPED_TARGET
+    if sources.model is None and not Path(shipped(target)).is_dir():
+        raise OptionError(NOT_SHIPPED)
+    if sources.draft_model == AUTO:
+        return target, draft_for(target)
+    return target, sources.draft_model or (SHIPPED_DRAFT if sources.model is None else None)
 
 
 def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pair:

@@ -36,13 +36,13 @@ def main(command: str = "") -> None:
 def _find_environment() -> None:
     """Go on in the virtual environment beside the program, where this Python lacks something."""
     lacking = [name for name in NEEDED if find_spec(name) is None]
-    if sys.version_info >= (3, 10) and not lacking:
+    if sys.version_info >= (3, 11) and not lacking:
         return
     environment = ROOT / ".venv"
     python = environment / "bin" / "python"
     if python.exists() and not environment.samefile(sys.prefix):
         os.execv(str(python), [str(python), *_arguments()])
-    what = "is older than 3.10" if not lacking else "has no " + " and no ".join(lacking)
+    what = "is older than 3.11" if not lacking else "has no " + " and no ".join(lacking)
     print(f"error: {sys.executable} {what}: run ./scripts/setup.sh first", file=sys.stderr)
     sys.exit(2)
 

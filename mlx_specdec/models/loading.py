@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -17,12 +19,16 @@ from .number_format import NumberFormat
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with what its files say besides weights. dtype: in words, for example "float32"."""
+    """A model with what its files say besides weights.
+
+    dtype: in words, for example "float32". task_prefix: what every prompt has to begin with.
+    """
 
     model: Base
     eos_token_ids: tuple[int, ...]
     kind: Kind
     dtype: str
+    task_prefix: str = ""
 
 
 def load_model(
@@ -46,4 +52,14 @@ def load_model(
         # As mlx-lm has it: what the GPU works on is not to be swapped out between two passes.
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     model, eos_token_ids, words = family.load(directory, config, numbers, caches)
-    return Loaded(model, eos_token_ids, family.kind, words)
+    return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config))
+
+
+def task_prefix(config: Mapping[str, Any]) -> str:
+    """The one prefix in the `task_specific_params` of a config.json, where T5 keeps those of its
+    tasks; empty where there is none, or a choice."""
+    tasks = config.get("task_specific_params")
+    settings = tasks.values() if isinstance(tasks, Mapping) else ()
+    prefixes = [one.get("prefix") for one in settings if isinstance(one, Mapping)]
+    known = {prefix for prefix in prefixes if isinstance(prefix, str) and prefix.strip()}
+    return known.pop() if len(known) == 1 else ""

@@ -20,6 +20,7 @@ from mlx_specdec.cli.app import (
     estimate,
     generate,
     inspect,
+    pairs,
     run_one,
     train_draft,
     train_medusa,
@@ -38,6 +39,7 @@ COMMANDS = {
     "estimate": estimate,
     "generate": generate,
     "inspect": inspect,
+    "pairs": pairs,
     "train-draft": train_draft,
     "train-medusa": train_medusa,
 }

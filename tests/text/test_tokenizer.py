@@ -152,7 +152,7 @@ def test_a_tokenizer_without_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_regular_expression_that_never_ends_is_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path
 ) -> None:
     file = byte_level(tmp_path) / "tokenizer.json"
     whole = json.loads(file.read_text())
@@ -167,7 +167,6 @@ def test_a_regular_expression_that_never_ends_is_one_line(
     with pytest.raises(CheckpointError, match=r"fails on this text .*retry-limit") as told:
         tokenizer.encode("a" * 40 + "b")
     assert "\n" not in str(told.value)
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder-only"])

@@ -1,0 +1,44 @@
+"""`generate` without arguments: the sentence, both ways of decoding, and what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec import blas
+from mlx_specdec.cli import pairs
+
+from .conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def tiny_pair(monkeypatch: pytest.MonkeyPatch, t5: Path, t5_draft: Path) -> None:
+    """A tiny translator in the place of the shipped one."""
+    monkeypatch.setattr(pairs, "SHIPPED_TARGET", str(t5))
+    monkeypatch.setattr(pairs, "SHIPPED_DRAFT", str(t5_draft))
+    monkeypatch.setattr(blas, "is_slow", lambda: False)
+
+
+def test_the_demo_shows_its_sentence_and_ends_with_a_comparison(run: Run) -> None:
+    done = run("generate", "-m", 20)
+    lines = done.err.splitlines()
+    assert done.code == 0 and lines[0] == f"prompt: {pairs.SHIPPED_PROMPT}"
+    speedup, _, said = lines[-1].partition(" times as fast as plain decoding (")
+    assert float(speedup) > 0 and "tokens/s), the same text; next: mlx-specdec generate" in said
+    assert done.out == run("generate", "-m", 20, "--regular-decode").out
+
+
+def test_where_the_blas_is_slow_it_says_what_is_missing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blas, "is_slow", lambda: True)
+    assert run("generate", "-m", 5).err.endswith("./scripts/setup.sh --fast-cpu\n")
+
+
+@pytest.mark.parametrize(
+    "asked", [("--json",), ("--quiet",), ("a prompt",), ("--regular-decode",), ("-m", 0)]
+)
+def test_nothing_is_compared_where_nothing_asks_for_it(run: Run, asked: tuple) -> None:
+    done = run("generate", *(asked if "-m" in asked else (*asked, "-m", 5)))
+    assert done.code == 0 and "times as fast" not in done.err
