@@ -113,14 +113,14 @@ def cost_key(pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: O
 
     Behind another one it reads what was written without it, which costs as well.
     """
-    behind = "" if drafter is chosen[0] else f" behind {chosen[0].identity}"
+    behind = "" if drafter is chosen[0] else f" behind {chosen[0].name}"
     return CostKey(
         device=device_name(),
         mlx=_mlx_version(),
         blas=blas.name(),
         target=pair.name,
         target_bytes=pair.target.nbytes,
-        draft=drafter.identity + behind,
+        draft=(drafter.identity or drafter.name) + behind,
         draft_bytes=drafter.nbytes,
         dtype=pair.dtype,
         sampled=options.temperature > 0,

@@ -31,6 +31,11 @@ SELF = "self"
 """Named as draft model: the target's own layers at fewer bits."""
 
 
+def proposers() -> tuple[str, ...]:
+    """What `Options.proposer` may name."""
+    return ("auto", *DRAFTERS, "none")
+
+
 @dataclass(frozen=True)
 class Options:
     """Settings of one generation; the defaults give the target's own greedy text.
@@ -92,10 +97,9 @@ class Options:
             raise OptionError(
                 f"num-draft must be auto or lie between 0 and {MOST_DRAFTED}, not {count!r}"
             )
-        proposers = ("auto", *DRAFTERS, "none")
-        if self.proposer not in (None, *proposers):
+        if self.proposer not in (None, *proposers()):
             raise OptionError(
-                f"proposer must be one of {', '.join(proposers)}, not {self.proposer!r}"
+                f"proposer must be one of {', '.join(proposers())}, not {self.proposer!r}"
             )
         if self.ngram_min is not None and self.ngram_min < 1:
             raise OptionError(f"ngram-min must be 1 or more, not {self.ngram_min}")

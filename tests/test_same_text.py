@@ -234,7 +234,7 @@ def test_in_hundreds_of_cases_the_text_is_that_of_plain_decoding(**asked) -> Non
 @pytest.mark.parametrize(
     ("family", "caches"),
     [
-        ("llama", CacheSettings(8, 32)),
+        ("llama", CacheSettings(2, 32)),
         pytest.param("qwen3_moe", CacheSettings(4, 32), marks=pytest.mark.slow),
         ("llama", CacheSettings(max_size=16)),
         pytest.param("qwen3", CacheSettings(max_size=9), marks=pytest.mark.slow),

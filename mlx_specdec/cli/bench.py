@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from ..errors import OptionError
-from ..options import Options
+from ..options import Options, proposers
 from . import bench_table, render
 from .flags import Flags, command, flag, options
 from .groups import ChatTemplate, CostCache, Json, Models, Sampling, Verification
@@ -40,7 +40,7 @@ class Measuring(Flags):
     proposer: list[str] | None = flag(
         None,
         "A drafter to measure; the flag may be repeated.",
-        metavar="auto|draft|ngram|medusa",
+        metavar="|".join(proposers()[:-1]),
     )
     num_draft: str = flag(
         "1,2,3,5,8,auto",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..checkpoints.disk.sizes import show
 from ..errors import OptionError, PromptError
-from ..options import SELF, Options
+from ..options import SELF, Options, proposers
 from . import figures, render
 from .demo import tell_speedup
 from .flags import Flags, command, flag, options
@@ -46,10 +46,11 @@ class Drafting(Flags):
     """Who drafts, and how much."""
 
     panel = "Drafting"
-    proposer: Literal["auto", "draft", "ngram", "medusa", "none"] | None = flag(
+    proposer: str | None = flag(
         None,
         "The drafter: a draft model, n-gram lookup in the prompt and the text, Medusa heads, "
         "lookup before one of the others (auto), or none.",
+        metavar="|".join(proposers()),
     )
     num_draft: str = flag(
         "auto",
@@ -175,7 +176,7 @@ def generate(
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
     model, draft_model = named(models)
-    if asked.regular or proposer in ("ngram", "medusa", "none"):
+    if asked.regular or proposer not in (None, "auto", "draft"):
         draft_model = None
     pair = load_pair(
         model, draft_model, caches=caches, random_weights=simulated, **models.loading()

@@ -55,7 +55,8 @@ class Drafter:
     name: as in the table, and the source of its proposals. make: makes the proposer of one
     sequence; `first` says that another drafter is asked where it abstains. most: the longest
     proposal worth considering, in tokens. nbytes: of its weights; 0 where it has none and costs
-    next to nothing. identity: what tells its costs from those of another one of the same name.
+    next to nothing. identity: which one of this name it is, where rounds of another one may cost
+    something else.
     """
 
     name: str

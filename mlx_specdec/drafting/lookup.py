@@ -33,7 +33,7 @@ def drafter(pair: Brought) -> Drafter:
         frequent = asked.ngram_choice == "frequent"
         return PromptLookup(asked.ngram_min or trusted, frequent, documents, pair.vocabulary)
 
-    return Drafter("ngram", make, identity="ngram")
+    return Drafter("ngram", make)
 
 
 class PromptLookup(Proposer):

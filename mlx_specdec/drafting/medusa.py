@@ -31,7 +31,6 @@ def drafter(pair: Brought) -> Drafter | None:
         lambda asked, first: Medusa(heads, asked.sampling, pair.vocabulary),
         most=min(heads.count, MOST_DRAFTED),
         nbytes=heads.nbytes,
-        identity="medusa",
     )
 
 

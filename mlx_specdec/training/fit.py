@@ -199,7 +199,7 @@ class Fit(Generic[F]):
             "optimizer": self._optimizer.state,
             "step": mx.array(self._step),
             "best_epoch": mx.array(self._best_epoch),
-            "best_score": mx.array(self._best_score),
+            "best_score": mx.array(float(self._best_score)),
         }
         new = self._file.with_name("new.safetensors")
         mx.save_safetensors(str(new), dict(tree_flatten(state)))

@@ -77,7 +77,7 @@ def test_no_name_and_no_figure_is_cut(monkeypatch: pytest.MonkeyPatch, columns: 
 
 def test_wide_terminals_show_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = table(monkeypatch, 120)
-    for heading in ("95 %", "median", "predicted", "length", "rate", "same"):
+    for heading in ("interval", "median", "predicted", "length", "rate", "same"):
         assert heading in shown
         assert heading not in table(monkeypatch, 45)
 

@@ -17,7 +17,7 @@ from ..cli.conftest import make_llama, make_t5
 from . import repeat
 
 DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"
-ASKED = {"max_tokens": 40, "num_draft": 3, "cost_cache": False}
+ASKED = {"max_tokens": 60, "num_draft": 3, "cost_cache": False}
 
 
 @pytest.fixture(scope="module", params=[make_llama, make_t5])
@@ -33,7 +33,7 @@ def temperature(request) -> float:
 @pytest.fixture(scope="module")
 def own_tokens(pair: Pair, temperature: float) -> tuple[int, ...]:
     """The target's own completion."""
-    asked = Options(max_tokens=40, regular=True, temperature=temperature)
+    asked = Options(max_tokens=60, regular=True, temperature=temperature)
     return generate(pair, "some words", asked).tokens
 
 

@@ -151,9 +151,7 @@ def test_a_tokenizer_without_text_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path, kind="decoder-only")
 
 
-def test_a_regular_expression_that_never_ends_is_one_line(
-    tmp_path: Path
-) -> None:
+def test_a_regular_expression_that_never_ends_is_one_line(tmp_path: Path) -> None:
     file = byte_level(tmp_path) / "tokenizer.json"
     whole = json.loads(file.read_text())
     whole["pre_tokenizer"] = {
