@@ -68,5 +68,5 @@ def test_numpy_ids_are_a_prompt_and_bytes_are_none(pair: Pair) -> None:
     plain = generate(pair, PROMPT, Options(max_tokens=6, temperature=1.0, seed=3))
     assert generate(pair, np.array(PROMPT), asked).as_dict()["tokens"] == list(plain.tokens)
     for prompt in (b"bytes", [{"role": "user", "content": "messages"}], [1.5]):
-        with pytest.raises(PromptError, match="a prompt is text|no chat template"):
+        with pytest.raises(PromptError, match=r"a prompt is text|no chat template"):
             generate(pair, prompt, asked)
