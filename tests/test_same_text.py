@@ -135,9 +135,15 @@ class Switching:
         pass
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("proposer", ["draft", "ngram", "auto"])
-@pytest.mark.parametrize("name", ONE_OF_EACH_CACHE)
+@pytest.mark.parametrize(
+    ("name", "proposer", "temperature"),
+    [
+        case
+        if case[0] in ("llama", "own-head-scaled") or case[1:] == ("auto", 1.0)
+        else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(ONE_OF_EACH_CACHE, ("draft", "ngram", "auto"), (0.0, 1.0))
+    ],
+)
 def test_what_users_run_writes_the_same_text(name: str, proposer: str, temperature: float) -> None:
     pair = pair_for(name)
     prompt = [5, 9, 12, 7, 33, 5, 9, 12, 7, 21, 5, 9]
@@ -230,7 +236,7 @@ def test_in_hundreds_of_cases_the_text_is_that_of_plain_decoding(**asked) -> Non
     compare(**asked)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize(
     ("family", "caches"),
     [

@@ -299,7 +299,17 @@ def directory_of(count: int) -> bytes:
     return local + entry * count + end
 
 
-@pytest.mark.parametrize("name", [*BOMBS, "directory", "long directory"])
+QUICK = ("copies", "marks", "long directory")
+"""Bombs that are refused at once; the others take seconds to count up to their limit."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in (*BOMBS, "directory", "long directory")
+    ],
+)
 def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, name: str) -> None:
     """In a process of its own, which a bomb may bring down."""
     file = tmp_path / "x.bin"

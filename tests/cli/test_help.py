@@ -74,7 +74,7 @@ def test_choices_are_shown(run: Run) -> None:
     shown = run("generate", "-h").out
     for choices in (
         "coupled|token|block|typical",
-        "auto|draft|ngram|medusa|none",
+        "auto|ngram|draft|medusa|none",
         "recent|frequent",
         "same|intersect",
         "auto|float32|float16|bfloat16",

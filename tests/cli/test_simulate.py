@@ -23,7 +23,11 @@ def pair_of(directory: Path, config: dict, depth: str) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(
-    ("config", "depth"), [(T5, "num_decoder_layers"), (LLAMA, "num_hidden_layers")]
+    ("config", "depth"),
+    [
+        (T5, "num_decoder_layers"),
+        pytest.param(LLAMA, "num_hidden_layers", marks=pytest.mark.slow),
+    ],
 )
 def test_a_pair_without_weights_decodes_at_the_asked_acceptance(
     run: Run, tmp_path: Path, config: dict, depth: str
@@ -102,7 +106,11 @@ def test_what_does_not_go_together_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("config", "depth"), [(T5, "num_decoder_layers"), (LLAMA, "num_hidden_layers")]
+    ("config", "depth"),
+    [
+        (T5, "num_decoder_layers"),
+        pytest.param(LLAMA, "num_hidden_layers", marks=pytest.mark.slow),
+    ],
 )
 def test_bench_tells_what_a_round_of_a_pair_without_weights_costs(
     run: Run, tmp_path: Path, config: dict, depth: str

@@ -34,8 +34,8 @@ def test_what_the_target_does_not_allow_is_never_accepted(rule: Rule, token: int
 
 
 @pytest.mark.parametrize("rule", [BlockRule(), TokenRule()])
-@pytest.mark.parametrize("damage", [math.nan, math.inf])
-@pytest.mark.parametrize("damaged", [0, 1])
+@pytest.mark.parametrize("damage", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("damaged", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_damaged_rows_of_a_draft_do_not_change_what_is_emitted(
     rule: Rule, damage: float, damaged: int
 ) -> None:
