@@ -141,7 +141,7 @@ def test_hundreds_of_rounds_keep_every_context_right(
     compare(family, pattern, ROUNDS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*ONE_OF_EACH_CACHE, *SMALLER])
 def test_dozens_of_rounds_keep_every_context_right(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -167,7 +167,7 @@ def ends_inside(pair: Pair, inside: int, seed: int, least: int) -> int:
 
 
 @pytest.mark.parametrize("inside", range(DRAFTED + 1))
-@pytest.mark.parametrize("family", ["llama", "mamba2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("mamba2", marks=pytest.mark.slow)])
 def test_a_text_that_ends_inside_a_block_ends_there(
     monkeypatch: pytest.MonkeyPatch, family: str, inside: int
 ) -> None:

@@ -41,7 +41,7 @@ def some_heads(base: Base, own_output: bool, count: int = 3) -> MedusaHeads:
     return stacked(base, {name: 0.3 * array for name, array in found.items()}, count, 1)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("own_output", [True, False])
 @pytest.mark.parametrize("family", [*DECODERS, *TRANSLATORS])
 def test_heads_do_not_change_the_text(family: str, own_output: bool, temperature: float) -> None:

@@ -110,7 +110,7 @@ def test_decoder_only_models_write_the_same_text(name: str, temperature: float) 
     check(decoder_only(name), temperature=temperature, seed=3)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 @pytest.mark.parametrize(
     "kind", sorted({path.name for path in FIXTURES.iterdir()} - {*ONE_OF_EACH_CACHE})
 )
@@ -139,7 +139,7 @@ class Switching:
     ("name", "proposer", "temperature"),
     [
         case
-        if case[0] in ("llama", "own-head-scaled") or case[1:] == ("auto", 1.0)
+        if case[0] in ("llama", "own-head-scaled") or case == ("mamba2", "auto", 1.0)
         else pytest.param(*case, marks=pytest.mark.slow)
         for case in itertools.product(ONE_OF_EACH_CACHE, ("draft", "ngram", "auto"), (0.0, 1.0))
     ],
@@ -301,7 +301,7 @@ def test_lenience_accepts_more_and_says_so() -> None:
     assert rates == sorted(rates) and rates[-1] == 1.0
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", [pytest.param("token", marks=pytest.mark.slow), "block"])
 def test_texts_of_other_exact_rules_depend_on_the_seed(rule: str) -> None:
     pair = decoder_only("llama")
     options = Options(max_tokens=LENGTH, num_draft=5, temperature=1.0, rule=rule, seed=4)

@@ -35,6 +35,8 @@ LENGTH = 4 * tiny.WINDOW + 5
 LONG = 800
 PROMPT = 5
 FAMILIES = sorted(tiny.CONFIGS)
+QUICK = ("llama", "gemma3", "gpt_oss", "mamba2", "falcon_h1", "llama4")
+"""One of each kind of cache, and of each mixture of kinds."""
 RECURRENT = {"mamba2", "qwen3_next", "falcon_h1", "recurrent_gemma", "lfm2", "llama4"}
 
 
@@ -147,7 +149,10 @@ SCHEDULES = [target_rounds, draft_rounds, whole_passes]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES],
+)
 def test_any_rewinding_gives_the_logits_of_plain_decoding(
     family: str, schedule: Callable[[str, random.Random], int]
 ) -> None:

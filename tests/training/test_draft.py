@@ -154,7 +154,9 @@ def test_without_a_gain_the_start_is_kept(models: tuple[Path, Path], tmp_path: P
     assert all(mx.array_equal(found[name], start[name].astype(mx.bfloat16)) for name in start)
 
 
-@pytest.mark.parametrize("at", [1, 3, 5])
+@pytest.mark.parametrize(
+    "at", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_training_ends_with_the_same_bits(
     at: int, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
