@@ -173,6 +173,7 @@ def test_what_users_run_writes_the_same_text(name: str, proposer: str, temperatu
     assert 0 < stats.drafted_by_position[0] < stats.rounds, "plain steps between drafts"
 
 
+@pytest.mark.slow
 def test_a_draft_of_another_architecture_does_not_change_the_text() -> None:
     draft = DecoderOnlyModel(tiny.build("mamba2", seed=4))
     check(pair_of(DecoderOnlyModel(tiny.build("gemma3_wrapped")), draft), temperature=0.7)
@@ -377,6 +378,7 @@ def test_documents_do_not_change_the_text(family: str, temperature: float) -> No
     assert rounds[0] < rounds[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
     "name",

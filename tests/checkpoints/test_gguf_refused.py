@@ -205,6 +205,7 @@ def test_a_token_of_great_length_costs_no_time(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "tokenizer.json").stat().st_size > 2_000_000
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150,
     deadline=None,
@@ -228,6 +229,7 @@ def test_changed_bytes_are_refused_or_harmless(data: st.DataObject, tmp_path: Pa
 ODD = [0, 1, 3, 31, 10**6, 2**31, 0.0, -1.0, 1e30, True, "x", [1, 2], ["a"], [0.5]]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150,
     deadline=None,

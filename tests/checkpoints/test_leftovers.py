@@ -155,6 +155,7 @@ with as_directory(Path(sys.argv[1])) as made:
 """
 
 
+@pytest.mark.slow
 def test_temporary_directories_of_killed_processes_are_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

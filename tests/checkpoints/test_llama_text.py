@@ -60,6 +60,7 @@ def test_ids_are_those_of_tiktoken_behind_the_beginning(tmp_path: Path) -> None:
     assert tokenizer.encode("<|eot_id|>") == [320, 329]
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40) | st.text(alphabet="Ontlie d,\n\t3'▁", max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_any_text_gets_the_ids_of_sentencepiece(

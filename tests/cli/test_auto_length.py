@@ -45,6 +45,7 @@ def test_verbose_says_what_was_chosen_and_changes_nothing_else(run: Run, t5: Pat
     assert "was fixed" in run(*asked[:4], "--regular-decode", "-m", 4, "--verbose").err
 
 
+@pytest.mark.slow
 def test_calibration_measures_every_length_and_keeps_it(
     run: Run, t5: Path, t5_draft: Path, kept: Path
 ) -> None:

@@ -45,6 +45,7 @@ def test_every_method_is_measured_and_its_text_compared(
     assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
 
 
+@pytest.mark.slow
 def test_proposers_are_measured_side_by_side(run: Run, llama: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("def read(path):\ndef write(path):\n", encoding="utf-8")

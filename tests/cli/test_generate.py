@@ -227,6 +227,7 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(t5: Path) -> None:
     assert out and "finish reason: interrupted" in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_still_prints_the_object(t5: Path) -> None:
     # Nothing shows when loading is over; a busy machine takes longer.
     for seconds in (3, 6, 12, 24):

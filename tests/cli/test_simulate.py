@@ -105,6 +105,7 @@ def test_what_does_not_go_together_is_refused(
     assert words in done.err and done.err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "depth"),
     [

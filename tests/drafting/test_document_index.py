@@ -38,6 +38,7 @@ def longest(texts: list[list[int]], end: list[int]) -> int:
     return next((n for n in lengths if any(places(text, end[-n:]) for text in texts)), 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(documents, ends, st.integers(1, 6))
 def test_the_longest_end_of_a_text_and_all_its_places_are_found(

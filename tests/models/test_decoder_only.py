@@ -80,6 +80,7 @@ def test_mlx_random_state_is_left_alone() -> None:
     assert mx.random.state[0].tolist() == before
 
 
+@pytest.mark.slow
 def test_tiny_text_wanders() -> None:
     for family in sorted(tiny.CONFIGS):
         model = DecoderOnlyModel(tiny.build(family))

@@ -140,6 +140,7 @@ KEYS = ["added_tokens_decoder", "additional_special_tokens", "extra_ids", "eos_t
 FILES = ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["codet5", "byt5"])
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.sampled_from(FILES), st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1))

@@ -33,6 +33,7 @@ def test_what_the_target_does_not_allow_is_never_accepted(rule: Rule, token: int
     assert not any(kept(rule, [token, 0], seed) for seed in range(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [BlockRule(), TokenRule()])
 @pytest.mark.parametrize("damage", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("damaged", [pytest.param(0, marks=pytest.mark.slow), 1])
