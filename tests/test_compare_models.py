@@ -50,6 +50,7 @@ def token_by_token(directory: Path) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_perplexity_and_change_are_those_of_single_steps(
     family: str, request: pytest.FixtureRequest, tmp_path: Path
