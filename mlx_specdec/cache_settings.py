@@ -15,7 +15,7 @@ GROUP_SIZES = (32, 64, 128)
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """bits: quantise keys and values, in groups of group_size. max_size: the newest tokens that a
+    """bits: quantize keys and values, in groups of group_size. max_size: the newest tokens that a
     layer keeps. None leaves a model its own caches.
 
     Raises OptionError for values that no model can use.

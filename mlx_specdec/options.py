@@ -1,6 +1,6 @@
 """Everything that may be asked of one text, checked together before any model is loaded.
 
-Knows names and ranges. Imports no MLX, so that a wrong setting is told at once.
+It imports no MLX, so that a wrong setting is told at once.
 """
 
 from __future__ import annotations

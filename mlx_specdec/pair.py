@@ -105,7 +105,7 @@ def load(
     model, draft_model: a directory or a name on the Hugging Face Hub; a model that is Medusa heads
     brings the base model that it names, and the draft "self" is the target's own layers at
     `draft_q_bits` (4). dtype: "auto" computes in float32 on the CPU and as stored elsewhere; or
-    float32, float16, bfloat16. q_bits: quantise on load. caches: quantised or cut KV caches; a
+    float32, float16, bfloat16. q_bits: quantize on load. caches: quantized or cut KV caches; a
     draft that cannot have them keeps its own. draft_vocab: "same" refuses a draft with other
     tokens, "intersect" drafts the tokens that both have. random_weights: for measuring; a model
     without weights here gets random ones, no more than config.json is downloaded, and vocabularies

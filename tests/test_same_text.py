@@ -273,10 +273,10 @@ def test_plain_text_under_smaller_caches_is_that_of_mlx_lm(length: int) -> None:
         pair = pair_of(DecoderOnlyModel(network, caches=caches), None)
         return generate(pair, prompt, Options(max_tokens=LENGTH, regular=True)).tokens
 
-    quantised = reference(kv_bits=8, kv_group_size=32, quantized_kv_start=0)
-    assert plain(CacheSettings(8, 32)) == quantised
+    quantized = reference(kv_bits=8, kv_group_size=32, quantized_kv_start=0)
+    assert plain(CacheSettings(8, 32)) == quantized
     windows = [RotatingKVCache(max_size=9, keep=0) for _ in network.layers]
-    assert plain(CacheSettings(max_size=9)) == reference(prompt_cache=windows) != quantised
+    assert plain(CacheSettings(max_size=9)) == reference(prompt_cache=windows) != quantized
 
 
 @pytest.mark.parametrize("eos_after", [1, 2, 5, 9])

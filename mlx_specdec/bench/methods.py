@@ -82,7 +82,7 @@ def own_methods(
 
 
 def keeps_text(options: Options) -> bool:
-    """Whether plain decoding's very tokens are promised, not only its law."""
+    """Whether plain decoding's very tokens are promised, not only its distribution."""
     if options.lossy:
         return False
     return options.temperature == 0 or options.rule_name == "coupled"

@@ -1,7 +1,4 @@
-"""How a command runs as a program, and how it ends: exit codes and one-line errors.
-
-Knows typer, streams and the package's own errors. Knows no command.
-"""
+"""How a command runs as a program, and how it ends: exit codes and one-line errors."""
 
 from __future__ import annotations
 

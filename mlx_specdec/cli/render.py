@@ -1,6 +1,6 @@
 """How things look in a terminal: streamed text, statistics, progress bars, one-line errors.
 
-Knows rich and two streams. Text goes to standard output, everything else to standard error.
+Text goes to standard output, everything else to standard error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How many tokens each of several proposers may draft: one controller a source.
-
-Knows names. Knows nothing of who drafts how.
-"""
+"""How many tokens each of several proposers may draft: one controller a source."""
 
 from __future__ import annotations
 
@@ -25,13 +22,13 @@ class LengthsBySource:
     @property
     def changes(self) -> Sequence[Change]:
         """What was chosen for whom and when."""
-        found = [
+        changes = [
             replace(change, source=name)
             for name, length in self._lengths.items()
             if isinstance(length, AutoLength)
             for change in length.changes
         ]
-        return tuple(sorted(found, key=lambda change: change.round))
+        return tuple(sorted(changes, key=lambda change: change.round))
 
     def measured(self) -> dict[str, dict[int, float]]:
         """Costs of rounds by source, where this text had enough of them."""

@@ -1,7 +1,4 @@
-"""What one sequence needs while it is decoded, and several of them as a batch.
-
-Knows committed tokens, settings, noise and stop criteria. Knows no model and no proposer.
-"""
+"""What one sequence needs while it is decoded, and several of them as a batch."""
 
 from __future__ import annotations
 

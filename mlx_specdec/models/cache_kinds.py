@@ -1,7 +1,7 @@
-"""Which caches a decoder-only model is given: its own, quantised ones, or windows of a given size.
+"""Which caches a decoder-only model is given: its own, quantized ones, or windows of a given size.
 
-Knows mlx-lm's cache classes. What a model cannot use is refused here, before anything is decoded.
-A quantised cache is one from the first token on, so that no pass sees it change, and a window
+What a model cannot use is refused here, before anything is decoded.
+A quantized cache is one from the first token on, so that no pass sees it change, and a window
 keeps no first tokens: mlx-lm masks those away in passes of several rows.
 """
 
@@ -39,12 +39,12 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
         size = settings.max_size
         return lambda: [RotatingKVCache(max_size=size, keep=0) for _ in own]
 
-    def quantised() -> list[Any]:
+    def quantized() -> list[Any]:
         bits = settings.bits or 8
         return [QuantizedKVCache(group_size=settings.group_size, bits=bits) for _ in own]
 
-    _try(network, quantised(), settings)
-    return quantised
+    _try(network, quantized(), settings)
+    return quantized
 
 
 def _try(network: nn.Module, caches: list[Any], settings: CacheSettings) -> None:
@@ -53,13 +53,13 @@ def _try(network: nn.Module, caches: list[Any], settings: CacheSettings) -> None
         network(mx.zeros((1, 2), dtype=mx.int32), cache=caches)
     except ValueError as problem:
         raise OptionError(
-            f"{_name(network)} cannot use a quantised cache with groups of "
+            f"{_name(network)} cannot use a quantized cache with groups of "
             f"{settings.group_size}: {first_line(problem)}"
         ) from None
     except Exception as problem:
         # Arithmetic of its own, which takes no packed keys.
         raise OptionError(
-            f"{_name(network)} models cannot read a quantised cache: leave kv-bits out"
+            f"{_name(network)} models cannot read a quantized cache: leave kv-bits out"
         ) from problem
 
 

@@ -1,6 +1,5 @@
 """Medusa heads: the arithmetic, and how tensors become heads of a loaded base model.
 
-Knows arrays and what a base model says of itself. Knows nothing of proposals, files or training.
 Source: Medusa (Cai et al., arXiv 2401.10774, section 2.1.1): residual layers on the base's last
 hidden state, then an output layer, each head's own or the base's.
 """
@@ -78,7 +77,7 @@ class MedusaHeads(nn.Module):
 
     def tensors(self) -> dict[str, mx.array]:
         """Every tensor under the name that files of heads give it."""
-        found: dict[str, mx.array] = {}
+        tensors: dict[str, mx.array] = {}
         layers = len(self.weights)
         for head in range(self.count):
             parts = [
@@ -87,8 +86,8 @@ class MedusaHeads(nn.Module):
             if self.own_output:
                 parts.append(self.output[head])
             named = names(head, layers, own_output=self.own_output)
-            found.update(zip(named, parts, strict=True))
-        return found
+            tensors.update(zip(named, parts, strict=True))
+        return tensors
 
 
 def stacked(base: Base, tensors: Mapping[str, mx.array], count: int, layers: int) -> MedusaHeads:

@@ -179,15 +179,15 @@ class RewindableCache:
 
 
 def slots(holder: list[Any]) -> list[Slot]:
-    found: list[Slot] = []
+    places: list[Slot] = []
     for index, cache in enumerate(holder):
         if type(cache) is CacheList:
             # mlx-lm builds a tuple and only ever indexes and walks it; ours must be replaceable.
             cache.caches = list(cache.caches)
-            found += slots(cache.caches)
+            places += slots(cache.caches)
         else:
-            found.append(Slot(holder, index))
-    return found
+            places.append(Slot(holder, index))
+    return places
 
 
 def _offset(cache: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""config.json of a T5 -> its shapes and facts, checked. Knows no arrays."""
+"""config.json of a T5 -> its shapes and facts, checked."""
 
 from __future__ import annotations
 

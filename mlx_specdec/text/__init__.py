@@ -1,1 +1,1 @@
-"""Text and token ids: tokenizers, vocabularies compared by content, streamed detokenisation."""
+"""Text and token ids: tokenizers, vocabularies compared by content, streamed detokenization."""

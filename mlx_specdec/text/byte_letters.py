@@ -1,4 +1,4 @@
-"""The letters in which byte-level BPE writes bytes (GPT-2's, RoBERTa's). Knows nothing else."""
+"""The letters in which byte-level BPE writes bytes (GPT-2's, RoBERTa's)."""
 
 from __future__ import annotations
 

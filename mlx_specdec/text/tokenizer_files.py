@@ -1,4 +1,4 @@
-"""Files of a tokenizer: JSON, and a digest of all. Knows nothing of what is in them."""
+"""Files of a tokenizer: JSON, and a digest of all."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Training of what drafts: heads for a model that stays as it is. Knows no terminal."""
+"""Training of what drafts: heads for a model that stays as it is."""

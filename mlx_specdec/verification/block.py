@@ -44,7 +44,7 @@ def accept_probabilities(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array
 
 
 def correction(p: mx.array, q: mx.array, ratio: mx.array) -> mx.array:
-    """The distribution of the token after a kept prefix with joint ratio r: (r p - q)+ normalised.
+    """The distribution of the token after a kept prefix with joint ratio r: (r p - q)+ normalized.
 
     p, q: (..., vocabulary) probabilities; ratio: (...). Falls back to p where nothing is left.
     """

@@ -27,7 +27,7 @@ def test_settings_that_no_model_can_use_are_refused(settings: dict, part: str) -
         CacheSettings(**settings)
 
 
-def test_a_quantised_cache_is_one_from_the_first_token_on() -> None:
+def test_a_quantized_cache_is_one_from_the_first_token_on() -> None:
     model = DecoderOnlyModel(tiny.build("llama", head_dim=32), caches=CacheSettings(8, 32))
     caches = cache_maker(model.network, CacheSettings(4, 32))()
     assert {type(cache) for cache in caches} == {QuantizedKVCache}

@@ -98,7 +98,7 @@ def test_a_dtype_that_is_asked_for_is_what_runs(name: str, tmp_path: Path) -> No
     assert model.open([5]).advance(mx.array([[5]])).logits.dtype == getattr(mx, name)
 
 
-def test_auto_is_float32_on_the_cpu_unless_quantised(tmp_path: Path) -> None:
+def test_auto_is_float32_on_the_cpu_unless_quantized(tmp_path: Path) -> None:
     directory = tiny.write("llama", tmp_path)
     edit_weights(directory, lambda w: w.update({k: v.astype(mx.bfloat16) for k, v in w.items()}))
     kind = "float32" if mx.default_device() == mx.Device(mx.cpu) else "bfloat16"
@@ -116,7 +116,7 @@ def test_quantising_on_load_is_close_and_smaller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("large", [True, False])
-def test_a_quantised_directory_loads_as_stored_or_expanded_on_the_cpu(
+def test_a_quantized_directory_loads_as_stored_or_expanded_on_the_cpu(
     large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:

@@ -168,16 +168,16 @@ def store_quantized(directory: Path, bits: int = 8) -> np.ndarray:
     return logits(loaded.model)
 
 
-@pytest.mark.parametrize("dequantise", [True, False])
+@pytest.mark.parametrize("dequantize", [True, False])
 def test_a_quantized_directory_gives_its_own_logits(
-    wide: Path, dequantise: bool, monkeypatch: pytest.MonkeyPatch
+    wide: Path, dequantize: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not dequantise:
+    if not dequantize:
         monkeypatch.setattr(number_format, "EXPANDED_BELOW", 0)
     stored = store_quantized(wide)
     loaded = load_model(wide)
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    assert loaded.dtype == ("float32" if dequantise and on_cpu else "8-bit, float32")
+    assert loaded.dtype == ("float32" if dequantize and on_cpu else "8-bit, float32")
     assert np.abs(logits(loaded.model) - stored).max() < 1e-4
 
 

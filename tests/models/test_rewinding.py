@@ -298,7 +298,7 @@ def test_nested_caches_are_restored_in_place() -> None:
     assert (pair[1].offset, cache.entries[1].offset) == (2, 2)
 
 
-def test_quantised_caches_are_cut_by_counting() -> None:
+def test_quantized_caches_are_cut_by_counting() -> None:
     cache = RewindableCache([QuantizedKVCache(group_size=32)])
     _feed(cache, 5, proposed=4)
     assert not cache.replays

@@ -47,11 +47,11 @@ def default_shard_bytes() -> int:
 
 def parse(text: str) -> int:
     """Bytes that "4GB", "4g", "3.5GiB" or "1000" mean. Raises OptionError for anything else."""
-    found = _SIZE.fullmatch(text)
-    if found is None or (found[3] and not found[2]):
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
         raise OptionError(f"{text!r:.40} is no size: write 4GB, 500MB or 2GiB")
-    unit = found[2].upper()
-    return int(float(found[1]) * (_BINARY if found[3] else _UNITS)[unit])
+    unit = match[2].upper()
+    return int(float(match[1]) * (_BINARY if match[3] else _UNITS)[unit])
 
 
 def show(nbytes: int) -> str:
