@@ -15,7 +15,7 @@ from typing import cast
 import mlx.core as mx
 
 from . import blas
-from .contracts import Model, NoiseSource, Progress, Proposer, Rule
+from .contracts import Model, NoiseSource, Progress, Proposer, Rule, ignore_progress
 from .costs import cache as cost_cache
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength, Survey
 from .decoding.loop import Decoding
@@ -97,7 +97,7 @@ def stream_generate(
     decoding = _decoding(
         pair, target, ids, options, proposer, rule or _rule(options), lengths, watch, progress
     )
-    kind = type(proposer).__name__ if proposer and not chosen else proposer_kind(pair, options)
+    kind = type(proposer).__name__ if proposer and not chosen else proposer_kind(chosen)
     labels = Labels(
         model=pair.name,
         draft_model=pair.draft_name if any(d.name == "draft" for d in chosen) else None,
@@ -140,7 +140,7 @@ def calibrate(
     own = tuple(each for each in chosen if each.nbytes)
     if not own:
         raise OptionError("there is nothing to calibrate without a draft model: name one")
-    survey, report = Survey(own[0].most), progress or _ignore
+    survey, report = Survey(own[0].most), progress or ignore_progress
     report(0, turns)
     while survey.turns < turns:
         proposer = make_proposer(own[:1], options, survey)
@@ -246,10 +246,6 @@ def _decoding(
         reader=PromptReader(context, prefix, ids, proposer, progress),
         watch=watch,
     )
-
-
-def _ignore(done: int, total: int) -> None:
-    return None
 
 
 def _rule(options: Options) -> Rule:

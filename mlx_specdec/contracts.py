@@ -18,6 +18,11 @@ import mlx.core as mx
 Progress = Callable[[int, int], None]
 """Called with (done, total) units of long work, first with done = 0 and last with done = total."""
 
+
+def ignore_progress(done: int, total: int) -> None:
+    """A Progress that tells nobody."""
+
+
 FINAL = "final"
 """The hidden state that the output head is given."""
 

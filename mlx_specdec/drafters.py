@@ -61,10 +61,9 @@ def _chooses_length(options: Options) -> bool:
     return options.num_draft == "auto" and options.simulated_acceptance is None
 
 
-def proposer_kind(pair: Pair, options: Options) -> str:
-    """Who proposes, in a word: a drafter's name, "auto" for several, or "none". Raises as
-    `drafters` does."""
-    names = [drafter.name for drafter in drafters(pair, options)]
+def proposer_kind(chosen: Sequence[Drafter]) -> str:
+    """Who proposes, in a word: a drafter's name, "auto" for several, or "none"."""
+    names = [drafter.name for drafter in chosen]
     return "auto" if len(names) > 1 else "".join(names) or "none"
 
 

@@ -14,7 +14,7 @@ from .checkpoints import shards
 from .checkpoints.formats import medusa as medusa_files
 from .checkpoints.layouts import as_directory
 from .checkpoints.source import resolve, resolve_config
-from .contracts import Progress
+from .contracts import Progress, ignore_progress
 from .drafting import document_cache
 from .drafting.document_cache import IndexKey
 from .drafting.document_index import DocumentIndex
@@ -149,7 +149,7 @@ def with_documents(
     files: UTF-8 texts. Their index is built once and kept in the platform's cache directory.
     Raises DocumentError.
     """
-    paths, report = [Path(file) for file in files], progress or _ignore
+    paths, report = [Path(file) for file in files], progress or ignore_progress
     key = IndexKey(documents.digest(paths), pair.tokenizer.digest, pair.vocabulary)
     index = document_cache.read(key)
     if index is None:
@@ -245,7 +245,3 @@ def _share(report: Progress, begin: float, end: float) -> Callable[[int, int], N
         report(round(STEPS * (begin + (end - begin) * done / max(total, 1))), STEPS)
 
     return part
-
-
-def _ignore(done: int, total: int) -> None:
-    return None

@@ -71,7 +71,7 @@ def own_methods(
         methods.append(
             Method(
                 name="auto" if proposer == length else f"{proposer} {length}",
-                family=proposer_kind(pair, each),
+                family=proposer_kind(drafters(pair, each)),
                 num_draft=length,
                 same_text=keeps_text(each),
                 run=_runner(pair, each),
