@@ -36,6 +36,7 @@ from .drafters import (
     make_proposer,
     proposer_kind,
 )
+from .drafting.drafter import Drafter
 from .drafting.translation import Translation
 from .errors import OptionError
 from .models.base import Base
@@ -80,7 +81,7 @@ def stream_generate(
     options = options or Options()
     mx.reset_peak_memory()
     ids = encode(pair, prompt, options)
-    _check_bias(pair, options)
+    check_bias(pair, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
     if proposer is not None and not pair.target.rows_agree:
@@ -95,32 +96,18 @@ def stream_generate(
     recorder = Recorder()
     watch = Stopwatch([recorder, lengths, *shadows], time_all=time_all)
     decoding = _decoding(
-        pair, target, ids, options, proposer, rule or _rule(options), lengths, watch, progress
+        pair, target, ids, options, proposer, rule or make_rule(options), lengths, watch, progress
     )
-    kind = type(proposer).__name__ if proposer and not chosen else proposer_kind(chosen)
-    labels = Labels(
-        model=pair.name,
-        draft_model=pair.draft_name if any(d.name == "draft" for d in chosen) else None,
-        proposer=kind,
-        rule=options.rule_name if rule is None else type(rule).__name__,
-        lossy=options.lossy,
-        delta=options.delta,
-        seed=options.seed,
-        num_draft=options.num_draft if proposer is not None else 0,
-        prompt_tokens=len(ids),
-        simulated_acceptance=options.simulated_acceptance,
-    )
-    environment = Environment(
-        load_seconds=pair.load_seconds,
-        device=device_name(),
-        blas=blas.name(),
-        peak_memory=mx.get_peak_memory,
-    )
+    labels = make_labels(pair, options, chosen, len(ids))
+    if not chosen and proposer is not None:
+        labels = replace(labels, proposer=type(proposer).__name__, num_draft=options.num_draft)
+    if rule is not None:
+        labels = replace(labels, rule=type(rule).__name__)
     return Run(
         decoding,
         recorder,
         labels,
-        environment,
+        environment(pair),
         watch.clock,
         learned=lambda: keep_costs(pair, chosen, options, lengths),
         changes=lambda: lengths.changes,
@@ -147,7 +134,7 @@ def calibrate(
         ids = [pair.vocabulary // 2] * 8
         watch = Stopwatch([survey])
         decoding = _decoding(
-            endless, pair.target, ids, options, proposer, _rule(options), survey, watch
+            endless, pair.target, ids, options, proposer, make_rule(options), survey, watch
         )
         ended = False
         while survey.turns < turns and not ended:
@@ -207,7 +194,7 @@ def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
     return pair.task_prefix if wanted else ""
 
 
-def _check_bias(pair: Pair, options: Options) -> None:
+def check_bias(pair: Pair, options: Options) -> None:
     """Raises OptionError where every token is banned, and for ids that texts do not have."""
     beyond = max(options.logit_bias, default=0)
     if beyond >= pair.vocabulary:
@@ -230,25 +217,59 @@ def _decoding(
     watch: Stopwatch,
     progress: Progress | None = None,
 ) -> Decoding:
-    context, prefix = target.open(ids), target.prefix(ids)
-    sequence = Decoded(
-        prefix,
-        Distribution(options.sampling, pair.vocabulary),
-        _noise(pair, ids, options),
-        _stop_criteria(pair, options, len(prefix)),
-    )
+    context, sequence = target.open(ids), make_sequence(pair, ids, options)
     return Decoding(
         target=context,
         proposer=proposer,
         rule=rule,
         batch=Batch([sequence]),
         draft_length=lengths,
-        reader=PromptReader(context, prefix, ids, proposer, progress),
+        reader=PromptReader(context, [sequence.committed], [ids], proposer, progress),
         watch=watch,
     )
 
 
-def _rule(options: Options) -> Rule:
+def make_sequence(pair: Pair, ids: Sequence[int], options: Options) -> Decoded:
+    """What is decoded for a prompt of the target."""
+    prefix = pair.target.prefix(ids)
+    return Decoded(
+        prefix,
+        Distribution(options.sampling, pair.vocabulary),
+        _noise(pair, ids, options),
+        _stop_criteria(pair, options, len(prefix)),
+    )
+
+
+def make_labels(
+    pair: Pair, options: Options, chosen: Sequence[Drafter], prompt_tokens: int
+) -> Labels:
+    """How a completion is named in its result."""
+    return Labels(
+        model=pair.name,
+        draft_model=pair.draft_name if any(d.name == "draft" for d in chosen) else None,
+        proposer=proposer_kind(chosen),
+        rule=options.rule_name,
+        lossy=options.lossy,
+        delta=options.delta,
+        seed=options.seed,
+        num_draft=options.num_draft if chosen else 0,
+        prompt_tokens=prompt_tokens,
+        simulated_acceptance=options.simulated_acceptance,
+    )
+
+
+def environment(pair: Pair) -> Environment:
+    """What figures are measured on, here and now."""
+    return Environment(
+        load_seconds=pair.load_seconds,
+        device=device_name(),
+        blas=blas.name(),
+        peak_memory=mx.get_peak_memory,
+    )
+
+
+def make_rule(options: Options) -> Rule:
+    """The rule that the options name."""
     if options.simulated_acceptance is not None:
         return ForcedAcceptance(options.simulated_acceptance, options.seed)
     if options.rule_name == "lenient":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 import mlx.core as mx
 
@@ -59,7 +59,8 @@ class Proposal:
     tokens: (batch, n) int32, on the device.
     rows: (batch, n, vocabulary) float32, log q up to a constant per row: the distribution that each
         token was really drawn from. None means one-hot: all its probability lay on its token.
-    source: who drafted, where several may.
+    source: who drafted, where several may; the dearest of them where sequences differ.
+    sources: who drafted for each sequence, where they differ.
     counts: how many tokens each sequence proposed; the rest of its row only fills the rectangle.
         None means that every sequence proposed all of its row.
     """
@@ -68,6 +69,7 @@ class Proposal:
     rows: mx.array | None = None
     source: str = ""
     counts: tuple[int, ...] | None = None
+    sources: tuple[str, ...] | None = None
 
     @property
     def size(self) -> int:
@@ -75,16 +77,32 @@ class Proposal:
         return self.tokens.shape[1]
 
     @classmethod
-    def of(cls, drafted: Sequence[Sequence[int]]) -> Proposal:
-        """One-hot proposals from token ids, one list per sequence; shorter ones are filled up."""
-        counts = tuple(len(tokens) for tokens in drafted)
-        size = max(counts)
-        filled = [[*tokens, *[0] * (size - len(tokens))] for tokens in drafted]
-        return cls(mx.array(filled, dtype=mx.int32).reshape(len(drafted), size), counts=counts)
+    def one_hot(cls, drafted: Sequence[Sequence[int]]) -> Proposal:
+        """From token ids that nothing was drawn for, one list per sequence; shorter ones are
+        filled up."""
+        return cls(rectangle(drafted), counts=tuple(len(tokens) for tokens in drafted))
 
     def count(self, sequence: int) -> int:
         """How many tokens this sequence proposed."""
         return self.size if self.counts is None else self.counts[sequence]
+
+    def source_of(self, sequence: int) -> str:
+        """Who drafted for this sequence."""
+        return self.source if self.sources is None else self.sources[sequence]
+
+    def of(self, sequence: int) -> Proposal:
+        """That for one sequence alone, as a batch of one."""
+        part, count = slice(sequence, sequence + 1), self.count(sequence)
+        rows = None if self.rows is None else self.rows[part, :count]
+        return Proposal(self.tokens[part, :count], rows, self.source_of(sequence))
+
+
+def rectangle(rows: Sequence[Sequence[int]]) -> mx.array:
+    """(batch, longest) int32 from token ids, one list per sequence; shorter ones are filled up
+    behind their end."""
+    longest = max(map(len, rows))
+    filled = [[*row, *[0] * (longest - len(row))] for row in rows]
+    return mx.array(filled, dtype=mx.int32).reshape(len(rows), longest)
 
 
 def no_proposal(batch: int = 1) -> Proposal:
@@ -145,6 +163,26 @@ class Context(Protocol):
         """Compute what was seen so far, without its logits, and wait for it."""
         ...
 
+    def join(self, other: Context) -> None:
+        """Take the sequences of another context of the same model behind its own; the other is
+        used up. Both were opened by `Model.open_batch`."""
+        ...
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Keep these sequences, at least one, in this order; the others' memory is given back."""
+        ...
+
+
+def feed(context: Context, tokens: Sequence[Sequence[int]], taps: Sequence[str] = ()) -> Scores:
+    """Let a context see committed tokens, one list per sequence, some of which may be empty but not
+    all. Rows of the result behind a sequence's own tokens mean nothing."""
+    longest, shortest = max(map(len, tokens)), min(map(len, tokens))
+    lengths = context.lengths
+    scores = context.advance(rectangle(tokens), longest - shortest, taps)
+    if longest > shortest:
+        context.rewind(tuple(n + len(own) for n, own in zip(lengths, tokens, strict=True)))
+    return scores
+
 
 class Model(Protocol):
     """A loaded model: shared weights from which contexts are opened."""
@@ -174,6 +212,18 @@ class Model(Protocol):
 
         An encoder-decoder model has its source and encodes it with the first pass. Raises
         PromptError for a prompt that is empty or longer than `max_length`.
+        """
+        ...
+
+    @property
+    def batches(self) -> bool:
+        """Whether sequences of different lengths can go through one pass; see `open_batch`."""
+        ...
+
+    def open_batch(self, prompts: Sequence[Sequence[int]]) -> Context:
+        """A context of several sequences, each as in `open`, which others may join.
+
+        Raises PromptError as `open` does, and OptionError for models that cannot.
         """
         ...
 
@@ -228,6 +278,10 @@ class Noise(Protocol):
         """(batch, vocabulary) float32 Gumbel noise that draws the correction or bonus token."""
         ...
 
+    def of(self, sequence: int) -> Noise:
+        """That of one sequence alone."""
+        ...
+
 
 class NoiseSource(Protocol):
     """Hands out the noise of one sequence, one round at a time."""
@@ -248,10 +302,21 @@ class Proposer(Protocol):
 
     taps: tuple[str, ...] = ()
     """The target's hidden states that `observe` needs, by name; mostly none."""
+    batches: bool = False
+    """Whether it drafts for several sequences, and has `join` and `filter`. Of one that does not,
+    every sequence of a batch has its own."""
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """A new sequence starts. `prompt` is the source text for encoder-decoder models."""
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """New sequences start, one per prompt; of an encoder-decoder model it is the source."""
         return None
+
+    def join(self, other: Self) -> None:
+        """Take the sequences of another one behind its own; the other is used up."""
+        raise TypeError(f"{type(self).__name__} drafts for one sequence")
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Keep these sequences, at least one, in this order."""
+        raise TypeError(f"{type(self).__name__} drafts for one sequence")
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
         """Whether `propose` would draft anything now. Asked while a plain step is in flight, so it

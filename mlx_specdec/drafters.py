@@ -7,7 +7,7 @@ that "ngram" is asked first.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 import mlx.core as mx
@@ -16,11 +16,14 @@ from . import blas
 from .contracts import Proposer
 from .costs import cache as cost_cache
 from .costs.cache import CostKey
+from .costs.online import Acceptance
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength
+from .decoding.lengths_by_rows import LengthsByRows
 from .decoding.lengths_by_source import LengthsBySource
 from .drafting import DRAFTERS, find, missing
 from .drafting.drafter import Drafter
 from .drafting.first_of import FirstOf
+from .drafting.row_by_row import RowByRow
 from .errors import OptionError
 from .options import Options
 from .pair import Pair
@@ -68,15 +71,19 @@ def proposer_kind(chosen: Sequence[Drafter]) -> str:
 
 
 def make_proposer(
-    chosen: Sequence[Drafter], options: Options, lengths: DraftLength
+    chosen: Sequence[Drafter], options: Options, lengths: DraftLength, *, batch: bool = False
 ) -> Proposer | None:
-    """What proposes for one sequence; None decodes plainly.
+    """What proposes for one sequence, or for a batch; None decodes plainly.
 
     lengths: what chooses the number of draft tokens; of several drafters each has its own.
     """
     last = len(chosen) - 1
-    made = {each.name: each.make(options, place < last) for place, each in enumerate(chosen)}
-    if isinstance(lengths, LengthsBySource):
+    made: dict[str, Proposer] = {}
+    for place, each in enumerate(chosen):
+        make = functools.partial(each.make, options, place < last)
+        proposer = make()
+        made[each.name] = RowByRow(make) if batch and not proposer.batches else proposer
+    if len(made) > 1 and isinstance(lengths, (LengthsBySource, LengthsByRows)):
         return FirstOf(made, lengths.limit)
     if len(made) > 1:
         return FirstOf(made, lambda name, most: most)
@@ -85,10 +92,32 @@ def make_proposer(
 
 def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
     """What chooses the number of draft tokens, with the costs that earlier sequences measured."""
-    lengths = {each.name: _length(pair, chosen, each, options) for each in chosen}
-    if len(lengths) > 1:
-        return LengthsBySource(lengths)
-    return next(iter(lengths.values()), FixedLength(0))
+    return _by_source({each.name: _length(pair, chosen, each, options) for each in chosen})
+
+
+def make_batch_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
+    """The same for batches: costs are learned for each size, and acceptance for all of them."""
+    if options.num_draft != "auto":
+        return make_draft_length(pair, chosen, options)
+    acceptance = {each.name: Acceptance(each.most) for each in chosen}
+
+    def make(rows: int) -> DraftLength:
+        lengths: dict[str, DraftLength] = {}
+        for each in chosen:
+            kept = rows == 1 and options.cost_cache
+            known = cost_cache.read(cost_key(pair, chosen, each, options)) if kept else None
+            lengths[each.name] = AutoLength(known, each.most, acceptance[each.name])
+        return _by_source(lengths)
+
+    return LengthsByRows(make)
+
+
+def _by_source(lengths: Mapping[str, DraftLength]) -> DraftLength:
+    return (
+        LengthsBySource(lengths)
+        if len(lengths) > 1
+        else next(iter(lengths.values()), FixedLength(0))
+    )
 
 
 def keep_costs(

@@ -11,7 +11,7 @@ from mlx_specdec.decoding.prompt import PromptReader
 def read(model: Model, prompt: Sequence[int]) -> Context:
     """A context that has seen all of the prefix but its last token."""
     context = model.open(prompt)
-    reader = PromptReader(context, model.prefix(prompt), prompt)
+    reader = PromptReader(context, [model.prefix(prompt)], [prompt])
     while not reader.done:
         reader.step()
     return context

@@ -100,7 +100,7 @@ def proposed(pair: Pair, repeated: int, **asked) -> tuple[str, list[int]]:
     chosen = drafters(pair, options)
     proposer = make_proposer(chosen, options, make_draft_length(pair, chosen, options))
     assert proposer is not None
-    proposer.begin(prompt)
+    proposer.begin([prompt])
     proposal = proposer.propose([prompt], 1, NOISE)
     return proposal.source, proposal.tokens.tolist()[0]
 

@@ -18,8 +18,9 @@ from mlx_specdec.decoding.run import Result
 from mlx_specdec.errors import RewindError
 from mlx_specdec.models import rewinding
 from mlx_specdec.models.checked import CheckedModel
+from mlx_specdec.models.decoder_context import DecoderOnlyContext
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
-from mlx_specdec.models.kv_cache import KVCache
+from mlx_specdec.models.encoder_decoder import EncoderDecoderContext
 from mlx_specdec.models.rewinding import RewindableCache
 from mlx_specdec.options import Options
 
@@ -66,7 +67,8 @@ class Forced(Proposer):
         self._observed: list[int] = []
         self.rounds = 0
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        [prompt] = prompts
         self._context = self._draft.open(prompt)
         self._prefix = len(self._draft.prefix(prompt))
 
@@ -81,7 +83,7 @@ class Forced(Proposer):
         for token in guess[:-1]:
             self._context.advance(mx.array([[token]], dtype=mx.int32), proposed=1)
         self.rounds += 1
-        return Proposal.of([guess])
+        return Proposal.one_hot([guess])
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         self._observed += tokens[0]
@@ -217,30 +219,29 @@ def test_a_rewind_that_drops_one_row_too_few_is_noticed(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """Planted: the rejected row stays, and the newest kept one goes; lengths look right."""
-    shipped = RewindableCache.rewind
+    shipped = DecoderOnlyContext.rewind
 
-    def careless(self: RewindableCache, length: int) -> int:
-        dropped = self.length - length
-        reached = shipped(self, length)
-        for entry in self.entries if dropped else ():
-            for arrays in (entry.keys, entry.values):
-                for array in arrays if isinstance(arrays, (list, tuple)) else (arrays,):
-                    array[..., length - 1, :] = array[..., length, :]
-        return reached
+    def careless(self: DecoderOnlyContext, lengths: tuple[int, ...]) -> None:
+        [seen], [length] = self.lengths, lengths
+        shipped(self, lengths)
+        for cache in self._caches if seen > length else ():
+            for array in cache.state:
+                array[..., length - 1, :] = array[..., length, :]
 
-    monkeypatch.setattr(RewindableCache, "rewind", careless)
+    monkeypatch.setattr(DecoderOnlyContext, "rewind", careless)
     with pytest.raises(RewindError, match="never rewound"):
         compare(family, "random", 25)
 
 
 def test_a_t5_rewind_that_forgets_a_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = KVCache.rewind
+    shipped = EncoderDecoderContext.rewind
 
-    def careless(self: KVCache, length: int) -> None:
-        shipped(self, length)
-        self._keys[:, :, length - 1] = 0
+    def careless(self: EncoderDecoderContext, lengths: tuple[int, ...]) -> None:
+        shipped(self, lengths)
+        for cache in self._caches:
+            cache._keys.array[:, :, lengths[0] - 1] = 0
 
-    monkeypatch.setattr(KVCache, "rewind", careless)
+    monkeypatch.setattr(EncoderDecoderContext, "rewind", careless)
     with pytest.raises(RewindError, match="never rewound"):
         compare("own-head-scaled", "random", 25)
 

@@ -47,7 +47,7 @@ def test_only_shared_tokens_are_proposed_and_their_rows_are_what_drew_them(
     source = IndependentNoise(3, len(SHARED)) if settings.temperature else SilentNoise()
     for first in (0, 2, 3, 5):
         draft = DraftModel(model, settings, len(SHARED), Translation(SHARED, FED))
-        draft.begin([0, 2, first])
+        draft.begin([[0, 2, first]])
         noise = source.at(first, first)
         proposal = draft.propose([[0, 2, first]], 3, noise)
         tokens = proposal.tokens.tolist()[0]

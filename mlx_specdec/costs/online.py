@@ -169,15 +169,16 @@ class Acceptance:
         self._reached = [0.0] * most
         self._passed = [0.0] * most
 
-    def add(self, drafted: int, accepted: int) -> None:
-        """A round's verdict. Positions behind the first rejection say nothing."""
-        looked_at = min(drafted, accepted + 1, len(self._reached))
+    def add(self, verdicts: Sequence[tuple[int, int]]) -> None:
+        """A round: tokens drafted and accepted, per sequence. Positions behind the first rejection
+        say nothing."""
         for index in range(len(self._reached)):
             self._reached[index] *= self._decay
             self._passed[index] *= self._decay
-        for index in range(looked_at):
-            self._reached[index] += 1.0
-            self._passed[index] += index < accepted
+        for drafted, accepted in verdicts:
+            for index in range(min(drafted, accepted + 1, len(self._reached))):
+                self._reached[index] += 1.0
+                self._passed[index] += index < accepted
 
     def emitted(self) -> list[float]:
         """Expected tokens of a round for every length, the target's own token included."""

@@ -33,10 +33,10 @@ class DraftLength(RoundListener, Protocol):
         """What was chosen when; empty where it was fixed."""
         ...
 
-    def choose(self, remaining: int) -> int:
+    def choose(self, remaining: int, rows: int = 1) -> int:
         """At most remaining - 1 tokens, so that a bonus token never overruns.
 
-        remaining: how many tokens may still be emitted, at least 1.
+        remaining: how many tokens may still be emitted, at least 1. rows: sequences of the batch.
         """
         ...
 
@@ -59,7 +59,7 @@ class FixedLength:
         if self.count < 0:
             raise OptionError(f"num-draft must be 0 or more, not {self.count}")
 
-    def choose(self, remaining: int) -> int:
+    def choose(self, remaining: int, rows: int = 1) -> int:
         """`count`, or less where the text is about to end."""
         return max(0, min(self.count, remaining - 1))
 
@@ -85,7 +85,7 @@ class Survey:
         self.changes: Sequence[Change] = ()
         self.turns = 0
 
-    def choose(self, remaining: int) -> int:
+    def choose(self, remaining: int, rows: int = 1) -> int:
         """The next length, whatever remains."""
         return self._turn[self._place]
 
@@ -108,7 +108,7 @@ class AutoLength:
 
     known: costs of rounds by drafted length in plain steps, measured earlier. Without them the text
     begins with a few plain steps and one round of FIRST_DRAFT tokens. most: where a proposer has no
-    more.
+    more. acceptance: learned elsewhere, and shared from here on.
 
     What may be worse than the best known length is tried only out of a budget: BUDGET_AT_START
     plain steps, and BUDGET_SHARE of the time since. It pays for trials of lengths that would be
@@ -128,11 +128,16 @@ class AutoLength:
     ROUNDS_ALWAYS_PLANNED = 24
     PLANS_EVERY = 4
 
-    def __init__(self, known: Mapping[int, float] | None = None, most: int = LONGEST_DRAFT) -> None:
+    def __init__(
+        self,
+        known: Mapping[int, float] | None = None,
+        most: int = LONGEST_DRAFT,
+        acceptance: Acceptance | None = None,
+    ) -> None:
         self._most = min(most, self.LONGEST_DRAFT)
         known = {n: cost for n, cost in (known or {}).items() if n <= self._most}
         self._costs = RoundCosts(self._most, known)
-        self._acceptance = Acceptance(self._most)
+        self._acceptance = acceptance or Acceptance(self._most)
         self._begun = bool(known)
         self._plain = 0
         self._speculative = 0
@@ -158,7 +163,7 @@ class AutoLength:
         """Costs of rounds by drafted length in plain steps, where this text had enough of them."""
         return self._costs.measured()
 
-    def choose(self, remaining: int) -> int:
+    def choose(self, remaining: int, rows: int = 1) -> int:
         """The current choice, cut where the text is about to end."""
         self._asked = max(0, min(self._next, remaining - 1))
         return self._asked
@@ -171,7 +176,7 @@ class AutoLength:
         self._elapsed += seconds
         trial = self._trying
         if drafted:
-            self._observe_round(drafted, report.accepted, seconds, report.times.draft)
+            self._observe_round(report, drafted, seconds, report.times.draft)
         else:
             self._observe_plain(seconds)
         if self._begun and not drafted and self._asked:
@@ -195,9 +200,10 @@ class AutoLength:
             self._costs.add(0, seconds, None)
 
     def _observe_round(
-        self, drafted: int, accepted: int, seconds: float, draft: float | None
+        self, report: RoundReport, drafted: int, seconds: float, draft: float | None
     ) -> None:
-        self._acceptance.add(drafted, accepted)
+        self._acceptance.add([(each.drafted, each.accepted) for each in report.sequences])
+        accepted = report.accepted / max(1, len(report.sequences))
         self._speculative += 1
         if self._trying:
             self._spent += max(0.0, seconds - (accepted + 1) * self._price)

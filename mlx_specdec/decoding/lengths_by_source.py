@@ -35,9 +35,9 @@ class LengthsBySource:
         autos = ((n, one) for n, one in self._lengths.items() if isinstance(one, AutoLength))
         return {name: length.measured() for name, length in autos}
 
-    def choose(self, remaining: int) -> int:
+    def choose(self, remaining: int, rows: int = 1) -> int:
         """The longest draft that any source may make."""
-        return max(length.choose(remaining) for length in self._lengths.values())
+        return max(length.choose(remaining, rows) for length in self._lengths.values())
 
     def limit(self, name: str, most: int) -> int:
         """How many tokens the named source may draft, of at most `most`."""
@@ -45,6 +45,9 @@ class LengthsBySource:
 
     def on_round(self, report: RoundReport) -> None:
         """A round with drafts is its source's, a plain step everybody's."""
-        heard = [self._lengths[report.source]] if report.size else self._lengths.values()
-        for length in heard:
-            length.on_round(report)
+        if report.size:
+            own = tuple(each for each in report.sequences if each.source == report.source)
+            self._lengths[report.source].on_round(replace(report, sequences=own))
+        else:
+            for length in self._lengths.values():
+                length.on_round(report)

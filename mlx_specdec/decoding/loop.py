@@ -7,6 +7,7 @@ name, has no clock and does no arithmetic. One blocking synchronisation a round.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -14,7 +15,7 @@ from ..contracts import Context, Noise, Proposal, Proposer, Rule, Scores, Verdic
 from ..errors import DecodingError
 from .draft_length import DraftLength
 from .prompt import PromptReader
-from .sequence import Batch
+from .sequence import Batch, Sequence
 from .stop_criteria import Emission, FinishReason
 from .stopwatch import Stopwatch
 
@@ -59,8 +60,25 @@ class Decoding:
         self._watch = watch
         self._taps = proposer.taps if proposer is not None else ()
         self._in_flight: _Pass | None = None
+        self._joining: list[Decoding] = []
         self._steps = 0
         self._broken = False
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Whose emissions the last step gave, in their order."""
+        return self._batch.sequences
+
+    def join(self, other: Decoding) -> None:
+        """Take the sequences of another decoding that has read its prompts behind the own ones, as
+        soon as no pass is in flight; the other is used up. Both targets are of one model and take
+        others in, and so do both proposers."""
+        self._joining.append(other)
+
+    @property
+    def joins(self) -> bool:
+        """Whether others are about to join."""
+        return bool(self._joining)
 
     @property
     def reading(self) -> bool:
@@ -69,6 +87,8 @@ class Decoding:
 
     def step(self) -> tuple[Emission, ...]:
         """A part of the prompt, which emits nothing, or one round; an emission per sequence.
+
+        Before it, sequences that have ended leave, and those that were to join do.
 
         Raises DecodingError after a step that was interrupted: nothing can be trusted then.
         """
@@ -87,18 +107,36 @@ class Decoding:
         return tuple(each.finish(reason) for each in self._batch.sequences)
 
     def _step(self) -> tuple[Emission, ...]:
+        if self._in_flight is None:
+            self._change()
         if self._batch.remaining == 0:
             return self.finish("length")
         if self.reading:
             self._reader.step()
             return tuple(Emission((), ()) for _ in self._batch.sequences)
-        count = self._draft_length.choose(self._batch.remaining) if self._proposer else 0
+        rows = len(self.sequences)
+        count = self._draft_length.choose(self._batch.remaining, rows) if self._proposer else 0
         if self._proposer is None or count == 0:
             return self._plain(ahead=True)
         if self._in_flight is not None:
             # A draft needs the token in flight; while none is to come, the pipeline stays full.
             return self._plain(ahead=not self._proposer.ready(self._batch.committed, count))
         return self._speculate(self._proposer, count)
+
+    def _change(self) -> None:
+        """Sequences leave and join; nothing is in flight."""
+        for other in self._joining:
+            for own, its in zip(self._parts(), other._parts(), strict=True):
+                own.join(its)
+        self._joining = []
+        keep = [row for row, each in enumerate(self.sequences) if not each.ended]
+        if 0 < len(keep) < len(self.sequences):
+            for each in self._parts():
+                each.filter(keep)
+
+    def _parts(self) -> list[Any]:
+        parts = [self._batch, self._target]
+        return parts if self._proposer is None else [*parts, self._proposer]
 
     def _speculate(self, proposer: Proposer, count: int) -> tuple[Emission, ...]:
         self._watch.begin(drafts=True)
@@ -120,7 +158,8 @@ class Decoding:
     def _finish_plain(self, step: _Pass, ahead: bool) -> tuple[Emission, ...]:
         """Read a plain step; `ahead` submits the next one before, so that the device has work."""
         self._in_flight = None
-        if ahead and self._batch.remaining > 1:
+        changes = self._joining or any(each.ended for each in self.sequences)
+        if ahead and self._batch.remaining > 1 and not changes:
             chosen = step.verdict.next[:, None]
             self._in_flight = self._verify(step.proposal, self._batch.noise(1), chosen)
         return self._commit(step)

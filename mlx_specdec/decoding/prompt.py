@@ -8,32 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mlx.core as mx
-
-from ..contracts import Context, Progress, Proposer
+from ..contracts import Context, Progress, Proposer, feed
 
 CHUNK = 512
 """Tokens in one pass over the prompt; more only costs memory."""
 
 
 class PromptReader:
-    """Feeds a target's context the prefix of one sequence, and a proposer what the target saw.
+    """Feeds a target's context the prefixes of its sequences, and a proposer what the target saw.
 
-    prefix: `Model.prefix` of the prompt. prompt: what `Proposer.begin` is told. progress: counts
-    tokens of the prompt.
+    prefixes: `Model.prefix` of each prompt. prompts: what `Proposer.begin` is told. progress:
+    counts tokens of the longest prompt.
     """
 
     def __init__(
         self,
         target: Context,
-        prefix: Sequence[int],
-        prompt: Sequence[int],
+        prefixes: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]],
         proposer: Proposer | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._target = target
-        self._prefix = list(prefix[:-1])
-        self._prompt = prompt
+        self._prefixes = [prefix[:-1] for prefix in prefixes]
+        self._prompts = prompts
         self._proposer = proposer
         self._progress = progress
         self._read = 0
@@ -44,21 +42,22 @@ class PromptReader:
         if self._read == 0:
             self._report(0)
             if self._proposer is not None:
-                self._proposer.begin(self._prompt)
-        chunk = self._prefix[self._read : self._read + CHUNK]
-        if chunk:
-            self._feed(chunk)
+                self._proposer.begin(self._prompts)
+        chunks = [list(prefix[self._read : self._read + CHUNK]) for prefix in self._prefixes]
+        if any(chunks):
+            self._feed(chunks)
         self._target.evaluate()
-        self._read += len(chunk)
-        self.done = self._read == len(self._prefix)
-        self._report(len(self._prompt) if self.done else self._read)
+        self._read += max(map(len, chunks))
+        self.done = self._read == max(map(len, self._prefixes))
+        self._report(max(map(len, self._prompts)) if self.done else self._read)
 
-    def _feed(self, chunk: list[int]) -> None:
+    def _feed(self, chunks: list[list[int]]) -> None:
         taps = self._proposer.taps if self._proposer is not None else ()
-        scores = self._target.advance(mx.array([chunk], dtype=mx.int32), taps=taps)
+        scores = feed(self._target, chunks, taps)
         if self._proposer is not None:
-            self._proposer.observe([chunk], [scores])
+            each = [scores.of(row, len(tokens)) for row, tokens in enumerate(chunks)]
+            self._proposer.observe(chunks, each)
 
     def _report(self, tokens: int) -> None:
         if self._progress is not None:
-            self._progress(tokens, len(self._prompt))
+            self._progress(tokens, max(map(len, self._prompts)))

@@ -18,7 +18,8 @@ class SequenceRound:
 
     drafted, accepted: tokens. emitted: what the reader got of accepted + 1 tokens. position: of the
     first of them, counted from 0. committed: all committed tokens. scored: see contracts.Verdict,
-    the rows of this sequence. ended: nothing follows what was emitted.
+    the rows of this sequence. ended: nothing follows what was emitted. source: who drafted, where
+    several may.
     """
 
     drafted: int
@@ -28,6 +29,7 @@ class SequenceRound:
     committed: Sequence[int]
     scored: mx.array | None = None
     ended: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,10 @@ class RoundTimes:
 class RoundReport:
     """One finished round.
 
-    size: drafted tokens of the rectangle, 0 for a plain step. source: who drafted, where several
-    may. passes: of the target that were submitted in it. pipelined: the pass for the next token is
-    in flight already. ended: it was the last round, after which nothing is rewound.
+    size: drafted tokens of the rectangle, 0 for a plain step. source: whose drafts were paid for,
+    where several may draft. passes: of the target that were submitted in it. pipelined: the pass
+    for the next token is in flight already. ended: it was the last round, after which nothing is
+    rewound.
     """
 
     size: int

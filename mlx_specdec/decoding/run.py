@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import DecodingError
 from .draft_length import Change
 from .loop import Decoding
+from .margins import DAMAGED
 from .statistics import Recorder, Statistics
 from .stop_criteria import Emission, FinishReason
 
@@ -143,6 +145,8 @@ class Run:
         return Result("".join(self._texts), tuple(self._tokens), self._reason, self._labels, stats)
 
     def _keep(self, emission: Emission, reading: bool) -> Emission:
+        if emission.finish_reason == "damaged":
+            raise DecodingError(DAMAGED)
         self._texts.append(emission.text)
         self._tokens += emission.tokens
         self._reason = emission.finish_reason

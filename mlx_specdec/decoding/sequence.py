@@ -8,10 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..contracts import Noise, NoiseSource, Proposal, Verdict
-from ..errors import DecodingError
 from ..sampling.distribution import Distribution, log_probabilities_of
 from ..sampling.noise import noise_of
-from .margins import DAMAGED
 from .rounds import SequenceRound
 from .stop_criteria import Emission, FinishReason, StopCriteria
 
@@ -52,10 +50,15 @@ class Sequence:
         self._rounds += 1
         return self._noise.at(self._rounds - 1, self.position + in_flight)
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is emitted."""
+        return self._reason is not None
+
     def commit(self, tokens: Seq[int], drafted: int) -> Emission:
         """Take tokens, the first `drafted` of which were drafted, and give what is to be read.
 
-        A sequence that has ended goes through the passes of its batch, and emits nothing more.
+        A sequence that has ended goes through the passes in flight, and emits nothing more.
         """
         self.committed += tokens
         if self._reason is not None:
@@ -65,8 +68,12 @@ class Sequence:
         return emission
 
     def finish(self, reason: FinishReason) -> Emission:
-        """End here; what was emitted stays."""
-        return self._stop.finish(reason)
+        """End here, if it has not ended; what was emitted stays."""
+        if self._reason is not None:
+            return Emission((), (), self._reason)
+        emission = self._stop.finish(reason)
+        self._reason = emission.finish_reason
+        return emission
 
 
 class Batch:
@@ -74,6 +81,14 @@ class Batch:
 
     def __init__(self, sequences: Seq[Sequence]) -> None:
         self.sequences = tuple(sequences)
+
+    def join(self, other: Batch) -> None:
+        """Take the sequences of another batch behind the own ones."""
+        self.sequences += other.sequences
+
+    def filter(self, keep: Seq[int]) -> None:
+        """Keep these sequences, in this order."""
+        self.sequences = tuple(self.sequences[row] for row in keep)
 
     @property
     def committed(self) -> list[list[int]]:
@@ -104,29 +119,33 @@ class Batch:
     ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
         """Wait for the verdict and commit what it kept, and the token after it.
 
-        Raises DecodingError where the target's logits are damaged.
+        A sequence whose row is damaged ends with the reason "damaged".
         """
         following: list[int] = _read(verdict.next)
-        if min(following) < 0:
-            raise DecodingError(DAMAGED)
         nothing: list[list[int]] = [[] for _ in self.sequences]
         kept = _read(verdict.kept) if proposal.size else nothing
         drafted = _read(proposal.tokens) if proposal.size else nothing
         emissions, rounds = [], []
         for row, each in enumerate(self.sequences):
             accepted, position = sum(kept[row]), each.position
-            emission = each.commit([*drafted[row][:accepted], following[row]], accepted)
+            if following[row] < 0:
+                emission = each.finish("damaged")
+                each.commit([0], 0)  # what others' passes see in its place
+            else:
+                emission = each.commit([*drafted[row][:accepted], following[row]], accepted)
             scored = None if verdict.scored is None else verdict.scored[row : row + 1]
             emissions.append(emission)
             rounds.append(
                 SequenceRound(
-                    drafted=proposal.count(row),
+                    # What fills up a rectangle can happen to be accepted.
+                    drafted=max(proposal.count(row), accepted),
                     accepted=accepted,
                     emitted=len(emission.tokens),
                     position=position,
                     committed=each.committed,
                     scored=scored,
                     ended=emission.finish_reason is not None,
+                    source=proposal.source_of(row),
                 )
             )
         return tuple(emissions), tuple(rounds)

@@ -116,7 +116,7 @@ class Recorder:
             if each.scored is not None:
                 self._margins.add(each.scored, each.emitted, each.position)
             if report.size:
-                self._add_drafts(each, report.source)
+                self._add_drafts(each)
         if report.size:
             self._add_times(report.times)
         else:
@@ -124,15 +124,15 @@ class Recorder:
         if report.ended:
             self._margins.flush()
 
-    def _add_drafts(self, each: SequenceRound, source: str) -> None:
+    def _add_drafts(self, each: SequenceRound) -> None:
         drafted, accepted = each.drafted, min(each.accepted, each.emitted)
         if each.ended:
             drafted = min(drafted, each.emitted)
         _count(self._drafted, drafted)
         _count(self._accepted, accepted)
-        if source:
-            before = self._by_source.get(source, SourceFigures(0, 0, 0))
-            self._by_source[source] = SourceFigures(
+        if each.source:
+            before = self._by_source.get(each.source, SourceFigures(0, 0, 0))
+            self._by_source[each.source] = SourceFigures(
                 before.rounds + 1, before.drafted + drafted, before.accepted + accepted
             )
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..text.stream import StopStrings, TextStream
 
-FinishReason = Literal["eos", "length", "stop", "interrupted"]
+FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged"]
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..contracts import Context, Model, Noise, Proposal, Proposer, Scores, no_proposal
-from ..sampling.distribution import Distribution, choose, last_rows
+from ..contracts import Context, Model, Noise, Proposal, Proposer, Scores, feed, no_proposal
+from ..sampling.distribution import Distribution, choose, last_rows, log_probabilities_of
 from ..sampling.settings import Sampling
 from .drafter import Brought, Drafter
 from .translation import Translation
 
+CATCH_UP = 4
+"""Unseen tokens of a sequence, beyond which those of a batch are read before the newest."""
 MISSING = "there is no draft model to propose: name one with draft-model"
 
 
@@ -41,6 +43,8 @@ class DraftModel(Proposer):
     translation: for a draft whose ids mean other tokens than the target's.
     """
 
+    batches = True
+
     def __init__(
         self,
         model: Model,
@@ -52,65 +56,114 @@ class DraftModel(Proposer):
         self._settings = settings
         self._vocabulary = vocabulary
         self._translation = translation
-        self._distribution = Distribution(settings, vocabulary)
+        self._distributions: list[Distribution] = []
         self._context: Context | None = None
-        self._unread = 0
-        self._seen = 0
+        self._reads: list[bool] = []
+        self._unread: list[int] = []
+        self._seen: list[int] = []
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Opens the draft's own context, unless the prompt alone is more than the draft takes."""
-        self._distribution = Distribution(self._settings, self._vocabulary)
-        self._context, self._seen = None, 0
-        known = self._known(prompt)
-        self._unread = len(self._model.prefix(known)) - 1
-        if self._room(len(prompt)) > 0:
-            self._context = self._model.open(known)
-            self._context.evaluate()
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Opens the draft's own context. A prompt that alone is more than the draft takes is not
+        read: its first token stands there."""
+        self._distributions = [Distribution(self._settings, self._vocabulary) for _ in prompts]
+        self._seen = [0] * len(prompts)
+        known = [self._known(prompt) for prompt in prompts]
+        self._unread = [len(self._model.prefix(prompt)) - 1 for prompt in known]
+        self._reads = [self._room(len(prompt)) > 0 for prompt in prompts]
+        taken = [p if reads else p[:1] for p, reads in zip(known, self._reads, strict=True)]
+        model = self._model
+        self._context = model.open(*taken) if len(taken) == 1 else model.open_batch(taken)
+        self._context.evaluate()
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Whether the text still fits into the draft's positions."""
-        return self._context is not None and self._room(len(committed[0])) > 0
+        """Whether a text still fits into the draft's positions."""
+        return any(self._rooms(committed))
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """Greedy at temperature 0, else drawn with the round's draft noise. Abstains where the text
+        """Greedy at temperature 0, else drawn with the round's draft noise. Abstains where a text
         has outgrown the draft's positions."""
-        [text] = committed
-        limit = min(limit, self._room(len(text)))
-        if self._context is None or limit < 1:
-            return no_proposal()
-        unseen = text[self._context.lengths[0] :]
-        fed = mx.array([self._known(unseen)], dtype=mx.int32)
+        rooms = self._rooms(committed)
+        limit = min([limit, *(room for room in rooms if room > 0)])
+        if self._context is None or not any(rooms):
+            return no_proposal(len(committed))
+        logits = self._read(self._context, committed, rooms)
         drafted: list[mx.array] = []
         rows: list[mx.array] = []
         for index in range(limit):
-            logits = self._context.advance(fed, proposed=min(index, 1)).logits
             before = mx.concatenate(drafted, axis=1) if drafted else None
-            own = self._own(last_rows(logits, 1))
-            row = self._distribution.log_probabilities(own, text, before)
+            own = self._own(logits)
+            row = log_probabilities_of(self._distributions, own, committed, before)
             tokens = choose(row, noise.draft(index))
             mx.async_eval(tokens)
-            fed = tokens if self._translation is None else self._translation.feed_array(tokens)
             drafted.append(tokens)
             rows.append(row)
-        sampled = self._settings.temperature > 0
+            if index + 1 < limit:
+                fed = tokens if self._translation is None else self._translation.feed_array(tokens)
+                logits = self._context.advance(fed, proposed=1).logits
+        sampled = any(each.samples for each in self._distributions)
         return Proposal(
-            mx.concatenate(drafted, axis=1), mx.concatenate(rows, axis=1) if sampled else None
+            mx.concatenate(drafted, axis=1),
+            mx.concatenate(rows, axis=1) if sampled else None,
+            counts=tuple(limit if room > 0 else 0 for room in rooms),
         )
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """Reads the prompt along, and takes back what the target did not keep."""
-        [kept] = tokens
-        self._seen += len(kept)
+        """Reads the prompts along, and takes back what the target did not keep."""
+        self._seen = [seen + len(kept) for seen, kept in zip(self._seen, tokens, strict=True)]
         if self._context is None:
             return
-        if self._seen <= self._unread:
-            self._context.advance(mx.array([self._known(kept)], dtype=mx.int32))
-            self._context.evaluate()
+        if all(seen <= unread for seen, unread in zip(self._seen, self._unread, strict=True)):
+            known = [self._known(k) if r else [] for k, r in zip(tokens, self._reads, strict=True)]
+            if any(known):
+                feed(self._context, known)
+                self._context.evaluate()
         else:
-            self._context.rewind((min(self._context.lengths[0], self._seen),))
+            self._context.rewind(tuple(map(min, self._context.lengths, self._seen)))
+
+    def join(self, other: DraftModel) -> None:
+        """As contracts.Proposer says."""
+        assert self._context is not None and other._context is not None, "both have begun"
+        self._context.join(other._context)
+        self._distributions += other._distributions
+        self._reads += other._reads
+        self._unread += other._unread
+        self._seen += other._seen
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """As contracts.Proposer says."""
+        if self._context is not None:
+            self._context.filter(keep)
+        self._distributions = [self._distributions[row] for row in keep]
+        self._reads = [self._reads[row] for row in keep]
+        self._unread = [self._unread[row] for row in keep]
+        self._seen = [self._seen[row] for row in keep]
+
+    def _read(self, context: Context, texts: Sequence[Sequence[int]], rooms: list[int]) -> mx.array:
+        """Feed what the draft has not seen of the texts that it has room for; returns its logits
+        about their next tokens, (batch, 1, vocabulary)."""
+        lengths = context.lengths
+        unseen = [
+            self._known(text[length:]) if room > 0 else []
+            for text, length, room in zip(texts, lengths, rooms, strict=True)
+        ]
+        if len(texts) > 1 and max(map(len, unseen)) > CATCH_UP:
+            # Of a long rectangle nobody wants the logits.
+            feed(context, [tokens[:-1] for tokens in unseen])
+            unseen = [tokens[-1:] for tokens in unseen]
+        logits = feed(context, unseen).logits
+        if len(set(map(len, unseen))) == 1:
+            return last_rows(logits, 1)
+        last = mx.array([max(0, len(tokens) - 1) for tokens in unseen])[:, None, None]
+        return mx.take_along_axis(logits, last, axis=1)
+
+    def _rooms(self, committed: Sequence[Sequence[int]]) -> list[int]:
+        """How many tokens more of each text the draft has positions for."""
+        return [
+            max(0, self._room(len(text))) if reads else 0
+            for text, reads in zip(committed, self._reads, strict=True)
+        ]
 
     def _room(self, committed: int) -> int:
-        """How many tokens more the draft has positions for."""
         longest = self._model.max_length
         return sys.maxsize if longest is None else longest - committed
 

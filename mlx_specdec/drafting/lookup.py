@@ -59,9 +59,9 @@ class PromptLookup(Proposer):
         self._index = SuffixIndex()
         self._read = 0
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """Forgets the last sequence."""
-        self._prompt = list(prompt)
+        [self._prompt] = map(list, prompts)
         self._index = SuffixIndex()
         self._read = 0
 
@@ -71,7 +71,7 @@ class PromptLookup(Proposer):
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """What followed the longest match, at most GROWTH times as long as the match."""
-        return Proposal.of([self._continuation(committed[0], limit)])
+        return Proposal.one_hot([self._continuation(committed[0], limit)])
 
     def _continuation(self, committed: Sequence[int], limit: int) -> list[int]:
         self._catch_up(committed)

@@ -12,7 +12,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from ..contracts import FINAL, Noise, Proposal, Proposer, Scores, no_proposal
-from ..sampling.distribution import Distribution, choose
+from ..sampling.distribution import Distribution, choose, log_probabilities_of
 from ..sampling.settings import Sampling
 from .drafter import MOST_DRAFTED, Brought, Drafter
 
@@ -48,7 +48,8 @@ class Heads(Protocol):
         ...
 
     def logits(self, state: mx.array, count: int) -> mx.array:
-        """(1, 1, width) -> (1, count, vocabulary), a row for each of the first `count` heads."""
+        """(batch, 1, width) -> (batch, count, vocabulary), a row for each of the first `count`
+        heads."""
         ...
 
 
@@ -60,39 +61,56 @@ class Medusa(Proposer):
     """
 
     taps = (FINAL,)
+    batches = True
 
     def __init__(self, heads: Heads, settings: Sampling, vocabulary: int) -> None:
         self._heads = heads
         self._settings = settings
         self._vocabulary = vocabulary
-        self._distribution = Distribution(settings, vocabulary)
-        self._state: mx.array | None = None
+        self._distributions: list[Distribution] = []
+        self._states: list[mx.array | None] = []
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Forgets the last sequence."""
-        self._distribution = Distribution(self._settings, self._vocabulary)
-        self._state = None
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Forgets the last sequences."""
+        self._distributions = [Distribution(self._settings, self._vocabulary) for _ in prompts]
+        self._states = [None] * len(prompts)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """At most one token a head: greedy at temperature 0, else drawn with the round's draft
         noise. What one head chose changes the next one's row through penalties alone. Abstains
-        before the target has seen a token."""
-        if self._state is None:
-            return no_proposal()
+        where the target has not seen a token."""
+        seen = next((state for state in self._states if state is not None), None)
+        if seen is None:
+            return no_proposal(len(committed))
+        states = [mx.zeros_like(seen) if state is None else state for state in self._states]
         count = min(limit, self._heads.count)
-        logits = self._heads.logits(self._state, count)
+        logits = self._heads.logits(mx.concatenate(states), count)
         drafted: list[mx.array] = []
         rows: list[mx.array] = []
         for index in range(count):
             before = mx.concatenate(drafted, axis=1) if drafted else None
             row = logits[:, index : index + 1]
-            rows.append(self._distribution.log_probabilities(row, committed[0], before))
+            rows.append(log_probabilities_of(self._distributions, row, committed, before))
             drafted.append(choose(rows[-1], noise.draft(index)))
-        sampled = self._settings.temperature > 0
+        sampled = any(each.samples for each in self._distributions)
         return Proposal(
-            mx.concatenate(drafted, axis=1), mx.concatenate(rows, axis=1) if sampled else None
+            mx.concatenate(drafted, axis=1),
+            mx.concatenate(rows, axis=1) if sampled else None,
+            counts=tuple(0 if state is None else count for state in self._states),
         )
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """Keeps the row that predicted the newest committed token."""
-        self._state = scores[0].hidden[FINAL][:, -1:]
+        """Keeps the rows that predicted the newest committed tokens."""
+        for row, (kept, its) in enumerate(zip(tokens, scores, strict=True)):
+            if kept:
+                self._states[row] = its.hidden[FINAL][:, -1:]
+
+    def join(self, other: Medusa) -> None:
+        """As contracts.Proposer says."""
+        self._distributions += other._distributions
+        self._states += other._states
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """As contracts.Proposer says."""
+        self._distributions = [self._distributions[row] for row in keep]
+        self._states = [self._states[row] for row in keep]

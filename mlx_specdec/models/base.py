@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -10,10 +10,6 @@ import mlx.nn as nn
 
 from ..contracts import TargetModel
 from ..errors import PromptError, RewindError
-
-BatchPass = Callable[[mx.array], mx.array]
-"""Sees the next tokens of several texts, (batch, m) int32, and gives (batch, m, vocabulary)
-logits."""
 
 
 class Base(TargetModel, Protocol):
@@ -28,14 +24,6 @@ class Base(TargetModel, Protocol):
     def rows_agree(self) -> bool:
         """Whether a pass over several rows means what passes over single rows mean, which
         speculation rests on. Where not, a RuntimeWarning says so once."""
-        ...
-
-    def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
-        """Texts that begin together, of which nothing has been seen but an encoder's sources.
-
-        Nothing of them can be taken back. What to feed is `prefix` of each prompt, and what
-        follows. Raises PromptError as `open` does.
-        """
         ...
 
 
@@ -56,11 +44,12 @@ def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) ->
         )
 
 
-def count_rows(tokens: mx.array, proposed: int) -> int:
-    """How many rows a pass over one sequence has. Raises ValueError."""
-    if tokens.ndim != 2 or tokens.shape[0] != 1:
+def check_pass(tokens: mx.array, proposed: int, batch: int) -> int:
+    """How many rows a pass over `batch` sequences has. Raises ValueError."""
+    if tokens.ndim != 2 or tokens.shape[0] != batch:
         raise ValueError(
-            f"a context holds one sequence, tokens of shape (1, m); these have {tokens.shape}"
+            f"a context of {count(batch)} takes tokens of shape ({batch}, m); these have "
+            f"{tokens.shape}"
         )
     rows = tokens.shape[1]
     if rows < 1 or not 0 <= proposed <= rows:
@@ -68,12 +57,19 @@ def count_rows(tokens: mx.array, proposed: int) -> int:
     return rows
 
 
-def check_rewind(lengths: tuple[int, ...], final: int, seen: int) -> int:
-    """The length to go back to. Raises RewindError."""
-    if len(lengths) != 1:
-        raise RewindError(f"this context holds one sequence and {len(lengths)} lengths came")
-    if not final <= lengths[0] <= seen:
+def count(sequences: int) -> str:
+    """A number of sequences in words."""
+    return "one sequence" if sequences == 1 else f"{sequences} sequences"
+
+
+def check_rewind(lengths: tuple[int, ...], final: Sequence[int], seen: Sequence[int]) -> None:
+    """Raises RewindError for lengths that are not between what is final and what was seen."""
+    if len(lengths) != len(seen):
         raise RewindError(
-            f"cannot go to {lengths[0]} tokens: {seen} were seen and {final} are final"
+            f"a context of {count(len(seen))} takes as many lengths; {len(lengths)} came"
         )
-    return lengths[0]
+    for length, least, most in zip(lengths, final, seen, strict=True):
+        if not least <= length <= most:
+            raise RewindError(
+                f"cannot go to {length} tokens: {most} were seen and {least} are final"
+            )

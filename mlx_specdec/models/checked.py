@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..contracts import Context, Model, Scores
-from ..errors import RewindError
+from ..errors import OptionError, RewindError
 
 TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.3
@@ -50,6 +50,15 @@ class CheckedModel:
         context = CheckedContext(self._model, prompt)
         self._opened.append(context)
         return context
+
+    @property
+    def batches(self) -> bool:
+        """False: what is compared is one sequence."""
+        return False
+
+    def open_batch(self, prompts: Sequence[Sequence[int]]) -> Context:
+        """Raises OptionError."""
+        raise OptionError("contexts of several sequences do not check themselves")
 
     def compare(self, committed: Sequence[int]) -> None:
         """Raises RewindError where a context has seen other tokens than the committed ones."""
@@ -98,6 +107,13 @@ class CheckedContext:
                 f"a context says that it holds {self._context.lengths} tokens after a rewind to "
                 f"{len(self._seen)}"
             )
+
+    def join(self, other: Context) -> None:
+        """Raises TypeError."""
+        raise TypeError("a context of one sequence")
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Nothing to do: it holds one sequence."""
 
     def compare(self, committed: Sequence[int]) -> None:
         """Raises RewindError for the first token seen that is not the committed one."""

@@ -16,10 +16,11 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from ..cache_settings import CacheSettings
-from ..contracts import FINAL, Scores
+from ..contracts import FINAL, Context, Scores
 from ..errors import CheckpointError, OptionError
-from .base import BatchPass, check_prompt, check_rewind, count_rows
+from .base import check_pass, check_prompt, check_rewind
 from .cache_kinds import cache_maker
+from .decoder_context import DecoderOnlyContext, MakeCache, batched, batches
 from .rewinding import RewindableCache, evaluate
 from .row_check import ATTEMPTS, rows_agree
 from .taps import Shown, Tap, layer_of, state_of, tapped
@@ -139,21 +140,36 @@ class DecoderOnlyModel:
         """The prompt itself."""
         return list(prompt)
 
-    def open(self, prompt: Sequence[int]) -> DecoderOnlyContext:
+    def open(self, prompt: Sequence[int]) -> Context:
         """A context that has seen nothing.
 
         Raises PromptError for a prompt that is empty, longer than `max_length`, or that holds an id
         outside of the vocabulary.
         """
         check_prompt(prompt, self._vocabulary, self._max_length)
-        return DecoderOnlyContext(self, self._make_caches())
+        if self._batched:
+            return DecoderOnlyContext(self, self._batched, 1)
+        return ReplayingContext(self, self._make_caches())
 
-    def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
-        """A pass over several texts at once, their prompts included; as base.Base says."""
+    @cached_property
+    def batches(self) -> bool:
+        """As contracts.Model says; found out when first asked for."""
+        return bool(self._batched) and batches(self, self._batched)
+
+    def open_batch(self, prompts: Sequence[Sequence[int]]) -> DecoderOnlyContext:
+        """As contracts.Model says."""
         for prompt in prompts:
             check_prompt(prompt, self._vocabulary, self._max_length)
-        entries = self._make_caches()
-        return lambda tokens: self.network(tokens, cache=entries)
+        if not self.batches:
+            raise OptionError(f"{self._kind} models decode one sequence at a time")
+        return DecoderOnlyContext(self, self._batched, len(prompts))
+
+    @cached_property
+    def _batched(self) -> list[MakeCache]:
+        """Per layer how to make a batched cache; empty where a layer's has no batched kind."""
+        made = [batched(own) for own in self._make_caches()]
+        kinds = [make for make in made if make is not None]
+        return kinds if len(kinds) == len(made) else []
 
     def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
         """One pass over `tokens` (batch, m) int32, which `entries`, the caches, remember; None:
@@ -188,8 +204,12 @@ class DecoderOnlyModel:
         return self._taps[name]
 
     def _closed(self, what: str) -> OptionError:
-        kind = type(self.network).__module__.rpartition(".")[2]
-        return OptionError(f"models of type {kind} do not show {what}")
+        return OptionError(f"models of type {self._kind} do not show {what}")
+
+    @property
+    def _kind(self) -> str:
+        """mlx-lm's name of the family."""
+        return type(self.network).__module__.rpartition(".")[2]
 
     def _seen_state(self) -> tuple[int, mx.Dtype]:
         """Width and type of the hidden states."""
@@ -197,8 +217,8 @@ class DecoderOnlyModel:
         return self._state or (0, mx.float32)
 
 
-class DecoderOnlyContext:
-    """One sequence in one mlx-lm model.
+class ReplayingContext:
+    """One sequence in a model whose caches are windows or recurrent state.
 
     model: whose passes these are. entries: empty caches, one a layer, owned from here on.
     """
@@ -226,7 +246,7 @@ class DecoderOnlyContext:
 
         Raises ValueError for more than one sequence, no tokens, or a `proposed` outside of 0 .. m.
         """
-        rows = count_rows(tokens, proposed)
+        rows = check_pass(tokens, proposed, 1)
         for name in taps:
             self._model.tap(name)  # refused before anything is seen
         start = self._cache.length
@@ -248,7 +268,8 @@ class DecoderOnlyContext:
         for it. Raises RewindError for lengths outside of what is final and what was seen, and where
         a cache does not hold the right number of tokens afterwards.
         """
-        length = check_rewind(lengths, self._final, self._cache.length)
+        check_rewind(lengths, (self._final,), self.lengths)
+        [length] = lengths
         reached = self._cache.rewind(length)
         if reached < length:
             tokens = mx.concatenate(self._undecided, axis=1)
@@ -262,3 +283,10 @@ class DecoderOnlyContext:
     def evaluate(self) -> None:
         """As contracts.Context says; gives the scratch memory of the passes back."""
         evaluate(self._cache)
+
+    def join(self, other: Context) -> None:
+        """Raises TypeError: what one sequence needs alone has no place for another."""
+        raise TypeError("a context of one sequence: see DecoderOnlyModel.open_batch")
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Nothing to do: it holds one sequence."""

@@ -1,4 +1,4 @@
-"""T5 as a Model, and the state of one sequence in it.
+"""T5 as a Model, and the state of sequences in it.
 
 The encoder runs once a sequence; cross-attention keys and values are projected once.
 """
@@ -11,10 +11,11 @@ from functools import cached_property
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..contracts import FINAL, Scores
-from .base import BatchPass, check_prompt, check_rewind, count_rows
-from .kv_cache import STEP, KVCache
-from .t5 import T5
+from ..contracts import FINAL, Context, Scores, rectangle
+from .base import check_prompt
+from .kv_cache import STEP, KVCache, padded
+from .rows import Place, Rows
+from .t5 import T5, KeysValues
 from .taps import layer_of
 
 
@@ -78,56 +79,56 @@ class EncoderDecoderModel:
 
         Raises PromptError for an empty prompt, or one with ids that the model does not have.
         """
-        check_prompt(prompt, self.vocabulary, None)
-        encoded = self.network.encode(mx.array([list(prompt)], dtype=mx.int32))
-        return EncoderDecoderContext(self, self.network.project_encoded(encoded))
+        return self.open_batch([prompt])
 
-    def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
-        """The encoder runs over all sources at once; as base.Base says."""
+    @property
+    def batches(self) -> bool:
+        """True: masks are our own."""
+        return True
+
+    def open_batch(self, prompts: Sequence[Sequence[int]]) -> EncoderDecoderContext:
+        """As contracts.Model says; the encoder runs over all sources at once."""
         for prompt in prompts:
             check_prompt(prompt, self.vocabulary, None)
-        longest = max(len(prompt) for prompt in prompts)
-        # What stands in the place of padding is hidden.
-        padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
-        lengths = mx.array([[len(prompt)] for prompt in prompts])
-        mask = mx.arange(longest) < lengths
-        encoded = self.network.encode(mx.array(padded, dtype=mx.int32), mask)
-        projected = self.network.project_encoded(encoded)
-        mx.eval(projected)
-        caches = [KVCache() for _ in projected]
+        lengths = tuple(map(len, prompts))
+        encoded = self.network.encode(rectangle(prompts), padding_mask(lengths))
+        return EncoderDecoderContext(self, self.network.project_encoded(encoded), lengths)
 
-        def advance(tokens: mx.array) -> mx.array:
-            masks = self.masks(caches[0].length, tokens.shape[1])
-            states = self.network.decode(tokens, caches, projected, masks, mask)
-            return self.network.head(states)
-
-        return advance
-
-    def masks(self, start: int, rows: int) -> list[mx.array]:
-        """Per decoder layer what is added to the scores of positions start .. start + rows - 1."""
-        if start + rows > self._reach:
-            self._reach = -(-(start + rows) // STEP) * STEP
+    def masks(self, place: Place) -> list[mx.array]:
+        """Per decoder layer what is added to the scores of the positions of a pass."""
+        if place.end > self._reach:
+            self._reach = -(-place.end // STEP) * STEP
             self._tables = self.network.decoder.bias_tables(self._reach)
             mx.eval(self._tables)
-        return self.network.decoder.masks(self._tables, self._reach, start, rows)
+        decoder = self.network.decoder
+        if place.even:
+            return decoder.masks(self._tables, self._reach, place.starts[0], place.rows)
+        return decoder.uneven_masks(self._tables, self._reach, place.positions, place.end)
 
 
 class EncoderDecoderContext:
-    """contracts.Context: one sequence in the making.
+    """contracts.Context: sequences in the making.
 
     source: per decoder layer the cross-attention's keys and values of the encoder output.
+    source_lengths: of the sources without padding, in tokens, one per sequence.
     """
 
-    def __init__(self, model: EncoderDecoderModel, source: list[tuple[mx.array, mx.array]]) -> None:
+    def __init__(
+        self,
+        model: EncoderDecoderModel,
+        source: list[KeysValues],
+        source_lengths: tuple[int, ...],
+    ) -> None:
         self._model = model
         self._source = source
-        self._caches = [KVCache() for _ in source]
-        self._final = 0
+        self._set_lengths(source_lengths)
+        self._rows = Rows(len(source_lengths))
+        self._caches = [KVCache(self._rows) for _ in source]
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of the target text seen."""
-        return (self._caches[0].length,)
+        """Tokens of each target text seen."""
+        return self._rows.lengths
 
     @property
     def replays(self) -> bool:
@@ -136,24 +137,60 @@ class EncoderDecoderContext:
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says."""
-        rows, start = count_rows(tokens, proposed), self.lengths[0]
         layers = {n: layer_of(n, self._model.layers) for n in taps if n != FINAL}
-        network, masks = self._model.network, self._model.masks(start, rows)
+        network = self._model.network
+        masks = self._model.masks(self._rows.advance(tokens, proposed))
         outputs: list[mx.array] | None = [] if taps else None
-        states = network.decode(tokens, self._caches, self._source, masks, outputs=outputs)
-        if proposed < rows:
-            self._final = start + rows - proposed
+        states = network.decode(
+            tokens, self._caches, self._source, masks, self._source_mask, outputs=outputs
+        )
         hidden = {n: outputs[layers[n]] if n in layers else states for n in taps} if outputs else {}
         return Scores(network.head(states), hidden)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
         """As contracts.Context says; exact and free."""
-        length = check_rewind(lengths, self._final, self.lengths[0])
-        for cache in self._caches:
-            cache.rewind(length)
-        self._final = length
+        self._rows.rewind(lengths)
 
     def evaluate(self) -> None:
         """As contracts.Context says."""
         mx.eval(self._source, [cache.state for cache in self._caches])
         mx.clear_cache()
+
+    def join(self, other: Context) -> None:
+        """As contracts.Context says."""
+        assert isinstance(other, EncoderDecoderContext)
+        self._rows.join(other._rows)
+        for cache, its in zip(self._caches, other._caches, strict=True):
+            cache.join(its)
+        self._set_lengths(self._source_lengths + other._source_lengths)
+        longest = max(self._source_lengths)
+        self._source = [
+            (_both(own[0], its[0], longest), _both(own[1], its[1], longest))
+            for own, its in zip(self._source, other._source, strict=True)
+        ]
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """As contracts.Context says."""
+        self._rows.filter(keep)
+        for cache in self._caches:
+            cache.filter(keep)
+        self._set_lengths(tuple(self._source_lengths[row] for row in keep))
+        index, longest = mx.array(list(keep), dtype=mx.int32), max(self._source_lengths)
+        self._source = [
+            (keys[index, :, :longest], values[index, :, :longest]) for keys, values in self._source
+        ]
+
+    def _set_lengths(self, source_lengths: tuple[int, ...]) -> None:
+        self._source_lengths = source_lengths
+        self._source_mask = padding_mask(source_lengths)
+
+
+def padding_mask(lengths: Sequence[int]) -> mx.array | None:
+    """(batch, longest) bool, False for padding; None where there is none."""
+    if min(lengths) == max(lengths):
+        return None
+    return mx.arange(max(lengths)) < mx.array(list(lengths))[:, None]
+
+
+def _both(own: mx.array, its: mx.array, columns: int) -> mx.array:
+    return mx.concatenate([padded(own, columns), padded(its, columns)])

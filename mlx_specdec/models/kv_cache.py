@@ -2,46 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
+from .rows import Place, Rows
+
 STEP = 256
+BATCH_STEP = 64
+"""Of many sequences: the unused columns of all of them cost memory, and copying when they grow."""
+
+
+class Buffer:
+    """(batch, heads, capacity, width); its capacity grows in steps."""
+
+    def __init__(self) -> None:
+        self.array: mx.array | None = None
+
+    def write(self, new: mx.array, place: Place) -> mx.array:
+        """Write (batch, heads, m, width); returns all columns up to the longest sequence's end."""
+        buffer = self.array = self._with_room(new, place.end)
+        if place.even:
+            buffer[:, :, place.starts[0] : place.end] = new
+        else:
+            columns = mx.broadcast_to(place.columns[:, None, :, None], new.shape)
+            self.array = buffer = mx.put_along_axis(buffer, columns, new, axis=2)
+        return buffer[:, :, : place.end]
+
+    def join(self, other: Buffer, batch: int) -> None:
+        """Take the sequences of another buffer behind the own ones, which makes `batch` of them."""
+        arrays = [each.array for each in (self, other) if each.array is not None]
+        if not arrays:
+            return
+        capacity = max(array.shape[2] for array in arrays)
+        padded_arrays = [padded(array, capacity) for array in arrays]
+        if len(arrays) == 1:
+            # Of one of them nothing was written yet: decoders of T5 read no prompt.
+            more = (batch - arrays[0].shape[0], *padded_arrays[0].shape[1:])
+            empty = mx.zeros(more, dtype=arrays[0].dtype)
+            padded_arrays.insert(0 if self.array is None else 1, empty)
+        self.array = mx.concatenate(padded_arrays)
+
+    def filter(self, keep: mx.array, used: int) -> None:
+        """Keep these sequences, (n,) int32, and the capacity that `used` columns need."""
+        if self.array is not None:
+            self.array = self.array[keep, :, : _capacity(used, keep.size)]
+
+    def _with_room(self, like: mx.array, end: int) -> mx.array:
+        if self.array is not None and end <= self.array.shape[2]:
+            return self.array
+        batch, heads, _, width = like.shape
+        capacity = _capacity(end, batch)
+        if self.array is None:
+            return mx.zeros((batch, heads, capacity, width), dtype=like.dtype)
+        return padded(self.array, capacity)
 
 
 class KVCache:
-    """Preallocated (1, heads, capacity, width) buffers; capacity grows by STEP positions."""
+    """rows: of the context, whose layers all write the same place."""
 
-    def __init__(self) -> None:
-        self.length = 0
-        self._keys: mx.array | None = None
-        self._values: mx.array | None = None
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._keys, self._values = Buffer(), Buffer()
 
     @property
     def state(self) -> list[mx.array]:
         """The buffers, to be evaluated."""
-        return [each for each in (self._keys, self._values) if each is not None]
+        arrays = (self._keys.array, self._values.array)
+        return [each for each in arrays if each is not None]
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add (1, heads, m, width) keys and values; returns all up to the new length."""
-        start, end = self.length, self.length + keys.shape[2]
-        self._keys = _with_room(self._keys, keys, end)
-        self._values = _with_room(self._values, values, end)
-        self._keys[:, :, start:end] = keys
-        self._values[:, :, start:end] = values
-        self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        """Add (batch, heads, m, width) keys and values; returns all columns in use."""
+        place = self._rows.place
+        return self._keys.write(keys, place), self._values.write(values, place)
 
-    def rewind(self, length: int) -> None:
-        """Keep the first `length` positions; the rest is overwritten by what comes next."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"a cache of {self.length} positions cannot keep {length}")
-        self.length = length
+    def join(self, other: KVCache) -> None:
+        """Take the sequences of another cache behind the own ones; the rows were joined before."""
+        batch = len(self._rows.lengths)
+        self._keys.join(other._keys, batch)
+        self._values.join(other._values, batch)
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Keep these sequences; the context's rows were filtered before."""
+        index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.lengths)
+        self._keys.filter(index, used)
+        self._values.filter(index, used)
 
 
-def _with_room(buffer: mx.array | None, like: mx.array, end: int) -> mx.array:
-    capacity = 0 if buffer is None else buffer.shape[2]
-    if buffer is not None and end <= capacity:
-        return buffer
-    batch, heads, _, width = like.shape
-    more = -(-(end - capacity) // STEP) * STEP
-    empty = mx.zeros((batch, heads, more, width), dtype=like.dtype)
-    return empty if buffer is None else mx.concatenate([buffer, empty], axis=2)
+def _capacity(columns: int, batch: int) -> int:
+    step = STEP if batch == 1 else BATCH_STEP
+    return -(-columns // step) * step
+
+
+def padded(array: mx.array, capacity: int) -> mx.array:
+    """(batch, heads, columns, width) with zeros behind, up to `capacity` columns."""
+    more = capacity - array.shape[2]
+    return mx.pad(array, [(0, 0), (0, 0), (0, more), (0, 0)]) if more else array

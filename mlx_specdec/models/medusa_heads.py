@@ -54,8 +54,9 @@ class MedusaHeads(nn.Module):
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
 
     def logits(self, state: mx.array, count: int) -> mx.array:
-        """(1, 1, width) "final" -> (1, count, vocabulary), a row for each of the first heads."""
-        return self.project(self.refine(state[0], count)).reshape(1, count, -1)
+        """(batch, 1, width) "final" -> (batch, count, vocabulary), a row for each of the first
+        heads."""
+        return self.project(self.refine(state[:, 0], count)).swapaxes(0, 1)
 
     def refine(self, states: mx.array, count: int) -> mx.array:
         """The residual layers: (n, width) "final" -> (count, n, width)."""

@@ -223,6 +223,16 @@ class Stack(nn.Module):
             masks = [mx.take(table, index, axis=1)[None] for table in tables]
         return masks * (len(self.block) // len(masks))
 
+    def uneven_masks(
+        self, tables: Sequence[mx.array], reach: int, positions: np.ndarray, width: int
+    ) -> list[mx.array]:
+        """As `masks`, (batch, heads, rows, width), for positions (batch, rows) of many sequences,
+        `width` being the end of the longest one."""
+        keys, queries = np.arange(width), positions[..., None]
+        index = mx.array(reach - 1 + keys - queries)
+        masks = [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
+        return masks * (len(self.block) // len(masks))
+
 
 class T5(nn.Module):
     """The whole model. Parameters are named as in Hugging Face checkpoints."""

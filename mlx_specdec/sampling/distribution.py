@@ -146,6 +146,15 @@ class Distribution:
         if settings.counts_tokens:
             self._counts = mx.zeros((vocabulary,), dtype=mx.float32)
 
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn from it, at a temperature above 0."""
+        return self._settings.temperature > 0
+
+    def alike(self, other: Distribution) -> bool:
+        """Whether rows of both may be given to either."""
+        return self is other or (self._counts is None and self._settings == other._settings)
+
     def log_probabilities(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
     ) -> mx.array:
@@ -186,8 +195,9 @@ def log_probabilities_of(
 
     logits: (batch, m, width). committed: per sequence. drafted: (batch, n) int32 or None.
     """
-    if len(distributions) == 1:
-        return distributions[0].log_probabilities(logits, committed[0], drafted)
+    first = distributions[0]
+    if all(each.alike(first) for each in distributions):
+        return first.log_probabilities(logits, committed[0], drafted)
     rows = [
         each.log_probabilities(
             logits[i : i + 1], committed[i], None if drafted is None else drafted[i : i + 1]

@@ -57,6 +57,9 @@ class SilentNoise:
     def correction(self) -> None:
         return None
 
+    def of(self, sequence: int) -> SilentNoise:
+        return self
+
 
 class CoupledNoise:
     """Gumbel noise keyed by position alone. Rows drawn once are kept while they may be needed.
@@ -100,6 +103,9 @@ class _CoupledRound:
 
     def correction(self) -> mx.array:
         return self._source.row(self._position)[None]
+
+    def of(self, sequence: int) -> _CoupledRound:
+        return self
 
 
 class IndependentNoise:
@@ -156,6 +162,9 @@ class _IndependentRound:
     def correction(self) -> mx.array:
         return self._source.gumbel("correction", self._round, self._position)[None]
 
+    def of(self, sequence: int) -> _IndependentRound:
+        return self
+
 
 def noise_of(rounds: Sequence[Noise]) -> Noise:
     """The noise of a batch from that of its sequences."""
@@ -179,6 +188,9 @@ class _BatchNoise:
 
     def correction(self) -> mx.array | None:
         return _stacked([noise.correction() for noise in self._rounds])
+
+    def of(self, sequence: int) -> Noise:
+        return self._rounds[sequence]
 
 
 def _stacked(rows: Sequence[mx.array | None]) -> mx.array | None:

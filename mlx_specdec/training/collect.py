@@ -5,6 +5,7 @@ The base is frozen, so its states are computed once, however often something lea
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -15,8 +16,9 @@ from ..assemble import Pair
 from ..contracts import FINAL, Progress
 from ..decoding.prompt import PromptReader
 from ..errors import PromptError
+from ..many import Request, generate_many
 from ..models.encoder_decoder import EncoderDecoderModel
-from .batch_generate import Request, batch_generate, batches
+from ..options import Options
 from .config import DataConfig
 from .data import Sample
 from .rows import Rows
@@ -54,6 +56,15 @@ def collect(
             + ("" if config.self_distill else ', with "target" for an encoder-decoder model')
         )
     return [pieces[number][0] for group in groups for number in group]
+
+
+def batches(lengths: Sequence[int], size: int, seed: int) -> list[list[int]]:
+    """Numbers of the prompts, `size` together whose lengths are close; the batches shuffled, so
+    that the last ones are no longer than others."""
+    order = sorted(range(len(lengths)), key=lambda number: (lengths[number], number))
+    groups = [sorted(order[start : start + size]) for start in range(0, len(order), size)]
+    random.Random(seed).shuffle(groups)
+    return groups
 
 
 def _pieces(pair: Pair, samples: Sequence[Sample], config: DataConfig) -> Iterator[tuple[Ids, Ids]]:
@@ -97,17 +108,26 @@ def _completed(
         elif rest:
             prompts = [pieces[number][0] for number in rest]
             requests = [
-                Request(prompt, config.length - shared * len(prompt), config.seed + number)
+                Request(
+                    prompt,
+                    Options(
+                        max_tokens=config.length - shared * len(prompt),
+                        seed=config.seed + number,
+                        temperature=config.temperature,
+                        regular=True,
+                    ),
+                )
                 for prompt, number in zip(prompts, rest, strict=True)
             ]
-            completions = batch_generate(pair, requests, config.temperature)
+            results = generate_many(pair, requests, Options(regular=True), batch_size=len(rest))
+            completions = [result.tokens for result in results]
             yield from zip(prompts, completions, strict=True)
 
 
 def _states(pair: Pair, prompt: Ids, tokens: Ids) -> mx.array:
     """(len(tokens), width): row j is what predicts token j."""
     context, prefix = pair.target.open(prompt), pair.target.prefix(prompt)
-    reader = PromptReader(context, prefix, prompt)
+    reader = PromptReader(context, [prefix], [prompt])
     while not reader.done:
         reader.step()
     fed = [prefix[-1], *tokens[:-1]]

@@ -9,6 +9,7 @@ import mlx.core as mx
 from mlx_specdec.contracts import Noise, NoiseSource, Proposal, Proposer, Rule, Scores
 from mlx_specdec.decoding.draft_length import DraftLength, FixedLength
 from mlx_specdec.decoding.loop import Decoding
+from mlx_specdec.decoding.margins import DAMAGED
 from mlx_specdec.decoding.prompt import PromptReader
 from mlx_specdec.decoding.rounds import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.decoding.sequence import Batch
@@ -16,7 +17,7 @@ from mlx_specdec.decoding.sequence import Sequence as Decoded
 from mlx_specdec.decoding.statistics import Recorder, Statistics
 from mlx_specdec.decoding.stop_criteria import Emission, StopCriteria
 from mlx_specdec.decoding.stopwatch import Stopwatch
-from mlx_specdec.errors import RewindError
+from mlx_specdec.errors import DecodingError, RewindError
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
@@ -91,15 +92,15 @@ class Guesser(Proposer):
         self.observed: list[tuple[list[int], Scores]] = []
         self.limits: list[int] = []
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        self.begun.append(prompt)
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        self.begun += prompts
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
         return bool(self.guess(len(committed[0]) - self.prefix, limit))
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         self.limits.append(limit)
-        return Proposal.of([self.guess(len(committed[0]) - self.prefix, limit)[:limit]])
+        return Proposal.one_hot([self.guess(len(committed[0]) - self.prefix, limit)[:limit]])
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         self.observed.append((list(tokens[0]), scores[0]))
@@ -150,7 +151,7 @@ def decoding(
         rule=rule or Coupled(),
         batch=Batch([sequence]),
         draft_length=lengths,
-        reader=PromptReader(context, prompt, prompt, guesser),
+        reader=PromptReader(context, [prompt], [prompt], guesser),
         watch=watch or Stopwatch([recorder or Recorder(), lengths]),
     )
 
@@ -169,6 +170,8 @@ def run(loop: Decoding) -> tuple[list[int], str, str | None]:
     emission = Emission((), ())
     while emission.finish_reason is None:
         [emission] = loop.step()
+        if emission.finish_reason == "damaged":
+            raise DecodingError(DAMAGED)
         tokens += emission.tokens
         text += emission.text
     return tokens, text, emission.finish_reason
@@ -185,6 +188,6 @@ def a_round(
     drafted: int, accepted: int, seconds: float, draft: float | None = None, source: str = ""
 ) -> RoundReport:
     """What listeners hear of a round, or of a pipelined plain step."""
-    sequence = SequenceRound(drafted, accepted, accepted + 1, position=0, committed=[])
+    sequence = SequenceRound(drafted, accepted, accepted + 1, 0, [], source=source)
     times = RoundTimes(seconds, draft, None if draft is None else seconds - draft)
     return RoundReport(drafted, (sequence,), times, source, pipelined=drafted == 0)

@@ -56,17 +56,26 @@ class TableBatch:
     def evaluate(self) -> None:
         pass
 
+    def join(self, other: TableBatch) -> None:
+        self.rows += other.rows
+
+    def filter(self, keep: Sequence[int]) -> None:
+        self.rows = [self.rows[row] for row in keep]
+
 
 class PartlyRight(Proposer):
     """Knows the texts, errs at random, and proposes another number for every sequence."""
 
+    batches = True
+
     def __init__(self, texts: Sequence[Sequence[int]], seed: int) -> None:
-        self._texts = texts
+        self._texts = list(texts)
         self._dice = random.Random(seed)
-        self.seen: list[list[int]] = [[] for _ in texts]
+        self._rows: list[list[int]] = [[] for _ in texts]
+        self.seen = list(self._rows)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        return Proposal.of(
+        return Proposal.one_hot(
             [
                 self._guess(text[len(done) - 1 :], limit)
                 for text, done in zip(self._texts, committed, strict=True)
@@ -80,9 +89,18 @@ class PartlyRight(Proposer):
         return [(token + 1) % VOCABULARY if bad else token for token, bad in pairs]
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        for row, (seen, kept) in enumerate(zip(self.seen, tokens, strict=True)):
+        for row, (seen, kept) in enumerate(zip(self._rows, tokens, strict=True)):
             seen += kept
             assert scores[row].logits.shape == (1, len(kept), VOCABULARY)
+
+    def join(self, other: PartlyRight) -> None:
+        self._texts += other._texts
+        self._rows += other._rows
+        self.seen += other.seen
+
+    def filter(self, keep: Sequence[int]) -> None:
+        self._texts = [self._texts[row] for row in keep]
+        self._rows = [self._rows[row] for row in keep]
 
 
 def one(number: int, eos: Sequence[int]) -> Decoded:
@@ -109,35 +127,56 @@ def alone(number: int, eos: Sequence[int]) -> list[int]:
     return run(loop)[0]
 
 
-@pytest.mark.parametrize("count", [0, 1, 4])
-@pytest.mark.parametrize("seed", range(3))
-def test_every_text_is_what_it_is_alone(count: int, seed: int) -> None:
-    eos = [seed + 5]
-    expected = [alone(number, eos) for number in range(len(SETTINGS))]
-    context, recorder = TableBatch(len(SETTINGS)), Recorder()
-    lengths = FixedLength(count)
-    proposer = PartlyRight(expected, seed)
+def batch(
+    numbers: Sequence[int], eos: Sequence[int], proposer: Proposer, lengths: FixedLength, **more
+) -> tuple[Decoding, dict[Decoded, int]]:
+    """A decoding of the sequences with these numbers, which has read its prompts."""
+    context = TableBatch(len(numbers))
+    sequences = [one(number, eos) for number in numbers]
     loop = Decoding(
         target=context,
         proposer=proposer,
         rule=Coupled(),
-        batch=Batch([one(number, eos) for number in range(len(SETTINGS))]),
+        batch=Batch(sequences),
         draft_length=lengths,
-        reader=PromptReader(context, [0], [0]),
-        watch=Stopwatch([recorder, lengths]),
+        reader=PromptReader(context, [[0]] * len(numbers), [[0]] * len(numbers)),
+        watch=more.get("watch") or Stopwatch([lengths]),
     )
+    loop.step()
+    return loop, dict(zip(sequences, numbers, strict=True))
+
+
+@pytest.mark.parametrize("joins_after", [None, 0, 1, 6])
+@pytest.mark.parametrize("count", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_text_is_what_it_is_alone(count: int, seed: int, joins_after: int | None) -> None:
+    eos = [seed + 5]
+    every = range(len(SETTINGS))
+    expected = [alone(number, eos) for number in every]
+    recorder, lengths = Recorder(), FixedLength(count)
+    first = every if joins_after is None else every[::2]
+    proposer = PartlyRight([expected[number] for number in first], seed)
+    loop, names = batch(first, eos, proposer, lengths, watch=Stopwatch([recorder, lengths]))
     texts: list[list[int]] = [[] for _ in SETTINGS]
-    ended = False
-    while not ended:
+    going, steps = set(every), 0
+    while going:
+        if steps == joins_after:
+            late = PartlyRight([expected[number] for number in every[1::2]], seed)
+            other, more = batch(every[1::2], eos, late, lengths)
+            loop.join(other)
+            names |= more
         emissions = loop.step()
-        for text, emission in zip(texts, emissions, strict=True):
-            text += emission.tokens
-        ended = all(emission.finish_reason for emission in emissions)
+        steps += 1
+        for sequence, emission in zip(loop.sequences, emissions, strict=True):
+            texts[names[sequence]] += emission.tokens
+            if emission.finish_reason:
+                going.discard(names[sequence])
     assert texts == expected
     assert len({len(text) for text in texts}) > 1, "they end at different times"
     stats = figures(recorder)
     assert sum(stats.drafted_by_position) == stats.drafted
     assert (stats.accepted > 0) == (count > 0)
-    for number, seen in enumerate(proposer.seen):
+    order = first if joins_after is None else [*first, *every[1::2]]
+    for number, seen in zip(order, proposer.seen, strict=True):
         whole = [1 + number, *expected[number]]
         assert seen[: len(whole)] == whole[: len(seen)]

@@ -142,7 +142,7 @@ def test_a_submitted_step_is_read_before_speculation_starts_again() -> None:
         def __init__(self) -> None:
             self.wanted = itertools.cycle([0, 0, 3, 3, 0, 3])
 
-        def choose(self, remaining: int) -> int:
+        def choose(self, remaining: int, rows: int = 1) -> int:
             return min(next(self.wanted), remaining - 1)
 
         def on_round(self, report: object) -> None:
@@ -198,7 +198,7 @@ def test_the_prompt_is_read_in_chunks_all_but_its_last_token(length: int) -> Non
     context, progress = TableContext(), []
     prompt = [1 + place % 5 for place in range(length)]
     reader = PromptReader(
-        context, prompt, prompt, progress=lambda done, total: progress.append((done, total))
+        context, [prompt], [prompt], progress=lambda done, total: progress.append((done, total))
     )
     steps = 0
     while not reader.done:

@@ -103,7 +103,7 @@ def timed_rounds(count: int, *, time_all: bool = False) -> list[int]:
             reports.append(report)
 
     watch = Stopwatch([Ears()], time_all=time_all)
-    proposal = Proposal.of([[1]])
+    proposal = Proposal.one_hot([[1]])
     for _ in range(count):
         watch.begin(drafts=True)
         watch.drafted(proposal)

@@ -13,7 +13,7 @@ class Repeat(Proposer):
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """At most `limit` tokens a sequence; none where its newest token is new."""
-        return Proposal.of([self._continuation(tokens, limit) for tokens in committed])
+        return Proposal.one_hot([self._continuation(tokens, limit) for tokens in committed])
 
     def _continuation(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
         for place in range(len(tokens) - 1, 0, -1):

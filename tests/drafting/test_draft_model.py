@@ -34,7 +34,7 @@ def test_only_its_own_positions_limit_how_far_it_drafts(
     max_length: int | None, committed: int, drafted: int
 ) -> None:
     proposer = DraftModel(Table(max_length), Sampling(temperature=0), VOCABULARY)
-    proposer.begin([1])
+    proposer.begin([[1]])
     text = [2] * committed
     assert proposer.ready([text], 8) == (drafted > 0)
     tokens = proposer.propose([text], 8, SilentNoise()).tokens
@@ -44,7 +44,7 @@ def test_only_its_own_positions_limit_how_far_it_drafts(
 def test_a_prompt_that_the_draft_has_no_positions_for_makes_it_abstain() -> None:
     proposer = DraftModel(Table(4), Sampling(temperature=0), VOCABULARY)
     prompt = [2, 3, 4, 5, 6]
-    proposer.begin(prompt)
+    proposer.begin([prompt])
     proposer.observe([prompt[:-1]], [Scores(mx.zeros((1, 4, VOCABULARY)))])
     assert not proposer.ready([prompt], 8)
     assert proposer.propose([prompt], 8, SilentNoise()).size == 0
@@ -60,7 +60,7 @@ def test_the_prompt_is_read_along_with_the_target_and_rejected_tokens_are_taken_
 
     proposer = DraftModel(Kept(None), Sampling(temperature=0), VOCABULARY)
     prompt = [2, 3, 4, 5, 6]
-    proposer.begin(prompt)
+    proposer.begin([prompt])
     for piece in (prompt[:2], prompt[2:4]):
         proposer.observe([piece], [Scores(mx.zeros((1, 2, VOCABULARY)))])
     assert opened[0].lengths == (4,)

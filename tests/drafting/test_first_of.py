@@ -24,7 +24,7 @@ class Scripted(Proposer):
         self.asked: list[int] = []
         self.begun = self.seen = 0
 
-    def begin(self, prompt) -> None:
+    def begin(self, prompts) -> None:
         self.begun += 1
 
     def ready(self, committed, limit) -> bool:
@@ -32,7 +32,7 @@ class Scripted(Proposer):
 
     def propose(self, committed, limit, noise) -> Proposal:
         self.asked.append(limit)
-        return Proposal.of([self.tokens[:limit]])
+        return Proposal.one_hot([self.tokens[:limit]])
 
     def observe(self, tokens, scores) -> None:
         self.seen += 1
@@ -41,7 +41,7 @@ class Scripted(Proposer):
 def test_the_first_that_does_not_abstain_proposes_and_is_named() -> None:
     silent, talker, last = Scripted([]), Scripted([4, 5, 6]), Scripted([9])
     several = FirstOf({"a": silent, "b": talker, "c": last}, lambda name, most: most)
-    several.begin([1])
+    several.begin([[1]])
     proposal = several.propose([[1, 2]], 2, NOISE)
     assert (proposal.source, proposal.tokens.tolist()) == ("b", [[4, 5]])
     assert (silent.asked, talker.asked, last.asked) == ([2], [2], [])

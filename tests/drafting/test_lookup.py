@@ -13,7 +13,7 @@ NOISE = SilentNoise()
 
 def proposed(committed: list[int], prompt: list[int], limit: int = 8, **settings) -> list[int]:
     lookup = PromptLookup(**settings)
-    lookup.begin(prompt)
+    lookup.begin([prompt])
     proposal = lookup.propose([committed], limit, NOISE)
     assert proposal.rows is None
     assert lookup.ready([committed], limit) == (proposal.size > 0)
@@ -49,13 +49,13 @@ def test_a_source_text_is_searched_and_never_left_by_its_end() -> None:
 
 def test_a_text_is_read_once_and_a_new_one_begins_from_nothing() -> None:
     lookup = PromptLookup()
-    lookup.begin([1, 2, 3])
+    lookup.begin([[1, 2, 3]])
     committed = [1, 2, 3]
     for token in (1, 2):
         committed.append(token)
         proposal = lookup.propose([committed], 4, NOISE)
     assert proposal.tokens.tolist() == [[3, 1, 2]]
-    lookup.begin([5, 6])
+    lookup.begin([[5, 6]])
     assert lookup.propose([[5, 6, 1, 2]], 4, NOISE).size == 0
 
 
@@ -94,8 +94,8 @@ def test_a_source_text_is_followed_by_documents_as_well() -> None:
 def test_ids_that_texts_do_not_have_are_not_proposed() -> None:
     lookup = PromptLookup(vocabulary=50)
     text = [1, 2, 60, 3, 4, 5, 1, 2]
-    lookup.begin(text)
+    lookup.begin([text])
     assert not lookup.ready([text], 4)
     text = [1, 2, 49, 60, 4, 5, 1, 2]
-    lookup.begin(text)
+    lookup.begin([text])
     assert lookup.propose([text], 4, SilentNoise()).tokens.tolist() == [[49]]

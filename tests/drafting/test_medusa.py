@@ -33,7 +33,7 @@ def states(*numbers: int) -> Scores:
 
 def begun(state: int = 2, **settings) -> Medusa:
     medusa = Medusa(Echo(), Sampling(**settings), SIZE)
-    medusa.begin([1, 2])
+    medusa.begin([[1, 2]])
     medusa.observe([[1, 2]], [states(7, state)])
     return medusa
 
@@ -61,7 +61,7 @@ def test_after_a_round_the_row_that_predicted_the_newest_token_is_read(accepted:
 
 def test_a_new_text_starts_from_its_own_state() -> None:
     medusa = begun()
-    medusa.begin([1])
+    medusa.begin([[1]])
     assert medusa.propose([[1]], 1, SILENT).size == 0
     medusa.observe([[1]], [states(4)])
     assert tokens(medusa, 1) == [4]
@@ -88,13 +88,13 @@ def test_penalties_count_what_earlier_heads_chose() -> None:
             return mx.broadcast_to(row, (1, count, SIZE))
 
     medusa = Medusa(Same(), Sampling(presence_penalty=1.2), SIZE)
-    medusa.begin([1, 2])
+    medusa.begin([[1, 2]])
     medusa.observe([[1]], [states(0)])
     assert tokens(medusa) == [3, 4, 5]
 
 
 def test_nothing_is_proposed_before_a_hidden_state_was_seen() -> None:
     medusa = Medusa(Echo(), Sampling(), SIZE)
-    medusa.begin([1])
+    medusa.begin([[1]])
     assert medusa.propose([[1]], COUNT, SILENT).size == 0
     assert medusa.ready([[1]], COUNT), "it will have seen one after the next step"

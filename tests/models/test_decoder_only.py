@@ -268,9 +268,9 @@ def test_an_opened_context_has_seen_nothing() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (3,), (1, 0), (0, 3)])
-def test_more_or_less_than_one_sequence_is_refused_by_name(shape: tuple[int, ...]) -> None:
+def test_more_or_less_sequences_than_were_opened_are_refused(shape: tuple[int, ...]) -> None:
     context = DecoderOnlyModel(tiny.build("llama")).open([5])
-    with pytest.raises(ValueError, match=r"one sequence|m >= 1"):
+    with pytest.raises(ValueError, match=r"a context of one sequence|m >= 1"):
         context.advance(mx.zeros(shape, dtype=mx.int32))
 
 

@@ -24,8 +24,9 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from mlx_specdec.contracts import Context
 from mlx_specdec.errors import CheckpointError, RewindError
-from mlx_specdec.models.decoder_only import DecoderOnlyContext, DecoderOnlyModel
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.rewinding import RewindableCache
 
 from .. import tiny
@@ -78,7 +79,7 @@ def tokens_of(family: str, start: int, end: int, wrong: random.Random | None = N
     return mx.array([right], dtype=mx.int32)
 
 
-def opened(family: str) -> DecoderOnlyContext:
+def opened(family: str) -> Context:
     return read(model_of(family), text_of(family)[: PROMPT + 1])
 
 
@@ -235,8 +236,8 @@ def test_final_and_future_tokens_cannot_be_rewound(family: str) -> None:
 
 
 def test_a_cache_that_does_not_trim_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = opened("llama")
-    context.advance(tokens_of("llama", PROMPT, PROMPT + 4), proposed=3)
+    context = opened("gemma3")
+    context.advance(tokens_of("gemma3", PROMPT, PROMPT + 4), proposed=3)
     monkeypatch.setattr(KVCache, "trim", lambda self, n: 0)
     with pytest.raises(RewindError, match=r"KVCache.* holds 9 tokens after a rewind to 7"):
         context.rewind((PROMPT + 2,))

@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.encoder_decoder import EncoderDecoderContext, EncoderDecoderModel
+from mlx_specdec.models.encoder_decoder import (
+    EncoderDecoderContext,
+    EncoderDecoderModel,
+    padding_mask,
+)
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.t5 import buckets
 from mlx_specdec.models.t5_config import T5Config
@@ -70,15 +74,14 @@ def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
     memory = network.encode(source, mask)
     kept = np.concatenate([np.array(memory)[0, :10], np.array(memory)[0, -30:-20]])
     assert np.abs(kept - expected["padded_memory"]).max() <= TOLERANCE
-    context = EncoderDecoderContext(model, network.project_encoded(memory))
-    states = network.decode(
-        mx.array(expected["target"][None]),
-        context._caches,
-        context._source,
-        model.masks(0, len(expected["target"])),
-        mask,
+    lengths = (source.shape[1] - 20, source.shape[1])
+    projected = network.project_encoded(
+        network.encode(mx.repeat(source, 2, axis=0), padding_mask(lengths))
     )
-    rows = log_p(network.head(states))
+    context = EncoderDecoderContext(model, projected, lengths)
+    rows = log_p(
+        context.advance(mx.repeat(mx.array(expected["target"][None]), 2, axis=0)).logits[:1]
+    )
     assert np.abs(ends(rows) - expected["padded_log_p"]).max() <= TOLERANCE
 
 

@@ -24,7 +24,7 @@ LAW = mx.log(mx.array([[[0.4, 0.3, 0.3, 0.0]] * 3]))
 
 def kept(rule: Rule, tokens: list[int], seed: int) -> int:
     noise = SilentNoise() if rule in GREEDY else IndependentNoise(seed, SYMBOLS).at(0, 0)
-    return int(rule.verify(LAW, Proposal.of([tokens]), noise).kept.sum().item())
+    return int(rule.verify(LAW, Proposal.one_hot([tokens]), noise).kept.sum().item())
 
 
 @pytest.mark.parametrize("rule", [*DRAWING, *GREEDY])

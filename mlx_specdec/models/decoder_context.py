@@ -1,0 +1,198 @@
+"""Sequences in an mlx-lm model with plain attention: each has a length of its own.
+
+mlx-lm's attention takes positions and mask from the cache that it is given, so one class serves
+such families, and one sequence as well as many. Whether a family takes many is tried, not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
+
+from ..contracts import Context, Scores, rectangle
+from .kv_cache import Buffer
+from .rows import Place, Rows
+
+if TYPE_CHECKING:
+    from .decoder_only import DecoderOnlyModel
+
+TRIED = ((3, 1), (7, 4), (5, 2))
+"""Tokens of each sequence of the trial, and how many of them are taken back and fed again."""
+LIMIT = 0.001
+HALF_LIMIT = 0.1
+"""Of a row's logits, relative to their norm."""
+
+
+class BatchedCache:
+    """One layer's keys and values, with what mlx-lm's models ask of a cache.
+
+    rows: of the context, whose layers all write the same place.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._written: Place | None = None
+        self._keys = self._buffers()
+        self._values = self._buffers()
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The position of the next token: of all sequences, or (batch,) int32 of each."""
+        place = self._rows.place
+        more = place.rows if self._written is place else 0
+        return place.starts[0] + more if place.even else place.offsets + more
+
+    @property
+    def state(self) -> list[mx.array]:
+        """The buffers, to be evaluated."""
+        buffers = (*self._keys, *self._values)
+        return [buffer.array for buffer in buffers if buffer.array is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the buffers."""
+        return sum(array.nbytes for array in self.state)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Add (batch, heads, m, width) keys and values; returns all columns in use."""
+        place = self._written = self._rows.place
+        return self._write(self._keys, keys, place), self._write(self._values, values, place)
+
+    def make_mask(
+        self, rows: int, return_array: bool = False, window_size: int | None = None
+    ) -> Any:
+        """As mlx-lm's caches: None, "causal" or an array."""
+        place = self._rows.place
+        if not place.even:
+            return place.visible(window_size)
+        return create_attention_mask(
+            rows, offset=place.starts[0], return_array=return_array, window_size=window_size
+        )
+
+    def join(self, other: BatchedCache) -> None:
+        """Take the sequences of another cache behind the own ones; the rows were joined before."""
+        own, its = (*self._keys, *self._values), (*other._keys, *other._values)
+        for buffer, another in zip(own, its, strict=True):
+            buffer.join(another, len(self._rows.lengths))
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Keep these sequences; the context's rows were filtered before."""
+        index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.lengths)
+        for buffer in (*self._keys, *self._values):
+            buffer.filter(index, used)
+
+    def _buffers(self) -> tuple[Buffer, ...]:
+        return (Buffer(),)
+
+    def _write(self, buffers: tuple[Buffer, ...], new: mx.array, place: Place) -> Any:
+        return buffers[0].write(new, place)
+
+
+class BatchedQuantizedCache(BatchedCache):
+    """The same with quantized entries; models look for `bits`."""
+
+    def __init__(self, rows: Rows, group_size: int, bits: int) -> None:
+        super().__init__(rows)
+        self.group_size = group_size
+        self.bits = bits
+
+    def _buffers(self) -> tuple[Buffer, ...]:
+        return (Buffer(), Buffer(), Buffer())
+
+    def _write(self, buffers: tuple[Buffer, ...], new: mx.array, place: Place) -> Any:
+        parts = mx.quantize(new, group_size=self.group_size, bits=self.bits)
+        return tuple(b.write(part, place) for b, part in zip(buffers, parts, strict=True))
+
+
+MakeCache = Callable[[Rows], BatchedCache]
+
+
+def batched(own: Any) -> MakeCache | None:
+    """How to make a batched cache in the place of one of mlx-lm's; None where there is none."""
+    if type(own) is KVCache:
+        return BatchedCache
+    if type(own) is QuantizedKVCache:
+        group_size, bits = own.group_size, own.bits
+        return lambda rows: BatchedQuantizedCache(rows, group_size, bits)
+    return None
+
+
+class DecoderOnlyContext:
+    """contracts.Context: `count` sequences in a model with plain attention. make: one a layer."""
+
+    def __init__(self, model: DecoderOnlyModel, make: Sequence[MakeCache], count: int) -> None:
+        self._model = model
+        self._rows = Rows(count)
+        self._caches = [each(self._rows) for each in make]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens seen, rewound ones not counted."""
+        return self._rows.lengths
+
+    @property
+    def replays(self) -> bool:
+        """False: rewinding is free."""
+        return False
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+        """As contracts.Context says."""
+        for name in taps:
+            self._model.tap(name)  # refused before anything is seen
+        self._rows.advance(tokens, proposed)
+        return self._model.run(tokens, self._caches, taps)
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        """As contracts.Context says; exact and free."""
+        self._rows.rewind(lengths)
+
+    def evaluate(self) -> None:
+        """As contracts.Context says."""
+        mx.eval([cache.state for cache in self._caches])
+        mx.clear_cache()
+
+    def join(self, other: Context) -> None:
+        """As contracts.Context says."""
+        assert isinstance(other, DecoderOnlyContext)
+        self._rows.join(other._rows)
+        for cache, its in zip(self._caches, other._caches, strict=True):
+            cache.join(its)
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """As contracts.Context says."""
+        self._rows.filter(keep)
+        for cache in self._caches:
+            cache.filter(keep)
+
+
+def batches(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> bool:
+    """Whether sequences of different lengths, some of whose tokens were taken back, get the logits
+    from a batch that they get alone, but for rounding."""
+    key = mx.random.key(0)
+    tokens: list[list[int]] = [
+        mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=each).tolist()  # type: ignore[misc]
+        for each, (count, _) in zip(mx.random.split(key, len(TRIED)), TRIED, strict=True)
+    ]
+    batch = DecoderOnlyContext(model, make, len(TRIED))
+    again = [row[-more:] for row, (_, more) in zip(tokens, TRIED, strict=True)]
+    try:
+        batch.advance(rectangle(tokens), proposed=max(map(len, tokens)))
+        batch.rewind(tuple(count - more for count, more in TRIED))
+        logits = batch.advance(rectangle(again)).logits
+        apart = [
+            _apart(logits[row, more - 1], model.run(mx.array([whole]), None).logits[0, -1])
+            for row, (whole, (_, more)) in enumerate(zip(tokens, TRIED, strict=True))
+        ]
+    except Exception:
+        # Arithmetic of its own, which takes one offset for all sequences.
+        return False
+    limit = LIMIT if logits.dtype == mx.float32 else HALF_LIMIT
+    return all(each <= limit for each in apart)
+
+
+def _apart(one: mx.array, other: mx.array) -> float:
+    one, other = one.astype(mx.float32), other.astype(mx.float32)
+    return float(mx.linalg.norm(one - other).item() / mx.linalg.norm(other).item())  # type: ignore[arg-type]

@@ -1,0 +1,88 @@
+"""How many positions each sequence of a context holds, and where a pass writes the next ones.
+
+After a round every sequence of a batch has another length. A pass is a rectangle all the same: each
+sequence writes behind its own length, and a mask hides what lies there from earlier passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+
+from .base import check_pass, check_rewind
+
+
+class Place:
+    """Where one pass writes: `rows` positions behind `starts`, one entry per sequence."""
+
+    def __init__(self, starts: tuple[int, ...], rows: int) -> None:
+        self.starts = starts
+        self.rows = rows
+
+    @property
+    def even(self) -> bool:
+        """Whether all sequences write the same columns."""
+        return min(self.starts) == max(self.starts)
+
+    @property
+    def end(self) -> int:
+        """How many columns are in use after the pass."""
+        return max(self.starts) + self.rows
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """(batch, rows): the columns that each sequence writes, which are its positions."""
+        return np.array(self.starts, dtype=np.int32)[:, None] + np.arange(self.rows, dtype=np.int32)
+
+    @cached_property
+    def columns(self) -> mx.array:
+        """The positions, on the device."""
+        return mx.array(self.positions)
+
+    @cached_property
+    def offsets(self) -> mx.array:
+        """(batch,) int32: the starts, on the device."""
+        return mx.array(self.starts, dtype=mx.int32)
+
+    def visible(self, window: int | None = None) -> mx.array:
+        """(batch, 1, rows, end) bool: the columns that each position may look at; at most its
+        `window` newest."""
+        own, columns = self.columns[:, None, :, None], mx.arange(self.end)
+        mask = columns <= own
+        return mask if window is None else mask & (columns > own - window)
+
+
+class Rows:
+    """The lengths of `count` sequences, which the layers of a context share."""
+
+    def __init__(self, count: int) -> None:
+        self.lengths = (0,) * count
+        self.place = Place(self.lengths, 0)
+        self._final = self.lengths
+
+    def advance(self, tokens: mx.array, proposed: int) -> Place:
+        """A pass over `tokens`, (batch, m), begins. Raises ValueError as `check_pass` does."""
+        rows = check_pass(tokens, proposed, len(self.lengths))
+        self.place = Place(self.lengths, rows)
+        self.lengths = tuple(length + rows for length in self.lengths)
+        if proposed < rows:
+            self._final = tuple(length - proposed for length in self.lengths)
+        return self.place
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        """Forget what is behind these lengths. Raises RewindError."""
+        check_rewind(lengths, self._final, self.lengths)
+        self.lengths = self._final = lengths
+
+    def join(self, other: Rows) -> None:
+        """As contracts.Context says."""
+        self.lengths += other.lengths
+        self._final += other._final
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """As contracts.Context says."""
+        self.lengths = tuple(self.lengths[row] for row in keep)
+        self._final = tuple(self._final[row] for row in keep)

@@ -1,0 +1,19 @@
+"""What is collected for training."""
+
+from __future__ import annotations
+
+from mlx_specdec.training.collect import batches
+
+
+def test_batches_hold_every_prompt_once_and_lengths_that_are_close() -> None:
+    lengths = [7, 3, 9, 3, 8, 1, 30, 2, 31, 29, 5]
+    found = batches(lengths, 3, seed=1)
+    assert sorted(number for batch in found for number in batch) == list(range(11))
+    assert {tuple(sorted(lengths[n] for n in batch)) for batch in found} == {
+        (1, 2, 3),
+        (3, 5, 7),
+        (8, 9, 29),
+        (30, 31),
+    }
+    assert found == batches(lengths, 3, seed=1)
+    assert found != batches(lengths, 3, seed=2)
