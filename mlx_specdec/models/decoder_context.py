@@ -32,11 +32,11 @@ class BatchedCache:
     rows: of the context, whose layers all write the same place.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, parts: int = 1) -> None:
         self._rows = rows
         self._written: Place | None = None
-        self._keys = self._buffers()
-        self._values = self._buffers()
+        self._keys = [Buffer() for _ in range(parts)]
+        self._values = [Buffer() for _ in range(parts)]
 
     @property
     def offset(self) -> int | mx.array:
@@ -48,8 +48,7 @@ class BatchedCache:
     @property
     def state(self) -> list[mx.array]:
         """The buffers, to be evaluated."""
-        buffers = (*self._keys, *self._values)
-        return [buffer.array for buffer in buffers if buffer.array is not None]
+        return [buffer.array for buffer in self._buffers if buffer.array is not None]
 
     @property
     def nbytes(self) -> int:
@@ -58,8 +57,15 @@ class BatchedCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Add (batch, heads, m, width) keys and values; returns all columns in use."""
-        place = self._written = self._rows.place
-        return self._write(self._keys, keys, place), self._write(self._values, values, place)
+        self._written = self._rows.place
+        self._write(self._keys, keys, self._written)
+        self._write(self._values, values, self._written)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """All columns in use."""
+        end = self._rows.place.end
+        return self._read(self._keys, end), self._read(self._values, end)
 
     def make_mask(
         self, rows: int, return_array: bool = False, window_size: int | None = None
@@ -74,37 +80,41 @@ class BatchedCache:
 
     def join(self, other: BatchedCache) -> None:
         """Take the sequences of another cache behind the own ones; the rows were joined before."""
-        own, its = (*self._keys, *self._values), (*other._keys, *other._values)
-        for buffer, another in zip(own, its, strict=True):
+        for buffer, another in zip(self._buffers, other._buffers, strict=True):
             buffer.join(another, len(self._rows.lengths))
 
     def filter(self, keep: Sequence[int]) -> None:
         """Keep these sequences; the context's rows were filtered before."""
         index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.lengths)
-        for buffer in (*self._keys, *self._values):
+        for buffer in self._buffers:
             buffer.filter(index, used)
 
-    def _buffers(self) -> tuple[Buffer, ...]:
-        return (Buffer(),)
+    @property
+    def _buffers(self) -> list[Buffer]:
+        return [*self._keys, *self._values]
 
-    def _write(self, buffers: tuple[Buffer, ...], new: mx.array, place: Place) -> Any:
-        return buffers[0].write(new, place)
+    def _write(self, buffers: list[Buffer], new: mx.array, place: Place) -> None:
+        buffers[0].write(new, place)
+
+    def _read(self, buffers: list[Buffer], end: int) -> Any:
+        return buffers[0].columns(end)
 
 
 class BatchedQuantizedCache(BatchedCache):
     """The same with quantized entries; models look for `bits`."""
 
     def __init__(self, rows: Rows, group_size: int, bits: int) -> None:
-        super().__init__(rows)
+        super().__init__(rows, parts=3)
         self.group_size = group_size
         self.bits = bits
 
-    def _buffers(self) -> tuple[Buffer, ...]:
-        return (Buffer(), Buffer(), Buffer())
-
-    def _write(self, buffers: tuple[Buffer, ...], new: mx.array, place: Place) -> Any:
+    def _write(self, buffers: list[Buffer], new: mx.array, place: Place) -> None:
         parts = mx.quantize(new, group_size=self.group_size, bits=self.bits)
-        return tuple(b.write(part, place) for b, part in zip(buffers, parts, strict=True))
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.write(part, place)
+
+    def _read(self, buffers: list[Buffer], end: int) -> Any:
+        return tuple(buffer.columns(end) for buffer in buffers)
 
 
 MakeCache = Callable[[Rows], BatchedCache]
@@ -166,6 +176,17 @@ class DecoderOnlyContext:
         self._rows.filter(keep)
         for cache in self._caches:
             cache.filter(keep)
+
+
+def fits(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> bool:
+    """Whether a model can be called with such caches at all. Nothing is computed: shapes are
+    checked as soon as the graph is built."""
+    try:
+        DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
+    except Exception:
+        # Arithmetic of its own, which looks into mlx-lm's caches.
+        return False
+    return True
 
 
 def batches(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> bool:

@@ -20,7 +20,7 @@ from ..contracts import FINAL, Context, Scores
 from ..errors import CheckpointError, OptionError
 from .base import check_pass, check_prompt, check_rewind
 from .cache_kinds import cache_maker
-from .decoder_context import DecoderOnlyContext, MakeCache, batched, batches
+from .decoder_context import DecoderOnlyContext, MakeCache, batched, batches, fits
 from .rewinding import RewindableCache, evaluate
 from .row_check import ATTEMPTS, rows_agree
 from .taps import Shown, Tap, layer_of, state_of, tapped
@@ -166,10 +166,10 @@ class DecoderOnlyModel:
 
     @cached_property
     def _batched(self) -> list[MakeCache]:
-        """Per layer how to make a batched cache; empty where a layer's has no batched kind."""
+        """Per layer how to make a batched cache; empty where there is none, or none that fits."""
         made = [batched(own) for own in self._make_caches()]
         kinds = [make for make in made if make is not None]
-        return kinds if len(kinds) == len(made) else []
+        return kinds if len(kinds) == len(made) and fits(self, kinds) else []
 
     def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
         """One pass over `tokens` (batch, m) int32, which `entries`, the caches, remember; None:

@@ -19,15 +19,20 @@ class Buffer:
     def __init__(self) -> None:
         self.array: mx.array | None = None
 
-    def write(self, new: mx.array, place: Place) -> mx.array:
-        """Write (batch, heads, m, width); returns all columns up to the longest sequence's end."""
-        buffer = self.array = self._with_room(new, place.end)
+    def write(self, new: mx.array, place: Place) -> None:
+        """Write (batch, heads, m, width)."""
+        buffer = self._with_room(new, place.end)
         if place.even:
             buffer[:, :, place.starts[0] : place.end] = new
         else:
             columns = mx.broadcast_to(place.columns[:, None, :, None], new.shape)
-            self.array = buffer = mx.put_along_axis(buffer, columns, new, axis=2)
-        return buffer[:, :, : place.end]
+            buffer = mx.put_along_axis(buffer, columns, new, axis=2)
+        self.array = buffer
+
+    def columns(self, end: int) -> mx.array:
+        """The first `end` columns, once something was written."""
+        assert self.array is not None
+        return self.array[:, :, :end]
 
     def join(self, other: Buffer, batch: int) -> None:
         """Take the sequences of another buffer behind the own ones, which makes `batch` of them."""
@@ -74,7 +79,9 @@ class KVCache:
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add (batch, heads, m, width) keys and values; returns all columns in use."""
         place = self._rows.place
-        return self._keys.write(keys, place), self._values.write(values, place)
+        self._keys.write(keys, place)
+        self._values.write(values, place)
+        return self._keys.columns(place.end), self._values.columns(place.end)
 
     def join(self, other: KVCache) -> None:
         """Take the sequences of another cache behind the own ones; the rows were joined before."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import mlx.core as mx
 import mlx_lm.models
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_specdec.assemble import generate
 from mlx_specdec.contracts import FINAL, after
 from mlx_specdec.errors import OptionError
+from mlx_specdec.many import Request, generate_many
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.options import Options
 
@@ -253,6 +256,27 @@ def test_every_family_writes_the_same_text(name: str) -> None:
         assert result.tokens == plain.tokens
         assert pair.target.rows_agree is (name not in DIFFERENT)
         assert (result.stats.drafted > result.stats.accepted) is (name not in DIFFERENT)
+
+
+ONE_AT_A_TIME = ("afm7", "gemma2", "gpt_bigcode", "phi3small")
+"""Plain attention, but with arithmetic that takes one position or mask for all sequences."""
+
+
+@pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
+@pytest.mark.parametrize("name", names())
+def test_every_family_with_plain_attention_writes_many_texts_at_once(name: str) -> None:
+    network, draft = (tiny.from_config(config_of(name)) for _ in range(2))
+    target = DecoderOnlyModel(network)
+    plain_attention = all(type(cache) is KVCache for cache in make_prompt_cache(network))
+    assert target.batches is (plain_attention and name not in ONE_AT_A_TIME)
+    pair = pair_of(target, DecoderOnlyModel(perturbed(draft, 0.3)))
+    penalty = 2.0 if name in REPEATING else 0.0
+    asked = Options(temperature=0.8, frequency_penalty=penalty, num_draft=2, max_tokens=12)
+    prompts = [PROMPT, PROMPT[:2], [*PROMPT, *PROMPT[1:]], PROMPT[1:]]
+    requests = [Request(prompt, replace(asked, seed=seed)) for seed, prompt in enumerate(prompts)]
+    many = generate_many(pair, requests, asked, batch_size=3)
+    alone = [generate(pair, each.prompt, each.options) for each in requests]
+    assert [each.tokens for each in many] == [each.tokens for each in alone]
 
 
 CLOSED = ("deepseek_v41", "gemma3n", "gpt_neox", "iquestloopcoder", "lille-130m")

@@ -1,0 +1,221 @@
+"""Many sequences at once: each text is what its prompt becomes alone, whatever is beside it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.errors import DecodingError, OptionError
+from mlx_specdec.many import ManyRun, Request, generate_many, stream_many
+from mlx_specdec.models.medusa_heads import MedusaHeads
+from mlx_specdec.options import Options
+
+from .test_same_text import SIZE, decoder_only, encoder_decoder
+
+FAMILIES = ("llama", "own-head-scaled")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return with_heads(
+        encoder_decoder(request.param, 0.1)
+        if request.param == "own-head-scaled"
+        else decoder_only(request.param)
+    )
+
+
+def with_heads(pair: Pair) -> Pair:
+    """Three heads, which guess at random."""
+    width, key = pair.target.width, mx.random.key(1)
+    weight = 0.1 * mx.random.normal((3, width, width), key=key)
+    heads = MedusaHeads(pair.target, [(weight, mx.zeros((3, width)))])
+    return replace(pair, heads=heads)
+
+
+def request(seed: int, **settings) -> Request:
+    """A prompt of its own with a length, a room and a seed of its own."""
+    dice = random.Random(seed)
+    prompt = [dice.randrange(3, SIZE) for _ in range(dice.choice([1, 2, 3, 9, 20, 41]))]
+    own = {"max_tokens": dice.choice([1, 5, 17, 30]), "seed": seed, "frequency_penalty": 1.0}
+    return Request(prompt, Options(cost_cache=False, **{**own, **settings}))
+
+
+def alone(pair: Pair, requests: list[Request]) -> list[tuple[str, str]]:
+    results = (generate(pair, each.prompt, each.options) for each in requests)
+    return [(result.text, result.finish_reason) for result in results]
+
+
+def together(pair: Pair, requests: list[Request], batch_size: int) -> list[tuple[str, str]]:
+    results = generate_many(pair, requests, requests[0].options, batch_size=batch_size)
+    return [(result.text, result.finish_reason) for result in results]
+
+
+@pytest.mark.parametrize("batch_size", [2, 5])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"regular": True},
+        {"num_draft": 3, "proposer": "draft"},
+        {"num_draft": 3, "proposer": "medusa"},
+        {"num_draft": 3, "proposer": "ngram"},
+        {"num_draft": 2, "proposer": "auto"},
+        {"num_draft": "auto", "proposer": "auto"},
+    ],
+    ids=lambda asked: f"{asked.get('proposer', 'none')}-{asked.get('num_draft', 0)}",
+)
+def test_every_text_is_what_it_is_alone(pair: Pair, asked: dict, batch_size: int) -> None:
+    requests = [request(seed, temperature=0.8, **asked) for seed in range(9)]
+    expected = alone(pair, requests)
+    assert together(pair, requests, batch_size) == expected
+    shuffled = list(range(9))
+    random.Random(batch_size).shuffle(shuffled)
+    mixed = together(pair, [requests[number] for number in shuffled], batch_size)
+    assert mixed == [expected[number] for number in shuffled]
+
+
+def test_sequences_with_settings_of_their_own_share_a_batch(pair: Pair) -> None:
+    settings = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_k": 9},
+        {"temperature": 0.7, "presence_penalty": 0.5},
+        {"temperature": 1.0, "top_p": 0.8, "stop": ("7 ",)},
+        {"temperature": 0.0, "logit_bias": {5: 2.0}},
+    ]
+    requests = [request(seed, num_draft=2, **settings[seed % 5]) for seed in range(15)]
+    assert together(pair, requests, 4) == alone(pair, requests)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "typical"])
+def test_rules_that_draw_a_correction_decode_plainly_as_alone(pair: Pair, rule: str) -> None:
+    """With drafts, their text depends on where rounds end; the law of each row is tested with the
+    rules themselves."""
+    requests = [
+        request(seed, num_draft=0, rule=rule, temperature=0.9 * (seed % 3 > 0)) for seed in range(8)
+    ]
+    assert together(pair, requests, 3) == alone(pair, requests)
+    drafting = [replace(r, options=replace(r.options, num_draft=2)) for r in requests]
+    assert [reason for _, reason in together(pair, drafting, 3)] == ["length"] * 8
+
+
+def test_end_tokens_end_their_own_sequence_only(pair: Pair) -> None:
+    ending = replace(pair, eos_token_ids=frozenset({5, 6, 7, 8, 9, 10}))
+    requests = [request(seed, num_draft=2, temperature=1.0, max_tokens=40) for seed in range(8)]
+    texts = together(ending, requests, 3)
+    assert texts == alone(ending, requests)
+    assert {"eos"} < {reason for _, reason in texts} | {"length"}
+
+
+def test_what_a_model_does_not_take_is_an_error_of_its_own(pair: Pair) -> None:
+    good = request(1, num_draft=2)
+    bad = [replace(good, prompt=[]), replace(good, prompt=[SIZE + 5])]
+    banned = dict.fromkeys(range(SIZE), -float("inf"))
+    bad.append(replace(good, options=replace(good.options, logit_bias=banned)))
+    requests = [bad[0], good, bad[1], good, bad[2]]
+    parts = [part for part in stream_many(pair, requests, good.options) if part.last]
+    errors = {part.number: part.error for part in parts if part.error is not None}
+    assert sorted(errors) == [0, 2, 4]
+    assert "empty" in errors[0]
+    assert "not among the model's" in errors[2]
+    assert "bans every token" in errors[4]
+    [expected] = alone(pair, [good])
+    texts = [(p.result.text, p.result.finish_reason) for p in parts if p.result is not None]
+    assert texts == [expected] * 2
+    with pytest.raises(DecodingError, match=r"prompt 0: .*empty"):
+        generate_many(pair, requests, good.options)
+
+
+@pytest.mark.parametrize(("rule", "num_draft"), [("coupled", 0), ("coupled", 2), ("token", 0)])
+def test_damage_of_one_sequence_does_not_touch_the_others(
+    monkeypatch: pytest.MonkeyPatch, rule: str, num_draft: int
+) -> None:
+    pair, damaged = decoder_only("llama"), SIZE - 1
+    run = type(pair.target).run
+
+    def broken(self, tokens, entries, taps=()):
+        scores = run(self, tokens, entries, taps)
+        seen = mx.any(tokens == damaged, axis=1)[:, None, None]
+        return replace(scores, logits=mx.where(seen, mx.nan, scores.logits))
+
+    options = {"num_draft": num_draft, "rule": rule, "temperature": 1.0, "max_tokens": 12}
+    bans = {damaged: -float("inf")}
+    requests = [request(seed, logit_bias=bans, **options) for seed in range(5)]
+    expected = alone(pair, requests)
+    requests[2] = replace(requests[2], prompt=[*requests[2].prompt, damaged])
+    monkeypatch.setattr(type(pair.target), "run", broken)
+    parts = [part for part in stream_many(pair, requests, requests[0].options) if part.last]
+    assert [part.number for part in parts if part.error is not None] == [2]
+    for part in parts:
+        if part.result is not None:
+            assert (part.result.text, part.result.finish_reason) == expected[part.number]
+
+
+@pytest.mark.parametrize("family", ["gemma3_wrapped", "mamba2"])
+def test_windows_and_recurrent_states_are_decoded_in_turns(family: str) -> None:
+    pair = decoder_only(family)
+    requests = [request(seed, num_draft=2, temperature=0.8) for seed in range(4)]
+    run = stream_many(pair, requests, requests[0].options, batch_size=4)
+    assert not run.batched
+    assert run.why_not == "target cannot take several sequences in one pass"
+    assert run.batch_size == 1
+    texts = {p.number: (p.result.text, p.result.finish_reason) for p in run if p.result}
+    assert [texts[number] for number in range(4)] == alone(pair, requests)
+
+
+def test_prompts_are_taken_when_they_are_wanted(pair: Pair) -> None:
+    taken = 0
+
+    def endless() -> Iterator[Request]:
+        nonlocal taken
+        while True:
+            yield request(taken, regular=True)
+            taken += 1
+
+    run: ManyRun = stream_many(pair, endless(), Options(regular=True), batch_size=2)
+    done = 0
+    for part in run:
+        done += part.last
+        assert taken <= done + 40
+        if done == 60:
+            break
+
+
+def test_parts_are_the_text_in_pieces(pair: Pair) -> None:
+    requests = [request(seed, num_draft=2, temperature=0.8) for seed in range(5)]
+    pieces = dict.fromkeys(range(5), "")
+    for part in stream_many(pair, requests, requests[0].options, batch_size=3):
+        pieces[part.number] += part.emission.text
+    assert list(pieces.values()) == [text for text, _ in alone(pair, requests)]
+
+
+def test_figures_of_a_text_are_its_own(pair: Pair) -> None:
+    requests = [request(seed, num_draft=3, proposer="draft", temperature=0.8) for seed in range(6)]
+    for result, each in zip(
+        generate_many(pair, requests, requests[0].options, batch_size=4), requests, strict=True
+    ):
+        assert sum(result.stats.drafted_by_position) == result.stats.drafted
+        assert result.stats.accepted + result.stats.rounds >= len(result.tokens)
+        assert result.labels.prompt_tokens == len(each.prompt)
+        assert result.labels.seed == each.options.seed
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "options", "message"),
+    [
+        (0, Options(), "batch-size must be 1 or more, not 0"),
+        (2, Options(simulated_acceptance=0.5), "simulate-acceptance measures one text"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    pair: Pair, batch_size: int, options: Options, message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        stream_many(pair, [], options, batch_size=batch_size)
+
+
+def test_no_prompts_give_no_texts(pair: Pair) -> None:
+    assert generate_many(pair, [], Options()) == []

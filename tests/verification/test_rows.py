@@ -1,0 +1,38 @@
+"""A rule decides about every sequence of a batch as if it were alone."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.contracts import Proposal, Rule
+from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise, noise_of
+from mlx_specdec.verification.block import BlockRule
+from mlx_specdec.verification.coupled import Coupled, LenientGreedy
+from mlx_specdec.verification.rejection import TokenRule
+from mlx_specdec.verification.typical import TypicalRule
+
+SYMBOLS = 6
+ROWS = 4
+RULES = [Coupled(), LenientGreedy(0.5), TokenRule(), TokenRule(0.3), BlockRule()]
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 3])
+@pytest.mark.parametrize("rule", [*RULES, TypicalRule(0.3, 0.5)])
+def test_every_row_is_decided_as_alone(rule: Rule, size: int, one_hot: bool) -> None:
+    for seed in range(6):
+        keys = mx.random.split(mx.random.key(seed), 3)
+        log_p = 2 * mx.random.normal((ROWS, size + 1, SYMBOLS), key=keys[0])
+        # One sequence's row is damaged; others must not notice.
+        log_p[1] = mx.where(mx.array(seed % 2 == 1), mx.nan, log_p[1])
+        rows = log_p[:, :size] + mx.random.normal((ROWS, size, SYMBOLS), key=keys[1])
+        tokens = mx.random.randint(0, SYMBOLS, (ROWS, size), mx.int32, key=keys[2])
+        proposal = Proposal(tokens, None if one_hot else rows)
+        source = CoupledNoise if isinstance(rule, Coupled) else IndependentNoise
+        noises = [source(row, SYMBOLS).at(seed, 2 * row) for row in range(ROWS)]
+        together = rule.verify(log_p, proposal, noise_of(noises))
+        for row, noise in enumerate(noises):
+            alone = rule.verify(log_p[row : row + 1], proposal.of(row), noise)
+            assert mx.array_equal(together.kept[row : row + 1], alone.kept)
+            assert mx.array_equal(together.next[row : row + 1], alone.next)
