@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import mlx.core as mx
 
@@ -21,6 +22,8 @@ from .assemble import (
     make_rule,
     make_sequence,
 )
+from .checkpoints.disk.sizes import memory
+from .decoding.batch_size import AutoBatchSize, BatchSize, FixedBatchSize
 from .decoding.loop import Decoding
 from .decoding.margins import DAMAGED
 from .decoding.prompt import PromptReader
@@ -44,7 +47,6 @@ WINDOW = 8
 """Prompts that are sorted by length together, in batches."""
 JOINS_AT = 0.25
 """Share of the batch that has to be free before others are read: rows are copied when they join."""
-DEFAULT_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,13 @@ class Part:
 
 @dataclass
 class _Job:
-    """A prompt on its way."""
+    """A prompt on its way. alike: what it has in common with those that it may begin with."""
 
     number: int
     options: Options
     ids: list[int]
     sequence: Decoded
+    alike: Options
     recorder: Recorder = field(default_factory=Recorder)
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -95,15 +98,15 @@ class ManyRun:
     """
 
     def __init__(
-        self, pair: Pair, requests: Iterable[Request], options: Options, batch_size: int
+        self, pair: Pair, requests: Iterable[Request], options: Options, batch_size: BatchSize
     ) -> None:
         self._pair = pair
         self._options = options
         self._requests = iter(enumerate(requests))
         self._chosen: Sequence[Drafter] = drafters(pair, options)
-        self.why_not = _why_not(pair, self._chosen, batch_size)
+        self.why_not = _why_not(pair, self._chosen, batch_size.size)
         self.batched = self.why_not is None
-        self.batch_size = batch_size if self.batched else 1
+        self._size = batch_size if self.batched else FixedBatchSize(1)
         self._lengths = make_batch_length(pair, self._chosen, options)
         self._watch = Stopwatch([self._lengths, self])
         self._waiting: list[_Job] = []
@@ -112,6 +115,13 @@ class ManyRun:
         self._running: Decoding | None = None
         self._rule_key: object = None
         self._jobs: dict[Decoded, _Job] = {}
+        self._window_began = 0.0
+        self._window_tokens = 0
+
+    @property
+    def batch_size(self) -> int:
+        """How many sequences may go through one pass now."""
+        return self._size.size
 
     def __iter__(self) -> Iterator[Part]:
         """The parts still to come, in the order in which they are decoded."""
@@ -152,14 +162,22 @@ class ManyRun:
         if held and (room < max(1, JOINS_AT * self.batch_size) or key != self._rule_key):
             return
         group: list[_Job] = []
-        alike = _alike(self._waiting[0].options)
-        while self._waiting and len(group) < room and _alike(self._waiting[0].options) == alike:
+        alike = self._waiting[0].alike
+        while self._waiting and len(group) < room and self._waiting[0].alike == alike:
             group.append(self._waiting.pop(0))
         self._reading = self._open(group)
         self._rule_key = key
 
     def _fill_window(self) -> None:
-        for number, request in itertools.islice(self._requests, WINDOW * self.batch_size):
+        window = list(itertools.islice(self._requests, WINDOW * self.batch_size))
+        if not window:
+            return
+        now = self._watch.clock()
+        if self._window_tokens:
+            fits = 2 * mx.get_peak_memory() < memory()
+            self._size.took(self._window_tokens, now - self._window_began, may_grow=fits)
+        self._window_began, self._window_tokens = now, 0
+        for number, request in window:
             try:
                 ids = encode(self._pair, request.prompt, request.options)
                 check_bias(self._pair, request.options)
@@ -169,9 +187,10 @@ class ManyRun:
                 self._failed.append(Part(number, Emission((), ()), error=str(problem)))
                 continue
             sequence = make_sequence(self._pair, ids, request.options)
-            self._jobs[sequence] = job = _Job(number, request.options, ids, sequence)
+            alike = replace(request.options, seed=0, max_tokens=1, stop=())
+            self._jobs[sequence] = job = _Job(number, request.options, ids, sequence, alike)
             self._waiting.append(job)
-        self._waiting.sort(key=lambda job: (repr(_alike(job.options)), len(job.ids)))
+        self._waiting.sort(key=lambda job: (repr(job.alike), len(job.ids)))
 
     def _open(self, group: Sequence[_Job]) -> Decoding:
         options = group[0].options
@@ -220,6 +239,7 @@ class ManyRun:
         job = self._jobs[sequence]
         job.texts.append(emission.text)
         job.tokens += emission.tokens
+        self._window_tokens += len(emission.tokens)
         if not sequence.ended:
             return Part(job.number, emission)
         del self._jobs[sequence]
@@ -253,9 +273,10 @@ def stream_many(
     prompts: Iterable[Prompt | Request],
     options: Options | None = None,
     *,
-    batch_size: int = DEFAULT_BATCH,
+    batch_size: int | Literal["auto"] = "auto",
 ) -> ManyRun:
-    """Decode many prompts, up to `batch_size` of them in one pass of the target.
+    """Decode many prompts, up to `batch_size` of them in one pass of the target; "auto" takes what
+    brings most tokens a second.
 
     prompts: may be an endless iterator; a Request has options of its own, of which proposer, rule
     and draft length must be those of `options`. A completion is what its prompt becomes alone.
@@ -263,7 +284,7 @@ def stream_many(
     Raises OptionError.
     """
     options = options or Options()
-    if batch_size < 1:
+    if batch_size != "auto" and batch_size < 1:
         raise OptionError(f"batch-size must be 1 or more, not {batch_size}")
     if options.simulated_acceptance is not None:
         raise OptionError("simulate-acceptance measures one text: leave it out for many")
@@ -271,7 +292,8 @@ def stream_many(
     requests = (
         prompt if isinstance(prompt, Request) else Request(prompt, options) for prompt in prompts
     )
-    return ManyRun(pair, requests, options, batch_size)
+    size = AutoBatchSize() if batch_size == "auto" else FixedBatchSize(batch_size)
+    return ManyRun(pair, requests, options, size)
 
 
 def generate_many(
@@ -279,7 +301,7 @@ def generate_many(
     prompts: Iterable[Prompt | Request],
     options: Options | None = None,
     *,
-    batch_size: int = DEFAULT_BATCH,
+    batch_size: int | Literal["auto"] = "auto",
 ) -> list[Result]:
     """All completions in the order of their prompts; see `stream_many`.
 
@@ -302,11 +324,6 @@ def _why_not(pair: Pair, chosen: Sequence[Drafter], batch_size: int) -> str | No
     if any(each.name == "draft" for each in chosen) and pair.draft and not pair.draft.batches:
         return f"{pair.draft_name} cannot take several sequences in one pass"
     return None
-
-
-def _alike(options: Options) -> Options:
-    """What sequences have in common that begin together."""
-    return replace(options, seed=0, max_tokens=1, stop=())
 
 
 def _rule_key(options: Options) -> object:

@@ -52,6 +52,7 @@ MAY_IMPORT = {
     },
     "many": {
         "assemble",
+        "checkpoints",
         "decoding",
         "drafters",
         "drafting",

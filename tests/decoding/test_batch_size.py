@@ -1,0 +1,40 @@
+"""The size of batches goes to where most tokens come, and stays there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mlx_specdec.decoding.batch_size import AutoBatchSize
+
+
+@pytest.mark.parametrize(
+    ("rate", "most", "expected"),
+    [
+        (lambda size: size, 64, 64),
+        (lambda size: size, 24, 16),
+        (lambda size: min(size, 16), 64, 16),
+        (lambda size: min(size, 4), 64, 4),
+        (lambda size: 1.0, 64, 1),
+        (lambda size: -abs(size - 32) + 100, 64, 32),
+        (lambda size: 1 / size, 64, 1),
+    ],
+)
+def test_it_settles_where_most_tokens_come(
+    rate: Callable[[int], float], most: int, expected: int
+) -> None:
+    size, seen = AutoBatchSize(most=most), set()
+    for _ in range(12):
+        seen.add(size.size)
+        size.took(int(1000 * rate(size.size)), 1000.0)
+    assert size.size == expected
+    assert max(seen) <= most
+
+
+def test_it_does_not_grow_beyond_memory() -> None:
+    size = AutoBatchSize()
+    for _ in range(8):
+        assert size.size <= 32
+        size.took(1000 * size.size, 1.0, may_grow=size.size < 32)
+    assert size.size == 32
