@@ -15,8 +15,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from . import shards
-from .disk.json_file import read_json
-from .disk.regular import check_regular
+from .disk.reading import check_regular, read_json
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
 from .formats.meta.file import MetaFile

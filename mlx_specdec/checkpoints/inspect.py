@@ -17,8 +17,7 @@ from typing import Any
 
 from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, shards
-from .disk.json_file import read_json
-from .disk.regular import check_directory
+from .disk.reading import check_directory, read_json
 from .formats import medusa
 from .formats.reader import LARGEST_EXTENT, Contents, Reader, TensorInfo
 from .formats.safetensors import SafetensorsFile

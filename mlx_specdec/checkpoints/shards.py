@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import CheckpointError
-from .disk.json_file import read_json
-from .disk.regular import check_regular
+from .disk.reading import check_regular, read_json
 
 _FOREIGN = ("*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5", "*.npz")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SourceError
-from .disk.regular import check_directory
+from .disk.reading import check_directory
 from .shards import GGUF
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError, first_line
-from .formats.safetensors import DTYPES
+from .formats.reader import DTYPES
 from .quantization import Quantization
 from .shards import INDEX
 from .tensors import Tensor, dtype_name

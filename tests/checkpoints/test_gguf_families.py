@@ -28,7 +28,7 @@ from mlx_specdec.checkpoints.formats.gguf.families import FAMILIES
 from mlx_specdec.checkpoints.formats.gguf.header import read_header
 from mlx_specdec.checkpoints.formats.gguf.layout import Finder
 from mlx_specdec.checkpoints.formats.gguf.metadata import Metadata
-from mlx_specdec.checkpoints.formats.malformed import Malformed
+from mlx_specdec.checkpoints.formats.reader import Malformed
 from mlx_specdec.models.loading import load_model
 
 SIZES = {

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ..disk.json_file import read_json
+from ..disk.reading import read_json
 from .reader import DTYPES, Reader
 from .safetensors import SafetensorsFile
 from .torch.file import TorchFile

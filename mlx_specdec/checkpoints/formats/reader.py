@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 
+from ...errors import CheckpointError
 from ..tensors import Tensor
 
 LARGEST_EXTENT = 2**31 - 1
@@ -33,6 +36,51 @@ ELEMENTS: Mapping[str, tuple[mx.Dtype, str]] = {
 }
 """Element type as safetensors writes it -> what MLX has for it, and how numpy reads its bytes."""
 DTYPES = {name: dtype for name, (dtype, _) in ELEMENTS.items()}
+
+
+class Malformed(Exception):
+    """The rest of a sentence that begins with the file's name: "is truncated: download it again".
+
+    Never leaves the formats: `naming` makes a CheckpointError of it.
+    """
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Raises CheckpointError about `file` where the block raises Malformed."""
+    try:
+        yield
+    except Malformed as problem:
+        raise CheckpointError(f"{file} {problem}") from None
+
+
+def check_name(name: object, what: str = "a tensor") -> None:
+    """Raises Malformed for a name that no tensor has."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+        raise Malformed(f"is damaged: {what} is called {shortened(name)}")
+
+
+def shortened(value: object) -> str:
+    """A value of a file in at most 60 characters, all of them harmless."""
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def to_mlx(values: np.ndarray, stored: str) -> mx.array:
+    """A copy of `values` as MLX has the type `stored`, a key of ELEMENTS.
+
+    values: in the machine's or the other byte order, with any strides; of integers that have the
+    bits where numpy lacks the type.
+    """
+    native = np.asarray(values, values.dtype.newbyteorder("="), order="C")
+    if stored == "BOOL":
+        return mx.array(native.astype(np.bool_))
+    if stored == "F32":
+        # Too large for float32, or no number: whoever wants weights refuses it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return mx.array(native.astype(np.float32, copy=False))
+    array = mx.array(native)
+    return array.view(mx.bfloat16) if stored == "BF16" else array
 
 
 @dataclass(frozen=True)

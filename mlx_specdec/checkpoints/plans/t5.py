@@ -11,7 +11,7 @@ import mlx.core as mx
 from ...errors import CheckpointError, OptionError
 from .. import files, keys
 from ..configuration import check_generates, check_weights
-from ..formats.safetensors import DTYPES
+from ..formats.reader import DTYPES
 from ..quantization import PARTS, Numbers, Quantization, stored_quantization
 from ..tensor_report import TensorReport, report_tensors
 from ..tensors import Tensor, same

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import first_line
-from ..malformed import Malformed
+from ..reader import Malformed
 from .families import FAMILIES, MIXTRAL, Family
 from .layout import Finder, Layout, Place, Read, tensor_names
 from .metadata import COUNT, NUMBER, POSITIVE, TEXT, Metadata

@@ -16,10 +16,9 @@ import mlx.core as mx
 import numpy as np
 
 from ....errors import CheckpointError
-from ...disk.mapped import open_map
-from ..malformed import Malformed, naming
+from ...disk.reading import open_map
 from ..meta.layout import rotary_rows
-from ..reader import DTYPES, Contents, Reader, TensorInfo
+from ..reader import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
 from .decoder_only import decoder_only_layout
 from .families import FAMILIES
 from .header import Entry, Header, read_header

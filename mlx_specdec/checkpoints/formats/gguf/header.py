@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..malformed import Malformed
+from ..reader import Malformed
 
 VERSIONS = (2, 3)
 ALIGNMENT = 32

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..malformed import Malformed
+from ..reader import Malformed
 from .header import Entry
 
 MOST_LAYERS = 1000

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..malformed import Malformed
+from ..reader import Malformed
 from .header import LARGEST_EXTENT as _MOST
 
 Value = TypeVar("Value")

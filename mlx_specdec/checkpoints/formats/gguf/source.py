@@ -10,7 +10,7 @@ from typing import Any
 
 from ....errors import CheckpointError
 from ... import shards
-from ..malformed import naming
+from ..reader import naming
 from .file import GgufFile, parts_of
 from .metadata import COUNT, Metadata
 from .tokenizer import build, settings

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import keys
-from ..malformed import Malformed
+from ..reader import Malformed
 from .layout import Finder, Layout, Place, Read, tensor_names
 from .metadata import COUNT, POSITIVE, Metadata
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import first_line
-from ..malformed import Malformed
+from ..reader import Malformed
 from .metadata import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
 from .text_rules import PLAIN, RULES
 

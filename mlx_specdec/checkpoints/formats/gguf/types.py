@@ -13,8 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...disk.mapped import to_mlx
-from ..malformed import Malformed
+from ..reader import Malformed, to_mlx
 
 
 @dataclass(frozen=True)

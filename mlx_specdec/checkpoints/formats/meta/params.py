@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import CheckpointError
-from ...disk.json_file import read_json
-from ..malformed import Malformed, naming
-from ..reader import LARGEST_EXTENT
+from ...disk.reading import read_json
+from ..reader import LARGEST_EXTENT, Malformed, naming
 
 PARAMS = "params.json"
 MOST_LAYERS = 10_000

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from ....errors import CheckpointError
-from ...disk.regular import check_regular
+from ...disk.reading import check_regular
 from ..gguf import tokenizer as gguf_tokenizer
 from ..gguf.metadata import Metadata
-from ..malformed import Malformed, naming
+from ..reader import Malformed, naming
 
 MODEL = "tokenizer.model"
 LARGEST_FILE = 16_000_000

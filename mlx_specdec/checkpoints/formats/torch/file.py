@@ -14,9 +14,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...disk.mapped import open_map, to_mlx
-from ..malformed import Malformed, naming
-from ..reader import Contents, Reader, TensorInfo
+from ...disk.reading import open_map
+from ..reader import Contents, Malformed, Reader, TensorInfo, naming, to_mlx
 from . import legacy, zip
 from .objects import ADMITTED, Tensor, named_tensors, storage
 from .unpickle import load

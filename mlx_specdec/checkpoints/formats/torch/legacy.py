@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..malformed import Malformed
+from ..reader import Malformed
 from .objects import ADMITTED, Names, Storage, storage
 from .unpickle import Buffer, load
 from .zip import Span

@@ -10,8 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..malformed import Malformed
-from ..reader import ELEMENTS, LARGEST_EXTENT, LONGEST_NAME
+from ..reader import ELEMENTS, LARGEST_EXTENT, LONGEST_NAME, Malformed
 
 MOST_AXES = 16
 INNER = ("state_dict", "model")
