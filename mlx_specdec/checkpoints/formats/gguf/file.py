@@ -19,15 +19,13 @@ from ....errors import CheckpointError
 from ...disk.reading import open_map
 from ..meta.layout import rotary_rows
 from ..reader import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
-from .decoder_only import decoder_only_layout
+from .decoder_only import describe_decoder_only
 from .families import FAMILIES
 from .header import Entry, Header, read_header
-from .layout import Finder, Layout, Place
-from .metadata import TEXT, Metadata
-from .t5 import t5_layout
+from .layout import EMBEDDING, HEAD, TEXT, Finder, Metadata, Place
+from .t5 import describe_t5
 from .types import ElementType, element_type, expand
 
-SUPPORTED = (*FAMILIES, "t5")
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SMALL = 1 << 20
@@ -72,8 +70,10 @@ class GgufFile(Reader):
         with naming(file):
             self._stored = _all_stored(headers, [len(each) for each in self._maps])
             self.metadata = Metadata(headers[0].metadata)
-            layout = self._layout()
-            self.config, self._places, self._left = layout.config, layout.places, layout.left
+            entries = {name: stored.entry for name, stored in self._stored.items()}
+            finder = Finder(entries, self._first_rows)
+            self.config = self._describe(finder)
+            self._places, self._left = finder.places, sorted(finder.left)
             self.infos = self._infos()
         kinds = {self._stored[place.name].kind for place in self._places.values()}
         self.packed = sorted(kind.name for kind in kinds if not kind.numpy)
@@ -81,15 +81,14 @@ class GgufFile(Reader):
     @property
     def contents(self) -> Contents:
         """What the file holds under llama.cpp's names, quantized types as they are."""
-        head, embedding = "output.weight", "token_embd.weight"
         return Contents(
             {
                 name: TensorInfo(stored.kind.name, stored.entry.shape, stored.nbytes)
                 for name, stored in self._stored.items()
             },
             {ours: place.name for ours, place in self._places.items()},
-            {name: embedding for name in self._left if name == head},
-            {name: "config.json says what it says" for name in self._left if name != head},
+            {name: EMBEDDING for name in self._left if name == HEAD},
+            {name: "config.json says what it says" for name in self._left if name != HEAD},
         )
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
@@ -99,21 +98,21 @@ class GgufFile(Reader):
             chosen = rotary_rows(begin, end, place.shape[0] // place.heads)
         return self._read(place, chosen).astype(DTYPES[self.infos[name].dtype])
 
-    def _layout(self) -> Layout:
+    def _describe(self, finder: Finder) -> dict[str, Any]:
+        """config.json; `finder` gets the tensors."""
         architecture = self.metadata.architecture
         kind = self.metadata.get("general.type", TEXT, "model")
         if kind != "model":
             raise Malformed(f"holds no model but {kind!r:.40}: give the file of the model")
-        finder = Finder({name: stored.entry for name, stored in self._stored.items()})
         if architecture == "t5":
-            return t5_layout(self.metadata, finder, self._first_rows)
+            return describe_t5(self.metadata, finder)
         if architecture in FAMILIES:
-            return decoder_only_layout(self.metadata, finder, self._first_rows)
+            return describe_decoder_only(self.metadata, finder)
         if architecture == "t5encoder":
             raise Malformed("holds an encoder alone, which cannot generate text")
         raise Malformed(
             f"holds a model of the architecture {architecture!r:.40}; of GGUF files "
-            f"{', '.join(SUPPORTED)} are read"
+            f"{', '.join((*FAMILIES, 't5'))} are read"
         )
 
     def _infos(self) -> dict[str, TensorInfo]:

@@ -12,7 +12,7 @@ from ....errors import CheckpointError
 from ... import shards
 from ..reader import naming
 from .file import GgufFile, parts_of
-from .metadata import COUNT, Metadata
+from .layout import COUNT, Metadata
 from .tokenizer import build, settings
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

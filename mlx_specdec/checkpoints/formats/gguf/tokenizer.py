@@ -18,7 +18,7 @@ import numpy as np
 
 from ....errors import first_line
 from ..reader import Malformed
-from .metadata import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
+from .layout import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
 from .text_rules import PLAIN, RULES
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6

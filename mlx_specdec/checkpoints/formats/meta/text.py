@@ -20,7 +20,7 @@ import numpy as np
 from ....errors import CheckpointError
 from ...disk.reading import check_regular
 from ..gguf import tokenizer as gguf_tokenizer
-from ..gguf.metadata import Metadata
+from ..gguf.layout import Metadata
 from ..reader import Malformed, naming
 
 MODEL = "tokenizer.model"
