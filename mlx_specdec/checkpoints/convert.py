@@ -17,13 +17,12 @@ from .disk import destination, sizes
 from .disk.digests import Digests
 from .formats.meta.params import PARAMS
 from .hub.upload import check_repository, upload
-from .layouts import as_directory, originals
 from .plans.families import plan_for
 from .plans.plan import Plan
 from .quantization import Numbers
 from .report import Report as Report
 from .shards import FORMATS
-from .source import resolve
+from .source import as_directory, originals, resolve
 from .verify import TextChange, check_fits
 from .verify import verify as run_verify
 from .writer import Written, stored_nbytes, write_config, write_weights

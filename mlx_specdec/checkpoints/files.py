@@ -130,7 +130,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """config.json. Raises CheckpointError where it is absent, no JSON object, or has no type."""
     file = directory / "config.json"
     if not file.is_file():
-        if shards.is_gguf(directory):
+        if shards.format_of(directory) == "gguf":
             raise CheckpointError(f"{directory} is a GGUF model: convert it first, with convert.py")
         raise CheckpointError(f"{directory} has no config.json: it is not a model's directory")
     config = read_json(file)

@@ -22,9 +22,9 @@ from .formats import medusa
 from .formats.reader import LARGEST_EXTENT, Contents, Reader, TensorInfo
 from .formats.safetensors import SafetensorsFile
 from .formats.torch.file import TorchFile
-from .layouts import as_directory, originals
 from .plans.families import plan_for
 from .plans.plan import Plan
+from .source import as_directory, originals
 from .tensor_report import TensorReport
 
 _SINGLE: Mapping[str, tuple[str, Callable[[Path], Reader]]] = {
@@ -133,7 +133,7 @@ def inspect(name: str) -> Inspection:
     if path.is_file() and path.suffix in _SINGLE:
         problem = "a file of tensors alone: the model's directory says what they are"
         return _inspect_file(path, path, {}, problem)
-    if path.is_file() and not shards.is_gguf(path):
+    if path.is_file() and not shards.format_of(path):
         raise CheckpointError(f"{path} is of no format that is read here")
     if path.is_dir():
         check_directory(path)

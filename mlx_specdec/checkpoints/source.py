@@ -1,16 +1,23 @@
-"""A name or directory -> local files; `hub.repository` is imported only when it is needed."""
+"""A name -> local files, as a directory such as Hugging Face's are, while they are needed.
+
+The Hub and other programs' formats are imported where something needs them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import SourceError
+from ..errors import CheckpointError, OutputError, SourceError
+from .disk import leftovers
 from .disk.reading import check_directory
-from .shards import GGUF
+from .shards import format_of
 
 if TYPE_CHECKING:
     from .hub.repository import Repository
@@ -55,7 +62,7 @@ def _local(name: str) -> Path | None:
     if name.strip() and os.path.isdir(path):
         check_directory(Path(path))
         return Path(path)
-    if os.path.isfile(path) and path.endswith(GGUF):
+    if os.path.isfile(path) and format_of(Path(path)):
         return Path(path)
     if os.path.lexists(path):
         kind = "a file" if os.path.exists(path) else "a broken link"
@@ -66,3 +73,52 @@ def _local(name: str) -> Path | None:
             f"there is no directory {shown}, and it cannot be a name on the Hub: check the path"
         )
     return None
+
+
+@contextmanager
+def as_directory(source: Path) -> Iterator[Path]:
+    """`source` itself where it is a directory as Hugging Face's or mlx-lm's are; else a temporary
+    one, which says the same in their words and is removed at the end. It is small: config.json,
+    tokenizer files made from the source's own, and links to the weights.
+
+    Raises CheckpointError where a source of another layout is damaged or not supported, OutputError
+    where the temporary directory cannot be written.
+    """
+    layout = format_of(source)
+    if layout == "gguf":
+        from .formats.gguf.source import lay_down
+    elif layout == "meta":
+        from .formats.meta.source import lay_down
+    else:
+        yield source
+        return
+    with contextlib.ExitStack() as left:
+        with _written(tempfile.gettempdir()):
+            made = left.enter_context(leftovers.temporary())
+        try:
+            with _written(str(made)):
+                lay_down(source, made)
+            yield made
+        except CheckpointError as problem:
+            # The user knows nothing of the temporary directory.
+            said = str(problem).replace(str(made), str(source))
+            raise CheckpointError(said) from problem.__cause__
+
+
+@contextmanager
+def _written(directory: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        reason = problem.strerror or type(problem).__name__
+        raise OutputError(
+            f"the temporary directory {directory} cannot be written: {reason}: make room, or set "
+            "TMPDIR to another place"
+        ) from problem
+
+
+def originals(paths: Iterable[Path], source: Path, directory: Path) -> list[Path]:
+    """The source's own files, of which `directory`, where it was made, has links."""
+    if directory == source:
+        return list(paths)
+    return [Path(os.readlink(path)) if path.is_symlink() else path for path in paths]

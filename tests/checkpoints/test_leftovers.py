@@ -147,7 +147,7 @@ def test_a_system_without_locks_can_do_all_but_sweep(tmp_path: Path) -> None:
 LAID_DOWN = """
 import os, signal, sys
 from pathlib import Path
-from mlx_specdec.checkpoints.layouts import as_directory
+from mlx_specdec.checkpoints.source import as_directory
 
 with as_directory(Path(sys.argv[1])) as made:
     assert (made / "config.json").is_file()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.checkpoints.shards import present
+from mlx_specdec.checkpoints.shards import format_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,6 @@ from mlx_specdec.checkpoints.shards import present
 )
 def test_weights_count_as_here_even_where_some_are_missing(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert not present(tmp_path)
+    assert not format_of(tmp_path)
     (tmp_path / name).write_bytes(b"")
-    assert present(tmp_path)
-    assert present(tmp_path / name)
+    assert format_of(tmp_path)

@@ -7,7 +7,6 @@ architecture's own module. Files are mapped: what is not asked for is not read.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from ....errors import CheckpointError
 from ...disk.reading import open_map
+from ...shards import parts_of
 from ..meta.layout import rotary_rows
 from ..reader import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
 from .decoder_only import describe_decoder_only
@@ -26,7 +26,6 @@ from .layout import EMBEDDING, HEAD, TEXT, Finder, Metadata, Place
 from .t5 import describe_t5
 from .types import ElementType, element_type, expand
 
-PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SMALL = 1 << 20
 
@@ -162,21 +161,6 @@ class GgufFile(Reader):
         else:
             values = expand(raw[chosen], stored.kind, order)
         return values - place.excess if place.excess else values
-
-
-def parts_of(file: Path) -> list[Path]:
-    """All files of the model of which `file` is one. Raises CheckpointError for a missing one."""
-    part = PART.fullmatch(file.name)
-    if part is None:
-        return [file]
-    files = [
-        file.with_name(f"{part[1]}-{number:05d}-of-{part[3]}.gguf")
-        for number in range(1, int(part[3]) + 1)
-    ]
-    for each in files:
-        if not each.is_file():
-            raise CheckpointError(f"{file.parent} lacks {each.name}: download the model again")
-    return files
 
 
 def _all_stored(headers: list[Header], sizes: list[int]) -> dict[str, _Stored]:

@@ -11,7 +11,7 @@ from typing import Any
 from ....errors import CheckpointError
 from ... import shards
 from ..reader import naming
-from .file import GgufFile, parts_of
+from .file import GgufFile
 from .layout import COUNT, Metadata
 from .tokenizer import build, settings
 
@@ -28,7 +28,7 @@ def lay_down(source: Path, directory: Path) -> None:
     file = shards.find(source).files[0] if source.is_dir() else source
     if not file.is_file():
         raise CheckpointError(f"{file} is no file")
-    parts = shards.all_own(parts_of(file))
+    parts = shards.all_own(shards.parts_of(file))
     model = GgufFile(file)
     for part in parts:
         (directory / part.name).symlink_to(part.absolute())

@@ -15,7 +15,6 @@ from typing import Any
 import mlx.core as mx
 
 from ....errors import CheckpointError
-from ...shards import META
 from ...tensors import same
 from ..reader import Contents, Reader, TensorInfo
 from ..torch.file import TorchFile
@@ -198,7 +197,7 @@ def parts_of(file: Path) -> list[Path]:
     is missing between others, or the first."""
     parts = {
         int(name[1]): path
-        for path in file.parent.glob(META)
+        for path in file.parent.iterdir()
         if (name := _PART.fullmatch(path.name)) is not None
     }
     if not parts:
