@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ..errors import OptionError
 from . import files, keys
-from .check import compare
 from .disk import destination, sizes
 from .disk.digests import Digests
 from .formats.meta.params import PARAMS
@@ -23,7 +22,7 @@ from .quantization import Numbers
 from .report import Report as Report
 from .shards import FORMATS
 from .source import as_directory, originals, resolve
-from .verify import TextChange, check_fits
+from .verify import TextChange, check_fits, compare
 from .verify import verify as run_verify
 from .writer import Written, stored_nbytes, write_config, write_weights
 

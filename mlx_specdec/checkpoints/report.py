@@ -15,10 +15,9 @@ from typing import Any
 import mlx.core as mx
 
 from .. import __version__
-from .check import Differences
 from .disk.digests import FileDigest, combined
 from .tensor_report import TensorReport
-from .verify import Verified
+from .verify import Differences, Verified
 from .writer import Written
 
 PROVENANCE = "provenance.json"

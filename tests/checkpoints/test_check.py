@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints.check import compare
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.disk import destination
 from mlx_specdec.checkpoints.tensors import Tensor
+from mlx_specdec.checkpoints.verify import compare
 from mlx_specdec.checkpoints.writer import Change, write_weights
 from mlx_specdec.errors import CheckpointError, OutputError
 
