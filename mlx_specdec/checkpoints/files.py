@@ -1,8 +1,7 @@
 """A checkpoint directory -> its configuration and its tensors, one at a time.
 
 Every file of weights is a set of named tensors here, whatever its format. Headers are checked
-before anything is read, so that damage is told with the file's name; code from a checkpoint is
-never run.
+before anything is read; code from a checkpoint is never run.
 """
 
 from __future__ import annotations
@@ -19,23 +18,14 @@ from .disk.reading import check_regular, read_json
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
 from .formats.meta.file import MetaFile
-from .formats.reader import Reader, TensorInfo
+from .formats.reader import Contents, Reader, TensorInfo
 from .formats.safetensors import SafetensorsFile
 from .formats.torch.file import TorchFile
-from .tensor_report import Contents, together
 
 CARRIED = (
-    "tokenizer*.json",
-    "tokenizer.model",
-    "*.tiktoken",
-    "spiece.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template*",
-    "generation_config.json",
+    *("tokenizer*.json", "tokenizer.model", "*.tiktoken", "spiece.model"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("chat_template*", "generation_config.json"),
 )
 _READERS: Mapping[str, Callable[[Path], Reader]] = {
     "safetensors": SafetensorsFile,
@@ -80,7 +70,11 @@ class Weights(Reader):
 
     @property
     def contents(self) -> Contents:
-        return together(reader.contents for reader in self._files.values())
+        whole: dict[str, dict[str, Any]] = {}
+        for reader in self._files.values():
+            for part, entries in vars(reader.contents).items():
+                whole.setdefault(part, {}).update(entries)
+        return Contents(**whole)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -110,20 +104,15 @@ class Weights(Reader):
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         return self._files[self._places[name]].rows(name, begin, end)
 
-    def tensors(self) -> Iterator[tuple[str, mx.array]]:
-        """Every tensor by name; memory holds one at a time if the caller lets go of each."""
-        for name in self.infos:
-            yield name, self.read(name)
-
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:
-    """Every tensor by name, lazily; see `Weights`, which raises before the first tensor."""
-    yield from Weights(directory).tensors()
+    """Every tensor by name, lazily; memory holds one at a time if the caller lets go of each.
 
-
-def headers(directory: Path) -> Mapping[str, TensorInfo]:
-    """All tensors of a model by name, from the files' headers alone; see `Weights`."""
-    return Weights(directory).infos
+    Raises as `Weights`, before the first tensor.
+    """
+    weights = Weights(directory)
+    for name in weights.infos:
+        yield name, weights.read(name)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -139,18 +128,13 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def generation_config(directory: Path) -> dict[str, Any]:
-    """generation_config.json, {} where there is none."""
-    file = directory / "generation_config.json"
-    return read_json(file) if file.is_file() else {}
-
-
 def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """Ids that end a text: from generation_config.json, else from config.json; maybe none.
 
     Raises CheckpointError where the entry is neither a token id nor a list of them.
     """
-    for part in (generation_config(directory), config):
+    file = directory / "generation_config.json"
+    for part in (read_json(file) if file.is_file() else {}, config):
         ids = part.get("eos_token_id")
         if ids is None:
             continue
@@ -168,6 +152,6 @@ def tokenizer_files(directory: Path) -> list[Path]:
     generation settings. Raises CheckpointError for a link out of the directory: what it leads to
     would become part of the model, and for what is no file but a pointer to one."""
     carried = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
-    for file in sorted(carried):
+    for file in carried:
         check_regular(file)
     return [shards.own(file) for file in sorted(carried)]

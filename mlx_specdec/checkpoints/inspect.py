@@ -24,8 +24,8 @@ from .formats.safetensors import SafetensorsFile
 from .formats.torch.file import TorchFile
 from .plans.families import plan_for
 from .plans.plan import Plan
+from .report import TensorReport
 from .source import as_directory, originals
-from .tensor_report import TensorReport
 
 _SINGLE: Mapping[str, tuple[str, Callable[[Path], Reader]]] = {
     ".safetensors": ("safetensors", SafetensorsFile),

@@ -8,7 +8,6 @@ place. Casting and quantizing work on rows, so that pieces give the same bytes a
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -118,7 +117,7 @@ def write_config(
         whole["quantization"] = dict(quantization)
     if "quantization" in whole:
         whole["quantization_config"] = whole["quantization"]
-    text = json.dumps(_tagged(dict(sorted(whole.items()))), indent=4)
+    text = json.dumps(dict(sorted(whole.items())), indent=4)
     (directory / "config.json").write_text(text, encoding="utf-8")
 
 
@@ -230,15 +229,3 @@ def _name_shards(directory: Path, shards: list[list[str]], total: int, parameter
         "weight_map": dict(sorted(places.items())),
     }
     (directory / INDEX).write_text(json.dumps(index, indent=4), encoding="utf-8")
-
-
-def _tagged(value: Any) -> Any:
-    """Numbers that JSON does not have, written as transformers writes them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        return {"__float__": name}
-    if isinstance(value, Mapping):
-        return {key: _tagged(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_tagged(each) for each in value]
-    return value

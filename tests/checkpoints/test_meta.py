@@ -203,7 +203,7 @@ def test_a_head_that_repeats_the_embedding_is_left_out(tmp_path: Path, stored: b
     change_part(source / FIRST, tie)
     out = convert(str(source), tmp_path / "out", compare_logits=compare_logits).path
     assert config_of(out)["tie_word_embeddings"] is True
-    assert "lm_head.weight" not in files.headers(out)
+    assert "lm_head.weight" not in files.Weights(out).infos
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from mlx_lm.convert import mixed_quant_predicate_builder
 from ...errors import CheckpointError, OptionError
 from .. import files, shards
 from ..quantization import Numbers, Quantization, is_known
-from ..tensor_report import TensorReport, report_tensors
+from ..report import TensorReport, report_tensors
 from ..tensors import Tensor
 from ..writer import Change, write_weights
 from .mlx_lm import open_model

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..quantization import Quantization
-from ..tensor_report import TensorReport
+from ..report import TensorReport
 from ..tensors import Tensor
 from ..writer import Change
 

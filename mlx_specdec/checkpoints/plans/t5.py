@@ -13,7 +13,7 @@ from .. import files, keys
 from ..configuration import check_generates, check_weights
 from ..formats.reader import DTYPES
 from ..quantization import PARTS, Numbers, Quantization, stored_quantization
-from ..tensor_report import TensorReport, report_tensors
+from ..report import TensorReport, report_tensors
 from ..tensors import Tensor, same
 from .plan import Plan, summary_of
 
