@@ -16,8 +16,7 @@ from .disk import destination, sizes
 from .disk.digests import Digests
 from .formats.meta.params import PARAMS
 from .hub.upload import check_repository, upload
-from .plans.families import plan_for
-from .plans.plan import Plan
+from .plans import Plan, plan_for
 from .quantization import Numbers
 from .report import Report as Report
 from .shards import FORMATS

@@ -22,8 +22,7 @@ from .formats import medusa
 from .formats.reader import LARGEST_EXTENT, Contents, Reader, TensorInfo
 from .formats.safetensors import SafetensorsFile
 from .formats.torch.file import TorchFile
-from .plans.families import plan_for
-from .plans.plan import Plan
+from .plans import Plan, plan_for
 from .report import TensorReport
 from .source import as_directory, originals
 

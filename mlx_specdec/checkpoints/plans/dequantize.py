@@ -23,43 +23,39 @@ def dequantized(plan: Plan) -> Plan:
     """
     if not plan.stored:
         raise OptionError("the source is not quantized: leave --dequantize out")
-    outlines: dict[str, mx.array] = {}
-    for name, outline in plan.outlines.items():
-        path, part = _matrix(plan.stored, name)
-        if not path:
-            outlines[name] = outline
-        elif part == "weight":
-            outlines[name] = _outline(path, plan.outlines, plan.stored[path])
-    computed = tuple(f"{path}.weight" for path in plan.stored)
-    parts = [f"{path}.{part}" for path in plan.stored for part in ("weight", *PARTS)]
+    outlines = {name: each for name, each in plan.outlines.items() if not _part(plan, name)[0]}
+    natural: dict[str, mx.Dtype] = {}
+    for path, how in plan.stored.items():
+        weight = f"{path}.weight"
+        outlines[weight] = _outline(path, plan.outlines, how)
+        scales = plan.outlines[f"{path}.scales"].dtype
+        natural[weight] = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
+    joined = (name for name in plan.outlines if _part(plan, name)[0])
+    report = plan.report
     return replace(
         plan,
         config={k: v for k, v in plan.config.items() if not k.startswith("quantization")},
         tensors=lambda scratch: _tensors(plan, scratch),
         outlines=outlines,
         stored={},
-        natural={
-            f"{path}.weight": _natural(plan.outlines[f"{path}.scales"]) for path in plan.stored
-        },
+        natural=natural,
         report=replace(
-            plan.report,
-            joined=(*plan.report.joined, *(part for part in parts if part in plan.outlines)),
-            computed=(*plan.report.computed, *computed),
+            report, joined=(*report.joined, *joined), computed=(*report.computed, *natural)
         ),
     )
 
 
-def _matrix(stored: Mapping[str, Quantization], name: str) -> tuple[str, str]:
+def _part(plan: Plan, name: str) -> tuple[str, str]:
     """The path and part of a tensor that belongs to a quantized matrix; ("", "") for another."""
     path, _, part = name.rpartition(".")
-    return (path, part) if path in stored and part in ("weight", *PARTS) else ("", "")
+    return (path, part) if path in plan.stored and part in ("weight", *PARTS) else ("", "")
 
 
 def _tensors(plan: Plan, scratch: Path) -> Iterator[tuple[str, Tensor]]:
     """Every tensor; a matrix when the last of its parts has come, none of which is read before."""
     waiting: dict[str, dict[str, Tensor]] = {}
     for name, tensor in plan.tensors(scratch):
-        path, part = _matrix(plan.stored, name)
+        path, part = _part(plan, name)
         if not path:
             yield name, tensor
             continue
@@ -70,14 +66,11 @@ def _tensors(plan: Plan, scratch: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _whole(parts: Mapping[str, Tensor], how: Quantization) -> Tensor:
-    weight, scales, biases = parts["weight"], parts["scales"], parts.get("biases")
+    scales = parts["scales"]
 
     def rows(begin: int, end: int) -> mx.array:
-        return how.dequantize(
-            weight.rows(begin, end),
-            scales.rows(begin, end),
-            None if biases is None else biases.rows(begin, end),
-        )
+        arrays = {part: tensor.rows(begin, end) for part, tensor in parts.items()}
+        return how.dequantize(arrays["weight"], arrays["scales"], arrays.get("biases"))
 
     return Tensor(mx.float32, (*scales.shape[:-1], scales.shape[-1] * how.group_size), rows)
 
@@ -90,7 +83,3 @@ def _outline(path: str, outlines: Mapping[str, mx.array], how: Quantization) -> 
         if weight.shape == (*shape[:-1], shape[-1] * how.bits // 32):
             return mx.zeros(shape, dtype=mx.float32)
     raise CheckpointError(f"{path} is not quantized as config.json says")
-
-
-def _natural(scales: mx.array) -> mx.Dtype:
-    return scales.dtype if mx.issubdtype(scales.dtype, mx.floating) else mx.bfloat16
