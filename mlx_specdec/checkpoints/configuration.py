@@ -69,12 +69,10 @@ def check_weights(
     expected: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Raises CheckpointError for the first tensor missing, left over, or of another shape."""
+    extra = "is not part of the model that config.json describes"
     for problem, names in (
         ("is missing", sorted(expected.keys() - given.keys())),
-        (
-            "is not part of the model that config.json describes",
-            sorted(given.keys() - expected.keys()),
-        ),
+        (extra, sorted(given.keys() - expected.keys())),
     ):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""

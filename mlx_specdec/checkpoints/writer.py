@@ -92,18 +92,22 @@ def write_weights(
     shards: list[list[str]] = []
     waiting: list[_Item] = []
     size = total = parameters = 0
+
+    def write() -> None:
+        shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
+
     for name, tensor in tensors:
         item = _plan(name, tensor, change(name, tensor))
         if waiting and size + item.nbytes > shard_bytes:
-            shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
-            waiting, size = [], 0
+            write()
+            size = 0
         waiting.append(item)
         size += item.nbytes
         total += item.nbytes
         parameters += count(name, tensor)
         del item, tensor
     if waiting:
-        shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
+        write()
     _name_shards(directory, shards, total, parameters)
     return Written(sum(map(len, shards)), parameters, total)
 
@@ -207,8 +211,7 @@ def _finite(array: mx.array) -> bool:
 
 def _bytes(array: mx.array) -> memoryview:
     flat = mx.contiguous(array).reshape(-1)
-    whole = flat.view(mx.uint16) if flat.dtype == mx.bfloat16 else flat
-    return memoryview(whole)  # type: ignore[arg-type]
+    return memoryview(flat.view(mx.uint8))  # type: ignore[arg-type]
 
 
 def _part(number: int) -> str:

@@ -42,12 +42,9 @@ def check_free(
         raise OutputError(
             f"{destination} exists: delete it, choose another --mlx-path, or give --overwrite"
         )
-    held = sorted(destination.iterdir())
-    known = [file for file in held if any(map(file.match, written)) and not file.is_dir()]
-    if not (destination / "config.json").is_file():
-        known = []
-    for file in held:
-        if file not in known:
+    is_model = (destination / "config.json").is_file()
+    for file in sorted(destination.iterdir()):
+        if not is_model or file.is_dir() or not any(map(file.match, written)):
             raise OutputError(
                 f"{destination} holds something other than a model, {file.name}, and is not "
                 "overwritten: move it away, or choose another --mlx-path"
@@ -86,10 +83,10 @@ def directory(destination: Path) -> Iterator[Path]:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     """Tells a directory from one that has taken its place. None where there is none."""
-    if not os.path.lexists(path):
-        return None
-    there = path.lstat()
-    return there.st_dev, there.st_ino
+    with contextlib.suppress(FileNotFoundError):
+        there = path.lstat()
+        return there.st_dev, there.st_ino
+    return None
 
 
 def _replace(destination: Path, work: Path) -> None:

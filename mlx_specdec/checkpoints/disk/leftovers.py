@@ -7,6 +7,7 @@ the process, however that ends.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
@@ -38,21 +39,16 @@ def lock(directory: Path, *, wait: bool = True) -> int | None:
     None where the system has no locks; such directories are never taken for leftovers. wait: for
     who has it; raises BlockingIOError otherwise.
     """
+    held = None
     try:
-        import fcntl  # Windows has none
-
         held = os.open(directory, os.O_RDONLY)
-    except (ImportError, OSError):
-        return None
-    try:
         fcntl.flock(held, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        raise
-    except OSError:
-        os.close(held)
+        return held
+    except OSError as problem:
+        unlock(held)
+        if isinstance(problem, BlockingIOError):
+            raise
         return None
-    return held
 
 
 def unlock(held: int | None) -> None:
@@ -77,7 +73,7 @@ def temporary() -> Iterator[Path]:
     """A new directory where the system has such, removed when the block ends; first what killed
     processes left there is. Raises OSError where it cannot be made."""
     root = Path(tempfile.gettempdir())
-    _sweep(root, rf"{TEMPORARY}[0-9a-f]{{8}}")
+    _sweep(root, rf"{TEMPORARY}[0-9a-f]{{8}}", None)
     made, held = make(root, TEMPORARY, "", 0o700)
     try:
         yield made
@@ -86,7 +82,7 @@ def temporary() -> Iterator[Path]:
         unlock(held)
 
 
-def _sweep(root: Path, name: str, destination: Path | None = None) -> bool:
+def _sweep(root: Path, name: str, destination: Path | None) -> bool:
     """Whether there is a living one."""
     alive = False
     with contextlib.suppress(OSError):
