@@ -16,9 +16,13 @@ import numpy as np
 
 from ...disk.reading import open_map
 from ..reader import Contents, Malformed, Reader, TensorInfo, naming, to_mlx
-from . import legacy, zip
-from .objects import ADMITTED, Tensor, named_tensors, storage
+from . import zip
+from .objects import ADMITTED, Names, Storage, Tensor, named_tensors, storage
 from .unpickle import load
+
+OLD_MAGIC = 0x1950A86A20F9469CFC6C
+OLD_PROTOCOL = 1001
+_BROKEN = "is truncated or damaged: download it again"
 
 
 class TorchFile(Reader):
@@ -33,12 +37,12 @@ class TorchFile(Reader):
         self.paths = (file,)
         self._data = open_map(file)
         with naming(file):
-            self._tensors, self._spans, self._big_endian = _read(file, self._data)
+            value, self._spans, self._big_endian = _read(file, self._data)
+            self._tensors = named_tensors(value)
             self.infos = {name: self._info(name, each) for name, each in self._tensors.items()}
 
     @property
     def contents(self) -> Contents:
-        """The same; tied tensors point to one storage."""
         shared: dict[str, str] = {}
         first: dict[Tensor, str] = {}
         for name, tensor in self._tensors.items():
@@ -75,15 +79,49 @@ class TorchFile(Reader):
         return TensorInfo.of(tensor.kind.stored, tensor.shape)
 
 
-def _read(file: Path, data: mmap.mmap) -> tuple[dict[str, Tensor], Mapping[str, zip.Span], bool]:
-    """The tensors by name, where each storage lies, and whether those are big-endian."""
+def _read(file: Path, data: mmap.mmap) -> tuple[Any, Mapping[str, zip.Span], bool]:
+    """What was saved, where each storage lies, and whether those are big-endian."""
     if data[:4] == zip.MAGIC:
         pickle, storages, big_endian = zip.read(file, data)
         value, _ = load(pickle.of(data), 0, ADMITTED, storage)
-        return named_tensors(value), storages, big_endian
+        return value, storages, big_endian
     if data[:1] == b"\x80":
-        value, spans = legacy.read(data)
-        return named_tensors(value), spans, False
+        return (*_read_old(data), False)
     if data[257:262] == b"ustar":
         raise Malformed("is written by a torch before 0.2: save it again with a newer one")
     raise Malformed("is no file that torch.save wrote, or its beginning is damaged")
+
+
+def _read_old(data: mmap.mmap) -> tuple[Any, dict[str, zip.Span]]:
+    """The stream that torch.save wrote before 1.6: five pickles, then the storages one after
+    another, each behind its number of elements, little-endian on any machine."""
+    magic, at = load(data, 0, Names(), storage)
+    if magic != OLD_MAGIC:
+        raise Malformed("is a pickle, but none that torch.save wrote")
+    protocol, at = load(data, at, Names(), storage)
+    if protocol != OLD_PROTOCOL:
+        raise Malformed("is written by an unknown version of torch.save")
+    _, at = load(data, at, Names(), storage)
+    storages: dict[str, Storage] = {}
+
+    def remember(identity: Any) -> Storage:
+        place = storage(identity)
+        if storages.setdefault(place.key, place) != place:
+            raise Malformed("is damaged: it describes one storage in two ways")
+        return place
+
+    value, at = load(data, at, ADMITTED, remember)
+    order, at = load(data, at, Names(), storage)
+    if type(order) is not list or any(type(key) is not str for key in order):
+        raise Malformed(_BROKEN)
+    if len({*order}) < len(order) or not storages.keys() >= {*order}:
+        raise Malformed("is damaged: its list of storages does not fit its tensors")
+    spans: dict[str, zip.Span] = {}
+    for key in order:
+        place = storages[key]
+        spans[key] = zip.Span(at + 8, place.nbytes)
+        sound = int.from_bytes(data[at : at + 8], "little") == place.count
+        at += 8 + place.nbytes
+        if not sound or at > len(data):
+            raise Malformed(_BROKEN)
+    return value, spans

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..reader import ELEMENTS, LARGEST_EXTENT, LONGEST_NAME, Malformed
+from ..reader import ELEMENTS, LARGEST_EXTENT, Malformed, check_name
 
 MOST_AXES = 16
 INNER = ("state_dict", "model")
@@ -29,7 +29,6 @@ class Kind:
 
     @property
     def size(self) -> int:
-        """Bytes of one element in the file."""
         return int(self.numpy[1:])
 
 
@@ -79,8 +78,6 @@ class Names(dict[tuple[str, str], Any]):
 
 @dataclass(frozen=True)
 class StorageClass:
-    """A class of torch's storages, as a pickle names it."""
-
     kind: Kind
 
 
@@ -94,7 +91,6 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """Its size in the file."""
         return self.count * self.kind.size
 
 
@@ -122,18 +118,14 @@ def storage(identity: Any) -> Storage:
 
 
 def named_tensors(value: Any) -> dict[str, Tensor]:
-    """The tensors of a state dict by name; what else lies in it is passed over.
-
-    Raises Malformed.
-    """
+    """The tensors of a state dict by name; the rest is passed over. Raises Malformed."""
     if isinstance(value, dict):
         inner = (value[key] for key in INNER if isinstance(value.get(key), dict))
         value = next(inner, value)
     entries = value.items() if isinstance(value, dict) else ()
     tensors = {name: each for name, each in entries if isinstance(each, Tensor)}
     for name in tensors:
-        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
-            raise Malformed(f"is damaged: a tensor is called {name!a:.60}")
+        check_name(name)
     if not tensors:
         raise Malformed("holds no state dict: tensors with names are needed")
     return tensors
@@ -143,29 +135,16 @@ def named_tensors(value: Any) -> dict[str, Tensor]:
 # not fit, and of operations that a value does not have, `unpickle.load` makes Malformed.
 
 
-def _rebuild_tensor(
-    place: Any,
-    offset: Any,
-    shape: Any,
-    strides: Any,
-    _gradient: Any = None,
-    _hooks: Any = None,
-    *marks: Any,
-) -> Tensor:
+def _rebuild_tensor(place: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Tensor:
     kind = getattr(place, "kind", None)
-    return _rebuild_tensor_of_type(place, offset, shape, strides, None, None, kind, *marks)
+    return _rebuild_tensor_of_type(place, offset, shape, strides, None, None, kind, *rest[2:])
 
 
 def _rebuild_tensor_of_type(
-    place: Any,
-    offset: Any,
-    shape: Any,
-    strides: Any,
-    _gradient: Any,
-    _hooks: Any,
-    kind: Any,
-    *marks: Any,
+    place: Any, offset: Any, shape: Any, strides: Any, *rest: Any
 ) -> Tensor:
+    """rest: two that no weight needs, the type, and marks."""
+    _, _, kind, *marks = rest
     if any(marks):
         raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
     _check(

@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..reader import Malformed
+from ..reader import Malformed, shortened
 from .unpickle import LONGEST_PICKLE, Buffer
 
 MAGIC = b"PK\x03\x04"
@@ -24,13 +24,10 @@ _BROKEN = "is truncated or damaged: download it again"
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of the file."""
-
     begin: int
     nbytes: int
 
     def of(self, data: Buffer) -> bytes:
-        """The bytes themselves."""
         return data[self.begin : self.begin + self.nbytes]
 
 
@@ -74,9 +71,9 @@ def _records(file: Path, data: Buffer) -> dict[str, Span]:
     for entry in sorted(entries, key=lambda entry: entry.header_offset, reverse=True):
         span, name = _span(data, entry), entry.orig_filename
         if name in records:
-            raise Malformed(f"is damaged: it holds {_short(name)} twice")
+            raise Malformed(f"is damaged: it holds {shortened(name)} twice")
         if span.begin + span.nbytes > end:
-            raise Malformed(f"is truncated or damaged in {_short(name)}: download it again")
+            raise Malformed(f"is truncated or damaged in {shortened(name)}: download it again")
         records[name], end = span, entry.header_offset
     if end:
         raise Malformed(_BROKEN)  # `read` saw a record at the beginning
@@ -88,7 +85,7 @@ def _span(data: Buffer, entry: zipfile.ZipInfo) -> Span:
     name, size = entry.orig_filename, entry.file_size
     stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == size
     if not stored or entry.flag_bits & _IS_ENCRYPTED:
-        raise Malformed(f"compresses or encrypts {_short(name)}, which torch.save never does")
+        raise Malformed(f"compresses or encrypts {shortened(name)}, which torch.save never does")
     at = max(0, entry.header_offset)
     local = data[at : at + _LOCAL_BYTES]
     lengths = [int.from_bytes(local[place : place + 2], "little") for place in (26, 28)]
@@ -98,7 +95,3 @@ def _span(data: Buffer, entry: zipfile.ZipInfo) -> Span:
     if local[:4] != MAGIC or raw.decode(encoding, "replace") != name:
         raise Malformed(_BROKEN)
     return Span(begin, size)
-
-
-def _short(name: str) -> str:
-    return ascii(name)[:60]
