@@ -1,15 +1,14 @@
 """A repository of the Hugging Face Hub -> a directory of its cache that holds a whole model.
 
 huggingface_hub does the transfer, with its cache, its tokens and its offline mode (HF_HUB_OFFLINE).
-Added here is what it leaves open: which files are worth fetching, that they are all there, and that
-what arrived is what the Hub's list promised.
+Added here are the choice of files, and that all are there and as the Hub's list promised.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,10 +28,6 @@ CHUNK_BYTES = 1 << 20
 """So often progress is told, and at most so much is lost when a download is interrupted;
 huggingface_hub's own 10 MB are ten seconds on a slow line."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def _ignore(count: int) -> None:
-    return None
 
 
 class Repository:
@@ -57,10 +52,9 @@ class Repository:
         if problem is not None:
             return self._cached(problem)
         choice = choose(self._name, self._listed)
-        weights: Iterable[str] = choice.weights
+        weights = [*choice.weights]
         if choice.index is not None:
-            index = self._file(choice.index)
-            weights = (choice.index, *self._named(index), *choice.weights)
+            weights = [choice.index, *self._named(self._file(choice.index)), *weights]
         # Weights come last: where they are, the rest is.
         return self._files([*choice.beside, *weights], progress)
 
@@ -116,7 +110,6 @@ class Repository:
         return None
 
     def _named(self, index: Path) -> list[str]:
-        """The weights that an index names. Raises SourceError where the Hub lists no such file."""
         names = shards.named(index)
         for file in names:
             if file not in self._listed:
@@ -147,8 +140,8 @@ class Repository:
         self._remember(files[0])
         return directory
 
-    def _file(self, file: str, report: Callable[[int], None] = _ignore) -> Path:
-        """One file at the commit, fetched unless it is there. Raises SourceError."""
+    def _file(self, file: str, report: Callable[[int], None] = lambda count: None) -> Path:
+        """One file at the commit, fetched unless it is there."""
         cached = self._in_cache(file, self._commit)
         # What is in the cache has been checked where the revision's name, written last, is.
         if cached is not None and (
@@ -170,17 +163,16 @@ class Repository:
         """What the cache holds of the revision. Raises SourceError where that is no whole model."""
         reason = told(self._name, self._revision, problem)
         try:
-            directory = Path(
-                hub.snapshot_download(
-                    self._name, revision=self._revision, local_files_only=True, allow_patterns=[]
-                )
+            cached = hub.snapshot_download(
+                self._name, revision=self._revision, local_files_only=True, allow_patterns=[]
             )
         except Exception:
             raise reason from problem
+        directory = Path(cached)
         try:
             choice = choose(self._name, os.listdir(directory))
-            weights = () if choice.index is None else shards.named(directory / choice.index)
-            complete = all((directory / file).is_file() for file in (*weights, *choice.weights))
+            named = [] if choice.index is None else shards.named(directory / choice.index)
+            complete = all((directory / file).is_file() for file in (*named, *choice.weights))
         except SpecdecError:
             complete = False
         if not complete:

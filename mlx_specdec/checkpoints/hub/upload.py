@@ -13,7 +13,6 @@ from ...errors import OptionError, OutputError, first_line
 from .problems import is_network
 
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
-_CARD = "README.md"
 
 
 def check_repository(name: str) -> None:
@@ -28,7 +27,7 @@ def upload(directory: Path, repository: str, *, base_model: str | None, by_mlx_l
     base_model: the Hub name that it was converted from, if it was one. Raises OutputError, which
     says that the model itself is complete.
     """
-    _write_card(directory / _CARD, repository, base_model, by_mlx_lm)
+    _write_card(directory / "README.md", repository, base_model, by_mlx_lm)
     try:
         if not (by_mlx_lm and _by_mlx_lm(directory, repository)):
             import huggingface_hub as hub
@@ -64,12 +63,8 @@ def _write_card(file: Path, repository: str, base_model: str | None, by_mlx_lm: 
     lines += [f"base_model: {base_model}"] if base_model is not None else []
     lines += ["---", "", f"# {repository}", ""]
     if not by_mlx_lm:
-        lines += [
-            "Converted with mlx-specdec; provenance.json says from what and how.",
-            "",
-            f'    mlx-specdec generate --model {repository} "..."',
-            "",
-        ]
+        lines += ["Converted with mlx-specdec; provenance.json says from what and how.", ""]
+        lines += [f'    mlx-specdec generate --model {repository} "..."', ""]
     try:
         file.write_text("\n".join(lines), encoding="utf-8")
     except OSError as problem:

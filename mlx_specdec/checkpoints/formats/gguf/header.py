@@ -2,8 +2,7 @@
 
 The container is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3 in
 either byte order. No count, length or shape is believed before the file is known to be long enough
-for it. (The gguf package's own reader believes them, and makes an object for each string of a
-vocabulary: hence this one.)
+for it. (The gguf package's own reader believes them: hence this one.)
 """
 
 from __future__ import annotations

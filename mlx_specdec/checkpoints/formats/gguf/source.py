@@ -59,8 +59,11 @@ def _ends(metadata: Metadata) -> dict[str, Any]:
         if (key := f"tokenizer.ggml.{name}_token_id") in metadata
     }
     ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot") if name in ids))
-    named: dict[str, Any] = {"bos_token_id": ids.get("bos"), "pad_token_id": ids.get("padding")}
-    named["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)
+    named = {
+        "bos_token_id": ids.get("bos"),
+        "pad_token_id": ids.get("padding"),
+        "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
+    }
     return {name: id for name, id in named.items() if id is not None}
 
 

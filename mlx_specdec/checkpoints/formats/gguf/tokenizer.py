@@ -3,9 +3,8 @@
 There are three kinds, which llama.cpp calls "llama" (SentencePiece's BPE), "t5" (its unigram model)
 and "gpt2" (bytes, with a rule that splits text first).
 
-transformers 5.23 has such a conversion too. Held to sentencepiece it splits most texts otherwise
-where a T5 normalizes or a Llama puts no space in front, adds tokens that the model has not, leaves
-out NFC, and takes GPT-2's rule for any that it does not know: hence this one.
+transformers 5.23 has such a conversion too, which splits many texts otherwise than sentencepiece
+and takes GPT-2's rule for any that it does not know: hence this one.
 """
 
 from __future__ import annotations
