@@ -18,9 +18,9 @@ from .disk.reading import check_regular, read_json
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
 from .formats.meta.file import MetaFile
-from .formats.reader import Contents, Reader, TensorInfo
 from .formats.safetensors import SafetensorsFile
 from .formats.torch.file import TorchFile
+from .tensors import Contents, Reader, TensorInfo
 
 CARRIED = (
     *("tokenizer*.json", "tokenizer.model", "*.tiktoken", "spiece.model"),

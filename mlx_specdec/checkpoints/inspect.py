@@ -19,12 +19,12 @@ from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, shards
 from .disk.reading import check_directory, read_json
 from .formats import medusa
-from .formats.reader import LARGEST_EXTENT, Contents, Reader, TensorInfo
 from .formats.safetensors import SafetensorsFile
 from .formats.torch.file import TorchFile
 from .plans import Plan, plan_for
 from .report import TensorReport
 from .source import as_directory, originals
+from .tensors import LARGEST_EXTENT, Contents, Reader, TensorInfo
 
 _SINGLE: Mapping[str, tuple[str, Callable[[Path], Reader]]] = {
     ".safetensors": ("safetensors", SafetensorsFile),

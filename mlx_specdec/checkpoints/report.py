@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from .. import __version__
 from .disk.digests import FileDigest, combined
-from .formats.reader import Contents
+from .tensors import Contents
 from .verify import Differences, Verified
 from .writer import Written
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, OutputError, SourceError
-from .disk import leftovers
+from .disk import destination
 from .disk.reading import check_directory
 from .shards import format_of
 
@@ -26,10 +26,7 @@ _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
 def resolve(
-    name: str,
-    *,
-    revision: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    name: str, *, revision: str | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Path:
     """What is local as it is, or a repository of the Hub, downloaded unless it is in the cache.
 
@@ -88,13 +85,13 @@ def as_directory(source: Path) -> Iterator[Path]:
     if layout == "gguf":
         from .formats.gguf.source import lay_down
     elif layout == "meta":
-        from .formats.meta.source import lay_down
+        from .formats.meta.file import lay_down
     else:
         yield source
         return
     with contextlib.ExitStack() as left:
         with _written(tempfile.gettempdir()):
-            made = left.enter_context(leftovers.temporary())
+            made = left.enter_context(destination.temporary())
         try:
             with _written(str(made)):
                 lay_down(source, made)

@@ -18,10 +18,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError, first_line
-from .formats.reader import DTYPES
 from .quantization import Quantization
 from .shards import INDEX
-from .tensors import Tensor, dtype_name
+from .tensors import DTYPES, Tensor, dtype_name
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "F8_E4M3"}
 _EXPONENTS = {

@@ -27,7 +27,7 @@ from mlx_specdec.checkpoints.formats.gguf.decoder_only import describe_decoder_o
 from mlx_specdec.checkpoints.formats.gguf.families import FAMILIES
 from mlx_specdec.checkpoints.formats.gguf.header import read_header
 from mlx_specdec.checkpoints.formats.gguf.layout import Finder, Metadata
-from mlx_specdec.checkpoints.formats.reader import Malformed
+from mlx_specdec.checkpoints.tensors import Malformed
 from mlx_specdec.models.loading import load_model
 
 SIZES = {

@@ -17,8 +17,7 @@ from mlx_specdec import Options, generate, load
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.formats.meta.file import MetaFile
-from mlx_specdec.checkpoints.formats.meta.layout import rotary_rows
-from mlx_specdec.checkpoints.formats.meta.params import read_params
+from mlx_specdec.checkpoints.formats.meta.params import read_params, rotary_rows
 from mlx_specdec.compare_models import compare_logits
 from mlx_specdec.errors import CheckpointError
 

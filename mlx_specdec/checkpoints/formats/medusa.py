@@ -17,7 +17,7 @@ import mlx.core as mx
 from ...errors import CheckpointError
 from ..configuration import check_weights
 from ..disk.reading import read_json
-from .reader import DTYPES, Reader
+from ..tensors import DTYPES, Reader
 from .safetensors import SafetensorsFile
 from .torch.file import TorchFile
 

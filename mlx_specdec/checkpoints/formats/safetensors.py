@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import CheckpointError, first_line
 from ..disk.reading import open_map, reading
-from .reader import (
+from ..tensors import (
     DTYPES,
     ELEMENTS,
     LARGEST_EXTENT,

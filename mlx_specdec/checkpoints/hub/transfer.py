@@ -73,8 +73,14 @@ def _append(url: str, blob: Path, size: int, bar: type[tqdm]) -> None:
     with partial.open("ab") as stream:
         if stream.tell() > size:
             stream.truncate(0)
-        asked = {"headers": build_hf_headers(), "expected_size": size, "tqdm_class": bar}
-        http_get(url, stream, resume_size=stream.tell(), **asked)
+        http_get(
+            url,
+            stream,
+            resume_size=stream.tell(),
+            headers=build_hf_headers(),
+            expected_size=size,
+            tqdm_class=bar,
+        )
     partial.replace(blob)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from ...errors import OptionError
 from .. import files, keys
 from ..quantization import Numbers
-from .dequantize import dequantized
 from .plan import Plan as Plan
+from .plan import dequantized
 from .t5 import t5_plan
 
 

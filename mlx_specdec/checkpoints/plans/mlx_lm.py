@@ -20,7 +20,7 @@ from mlx_lm.utils import _get_classes, load_model
 
 from ...errors import CheckpointError, first_line
 from ..configuration import check_numbers, check_runs_no_code, check_weights
-from ..disk import leftovers
+from ..disk import destination
 from ..formats import safetensors as safetensors_file
 from ..quantization import Quantization
 
@@ -79,7 +79,7 @@ def _readable(directory: Path) -> Iterator[Path]:
     if not (directory / "config.json").read_bytes().startswith(codecs.BOM_UTF8):
         yield directory
         return
-    with leftovers.temporary() as made:
+    with destination.temporary() as made:
         for name in ("config.json", "generation_config.json", "hf_quant_config.json"):
             if (directory / name).is_file():
                 (made / name).write_text((directory / name).read_text("utf-8-sig"), "utf-8")

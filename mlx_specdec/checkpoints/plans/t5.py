@@ -11,10 +11,9 @@ import mlx.core as mx
 from ...errors import CheckpointError, OptionError
 from .. import files, keys
 from ..configuration import check_generates, check_weights
-from ..formats.reader import DTYPES
 from ..quantization import PARTS, Numbers, Quantization, stored_quantization
 from ..report import TensorReport, report_tensors
-from ..tensors import Tensor, same
+from ..tensors import DTYPES, Tensor, same
 from .plan import Plan, summary_of
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import first_line
-from ..reader import Malformed
+from ...tensors import Malformed
 from .families import FAMILIES, MIXTRAL, Family
 from .layout import (
     COUNT,

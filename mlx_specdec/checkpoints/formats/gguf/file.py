@@ -17,8 +17,8 @@ import numpy as np
 from ....errors import CheckpointError
 from ...disk.reading import open_map
 from ...shards import parts_of
-from ..meta.layout import rotary_rows
-from ..reader import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
+from ...tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
+from ..meta.params import rotary_rows
 from .decoder_only import describe_decoder_only
 from .families import FAMILIES
 from .header import Entry, Header, read_header

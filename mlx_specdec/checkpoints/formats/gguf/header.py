@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..reader import LARGEST_EXTENT, Malformed, check_name
+from ...tensors import LARGEST_EXTENT, Malformed, check_name
 
 VERSIONS = (2, 3)
 ALIGNMENT = 32

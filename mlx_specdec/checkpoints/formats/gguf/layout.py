@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..reader import LARGEST_EXTENT, Malformed
+from ...tensors import LARGEST_EXTENT, Malformed
 from .header import Entry
 
 MOST_LAYERS = 1000

@@ -10,7 +10,7 @@ from typing import Any
 
 from ....errors import CheckpointError
 from ... import shards
-from ..reader import naming
+from ...tensors import naming
 from .file import GgufFile
 from .layout import COUNT, Metadata
 from .tokenizer import build, settings

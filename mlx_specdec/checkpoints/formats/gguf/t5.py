@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import keys
-from ..reader import Malformed
+from ...tensors import Malformed
 from .layout import COUNT, EMBEDDING, HEAD, POSITIVE, Finder, Metadata, Place, tensor_names
 
 _SAMPLED_ROWS = 256

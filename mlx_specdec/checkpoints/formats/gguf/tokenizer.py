@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import first_line
-from ..reader import Malformed
+from ...tensors import Malformed
 from .layout import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
 from .text_rules import PLAIN, RULES
 

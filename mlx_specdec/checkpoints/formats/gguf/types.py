@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..reader import Malformed, to_mlx
+from ...tensors import Malformed, to_mlx
 
 _PLAIN = {
     "F64": "f8",
@@ -31,7 +31,7 @@ _PLAIN = {
 class ElementType:
     """One type. A row is a whole number of blocks of `block` elements in `nbytes` bytes.
 
-    kind: the gguf package's member. stored: what its values become, a key of `reader.ELEMENTS`.
+    kind: the gguf package's member. stored: what its values become, a key of `tensors.ELEMENTS`.
     numpy: how numpy reads it; "" for quantized types.
     """
 

@@ -6,6 +6,7 @@ memory.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,11 +16,11 @@ from typing import Any
 import mlx.core as mx
 
 from ....errors import CheckpointError
-from ...tensors import same
-from ..reader import Contents, Reader, TensorInfo
+from ... import shards
+from ...tensors import Contents, Reader, TensorInfo, same
 from ..torch.file import TorchFile
-from .layout import EMBEDDING, HEAD, Entry, entries, rotary_rows
-from .params import PARAMS, read_params
+from .params import EMBEDDING, HEAD, PARAMS, Entry, entries, read_params, rotary_rows
+from .text import MODEL, read_tokenizer
 
 _PART = re.compile(r"consolidated\.(\d{2,4})\.pth")
 _QUERIES = "layers.0.attention.wq.weight"
@@ -208,3 +209,23 @@ def parts_of(file: Path) -> list[Path]:
                 f"{file.parent} lacks consolidated.{number:02d}.pth: download the model again"
             )
     return [parts[number] for number in sorted(parts)]
+
+
+def lay_down(source: Path, directory: Path) -> None:
+    """Write config.json and tokenizer files into `directory`, and links to the parts.
+
+    Raises CheckpointError.
+    """
+    parts = shards.all_own(parts_of(source / "consolidated.00.pth"))
+    config = dict(MetaFile(parts[0]).config)
+    for file in (*parts, source / PARAMS):
+        (directory / file.name).symlink_to(file.absolute())
+    # The first Llama came with one tokenizer beside the folders of its sizes.
+    places = (source / MODEL, source.absolute().parent / MODEL)
+    tokenizer = next((shards.own(file) for file in places if file.is_file()), None)
+    if tokenizer is not None:
+        text = read_tokenizer(tokenizer, config["vocab_size"], since_31="rope_scaling" in config)
+        config.update(text.ids)
+        for name, content in text.files.items():
+            (directory / name).write_text(content, encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

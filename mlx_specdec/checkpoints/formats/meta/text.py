@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from ...disk.reading import reading
+from ...tensors import Malformed, naming
 from ..gguf import tokenizer as gguf_tokenizer
 from ..gguf.layout import Metadata
-from ..reader import Malformed, naming
 
 MODEL = "tokenizer.model"
 LARGEST_FILE = 16_000_000
@@ -167,7 +167,7 @@ def _ranks(data: bytes) -> dict[bytes, int]:
     return ranks
 
 
-def _tiktoken_json(ranks: Mapping[bytes, int], special: list[str]) -> str:
+def _tiktoken_json(ranks: dict[bytes, int], special: list[str]) -> str:
     """The text of tokenizer.json. special: the tokens after `ranks`; the first begins a text."""
     # Where torch is absent it says so when it is imported; mlx-lm sets the same variable.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -176,7 +176,7 @@ def _tiktoken_json(ranks: Mapping[bytes, int], special: list[str]) -> str:
 
     class Converter(TikTokenConverter):
         @staticmethod
-        def load_tiktoken_bpe(tiktoken_url: str) -> Mapping[bytes, int]:
+        def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:
             return ranks  # its own way of reading needs tiktoken
 
     with gguf_tokenizer.library_errors():

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...disk.reading import open_map
-from ..reader import Contents, Malformed, Reader, TensorInfo, naming, to_mlx
+from ...tensors import Contents, Malformed, Reader, TensorInfo, naming, to_mlx
 from . import zip
 from .objects import ADMITTED, Names, Storage, Tensor, named_tensors, storage
 from .unpickle import load

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..reader import ELEMENTS, LARGEST_EXTENT, Malformed, check_name
+from ...tensors import ELEMENTS, LARGEST_EXTENT, Malformed, check_name
 
 MOST_AXES = 16
 INNER = ("state_dict", "model")

@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..reader import Malformed
+from ...tensors import Malformed
 
 PROTOCOLS = range(2, 6)
 MOST_READS = 2_000_000

@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..reader import Malformed, shortened
+from ...tensors import Malformed, shortened
 from .unpickle import LONGEST_PICKLE, Buffer
 
 MAGIC = b"PK\x03\x04"
