@@ -177,8 +177,7 @@ def _write(
 
 
 def _name(model: str, source: Path) -> tuple[str, str | None]:
-    """What to call a source, and the commit of what came from the Hub. The rest of a local path is
-    nobody else's business."""
+    """What to call a source, without the rest of a local path, and the commit of the Hub's."""
     if os.path.exists(os.path.expanduser(model)):
         return source.resolve().name, None
     return model, source.name if source.parent.name == "snapshots" else None

@@ -1,8 +1,4 @@
-"""A checkpoint directory -> its configuration and its tensors, one at a time.
-
-Every file of weights is a set of named tensors here, whatever its format. Headers are checked
-before anything is read; code from a checkpoint is never run.
-"""
+"""A checkpoint directory -> its configuration and its tensors, one at a time, of any format."""
 
 from __future__ import annotations
 
@@ -37,14 +33,11 @@ _READERS: Mapping[str, Callable[[Path], Reader]] = {
 
 
 class Weights(Reader):
-    """The tensors of one directory: what the headers say at once, the bytes when asked for.
-
-    infos: in the order of the files' bytes. paths: all parts of a model.
-    """
+    """The tensors of one directory. infos: in the order of the files' bytes."""
 
     def __init__(self, directory: Path) -> None:
-        """Check the directory. Raises CheckpointError for damage: a truncated file, a header that
-        lies, a missing shard, a name in two files, an index that names what is not there."""
+        """Raises CheckpointError for damage: a truncated file, a header that lies, a missing shard,
+        a name in two files, an index that names what is not there."""
         parts = shards.find(directory)
         infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
@@ -89,10 +82,7 @@ class Weights(Reader):
         )
 
     def read(self, name: str) -> mx.array:
-        """One tensor, lazily: evaluating it reads it, nothing here keeps it.
-
-        Where `lazy` is false it is read at once.
-        """
+        """One tensor, lazily where `lazy` is true: evaluating reads it, nothing here keeps it."""
         if not self.lazy:
             return self.rows(name, 0, self.infos[name].extent)
         file = self._places[name]
@@ -107,9 +97,7 @@ class Weights(Reader):
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:
     """Every tensor by name, lazily; memory holds one at a time if the caller lets go of each.
-
-    Raises as `Weights`, before the first tensor.
-    """
+    Raises CheckpointError before the first."""
     weights = Weights(directory)
     for name in weights.infos:
         yield name, weights.read(name)
@@ -129,10 +117,8 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a text: from generation_config.json, else from config.json; maybe none.
-
-    Raises CheckpointError where the entry is neither a token id nor a list of them.
-    """
+    """Ids that end a text: from generation_config.json, else from config.json; maybe none. Raises
+    CheckpointError."""
     file = directory / "generation_config.json"
     for part in (read_json(file) if file.is_file() else {}, config):
         ids = part.get("eos_token_id")
@@ -148,9 +134,8 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Files beside the weights that a converted model needs as well: tokenizer, chat template,
-    generation settings. Raises CheckpointError for a link out of the directory: what it leads to
-    would become part of the model, and for what is no file but a pointer to one."""
+    """Files beside the weights that a converted model needs as well. Raises CheckpointError for a
+    link out of the directory, since what it leads to would become part of the model."""
     carried = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
     for file in carried:
         check_regular(file)

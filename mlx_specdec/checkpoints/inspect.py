@@ -1,8 +1,7 @@
 """What a checkpoint of any format holds, from its headers: no weight is loaded or converted.
 
-The plans are asked what a conversion would make of each tensor. Where there is no plan (no
-config.json, an unsupported family), it says why and shows the tensors all the same. Two tensors may
-be compared to find out whether they are copies.
+The plans are asked what a conversion would make of each tensor. Where there is none, it says why
+and shows the tensors all the same.
 """
 
 from __future__ import annotations
@@ -118,11 +117,8 @@ class Inspection:
 
 
 def inspect(name: str) -> Inspection:
-    """What the checkpoint in a directory or file holds.
-
-    Raises SourceError where there is none, CheckpointError where the files are damaged or of no
-    format that is read here.
-    """
+    """What the checkpoint in a directory or file holds. Raises SourceError where there is none,
+    CheckpointError for damage and foreign formats."""
     path = Path(os.path.expanduser(name))
     if not os.path.exists(path):
         raise SourceError(f"there is no file or directory {name!a:.200}: check the path")

@@ -80,10 +80,7 @@ def is_known(how: Quantization) -> bool:
 
 
 def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The "quantization" entry of a converted T5, None where it is not quantized.
-
-    Raises CheckpointError for bits or a group size that MLX does not have.
-    """
+    """The "quantization" entry of a converted T5, None for none. Raises CheckpointError."""
     entry = config.get("quantization")
     if entry is None:
         return None
@@ -102,11 +99,8 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a conversion is asked to do to the numbers.
-
-    dtype: None for as stored. quantization: of what may be quantized, None for nothing. mixed: a
-    key of MIXED, or "". dequantize: what the source has quantized.
-    """
+    """What a conversion is asked to do to the numbers. dtype: None for as stored. quantization:
+    None for nothing. mixed: a key of MIXED, or ""."""
 
     dtype: str | None = None
     quantization: Quantization | None = None

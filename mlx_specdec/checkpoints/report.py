@@ -1,9 +1,5 @@
 """What becomes of every tensor, and what a conversion did and checked: in lines for people, and
-whole as provenance.json.
-
-That file names no directory of the machine and no time, so that the same conversion writes the same
-file.
-"""
+whole as provenance.json, which is the same for the same conversion."""
 
 from __future__ import annotations
 
@@ -65,11 +61,8 @@ def report_tensors(
     joined: Iterable[str] = (),
     computed: Iterable[str] = (),
 ) -> TensorReport:
-    """The report of a conversion.
-
-    kept: result's name -> the name under which the reader hands it out. tied, dropped and joined
-    name tensors as the reader does; what the reader itself left out is added.
-    """
+    """kept: result's name -> the name under which the reader hands it out. tied, dropped and joined
+    name tensors as the reader does; what the reader itself left out is added."""
     origins = contents.origins
     return TensorReport(
         read=len(contents.stored),

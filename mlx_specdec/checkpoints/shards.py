@@ -94,11 +94,8 @@ class Shards:
 
 
 def find(directory: Path) -> Shards:
-    """The files of the model in a directory.
-
-    Raises CheckpointError for none, a missing shard, several models, or an index that names no
-    plain file.
-    """
+    """The files of the model in a directory. Raises CheckpointError for none, a missing shard,
+    several models, or an index that names no plain file."""
     names = [file.name for file in directory.glob("*")]
     chosen = choose(names)
     if chosen is None:
@@ -123,16 +120,13 @@ def find(directory: Path) -> Shards:
 
 
 def named(index: Path) -> list[str]:
-    """The files that an index names, sorted. index: called as one of safetensors or torch.
-
-    Raises CheckpointError where it is damaged or names what is no plain file of its directory.
-    """
+    """The files that an index names, sorted. index: called as one of safetensors or torch. Raises
+    CheckpointError where it names what is no plain file of its directory."""
     return sorted({*_places(index).values()})
 
 
 def parts_of(file: Path) -> list[Path]:
-    """All files of the model of which `file` is one, by their numbers. Raises CheckpointError for a
-    missing one."""
+    """All files of the model of which `file` is one, by their numbers. Raises CheckpointError."""
     part = _PART.fullmatch(file.name)
     if part is None:
         return [file]

@@ -30,11 +30,9 @@ def resolve(
 ) -> Path:
     """What is local as it is, or a repository of the Hub, downloaded unless it is in the cache.
 
-    Local is a directory, or a .gguf file, which is a model by itself. name: "t5-small" is that
-    repository of the Hub unless a directory of this name is here; it is not looked for anywhere
-    else. revision: a branch, tag or commit of the Hub's repository; of no meaning for what is
-    local. progress: called with (done, total) bytes of what is not in the cache yet. A download
-    that was interrupted goes on where it was. Raises SourceError, in one line.
+    name: a directory, a .gguf file, or of the Hub where neither is here. revision: a branch, tag or
+    commit of the Hub's. progress: called with (done, total) bytes of what is not in the cache yet.
+    A download that was interrupted goes on where it was. Raises SourceError.
     """
     local = _local(name)
     return _repository(name, revision).fetch(progress) if local is None else local
@@ -75,11 +73,8 @@ def _local(name: str) -> Path | None:
 @contextmanager
 def as_directory(source: Path) -> Iterator[Path]:
     """`source` itself where it is a directory as Hugging Face's or mlx-lm's are; else a temporary
-    one, which says the same in their words and is removed at the end. It is small: config.json,
-    tokenizer files made from the source's own, and links to the weights.
-
-    Raises CheckpointError where a source of another layout is damaged or not supported, OutputError
-    where the temporary directory cannot be written.
+    one, which says the same in their words: config.json, tokenizer files made from the source's
+    own, and links to the weights. Raises CheckpointError, OutputError.
     """
     layout = format_of(source)
     if layout == "gguf":

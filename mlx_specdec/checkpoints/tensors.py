@@ -50,10 +50,7 @@ class Tensor:
         return mx.zeros(self.shape, dtype=self.dtype)
 
     def pieces(self, nbytes: int = PIECE_BYTES) -> Iterator[tuple[int, mx.array]]:
-        """All rows in order, in pieces of about `nbytes`, each with the number of its first row.
-
-        Memory holds one piece if the caller lets go of each.
-        """
+        """All rows in order, in pieces of about `nbytes`, each with the number of its first row."""
         extent = self.shape[0] if self.shape else 1
         step = max(1, nbytes * extent // max(1, self.nbytes))
         for begin in range(0, extent, step):
@@ -99,10 +96,7 @@ DTYPES = {name: dtype for name, (dtype, _) in ELEMENTS.items()}
 
 
 class Malformed(Exception):
-    """The rest of a sentence that begins with the file's name: "is truncated: download it again".
-
-    Never leaves the formats: `naming` makes a CheckpointError of it.
-    """
+    """The rest of a sentence that begins with the file's name: "is truncated: get it again"."""
 
 
 @contextmanager
@@ -129,8 +123,7 @@ def shortened(value: object) -> str:
 def to_mlx(values: np.ndarray, stored: str) -> mx.array:
     """A copy of `values` as MLX has the type `stored`, a key of ELEMENTS.
 
-    values: in the machine's or the other byte order, with any strides; of integers that have the
-    bits where numpy lacks the type.
+    values: in either byte order, with any strides; integers that have the bits of other types.
     """
     native = np.asarray(values, values.dtype.newbyteorder("="), order="C")
     if stored == "BOOL":
@@ -183,8 +176,7 @@ class Reader(ABC):
     """The tensors of one file, or of one model in several parts. Made from a path; that raises
     CheckpointError for what is damaged, truncated, or lies about its size.
 
-    paths: the files, in their order. infos: type, shape and size of every tensor that is handed
-    out, by name; from headers alone.
+    paths: the files, in their order. infos: every tensor that is handed out, from headers alone.
     """
 
     paths: tuple[Path, ...]

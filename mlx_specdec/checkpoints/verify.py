@@ -1,8 +1,5 @@
-"""A written checkpoint against its source: every tensor read back, and what both models compute.
-
-Models are loaded and run by functions that the caller hands in (`compare_models` has them):
-checkpoints know no arithmetic.
-"""
+"""A written checkpoint against its source: every tensor read back, and what both models compute,
+which functions that the caller hands in find out (`compare_models`)."""
 
 from __future__ import annotations
 
@@ -54,11 +51,7 @@ def compare(
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Differences:
     """Read back what was written of `tensors` under `change`, and hold it bit for bit to the same
-    change made anew, piece by piece.
-
-    Raises OutputError naming the first tensor that does not hold; progress is called with the
-    source bytes of each piece done.
-    """
+    change made anew. Raises OutputError naming the first tensor that does not hold."""
     written = Weights(directory)
     largest: dict[bool, tuple[float, str]] = {}
     expected: set[str] = set()
@@ -191,10 +184,7 @@ def verify(
     shard_bytes: int,
 ) -> Verified:
     """Compare where it is possible, and where it costs little or weights were quantized or it was
-    `asked` for; in the last two cases a fixed text too.
-
-    Raises CheckpointError where the result cannot be right.
-    """
+    `asked` for; in the last two cases a fixed text too. Raises CheckpointError."""
     quantized = differences.quantized is not None
     reason = _reason_not_to(parameters, quantized, asked=asked, shard_bytes=shard_bytes)
     if compare_logits is None or reason:

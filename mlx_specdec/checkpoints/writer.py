@@ -1,7 +1,6 @@
 """Tensors -> safetensors shards with an index, as mlx-lm writes them; and config.json.
 
-Memory holds one piece of a tensor at a time: a shard's header follows from lazy arrays, whose types
-and shapes are known without computing them; then each piece is read, changed and written in its
+A shard's header follows from lazy arrays; then each piece is read, changed and written in its
 place. Casting and quantizing work on rows, so that pieces give the same bytes as the whole.
 """
 
@@ -83,10 +82,9 @@ def write_weights(
 ) -> Written:
     """Write model.safetensors, or model-0000i-of-0000n.safetensors, and the index.
 
-    tensors: by name. shard_bytes: the most bytes of tensors in one file, unless a single tensor
-    has more. count: how many weights a tensor stands for. progress: called with the source bytes of
-    each piece done. Raises CheckpointError for values that are not finite, or not after the change
-    of type; OSError as the system raises it.
+    shard_bytes: the most bytes of tensors in one file, unless a single tensor has more. count: how
+    many weights a tensor stands for. progress: called with the source bytes of each piece done.
+    Raises CheckpointError for values that are not finite; OSError as the system raises it.
     """
     shards: list[list[str]] = []
     waiting: list[_Item] = []
@@ -125,10 +123,7 @@ def write_config(
 
 
 def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], Change]) -> int:
-    """How many bytes of tensors `write_weights` would write; nothing is read.
-
-    outlines: lazy arrays of the tensors' types and shapes.
-    """
+    """How many bytes of tensors `write_weights` would write. outlines: lazy arrays."""
     tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
     return sum(_plan(name, tensor, change(name, tensor)).nbytes for name, tensor in tensors)
 

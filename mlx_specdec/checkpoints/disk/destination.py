@@ -1,8 +1,7 @@
 """Where a result goes: written beside its place under a temporary name, moved there when complete.
 
-Whatever ends the work early, an error or Ctrl-C, leaves the file system as it was; what a killed
-process leaves is swept away by the next conversion to the same place. It is told from what living
-ones use by a lock, which the system lets go of with the process.
+Whatever ends the work early leaves the file system as it was; what a killed process leaves is swept
+away by the next one, which tells it by a lock that ends with the process.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from . import sizes
 def check_free(
     destination: Path, *, overwrite: bool, source: Path, written: Collection[str]
 ) -> None:
-    """Raises OutputError where `destination` may not be written: a file in the way, a directory
-    and overwrite not asked for, one that holds more than a model, the working directory, the
-    source itself, or where another conversion is writing it. Sweeps what killed ones left.
+    """Raises OutputError where `destination` may not be written: for what is in the way, and for
+    the source itself. Sweeps what killed conversions left.
 
-    written: patterns of what conversions write; nothing else is overwritten."""
+    written: patterns of what conversions write; nothing else is overwritten.
+    """
     if sweep(destination):
         raise OutputError(f"another conversion is writing {destination}: wait until it has ended")
     if not os.path.lexists(destination):
@@ -60,8 +59,8 @@ def check_free(
 def directory(destination: Path) -> Iterator[Path]:
     """A new directory beside `destination`, which takes its place when the block ends well.
 
-    What was there is removed only after that. Raises OutputError for anything the system refuses
-    in the block or around it, and where another process has written `destination` meanwhile.
+    Raises OutputError for anything the system refuses in the block or around it, and where another
+    process has written `destination` meanwhile.
     """
     made = [parent for parent in destination.parents if not os.path.lexists(parent)]
     work, held = None, None
@@ -151,8 +150,7 @@ def make(root: Path, before: str, after: str, mode: int = 0o777) -> tuple[Path, 
 def lock(directory: Path, *, wait: bool = True) -> int | None:
     """Lock a directory until the result, a file descriptor, is closed or the process ends.
 
-    None where the system has no locks; such directories are never taken for  wait: for
-    who has it; raises BlockingIOError otherwise.
+    None where the system has no locks. wait: for who has it; raises BlockingIOError otherwise.
     """
     held = None
     try:
@@ -173,20 +171,15 @@ def unlock(held: int | None) -> None:
 
 
 def sweep(destination: Path) -> bool:
-    """Remove what killed conversions to `destination` left beside it. Whether a living one is
-    there.
-
-    A model that one of them had moved aside to replace it, and did not replace, is moved back.
-    What cannot be removed stays.
-    """
+    """Remove what killed conversions to `destination` left, but move back a model that one had
+    moved aside and not replaced. Whether a living one is there."""
     name = rf"\.{re.escape(destination.name)}\.[0-9a-f]{{8}}\.(partial|old)"
     return _sweep(destination.parent, name, destination)
 
 
 @contextmanager
 def temporary() -> Iterator[Path]:
-    """A new directory where the system has such, removed when the block ends; first what killed
-    processes left there is. Raises OSError where it cannot be made."""
+    """A new directory for temporary files; first what killed processes left there is removed."""
     root = Path(tempfile.gettempdir())
     _sweep(root, rf"{TEMPORARY}[0-9a-f]{{8}}", None)
     made, held = make(root, TEMPORARY, "", 0o700)

@@ -39,8 +39,7 @@ class Digests:
         self._pool.shutdown()
 
     def result(self) -> Mapping[str, FileDigest]:
-        """File's name -> its digest, once all are there. Raises CheckpointError for a file that
-        cannot be read."""
+        """File's name -> its digest, once all are there. Raises CheckpointError."""
         ended = ((name, digest.result()) for name, digest in self._all)
         return {name: digest for name, digest in ended if digest is not None}
 

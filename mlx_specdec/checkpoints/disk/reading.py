@@ -27,10 +27,7 @@ _POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
 
 def check_regular(file: Path) -> None:
     """Raises CheckpointError for a pipe, a socket or a device, links to one included, and for a
-    pointer of Git LFS.
-
-    What is not there, is a directory or may not be looked at is told when it is opened.
-    """
+    pointer of Git LFS; what cannot be looked at is told when it is opened."""
     try:
         there = file.stat()
         kind = stat.S_IFMT(there.st_mode)
@@ -62,8 +59,7 @@ def check_directory(directory: Path) -> None:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Raises CheckpointError for what `check_regular` refuses, and where the block raises
-    OSError."""
+    """Raises CheckpointError as `check_regular`, and where the block raises OSError."""
     check_regular(file)
     try:
         yield

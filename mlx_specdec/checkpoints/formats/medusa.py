@@ -70,11 +70,8 @@ def names(head: int, layers: int, *, own_output: bool) -> list[str]:
 
 
 def read(directory: Path) -> MedusaFiles:
-    """The heads of a directory, every tensor checked.
-
-    Raises CheckpointError where config.json or the file of heads is missing, damaged, or
-    contradicts the other, and for a layout that is not one of the two.
-    """
+    """The heads of a directory, every tensor checked. Raises CheckpointError where config.json or
+    the file of heads is missing, damaged, or contradicts the other."""
     config_file = directory / "config.json"
     config = read_json(config_file)
     base = config.get(BASE)

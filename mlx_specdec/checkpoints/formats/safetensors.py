@@ -1,8 +1,5 @@
-"""One safetensors file: its header, checked against the file before anything else is believed.
-
-The format is https://huggingface.co/docs/safetensors. Nothing is allocated on the word of a header
-alone.
-"""
+"""One safetensors file (https://huggingface.co/docs/safetensors): its header, checked against the
+file before anything else is believed."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ class SafetensorsFile(Reader):
     """The tensors of one file, read in pieces through a map of it."""
 
     def __init__(self, file: Path) -> None:
-        """Raises CheckpointError as `read_header` does."""
         self.paths = (file,)
         self._map: mmap.mmap | None = None
         self.infos = read_header(file)
@@ -58,11 +54,8 @@ class SafetensorsFile(Reader):
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """One file's tensors by name, in the order of their bytes.
-
-    Raises CheckpointError for a file that is truncated, whose header lies about its size or its
-    tensors, repeats a name, or asks for a type that MLX does not read.
-    """
+    """One file's tensors by name, in the order of their bytes. Raises CheckpointError for a file
+    that is truncated or damaged, or asks for a type that MLX does not read."""
     with naming(file), reading(file):
         header, room = _header(file)
         for name in header:
@@ -83,10 +76,8 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def load(file: Path) -> dict[str, mx.array]:
-    """One file's tensors, lazily: bytes are read when an array is evaluated.
-
-    Raises CheckpointError where MLX cannot read the file, or its path.
-    """
+    """One file's tensors, lazily: bytes are read when an array is evaluated. Raises
+    CheckpointError."""
     try:
         str(file).encode("utf-8")
         return dict(mx.load(str(file)))  # type: ignore[arg-type]

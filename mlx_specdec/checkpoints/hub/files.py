@@ -33,11 +33,8 @@ class Choice:
 
 
 def choose(name: str, files: Collection[str]) -> Choice:
-    """What to fetch of the repository `name`. files: its paths, as the Hub lists them.
-
-    Raises SourceError where none of them are weights that can be read here, or where it is not
-    clear which.
-    """
+    """What to fetch of the repository `name`. files: its paths, as the Hub lists them. Raises
+    SourceError where there are no weights, or several models."""
     plain = sorted(file for file in files if _PLAIN.fullmatch(file))
     heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
     # Of the rest mlx-lm reads none: adapters, and Mistral's own layout.

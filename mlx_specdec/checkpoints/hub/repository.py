@@ -46,8 +46,7 @@ class Repository:
 
     def fetch(self, progress: Callable[[int, int], None] | None = None) -> Path:
         """The directory that holds the model's files, all of them. progress: in bytes, of what is
-        not in the cache. Raises SourceError; CheckpointError for an index that names files
-        elsewhere."""
+        not in the cache. Raises SourceError, CheckpointError."""
         problem = self._list()
         if problem is not None:
             return self._cached(problem)

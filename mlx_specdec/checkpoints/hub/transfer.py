@@ -23,9 +23,8 @@ RESETS = 3
 
 def fetch(name: str, commit: str, listed: RepoSibling, report: Callable[[int], None]) -> Path:
     """The path of a file of the repository `name`. listed: what the Hub's list says of it. report:
-    called with numbers of bytes that were added.
-
-    Raises SourceError for what is not as listed, which is removed, and what huggingface_hub raises.
+    called with numbers of bytes that were added. Raises what huggingface_hub raises, and
+    SourceError for what is not as listed, which is removed.
     """
     bar, file = _bar(report), listed.rfilename
     if not isinstance(hub.try_to_load_from_cache(name, file, revision=commit), str):

@@ -1,8 +1,5 @@
-"""A converted model -> a repository of the Hub.
-
-Decoder-only models go through mlx-lm's own helper, whose model card tells how to use mlx-lm; T5
-models, which mlx-lm cannot load, through huggingface_hub alone, with a card of their own.
-"""
+"""A converted model -> a repository of the Hub: decoder-only models by mlx-lm's own helper, T5
+models, which mlx-lm cannot load, with a card of our own."""
 
 from __future__ import annotations
 
@@ -22,11 +19,8 @@ def check_repository(name: str) -> None:
 
 
 def upload(directory: Path, repository: str, *, base_model: str | None, by_mlx_lm: bool) -> None:
-    """Write a model card into `directory` and upload all of it.
-
-    base_model: the Hub name that it was converted from, if it was one. Raises OutputError, which
-    says that the model itself is complete.
-    """
+    """Write a model card into `directory` and upload all of it. base_model: the Hub name that it
+    was converted from, if it was one. Raises OutputError."""
     _write_card(directory / "README.md", repository, base_model, by_mlx_lm)
     try:
         if not (by_mlx_lm and _by_mlx_lm(directory, repository)):

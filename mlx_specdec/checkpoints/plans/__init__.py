@@ -13,11 +13,8 @@ from .t5 import t5_plan
 
 
 def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
-    """The plan of a directory with config.json and weights in any format that is read here.
-
-    Raises CheckpointError for sources that are damaged, incomplete or not supported, OptionError
-    where they cannot be quantized or dequantized as asked.
-    """
+    """The plan of a directory with config.json and weights in any format that is read here. Raises
+    CheckpointError, and OptionError where it cannot be quantized or dequantized as asked."""
     numbers = numbers or Numbers()
     config = files.read_config(directory)
     if numbers.quantization is not None and config.get("quantization") is not None:

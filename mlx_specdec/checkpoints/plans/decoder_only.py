@@ -1,8 +1,7 @@
 """The plan of a decoder-only model: whatever mlx-lm makes of the source, unchanged.
 
-mlx-lm's own classes rename, join and drop the source's tensors, and say what may be quantized and
-what keeps its type, so that mlx-lm loads what is written here. What it only renames is read from
-the source piece by piece; what it computes (joined experts, for one) as a whole.
+What mlx-lm's own classes only rename is read from the source piece by piece; what they compute
+(joined experts, for one) as a whole.
 """
 
 from __future__ import annotations

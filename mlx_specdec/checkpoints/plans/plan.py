@@ -1,7 +1,4 @@
-"""A conversion that has been thought through and not begun.
-
-One kind of plan a kind of source; what comes after it, writing and checking, is the same for all.
-"""
+"""A conversion that has been thought through and not begun."""
 
 from __future__ import annotations
 
@@ -26,15 +23,14 @@ class Plan:
 
     config: config.json of the result, a quantization entry of the source's own included.
     tensors: starts over at each call and gives (name, tensor) as the source holds them, not read
-        yet. Its argument is a directory that need not be there: what a plan has to materialize on
-        the way goes into it, at most scratch_nbytes, and whoever made the call removes it.
+        yet. What it has to write on the way, at most scratch_nbytes, goes into the directory that
+        it is given.
     outlines: name -> a lazy array of the type and shape, which holds nothing.
     stored: path of a matrix that the source has quantized -> how.
     quantized: name -> how it is quantized on the way, for what is.
     natural: name -> the type that it is written in where none is asked for, if not its own.
     keeps_dtype: whether a tensor stays in its type whatever is asked for.
-    report: what becomes of each of the source's tensors. paths: the source's files of weights, of
-    this format. notes: sentences for the user.
+    paths: the source's files of weights. notes: sentences for the user.
     """
 
     config: Mapping[str, Any]
@@ -111,9 +107,8 @@ def summary_of(names: Iterable[str]) -> str:
 def dequantized(plan: Plan) -> Plan:
     """The same, with whole matrices in the place of quantized ones and no quantization entry.
 
-    Values are computed in float32; unless another type is asked for they are written in that of
-    their scales, bfloat16 where scales are powers of two. Raises OptionError where nothing is
-    quantized, CheckpointError where it is not as config.json says.
+    Values are computed in float32, and written in the type of their scales where none is asked for,
+    bfloat16 where scales are powers of two. Raises OptionError, CheckpointError.
     """
     if not plan.stored:
         raise OptionError("the source is not quantized: leave --dequantize out")

@@ -1,9 +1,7 @@
 """Decoder-only GGUF files: llama (Llama, Mistral, Mixtral, TinyLlama, ...) and `families`.
 
 mlx-lm's own model, built without weights, says which tensors there are and of which shapes; the
-gguf package what llama.cpp calls each. What their sizes are, and what was done to them, is said
-here. Nothing is read but Llama 3's rotary factors, which configurations say in four numbers and
-GGUF as a tensor.
+gguf package what llama.cpp calls each.
 """
 
 from __future__ import annotations
@@ -39,10 +37,7 @@ _MIXTRAL_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def describe_decoder_only(metadata: Metadata, finder: Finder) -> dict[str, Any]:
-    """config.json of the model, whose tensors `finder` gets.
-
-    Raises Malformed for what is missing, contradicts itself or is not supported.
-    """
+    """config.json of the model, whose tensors `finder` gets. Raises Malformed."""
     family = FAMILIES[metadata.architecture]
     if metadata.architecture == "llama" and metadata.get(".expert_count", COUNT, 0):
         family = MIXTRAL
@@ -189,10 +184,7 @@ def _scaling(metadata: Metadata, finder: Finder, width: int, theta: float) -> di
 
 
 def _llama3(factors: np.ndarray[Any, Any], width: int, theta: float) -> dict[str, Any] | None:
-    """Llama 3.1's four numbers for `factors`, by which each frequency is divided.
-
-    They are computed and held to the file's. Raises Malformed where those come from anything else.
-    """
+    """Llama 3.1's four numbers for `factors`, by which each frequency is divided, held to them."""
     if (factors == 1).all():
         return None
     factor = float(factors.max())

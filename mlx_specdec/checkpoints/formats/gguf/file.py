@@ -1,8 +1,4 @@
-"""One GGUF model, of one file or several parts, as a set of named tensors under our names.
-
-`header` is checked before anything else is believed; what the tensors are is said by the
-architecture's own module. Files are mapped: what is not asked for is not read.
-"""
+"""One GGUF model, of one file or several parts, as a set of named tensors under our names."""
 
 from __future__ import annotations
 
@@ -32,10 +28,7 @@ _SMALL = 1 << 20
 
 @dataclass(frozen=True)
 class _Stored:
-    """Where one tensor lies: in which part, where in it, and how.
-
-    row_nbytes: of one row of the last axis.
-    """
+    """Where one tensor lies. row_nbytes: of one row of the last axis."""
 
     entry: Entry
     kind: ElementType
@@ -51,14 +44,12 @@ class _Stored:
 class GgufFile(Reader):
     """The tensors of one model.
 
-    infos: type and shape of every tensor under our name, its values expanded: quantized types are
-    F32, plain ones as they are stored. metadata: the file's. config: what config.json would say.
-    packed: names of the types that were expanded, sorted. paths: all parts.
+    infos: quantized types are F32, plain ones as they are stored. config: what config.json would
+    say. packed: names of the types that were expanded, sorted.
     """
 
     def __init__(self, file: Path) -> None:
-        """file: the model, or the first of its parts, the others beside it. Raises CheckpointError
-        for a file that is truncated, damaged, or holds what is not supported here."""
+        """file: the model, or the first of its parts, the others beside it."""
         self.paths = tuple(parts_of(file))
         self._maps = [open_map(each) for each in self.paths]
         headers: list[Header] = []

@@ -57,11 +57,8 @@ class Header:
 
 
 def read_header(data: mmap.mmap | bytes) -> Header:
-    """All that comes before the tensors. Raises Malformed.
-
-    Shapes are only held to be plausible; whether the tensors' bytes are there is for whoever knows
-    the element types.
-    """
+    """All that comes before the tensors, of which only the list is held to be plausible. Raises
+    Malformed."""
     reader = _Reader(data)
     tensors, keys = reader.begin()
     metadata: dict[str, Any] = {}

@@ -51,10 +51,8 @@ class Metadata:
         return self._full(key) in self._values
 
     def get(self, key: str, kind: Kind[Value], default: Value | None = None) -> Value:
-        """A value, which has to be there unless there is a default.
-
-        key: one that begins with a dot belongs to the architecture. Raises Malformed.
-        """
+        """A value, which has to be there unless there is a default. key: one that begins with a dot
+        belongs to the architecture. Raises Malformed."""
         key = self._full(key)
         value = self._values.get(key, default)
         if value is None:
@@ -88,7 +86,6 @@ class Finder:
     """Collects places while an architecture is described; each tensor has to be as expected.
 
     entries: the file's tensors by name. read: gives at most so many first rows of one, float32.
-    places: our name -> where the tensor lies.
     """
 
     entries: Mapping[str, Entry]
@@ -111,8 +108,7 @@ class Finder:
         self.places[ours] = place
 
     def check_layers(self, layers: int) -> int:
-        """The same number. Raises Malformed where there are more layers than tensors, or than any
-        model has."""
+        """The same number. Raises Malformed where no model has so many layers."""
         count = len(self.entries)
         if not 1 <= layers <= min(count, MOST_LAYERS):
             raise Malformed(f"is damaged: it claims {layers} layers and has {count} tensors")
@@ -130,8 +126,7 @@ class Finder:
 
 
 def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
-    """What llama.cpp calls a tensor, by Hugging Face's name. Raises Malformed for one that it has
-    not."""
+    """What llama.cpp calls a tensor, by Hugging Face's name. Raises Malformed."""
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 

@@ -20,10 +20,9 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 def lay_down(source: Path, directory: Path) -> None:
     """Write config.json, generation_config.json and tokenizer files into `directory`, and links to
-    the file or its parts.
+    the file or its parts. Where tokenizer.json lies beside the file, it is taken.
 
-    Where tokenizer.json lies beside the file, it is taken in the place of one made from the
-    metadata. Raises CheckpointError, also for a link out of the directory beside the file.
+    Raises CheckpointError, also for a link out of the directory beside the file.
     """
     file = shards.find(source).files[0] if source.is_dir() else source
     if not file.is_file():

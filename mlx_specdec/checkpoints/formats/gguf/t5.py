@@ -1,7 +1,6 @@
 """GGUF files of the T5 family: T5, Flan-T5, mT5, UMT5 and their kin, all called t5 there.
 
-The file does not say whether the head is tied, and so whether the decoder's output is scaled: both
-are told from the tensors.
+Whether the head is tied, and so whether the decoder's output is scaled, the tensors tell.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ _SAME_DIRECTION = 0.8
 
 
 def describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
-    """config.json of the model, whose tensors `finder` gets.
-
-    Raises Malformed for what is missing, contradicts itself or is not supported.
-    """
+    """config.json of the model, whose tensors `finder` gets. Raises Malformed."""
     layers = finder.check_layers(metadata.get(".block_count", COUNT))
     decoder_layers = finder.check_layers(metadata.get(".decoder_block_count", COUNT, layers))
     if "dec.blk.0.attn_norm.weight" not in finder.entries:

@@ -60,10 +60,7 @@ class _Vocabulary:
 
 
 def build(metadata: Metadata) -> str | None:
-    """The text of tokenizer.json, None where the file has no vocabulary.
-
-    Raises Malformed for a vocabulary that contradicts itself, or of a kind that is not known here.
-    """
+    """The text of tokenizer.json, None where the file has no vocabulary. Raises Malformed."""
     kind = metadata.get(f"{_PREFIX}model", TEXT, "none")
     if kind in ("none", "no_vocab"):
         return None
@@ -86,8 +83,7 @@ def build(metadata: Metadata) -> str | None:
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """What `tokenizers` raises, as Malformed: Exception itself, and where its own code stumbles
-    over what it was given PanicException, which is none."""
+    """What `tokenizers` raises, as Malformed; its PanicException is no Exception."""
     try:
         yield
     except (Malformed, KeyboardInterrupt, SystemExit, MemoryError):

@@ -1,7 +1,4 @@
-"""Element types of GGUF files: what each takes of a file, and its bytes -> arrays.
-
-The quantized types, which are many and grow in number, are expanded by the gguf package.
-"""
+"""Element types of GGUF files; the gguf package expands the quantized ones."""
 
 from __future__ import annotations
 
@@ -31,8 +28,7 @@ _PLAIN = {
 class ElementType:
     """One type. A row is a whole number of blocks of `block` elements in `nbytes` bytes.
 
-    kind: the gguf package's member. stored: what its values become, a key of `tensors.ELEMENTS`.
-    numpy: how numpy reads it; "" for quantized types.
+    stored: what its values become, a key of `tensors.ELEMENTS`. numpy: "" for quantized types.
     """
 
     kind: Any

@@ -1,7 +1,6 @@
 """Meta's consolidated.NN.pth, one or several parts, as a set of tensors under Hugging Face's names.
 
-Parts are joined and rotary rows put in order as rows are asked for: no more than these is ever in
-memory.
+Parts are joined and rotary rows put in order as rows are asked for.
 """
 
 from __future__ import annotations
@@ -30,14 +29,11 @@ _DROPPED = re.compile(r"rope\.freqs|.*\.inner_attention\.rope\.freqs")
 
 
 class MetaFile(Reader):
-    """The tensors of one model, joined; a head that repeats the embedding is left out.
-
-    config: what config.json would say. paths: all parts.
-    """
+    """The tensors of one model, joined; a head that repeats the embedding is left out. config: what
+    config.json would say."""
 
     def __init__(self, file: Path) -> None:
-        """file: the first part, the others and params.json beside it. Raises CheckpointError for a
-        missing part, and for parts or a params.json that contradict each other."""
+        """file: the first part, the others and params.json beside it."""
         self.paths = tuple(parts_of(file))
         self._directory = file.parent
         self._parts = [TorchFile(path) for path in self.paths]
@@ -143,8 +139,7 @@ class MetaFile(Reader):
         return tokens
 
     def _as_cut(self, entry: Entry) -> Entry:
-        """The same, with the axis along which its parts make one. Raises CheckpointError where they
-        do not."""
+        """The same, with the axis along which its parts make one."""
         shapes, dtype = [], None
         for path, part in zip(self.paths, self._parts, strict=True):
             info = part.infos.get(entry.theirs)
@@ -194,8 +189,7 @@ class MetaFile(Reader):
 
 
 def parts_of(file: Path) -> list[Path]:
-    """All parts of a model in order, whichever of them is given. Raises CheckpointError where one
-    is missing between others, or the first."""
+    """All parts of a model in order, whichever of them is given. Raises CheckpointError."""
     parts = {
         int(name[1]): path
         for path in file.parent.iterdir()
@@ -212,10 +206,8 @@ def parts_of(file: Path) -> list[Path]:
 
 
 def lay_down(source: Path, directory: Path) -> None:
-    """Write config.json and tokenizer files into `directory`, and links to the parts.
-
-    Raises CheckpointError.
-    """
+    """Write config.json and tokenizer files into `directory`, and links to the parts. Raises
+    CheckpointError."""
     parts = shards.all_own(parts_of(source / "consolidated.00.pth"))
     config = dict(MetaFile(parts[0]).config)
     for file in (*parts, source / PARAMS):

@@ -36,11 +36,7 @@ _FIRST_LLAMA = 2048
 
 def read_params(file: Path) -> dict[str, Any]:
     """config.json of the model, but for what the weights have to tell: the type of the elements,
-    whether the head is the embedding, and often the number of tokens.
-
-    Raises CheckpointError for a file that is no JSON object, lacks a number, has one that cannot
-    be, or asks for something that is not known here.
-    """
+    whether the head is the embedding, and often the number of tokens. Raises CheckpointError."""
     if not file.is_file():
         raise CheckpointError(f"{file.parent} lacks {file.name}: download it again")
     given = {key: value for key, value in read_json(file).items() if value is not None}
@@ -98,8 +94,7 @@ def _config(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner(given: Mapping[str, Any], width: int) -> int:
-    """The width of the feed-forward networks: two thirds of four widths, times a factor, rounded up
-    to a multiple."""
+    """Two thirds of four widths, times a factor, rounded up to a multiple."""
     if "hidden_dim" in given:
         return _whole(given, "hidden_dim")
     multiple = _whole(given, "multiple_of", 256)
@@ -113,8 +108,8 @@ def _inner(given: Mapping[str, Any], width: int) -> int:
 
 
 def _length(given: Mapping[str, Any], epsilon: float, theta: float, *, scaled: bool) -> int:
-    """Positions that the model was trained for. params.json rarely says it; each generation has its
-    own base of the rotation, and the first two differ in epsilon."""
+    """Positions that the model was trained for: each generation has its own base of the rotation,
+    and the first two differ in epsilon."""
     if "max_seq_len" in given:
         return _whole(given, "max_seq_len")
     if scaled:

@@ -1,7 +1,4 @@
-"""Meta's tokenizer.model, SentencePiece's or tiktoken's -> the files that Hugging Face has instead.
-
-What is made of SentencePiece's is held to the original.
-"""
+"""Meta's tokenizer.model, SentencePiece's or tiktoken's -> the files that Hugging Face has."""
 
 from __future__ import annotations
 

@@ -26,14 +26,11 @@ _BROKEN = "is truncated or damaged: download it again"
 
 
 class TorchFile(Reader):
-    """The tensors of one file, mapped: what is not asked for is not read.
-
-    infos: as a safetensors file would have it: contiguous, tied tensors under each of their names.
-    """
+    """The tensors of one file, mapped, as a safetensors file would have them: contiguous, tied ones
+    under each of their names."""
 
     def __init__(self, file: Path) -> None:
-        """Read the list of tensors. Raises CheckpointError for a file that is truncated, damaged,
-        of another kind, or whose pickle asks for anything that weights do not need."""
+        """Raises CheckpointError also where the pickle asks for what weights do not need."""
         self.paths = (file,)
         self._data = open_map(file)
         with naming(file):

@@ -1,7 +1,6 @@
 """What a torch state dict is made of: storages, tensors that view them, and how they are named.
 
-ADMITTED is the whole list of names that a pickle may use; each leaves behind a record of numbers
-and texts. No storage is read here.
+ADMITTED is the whole list of names that a pickle may use; no storage is read here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The pickles that torch.save writes, read so that they can build plain values and nothing else.
 
 Python's own unpickler reads them, the one written in Python: `pickle._Unpickler` is private by its
-name, but has been there with its table of operations since Python 3.0. The table is cut to what
-torch writes in protocols 2 to 5; operations that could reach Python's own objects (INST, OBJ,
-NEWOBJ, EXT) are not in it, and a name is looked up among those that the caller admits, never
-imported. Work and memory are bounded, whatever a pickle claims.
+name, but has been there since Python 3.0. Its table of operations is cut to what torch writes; a
+name is looked up among those that the caller admits, never imported; work and memory are bounded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A zip archive as torch.save writes it since 1.6: where its records lie, without reading them.
 
-`zipfile` reads the directory. Records are stored, never compressed, so that a tensor's bytes are
-bytes of the file.
+Records are stored, never compressed, so that a tensor's bytes are bytes of the file.
 """
 
 from __future__ import annotations
@@ -41,10 +40,8 @@ class _Bounded(io.FileIO):
 
 
 def read(file: Path, data: Buffer) -> tuple[Span, dict[str, Span], bool]:
-    """Where the pickle lies, and each storage by its key; whether those are big-endian.
-
-    data: the file's bytes. Raises Malformed for what is damaged or no state dict's archive.
-    """
+    """Where the pickle lies, and each storage by its key; whether those are big-endian. Raises
+    Malformed."""
     records = _records(file, data)
     roots = [name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")]
     if len(roots) != 1 or any(name.startswith(f"{roots[0]}code/") for name in records):
