@@ -184,8 +184,6 @@ def _name(model: str, source: Path) -> tuple[str, str | None]:
 
 
 class _Steps:
-    """Bytes done, out of bytes in all."""
-
     def __init__(self, total: int, report: Callable[[int, int], None]) -> None:
         self._done, self._total, self._report = 0, total, report
         self.add(0)

@@ -107,7 +107,6 @@ def _distance(rows: Mapping[str, mx.array], name: str, source: mx.array, asked: 
 
 
 def _bits(array: mx.array) -> mx.array:
-    """As unsigned integers, where equal means the same bits."""
     kinds = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
     return array if array.dtype == mx.bool_ else array.view(kinds[array.dtype.size])
 

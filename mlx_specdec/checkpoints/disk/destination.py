@@ -191,7 +191,6 @@ def temporary() -> Iterator[Path]:
 
 
 def _sweep(root: Path, name: str, destination: Path | None) -> bool:
-    """Whether there is a living one."""
     alive = False
     with contextlib.suppress(OSError):
         for path in sorted(root.iterdir()):

@@ -26,7 +26,6 @@ class Digests:
     """The digests of some files. A context manager: leaving the block ends the work early."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        """Begin at once."""
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, "digests")
         self._all = [(file.name, self._pool.submit(self._one, file)) for file in files]

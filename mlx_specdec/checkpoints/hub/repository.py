@@ -34,7 +34,6 @@ class Repository:
     """A repository of the Hub at one commit, or what the cache holds of it."""
 
     def __init__(self, name: str, revision: str | None) -> None:
-        """revision: a branch, tag or commit."""
         if "HF_HUB_VERBOSITY" not in os.environ:
             # It tells of every attempt; what the user needs is the sentence at the end.
             hub.logging.set_verbosity_error()
@@ -119,7 +118,6 @@ class Repository:
         return names
 
     def _files(self, files: list[str], progress: Callable[[int, int], None] | None) -> Path:
-        """The directory of some files, fetched with one bar for all of them."""
         missing = [file for file in files if self._in_cache(file, self._commit) is None]
         total, done = sum(self._listed[file].size or 0 for file in missing), 0
         self._check_room(total)
@@ -140,7 +138,6 @@ class Repository:
         return directory
 
     def _file(self, file: str, report: Callable[[int], None] = lambda count: None) -> Path:
-        """One file at the commit, fetched unless it is there."""
         cached = self._in_cache(file, self._commit)
         # What is in the cache has been checked where the revision's name, written last, is.
         if cached is not None and (
@@ -159,7 +156,6 @@ class Repository:
                 hub.hf_hub_download(self._name, file, revision=self._revision)
 
     def _cached(self, problem: Exception) -> Path:
-        """What the cache holds of the revision. Raises SourceError where that is no whole model."""
         reason = told(self._name, self._revision, problem)
         try:
             cached = hub.snapshot_download(

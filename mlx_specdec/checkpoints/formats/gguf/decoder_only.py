@@ -168,7 +168,6 @@ def _take_single_experts(finder: Finder, ours: str, joined: str, shape: tuple[in
 
 
 def _scaling(metadata: Metadata, finder: Finder, width: int, theta: float) -> dict[str, Any] | None:
-    """rope_scaling, None where positions are not scaled."""
     kind = metadata.get(".rope.scaling.type", TEXT, "none")
     old = metadata.get(".rope.scale_linear", NUMBER, 1.0)
     factor = metadata.get(".rope.scaling.factor", NUMBER, old)

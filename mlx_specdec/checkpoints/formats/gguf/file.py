@@ -35,6 +35,7 @@ class _Stored:
     part: int
     begin: int
     row_nbytes: int
+    big_endian: bool
 
     @property
     def nbytes(self) -> int:
@@ -56,9 +57,8 @@ class GgufFile(Reader):
         for number, each in enumerate(self.paths):
             with naming(each):
                 headers.append(read_header(self._maps[number]))
-        self._big_endian = [header.big_endian for header in headers]
         with naming(file):
-            self._stored = _all_stored(headers, [len(each) for each in self._maps])
+            self._stored = self._all_stored(headers)
             self.metadata = Metadata(headers[0].metadata)
             entries = {name: stored.entry for name, stored in self._stored.items()}
             finder = Finder(entries, self._first_rows)
@@ -88,8 +88,24 @@ class GgufFile(Reader):
             chosen = rotary_rows(begin, end, place.shape[0] // place.heads)
         return self._read(place, chosen).astype(DTYPES[self.infos[name].dtype])
 
+    def _all_stored(self, headers: list[Header]) -> dict[str, _Stored]:
+        """Every tensor of all parts, each held to its file's size and to its neighbours."""
+        all_stored: dict[str, _Stored] = {}
+        for part, header in enumerate(headers):
+            end, before = header.begin, "its header"
+            for entry in sorted(header.entries, key=lambda entry: entry.offset):
+                stored = _stored(entry, header, part)
+                if entry.name in all_stored:
+                    raise Malformed(f"is damaged: two of its parts hold {entry.name}")
+                if stored.begin < end:
+                    raise Malformed(f"is damaged: {entry.name} lies on top of {before}")
+                end, before = stored.begin + stored.nbytes, entry.name
+                if end > len(self._maps[part]):
+                    raise Malformed(f"is truncated in {entry.name}: download it again")
+                all_stored[entry.name] = stored
+        return all_stored
+
     def _describe(self, finder: Finder) -> dict[str, Any]:
-        """config.json; `finder` gets the tensors."""
         architecture = self.metadata.architecture
         kind = self.metadata.get("general.type", TEXT, "model")
         if kind != "model":
@@ -136,40 +152,19 @@ class GgufFile(Reader):
         return np.array(self._read(place, slice(0, count)).astype(mx.float32))
 
     def _read(self, place: Place, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
-        """Some rows along the first axis."""
         stored, shape = self._stored[place.name], place.shape
         if not math.prod(shape):
             raise CheckpointError(f"the tensor {place.name} is empty: download the model again")
         # A quantized vector is one row of blocks, and rows are what can be expanded.
         blocks = (1, stored.row_nbytes) if len(shape) == 1 else (*shape[:-1], stored.row_nbytes)
-        raw: np.ndarray[Any, Any] = np.ndarray(
-            blocks, np.uint8, self._maps[stored.part], stored.begin
-        )
-        order = self._big_endian[stored.part]
+        data = self._maps[stored.part]
+        raw: np.ndarray[Any, Any] = np.ndarray(blocks, np.uint8, data, stored.begin)
         if len(shape) == 1:
-            values = expand(raw, stored.kind, order)[0]
+            values = expand(raw, stored.kind, stored.big_endian)[0]
             values = values[chosen if isinstance(chosen, slice) else mx.array(chosen)]
         else:
-            values = expand(raw[chosen], stored.kind, order)
+            values = expand(raw[chosen], stored.kind, stored.big_endian)
         return values - place.excess if place.excess else values
-
-
-def _all_stored(headers: list[Header], sizes: list[int]) -> dict[str, _Stored]:
-    """Every tensor of all parts, each held to its file's size and to its neighbours."""
-    all_stored: dict[str, _Stored] = {}
-    for part, (header, size) in enumerate(zip(headers, sizes, strict=True)):
-        end, before = header.begin, ""
-        for entry in sorted(header.entries, key=lambda entry: entry.offset):
-            stored = _stored(entry, header, part)
-            if entry.name in all_stored:
-                raise Malformed(f"is damaged: two of its parts hold {entry.name}")
-            if stored.begin < end:
-                raise Malformed(f"is damaged: {entry.name} lies on top of {before or 'its header'}")
-            end, before = stored.begin + stored.nbytes, entry.name
-            if end > size:
-                raise Malformed(f"is truncated in {entry.name}: download it again")
-            all_stored[entry.name] = stored
-    return all_stored
 
 
 def _stored(entry: Entry, header: Header, part: int) -> _Stored:
@@ -181,4 +176,4 @@ def _stored(entry: Entry, header: Header, part: int) -> _Stored:
             f"is damaged: the rows of {entry.name} are no whole number of {kind.name} blocks"
         )
     row = entry.shape[-1] // kind.block * kind.nbytes
-    return _Stored(entry, kind, part, header.begin + entry.offset, row)
+    return _Stored(entry, kind, part, header.begin + entry.offset, row, header.big_endian)

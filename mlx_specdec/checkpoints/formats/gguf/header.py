@@ -116,7 +116,6 @@ class _Reader:
             )
 
     def name(self, what: str) -> str:
-        """A string that names something."""
         name = self._string(what)
         check_name(name, what)
         return name
@@ -134,7 +133,6 @@ class _Reader:
         return bool(number) if kind == _BOOL else number
 
     def entry(self) -> Entry:
-        """One tensor of the list."""
         name = self.name("a tensor")
         axes = self._number("I", name)
         if not 1 <= axes <= MOST_AXES:

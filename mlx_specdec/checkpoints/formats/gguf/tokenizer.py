@@ -51,11 +51,9 @@ class _Vocabulary:
             )
 
     def get(self, key: str, *rest: Any) -> Any:
-        """A value of the metadata's part on the vocabulary."""
         return self.metadata.get(f"{_PREFIX}{key}", *rest)
 
     def of_type(self, *types: int) -> list[int]:
-        """Ids of all tokens of some types."""
         return [id for id, kind in enumerate(self.types) if kind in types]
 
 

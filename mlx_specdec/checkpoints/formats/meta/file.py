@@ -95,7 +95,6 @@ class MetaFile(Reader):
         return self._joined(entry, first, last)[places]
 
     def _joined(self, entry: Entry, begin: int, end: int) -> mx.array:
-        """Rows in Meta's order."""
         if entry.axis is None:
             return self._parts[0].rows(entry.theirs, begin, end)
         if entry.axis == 1:
@@ -151,11 +150,10 @@ class MetaFile(Reader):
             shapes.append(info.shape)
         # Before Llama 3 each part had some columns of every token's embedding.
         for axis in (entry.axis, 1) if entry.theirs == EMBEDDING else (entry.axis,):
-            whole = [list(shape) for shape in shapes]
-            for shape in whole:
-                if axis is not None and len(shape) > axis:
-                    shape[axis] *= len(shapes)
-            if all(tuple(shape) == entry.shape for shape in whole):
+            each = list(entry.shape)
+            if axis is not None:
+                each[axis], rest = divmod(each[axis], len(shapes))
+            if {*shapes} == {tuple(each)} and (axis is None or not rest):
                 return replace(entry, axis=axis)
         different = " and ".join(map(str, sorted(set(shapes))[:3]))
         parts = "" if len(shapes) == 1 else f" in each of {len(shapes)} parts"

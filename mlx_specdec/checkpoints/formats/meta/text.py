@@ -143,7 +143,6 @@ def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
 
 
 def _ranks(data: bytes) -> dict[bytes, int]:
-    """Token -> its rank, which is its id."""
     ranks: dict[bytes, int] = {}
     for rank, line in enumerate(line for line in data.splitlines() if line.strip()):
         try:

@@ -170,7 +170,6 @@ def _rebuild_parameter(tensor: Any, *_: Any) -> Tensor:
 
 
 def _rebuild_from_type(function: Any, named: Any, arguments: Any, _attributes: Any) -> Any:
-    """A tensor that was given attributes."""
     sound = function in _BUILDERS.values() and type(arguments) is tuple and named is _MENTION
     _check(sound, "tensor")
     return function(*arguments)

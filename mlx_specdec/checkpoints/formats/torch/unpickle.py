@@ -152,8 +152,6 @@ class _Unpickler(pickle._Unpickler):
 
 
 class _Operations(dict[int, Callable[[Any], None]]):
-    """Code -> operation."""
-
     def __missing__(self, code: int) -> Any:
         import pickletools
 
@@ -163,7 +161,6 @@ class _Operations(dict[int, Callable[[Any], None]]):
 
 
 def _admitted_operations() -> _Operations:
-    """The admitted part of Python's table, with what is overridden above."""
     codes = [getattr(pickle, name)[0] for name in _ADMITTED.split()]
     whole = pickle._Unpickler.dispatch
     return _Operations({code: getattr(_Unpickler, whole[code].__name__) for code in codes})

@@ -78,7 +78,6 @@ def _records(file: Path, data: Buffer) -> dict[str, Span]:
 
 
 def _span(data: Buffer, entry: zipfile.ZipInfo) -> Span:
-    """One entry of the directory, held against what stands before its bytes."""
     name, size = entry.orig_filename, entry.file_size
     stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == size
     if not stored or entry.flag_bits & _IS_ENCRYPTED:
