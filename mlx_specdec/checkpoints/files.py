@@ -23,7 +23,7 @@ CARRIED = (
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
     *("chat_template*", "generation_config.json"),
 )
-_READERS: Mapping[str, Callable[[Path], Reader]] = {
+READERS: Mapping[str, Callable[[Path], Reader]] = {
     "safetensors": SafetensorsFile,
     "torch": TorchFile,
     "gguf": GgufFile,
@@ -42,7 +42,7 @@ class Weights(Reader):
         infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
-        self._files = {file: _READERS[parts.format](file) for file in parts.files}
+        self._files = {file: READERS[parts.format](file) for file in parts.files}
         self.format = parts.format
         self.lazy = parts.format == "safetensors"
         for file, reader in self._files.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,16 @@ from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, shards
 from .disk.reading import check_directory, read_json
 from .formats import medusa
-from .formats.safetensors import SafetensorsFile
-from .formats.torch.file import TorchFile
 from .plans import Plan, plan_for
 from .report import TensorReport
 from .source import as_directory, originals
-from .tensors import LARGEST_EXTENT, Contents, Reader, TensorInfo
+from .tensors import LARGEST_EXTENT, Contents, TensorInfo
 
-_SINGLE: Mapping[str, tuple[str, Callable[[Path], Reader]]] = {
-    ".safetensors": ("safetensors", SafetensorsFile),
-    **dict.fromkeys((".bin", ".pt", ".pth"), ("torch", TorchFile)),
+_SINGLE = {
+    ".safetensors": "safetensors",
+    **dict.fromkeys((".bin", ".pt", ".pth"), "torch"),
 }
-"""Files that are tensors and no whole model."""
+"""Files that are tensors and no whole model: how they end, and their formats."""
 _SIZES = (
     *("d_model", "hidden_size", "n_embd", "d_ff", "intermediate_size"),
     *("num_layers", "num_hidden_layers", "n_layer", "num_decoder_layers"),
@@ -136,8 +134,9 @@ def inspect(name: str) -> Inspection:
 
 
 def _inspect_file(path: Path, file: Path, config: Mapping[str, Any], problem: str) -> Inspection:
-    kind, reader = _SINGLE[file.suffix]
-    return _inspection(path, kind, [file], config, reader(file).contents, problem=problem)
+    kind = _SINGLE[file.suffix]
+    contents = files.READERS[kind](file).contents
+    return _inspection(path, kind, [file], config, contents, problem=problem)
 
 
 def _inspect_heads(path: Path) -> Inspection:

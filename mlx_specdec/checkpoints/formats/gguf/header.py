@@ -25,11 +25,7 @@ LONGEST_ARRAY = 1 << 22
 """Entries; the largest vocabularies have 0.3 M tokens and 0.6 M merges."""
 MOST_AXES = 4
 _ARRAY, _STRING, _BOOL = 9, 8, 7
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B"} | {
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_SCALARS = {**dict(enumerate("BbHhIifB")), 10: "Q", 11: "q", 12: "d"}
 _SMALLEST_KEY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
 

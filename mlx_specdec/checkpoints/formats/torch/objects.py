@@ -6,6 +6,7 @@ ADMITTED is the whole list of names that a pickle may use; no storage is read he
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +53,7 @@ KINDS = {
     name: Kind("f8" if name == "float64" else ELEMENTS[stored][1], stored)
     for name, _, stored in _TYPES
 }
-_UNREAD = (
-    *(f"float8_{name}" for name in ("e5m2", "e5m2fnuz", "e4m3fnuz", "e8m0fnu")),
-    *("complex32", "complex64", "complex128"),
-    *("qint8", "quint8", "qint32", "quint4x2", "quint2x4"),
-    *(f"Complex{name}Storage" for name in ("Half", "Float", "Double")),
-    *(f"{name}Storage" for name in ("QInt8", "QUInt8", "QInt32")),
-)
+_UNREAD = re.compile(r"(float8_|complex|qu?int)\w+|(Complex|QU?Int)\w+Storage")
 """Names in torch of element types that MLX does not have, or that weights are not kept in here."""
 
 
@@ -66,7 +61,7 @@ class Names(dict[tuple[str, str], Any]):
     """(module, name) -> what a pickle gets for it; asking for any other raises Malformed."""
 
     def __missing__(self, key: tuple[str, str]) -> Any:
-        if key[0] == "torch" and key[1] in _UNREAD:
+        if key[0] == "torch" and _UNREAD.fullmatch(key[1]):
             raise Malformed(f"holds tensors of the type {key[1]}, which is not read here")
         shown = ascii(".".join(key))[1:-1]
         raise Malformed(
