@@ -12,15 +12,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, OutputError, SourceError
 from .disk import destination
 from .disk.reading import check_directory
 from .shards import format_of
-
-if TYPE_CHECKING:
-    from .hub.repository import Repository
 
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
@@ -34,21 +30,21 @@ def resolve(
     commit of the Hub's. progress: called with (done, total) bytes of what is not in the cache yet.
     A download that was interrupted goes on where it was. Raises SourceError.
     """
-    local = _local(name)
-    return _repository(name, revision).fetch(progress) if local is None else local
+    if (local := _local(name)) is not None:
+        return local
+    from .hub.repository import Repository
+
+    return Repository(name, revision).fetch(progress)
 
 
 def resolve_config(name: str, *, revision: str | None = None) -> Path:
     """A local directory as it is, or one that holds the config.json of a repository of the Hub;
     nothing else is downloaded. As `resolve` otherwise."""
-    local = _local(name)
-    return _repository(name, revision).fetch_config() if local is None else local
-
-
-def _repository(name: str, revision: str | None) -> Repository:
+    if (local := _local(name)) is not None:
+        return local
     from .hub.repository import Repository
 
-    return Repository(name, revision)
+    return Repository(name, revision).fetch_config()
 
 
 def _local(name: str) -> Path | None:
