@@ -43,12 +43,10 @@ class TensorReport:
         parts += [f"{len(self.tied)} tied"] if self.tied else []
         parts += [f"{len(self.dropped)} dropped"] if self.dropped else []
         lines = [f"read {self.read} tensors: {', '.join(parts) or 'all kept under their names'}"]
-        for twin in dict.fromkeys(self.tied.values()):
-            names = [name for name, each in self.tied.items() if each == twin]
-            lines.append(f"tied, {twin} has the same values: {', '.join(names)}")
-        for why in dict.fromkeys(self.dropped.values()):
-            names = [name for name, each in self.dropped.items() if each == why]
-            lines.append(f"dropped, {why}: {', '.join(names)}")
+        reasons = {name: f"tied, {twin} has the same values" for name, twin in self.tied.items()}
+        reasons |= {name: f"dropped, {why}" for name, why in self.dropped.items()}
+        for why in dict.fromkeys(reasons.values()):
+            lines.append(f"{why}: {', '.join(n for n, each in reasons.items() if each == why)}")
         return tuple(lines)
 
 

@@ -74,7 +74,7 @@ def as_directory(source: Path) -> Iterator[Path]:
     """
     layout = format_of(source)
     if layout == "gguf":
-        from .formats.gguf.source import lay_down
+        from .formats.gguf.file import lay_down
     elif layout == "meta":
         from .formats.meta.file import lay_down
     else:

@@ -40,6 +40,10 @@ class Change:
         """Some rows of the tensor in their new type."""
         return rows if self.dtype is None else rows.astype(self.dtype)
 
+    def outlines(self, name: str, source: Tensor) -> dict[str, mx.array]:
+        """What will be stored for a tensor: lazy arrays that are never computed."""
+        return self.stored(name, self.cast(source.outline))
+
     def stored(self, name: str, cast: mx.array) -> dict[str, mx.array]:
         """What is stored for rows that were cast, by name."""
         if self.quantization is None:
@@ -59,12 +63,13 @@ class Written:
 
 @dataclass(frozen=True)
 class _Item:
-    """One source tensor and what is stored for it: lazy arrays that are never computed."""
-
     name: str
     source: Tensor
     change: Change
-    stored: Mapping[str, mx.array]
+
+    @property
+    def stored(self) -> Mapping[str, mx.array]:
+        return self.change.outlines(self.name, self.source)
 
     @property
     def nbytes(self) -> int:
@@ -94,13 +99,13 @@ def write_weights(
         shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
 
     for name, tensor in tensors:
-        item = _plan(name, tensor, change(name, tensor))
-        if waiting and size + item.nbytes > shard_bytes:
+        item = _Item(name, tensor, change(name, tensor))
+        nbytes = item.nbytes
+        if waiting and size + nbytes > shard_bytes:
             write()
             size = 0
         waiting.append(item)
-        size += item.nbytes
-        total += item.nbytes
+        size, total = size + nbytes, total + nbytes
         parameters += count(name, tensor)
         del item, tensor
     if waiting:
@@ -125,11 +130,7 @@ def write_config(
 def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], Change]) -> int:
     """How many bytes of tensors `write_weights` would write. outlines: lazy arrays."""
     tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
-    return sum(_plan(name, tensor, change(name, tensor)).nbytes for name, tensor in tensors)
-
-
-def _plan(name: str, tensor: Tensor, change: Change) -> _Item:
-    return _Item(name, tensor, change, change.stored(name, change.cast(tensor.outline)))
+    return sum(_Item(name, tensor, change(name, tensor)).nbytes for name, tensor in tensors)
 
 
 def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]) -> list[str]:

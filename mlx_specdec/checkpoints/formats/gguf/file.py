@@ -1,8 +1,12 @@
-"""One GGUF model, of one file or several parts, as a set of named tensors under our names."""
+"""One GGUF model, of one file or several parts, as named tensors under our names, and as the files
+that a directory of Hugging Face's has beside its weights."""
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +15,16 @@ import mlx.core as mx
 import numpy as np
 
 from ....errors import CheckpointError
+from ... import shards
 from ...disk.reading import open_map
-from ...shards import parts_of
 from ...tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
 from ..meta.params import rotary_rows
 from .decoder_only import describe_decoder_only
 from .families import FAMILIES
 from .header import Entry, Header, read_header
-from .layout import EMBEDDING, HEAD, TEXT, Finder, Metadata, Place
+from .layout import COUNT, EMBEDDING, HEAD, TEXT, Finder, Metadata, Place
 from .t5 import describe_t5
+from .tokenizer import build, settings
 from .types import ElementType, element_type, expand
 
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
@@ -51,7 +56,7 @@ class GgufFile(Reader):
 
     def __init__(self, file: Path) -> None:
         """file: the model, or the first of its parts, the others beside it."""
-        self.paths = tuple(parts_of(file))
+        self.paths = tuple(shards.parts_of(file))
         self._maps = [open_map(each) for each in self.paths]
         headers: list[Header] = []
         for number, each in enumerate(self.paths):
@@ -177,3 +182,55 @@ def _stored(entry: Entry, header: Header, part: int) -> _Stored:
         )
     row = entry.shape[-1] // kind.block * kind.nbytes
     return _Stored(entry, kind, part, header.begin + entry.offset, row, header.big_endian)
+
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def lay_down(source: Path, directory: Path) -> None:
+    """Write config.json, generation_config.json and tokenizer files into `directory`, and links to
+    the file or its parts. Where tokenizer.json lies beside the file, it is taken.
+
+    Raises CheckpointError, also for a link out of the directory beside the file.
+    """
+    file = shards.find(source).files[0] if source.is_dir() else source
+    if not file.is_file():
+        raise CheckpointError(f"{file} is no file")
+    parts = shards.all_own(shards.parts_of(file))
+    model = GgufFile(file)
+    for part in parts:
+        (directory / part.name).symlink_to(part.absolute())
+    with naming(file):
+        ends = _ends(model.metadata)
+        _tokenizer(file, model, directory)
+    _write(directory / "config.json", {**model.config, **ends})
+    _write(directory / "generation_config.json", ends)
+
+
+def _tokenizer(file: Path, model: GgufFile, directory: Path) -> None:
+    if (file.parent / "tokenizer.json").is_file():
+        for name in _TOKENIZER:
+            if (file.parent / name).is_file():
+                shutil.copyfile(shards.own(file.parent / name), directory / name)
+        return
+    tokenizer = build(model.metadata)
+    if tokenizer is not None:
+        (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+        _write(directory / "tokenizer_config.json", settings(model.metadata))
+
+
+def _ends(metadata: Metadata) -> dict[str, Any]:
+    """Ids of the tokens that begin, end and fill up a text; there may be several that end it."""
+    ids = {
+        name: metadata.get(key, COUNT)
+        for name in ("bos", "padding", "eos", "eot")
+        if (key := f"tokenizer.ggml.{name}_token_id") in metadata
+    }
+    ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot") if name in ids))
+    names = {"bos": "bos_token_id", "padding": "pad_token_id"}
+    named: dict[str, Any] = {name: ids[id] for id, name in names.items() if id in ids}
+    return {**named, "eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else named
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2), encoding="utf-8")
