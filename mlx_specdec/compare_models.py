@@ -28,20 +28,15 @@ _Answer = TypeVar("_Answer")
 
 
 def compare_logits(source: Path, result: Path) -> float:
-    """Largest absolute difference of log-probabilities of two checkpoints on a fixed input.
-
-    Raises CheckpointError where one of them does not load.
-    """
+    """Largest absolute difference of log-probabilities of two checkpoints on a fixed input. Raises
+    CheckpointError."""
     first, second = (_with_model(directory, _fixed_rows) for directory in (source, result))
     return float(mx.max(mx.abs(first - second)).item())  # type: ignore[arg-type]
 
 
 def compare_text(source: Path, result: Path) -> TextChange:
-    """How the fixed text, split by the result's tokenizer, fares with both models.
-
-    Raises CheckpointError where a model or the tokenizer does not load, PromptError where the
-    tokenizer does not go with the model.
-    """
+    """How the fixed text, split by the result's tokenizer, fares with both models. Raises
+    CheckpointError, PromptError."""
     score = partial(_score_text, tokenizer=result)
     (first, first_top), (second, second_top) = (_with_model(d, score) for d in (source, result))
     changes = mx.abs(second - first)

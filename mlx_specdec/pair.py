@@ -12,8 +12,7 @@ from pathlib import Path
 from .cache_settings import CacheSettings
 from .checkpoints import shards
 from .checkpoints.formats import medusa as medusa_files
-from .checkpoints.layouts import as_directory
-from .checkpoints.source import resolve, resolve_config
+from .checkpoints.source import as_directory, resolve, resolve_config
 from .contracts import Progress, ignore_progress
 from .drafting import document_cache
 from .drafting.document_cache import IndexKey
@@ -229,7 +228,7 @@ def _fetch(name: str, revision: str | None, given: Loading) -> Path:
 def _load_from(source: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
     with ExitStack() as held:
         directory = held.enter_context(as_directory(source))
-        if given.random_weights and not shards.present(directory):
+        if given.random_weights and not shards.format_of(directory):
             return stand_in(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
         loaded = load_model(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
         tokenizer = load_tokenizer(directory, kind=loaded.kind)

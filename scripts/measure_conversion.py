@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mlx_specdec.checkpoints.disk.sizes import default_shard_bytes, parse, show
-from mlx_specdec.checkpoints.formats.torch.legacy import MAGIC, PROTOCOL
+from mlx_specdec.checkpoints.formats.torch.file import OLD_MAGIC, OLD_PROTOCOL
 from mlx_specdec.checkpoints.keys import t5_shapes
 
 BLOCK = 1 << 24
@@ -115,8 +115,8 @@ def write_old(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """pytorch_model.bin as torch < 1.6 writes it."""
     noise = Noise()
     with (directory / "pytorch_model.bin").open("wb") as stream:
-        stream.write(b"\x80\x02\x8a\x0a" + MAGIC.to_bytes(10, "little") + b".")
-        stream.write(b"\x80\x02M" + struct.pack("<H", PROTOCOL) + b".\x80\x02}.")
+        stream.write(b"\x80\x02\x8a\x0a" + OLD_MAGIC.to_bytes(10, "little") + b".")
+        stream.write(b"\x80\x02M" + struct.pack("<H", OLD_PROTOCOL) + b".\x80\x02}.")
         stream.write(state_dict(shapes, old=True))
         stream.write(b"\x80\x02](" + b"".join(text(str(i)) for i in range(len(shapes))) + b"e.")
         for shape in shapes.values():

@@ -151,9 +151,9 @@ def test_a_directory_without_its_heads_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"medusa_num_heads": 4}, r"lacks 3\.0\.linear\.bias"),
-        ({"medusa_num_heads": 2}, r"has also 2\.0\.linear\.bias"),
-        ({"medusa_num_layers": 2}, r"lacks 0\.1\.linear\.bias"),
+        ({"medusa_num_heads": 4}, r"3\.0\.linear\.bias is missing"),
+        ({"medusa_num_heads": 2}, r"2\.0\.linear\.bias is not part of"),
+        ({"medusa_num_layers": 2}, r"0\.1\.linear\.bias is missing"),
         ({"medusa_num_heads": "3"}, "medusa_num_heads '3'"),
         ({"medusa_num_heads": 0}, "medusa_num_heads 0"),
         ({"medusa_num_layers": 10**9}, "medusa_num_layers"),
@@ -170,11 +170,11 @@ def test_a_config_that_does_not_suit_its_heads_is_refused(
 @pytest.mark.parametrize(
     ("name", "array", "match"),
     [
-        ("fc.weight", mx.zeros((32, 32)), r"fc\.weight, which is part of no known layout"),
+        ("fc.weight", mx.zeros((32, 32)), r"fc\.weight is not part of the model"),
         ("0.0.linear.weight", mx.zeros((32, 31)), r"0\.0\.linear\.weight has shape \(32, 31\)"),
         ("1.0.linear.bias", mx.zeros((31,)), r"1\.0\.linear\.bias has shape"),
         ("1.0.linear.bias", mx.zeros((32,), dtype=mx.int32), "heads are floats"),
-        ("0.0.linear.weight", mx.zeros(()), "is damaged"),
+        ("0.0.linear.weight", mx.zeros(()), r"0\.0\.linear\.bias has shape \(32,\)"),
     ],
 )
 def test_tensors_that_are_no_heads_are_refused(

@@ -11,8 +11,7 @@ from typing import Any
 
 from ..assemble import Pair
 from ..checkpoints import files
-from ..checkpoints.layouts import as_directory
-from ..checkpoints.source import resolve_config
+from ..checkpoints.source import as_directory, resolve_config
 from ..costs.passes import Clock
 from ..errors import PromptError, first_line
 from ..options import SELF, Options

@@ -1,4 +1,4 @@
 """Files of checkpoints: where they come from, how they are read, renamed and written.
 
-Knows files and tensors by name. Knows nothing of any model's arithmetic.
+Knows nothing of any model's arithmetic.
 """

@@ -1,8 +1,5 @@
-"""What a config.json says that cannot be, or that its weights contradict, refused in one sentence.
-
-mlx-lm believes its configurations: it makes a layer for each that is asked for, and tells a wrong
-width by whatever exception comes first.
-"""
+"""What a config.json says that cannot be, or that its weights contradict, refused in one sentence:
+mlx-lm believes its configurations."""
 
 from __future__ import annotations
 
@@ -37,8 +34,8 @@ def check_runs_no_code(name: object, config: Mapping[str, Any]) -> None:
 def check_numbers(directory: Path, config: Mapping[str, Any], tensors: int) -> None:
     """Raises CheckpointError for a size, a number of layers or a factor that cannot be.
 
-    tensors: how many the weights have; each layer has at least one. Numbers alone are judged: what
-    some families write as a list or leave out (null), is for mlx-lm to understand.
+    tensors: how many the weights have; each layer has at least one. What is no number is for mlx-lm
+    to understand.
     """
     file, inner = directory / "config.json", config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
@@ -69,12 +66,10 @@ def check_weights(
     expected: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Raises CheckpointError for the first tensor missing, left over, or of another shape."""
+    extra = "is not part of the model that config.json describes"
     for problem, names in (
         ("is missing", sorted(expected.keys() - given.keys())),
-        (
-            "is not part of the model that config.json describes",
-            sorted(given.keys() - expected.keys()),
-        ),
+        (extra, sorted(given.keys() - expected.keys())),
     ):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
@@ -89,8 +84,8 @@ def check_weights(
 def check_generates(directory: Path, config: Mapping[str, Any], stored: Iterable[str]) -> None:
     """Raises CheckpointError for a T5 that has no decoder, or a head for something else than text.
 
-    stored: names of all tensors, as the file has them. The architecture that config.json names is
-    not asked for, since copied configurations name the wrong one; it is only told.
+    stored: names of all tensors. The architecture that config.json names is only told, since copied
+    configurations name the wrong one.
     """
     names, listed = list(stored), config.get("architectures")
     shown = f" ({str(listed[0])[:80]})" if isinstance(listed, list) and listed else ""

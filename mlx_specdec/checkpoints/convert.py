@@ -12,30 +12,23 @@ from pathlib import Path
 
 from ..errors import OptionError
 from . import files, keys
-from .check import compare
 from .disk import destination, sizes
 from .disk.digests import Digests
 from .formats.meta.params import PARAMS
 from .hub.upload import check_repository, upload
-from .layouts import as_directory, originals
-from .plans.families import plan_for
-from .plans.plan import Plan
+from .plans import Plan, plan_for
 from .quantization import Numbers
 from .report import Report as Report
 from .shards import FORMATS
-from .source import resolve
-from .verify import TextChange, check_fits
+from .source import as_directory, originals, resolve
+from .verify import TextChange, check_fits, compare
 from .verify import verify as run_verify
 from .writer import Written, stored_nbytes, write_config, write_weights
 
 SCRATCH = "scratch"
 WRITTEN = (
-    "config.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
-    "provenance.json",
-    "README.md",
-    *files.CARRIED,
+    *("config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *("provenance.json", "README.md", *files.CARRIED),
 )
 """Patterns of the files of a result."""
 OTHER_FILES_BYTES = 10_000_000
@@ -65,26 +58,20 @@ def convert(
     compare_logits: Callable[[Path, Path], float] | None = None,
     compare_text: Callable[[Path, Path], TextChange] | None = None,
     announce: Callable[[str], None] = lambda sentence: None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     download_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Write a T5 or decoder-only checkpoint as mlx-lm would, and check what was written.
 
-    model: a directory, a .gguf file or a Hub name. mlx_path: the directory to make, weights/NAME
-    by default. dtype: float32, float16 or bfloat16; as stored where None. quantize: matrices to
-    q_bits in groups of q_group_size, where None to those of q_mode (affine: 4 and 64; mxfp4,
-    nvfp4, mxfp8). quant_predicate: one of mlx-lm's mixed predicates, mixed_3_6 for example.
-    dequantize: a quantized source. upload_repo: of the Hub, where the result goes as well.
-    overwrite: replace a model that lies at mlx_path.
+    The names are those of mlx-lm's converter and of the command's flags, which tell more of them.
+    mlx_path: weights/NAME where None. dtype, q_bits, q_group_size: as stored, and those of q_mode.
     shard_bytes: the most bytes in one file of the result; 4 GB where None, a quarter of the memory
     on a small machine. What a conversion takes of memory stays below 1.2 times that and 300 MB.
     compare_logits: gives the largest difference of log-probabilities of (source, result);
-    compare_text: what became of a fixed text. Both are asked before the result is moved into place,
-    where whole models fit in memory and in what shard_bytes allows, the text of quantized weights
-    only; verify: ask both whatever a shard is, and refuse models that do not fit.
-    progress: called with (done, total) bytes, read once to write and once to check;
-    download_progress: with those of a download. announce: told before the work begins what the
-    user may not expect of the result's size.
+    compare_text: what became of a fixed text. Both are asked before the result is moved into place;
+    see `verify.verify`. progress: called with (done, total) bytes, read once to write and once to
+    check; download_progress: with those of a download. announce: told before the work begins what
+    the user may not expect of the result's size.
 
     Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
     OptionError, OutputError.
@@ -114,13 +101,17 @@ def convert(
         plan = plan_for(directory, numbers)
         own = originals(plan.paths, source, directory)
         nbytes = stored_nbytes(plan.outlines, plan.changes(dtype))
-        _announce_growth(sum(file.stat().st_size for file in own), nbytes, plan, announce)
+        before = sum(file.stat().st_size for file in own)
+        if nbytes > GROWTH_TO_ANNOUNCE * before:
+            why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
+            announce(f"the source's {sizes.show(before)} become {sizes.show(nbytes)}: {why}")
         if verify:
             check_fits(plan.total_parameters)
         destination.check_room(path, nbytes + plan.scratch_nbytes + OTHER_FILES_BYTES)
         steps = _Steps(2 * plan.nbytes, progress)
+        described = [source / name for name in ("config.json", PARAMS)]
         with (
-            Digests([*own, *_configuration(source)]) as digests,
+            Digests([*own, *filter(Path.is_file, described)]) as digests,
             destination.directory(path) as work,
         ):
             written = _write(work, directory, plan, numbers, shard_bytes, steps)
@@ -168,7 +159,6 @@ def convert(
 def _write(
     work: Path, directory: Path, plan: Plan, numbers: Numbers, shard_bytes: int, steps: _Steps
 ) -> Written:
-    """All files of the result but provenance.json."""
     written = write_weights(
         work,
         plan.tensors(work / SCRATCH),
@@ -187,33 +177,24 @@ def _write(
 
 
 def _name(model: str, source: Path) -> tuple[str, str | None]:
-    """What to call a source, and the commit of what came from the Hub. The rest of a local path is
-    nobody else's business."""
+    """What to call a source, without the rest of a local path, and the commit of the Hub's."""
     if os.path.exists(os.path.expanduser(model)):
         return source.resolve().name, None
     return model, source.name if source.parent.name == "snapshots" else None
 
 
-def _configuration(source: Path) -> list[Path]:
-    """The file that describes a source, where there is one."""
-    return [source / name for name in ("config.json", PARAMS) if (source / name).is_file()]
-
-
 class _Steps:
-    """Bytes done, out of bytes in all."""
-
-    def __init__(self, total: int, report: Callable[[int, int], None] | None) -> None:
+    def __init__(self, total: int, report: Callable[[int, int], None]) -> None:
         self._done, self._total, self._report = 0, total, report
         self.add(0)
 
     def add(self, nbytes: int) -> None:
         self._done += nbytes
-        if self._report is not None and self._done < self._total:
+        if self._done < self._total:
             self._report(self._done, self._total)
 
     def finish(self) -> None:
-        if self._report is not None:
-            self._report(self._total, self._total)
+        self._report(self._total, self._total)
 
 
 def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
@@ -226,13 +207,6 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     if not name.strip():
         name = resolve(model).name
     return Path("weights") / name
-
-
-def _announce_growth(before: int, after: int, plan: Plan, announce: Callable[[str], None]) -> None:
-    """Say that a result will be far larger than the files that it is made from."""
-    if after > GROWTH_TO_ANNOUNCE * before:
-        why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
-        announce(f"the source's {sizes.show(before)} become {sizes.show(after)}: {why}")
 
 
 def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:

@@ -1,9 +1,4 @@
-"""A checkpoint directory -> its configuration and its tensors, one at a time.
-
-Every file of weights is a set of named tensors here, whatever its format. Headers are checked
-before anything is read, so that damage is told with the file's name; code from a checkpoint is
-never run.
-"""
+"""A checkpoint directory -> its configuration and its tensors, one at a time, of any format."""
 
 from __future__ import annotations
 
@@ -15,30 +10,20 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from . import shards
-from .disk.json_file import read_json
-from .disk.regular import check_regular
+from .disk.reading import check_regular, read_json
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
 from .formats.meta.file import MetaFile
-from .formats.reader import Reader, TensorInfo
 from .formats.safetensors import SafetensorsFile
 from .formats.torch.file import TorchFile
-from .tensor_report import Contents, together
+from .tensors import Contents, Reader, TensorInfo
 
 CARRIED = (
-    "tokenizer*.json",
-    "tokenizer.model",
-    "*.tiktoken",
-    "spiece.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template*",
-    "generation_config.json",
+    *("tokenizer*.json", "tokenizer.model", "*.tiktoken", "spiece.model"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("chat_template*", "generation_config.json"),
 )
-_READERS: Mapping[str, Callable[[Path], Reader]] = {
+READERS: Mapping[str, Callable[[Path], Reader]] = {
     "safetensors": SafetensorsFile,
     "torch": TorchFile,
     "gguf": GgufFile,
@@ -48,19 +33,16 @@ _READERS: Mapping[str, Callable[[Path], Reader]] = {
 
 
 class Weights(Reader):
-    """The tensors of one directory: what the headers say at once, the bytes when asked for.
-
-    infos: in the order of the files' bytes. paths: all parts of a model.
-    """
+    """The tensors of one directory. infos: in the order of the files' bytes."""
 
     def __init__(self, directory: Path) -> None:
-        """Check the directory. Raises CheckpointError for damage: a truncated file, a header that
-        lies, a missing shard, a name in two files, an index that names what is not there."""
+        """Raises CheckpointError for damage: a truncated file, a header that lies, a missing shard,
+        a name in two files, an index that names what is not there."""
         parts = shards.find(directory)
         infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
-        self._files = {file: _READERS[parts.format](file) for file in parts.files}
+        self._files = {file: READERS[parts.format](file) for file in parts.files}
         self.format = parts.format
         self.lazy = parts.format == "safetensors"
         for file, reader in self._files.items():
@@ -81,7 +63,11 @@ class Weights(Reader):
 
     @property
     def contents(self) -> Contents:
-        return together(reader.contents for reader in self._files.values())
+        whole: dict[str, dict[str, Any]] = {}
+        for reader in self._files.values():
+            for part, entries in vars(reader.contents).items():
+                whole.setdefault(part, {}).update(entries)
+        return Contents(**whole)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -96,10 +82,7 @@ class Weights(Reader):
         )
 
     def read(self, name: str) -> mx.array:
-        """One tensor, lazily: evaluating it reads it, nothing here keeps it.
-
-        Where `lazy` is false it is read at once.
-        """
+        """One tensor, lazily where `lazy` is true: evaluating reads it, nothing here keeps it."""
         if not self.lazy:
             return self.rows(name, 0, self.infos[name].extent)
         file = self._places[name]
@@ -111,27 +94,20 @@ class Weights(Reader):
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         return self._files[self._places[name]].rows(name, begin, end)
 
-    def tensors(self) -> Iterator[tuple[str, mx.array]]:
-        """Every tensor by name; memory holds one at a time if the caller lets go of each."""
-        for name in self.infos:
-            yield name, self.read(name)
-
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:
-    """Every tensor by name, lazily; see `Weights`, which raises before the first tensor."""
-    yield from Weights(directory).tensors()
-
-
-def headers(directory: Path) -> Mapping[str, TensorInfo]:
-    """All tensors of a model by name, from the files' headers alone; see `Weights`."""
-    return Weights(directory).infos
+    """Every tensor by name, lazily; memory holds one at a time if the caller lets go of each.
+    Raises CheckpointError before the first."""
+    weights = Weights(directory)
+    for name in weights.infos:
+        yield name, weights.read(name)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json. Raises CheckpointError where it is absent, no JSON object, or has no type."""
     file = directory / "config.json"
     if not file.is_file():
-        if shards.is_gguf(directory):
+        if shards.format_of(directory) == "gguf":
             raise CheckpointError(f"{directory} is a GGUF model: convert it first, with convert.py")
         raise CheckpointError(f"{directory} has no config.json: it is not a model's directory")
     config = read_json(file)
@@ -140,18 +116,11 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def generation_config(directory: Path) -> dict[str, Any]:
-    """generation_config.json, {} where there is none."""
-    file = directory / "generation_config.json"
-    return read_json(file) if file.is_file() else {}
-
-
 def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a text: from generation_config.json, else from config.json; maybe none.
-
-    Raises CheckpointError where the entry is neither a token id nor a list of them.
-    """
-    for part in (generation_config(directory), config):
+    """Ids that end a text: from generation_config.json, else from config.json; maybe none. Raises
+    CheckpointError."""
+    file = directory / "generation_config.json"
+    for part in (read_json(file) if file.is_file() else {}, config):
         ids = part.get("eos_token_id")
         if ids is None:
             continue
@@ -165,10 +134,9 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Files beside the weights that a converted model needs as well: tokenizer, chat template,
-    generation settings. Raises CheckpointError for a link out of the directory: what it leads to
-    would become part of the model, and for what is no file but a pointer to one."""
+    """Files beside the weights that a converted model needs as well. Raises CheckpointError for a
+    link out of the directory, since what it leads to would become part of the model."""
     carried = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
-    for file in sorted(carried):
+    for file in carried:
         check_regular(file)
     return [shards.own(file) for file in sorted(carried)]

@@ -1,8 +1,7 @@
 """What a checkpoint of any format holds, from its headers: no weight is loaded or converted.
 
-The plans are asked what a conversion would make of each tensor. Where there is no plan (no
-config.json, an unsupported family), it says why and shows the tensors all the same. Two tensors may
-be compared to find out whether they are copies.
+The plans are asked what a conversion would make of each tensor. Where there is none, it says why
+and shows the tensors all the same.
 """
 
 from __future__ import annotations
@@ -10,29 +9,25 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, SourceError, SpecdecError
 from . import files, shards
-from .disk.json_file import read_json
-from .disk.regular import check_directory
+from .disk.reading import check_directory, read_json
 from .formats import medusa
-from .formats.reader import LARGEST_EXTENT, Contents, Reader, TensorInfo
-from .formats.safetensors import SafetensorsFile
-from .formats.torch.file import TorchFile
-from .layouts import as_directory, originals
-from .plans.families import plan_for
-from .plans.plan import Plan
-from .tensor_report import TensorReport
+from .plans import Plan, plan_for
+from .report import TensorReport
+from .source import as_directory, originals
+from .tensors import LARGEST_EXTENT, Contents, TensorInfo
 
-_SINGLE: Mapping[str, tuple[str, Callable[[Path], Reader]]] = {
-    ".safetensors": ("safetensors", SafetensorsFile),
-    **dict.fromkeys((".bin", ".pt", ".pth"), ("torch", TorchFile)),
+_SINGLE = {
+    ".safetensors": "safetensors",
+    **dict.fromkeys((".bin", ".pt", ".pth"), "torch"),
 }
-"""Files that are tensors and no whole model."""
+"""Files that are tensors and no whole model: how they end, and their formats."""
 _SIZES = (
     *("d_model", "hidden_size", "n_embd", "d_ff", "intermediate_size"),
     *("num_layers", "num_hidden_layers", "n_layer", "num_decoder_layers"),
@@ -61,9 +56,9 @@ class Inspection:
 
     files: name -> bytes, of the weights. sizes: from the configuration. nbytes: of all tensors,
     those that share bytes counted once; kept_nbytes: without copies and what is dropped.
-    parameters: of those, scales not counted where there is no `problem`. quantization: in words, ""
-    for none. tokenizer: in words. tensor_report: what a conversion would make of the tensors, None
-    where `problem` says why it cannot be converted.
+    parameters: of those, scales not counted where there is no `problem`. quantization, tokenizer:
+    in words, "" for none. tensor_report: what a conversion would make of the tensors, None where
+    `problem` says why it cannot be converted.
     """
 
     path: Path
@@ -115,26 +110,20 @@ class Inspection:
             "tied": None if report is None else dict(report.tied),
             "dropped": None if report is None else dict(report.dropped),
             "problem": self.problem or None,
-            "tensors": [
-                {**vars(row), "shape": list(row.shape), "becomes": row.becomes or None}
-                for row in self.tensors
-            ],
+            "tensors": [{**vars(row), "becomes": row.becomes or None} for row in self.tensors],
         }
 
 
 def inspect(name: str) -> Inspection:
-    """What the checkpoint in a directory or file holds.
-
-    Raises SourceError where there is none, CheckpointError where the files are damaged or of no
-    format that is read here.
-    """
+    """What the checkpoint in a directory or file holds. Raises SourceError where there is none,
+    CheckpointError for damage and foreign formats."""
     path = Path(os.path.expanduser(name))
     if not os.path.exists(path):
         raise SourceError(f"there is no file or directory {name!a:.200}: check the path")
     if path.is_file() and path.suffix in _SINGLE:
         problem = "a file of tensors alone: the model's directory says what they are"
         return _inspect_file(path, path, {}, problem)
-    if path.is_file() and not shards.is_gguf(path):
+    if path.is_file() and not shards.format_of(path):
         raise CheckpointError(f"{path} is of no format that is read here")
     if path.is_dir():
         check_directory(path)
@@ -145,22 +134,17 @@ def inspect(name: str) -> Inspection:
 
 
 def _inspect_file(path: Path, file: Path, config: Mapping[str, Any], problem: str) -> Inspection:
-    """One file of tensors that belong to no model that could be converted."""
-    kind, reader = _SINGLE[file.suffix]
-    return _inspection(path, kind, [file], config, reader(file).contents, "", None, problem)
+    kind = _SINGLE[file.suffix]
+    contents = files.READERS[kind](file).contents
+    return _inspection(path, kind, [file], config, contents, problem=problem)
 
 
 def _inspect_heads(path: Path) -> Inspection:
-    """A directory of Medusa heads."""
     config = read_json(path / "config.json")
-    file = next(
-        (path / n for n in (medusa.SAFETENSORS, medusa.TORCH) if (path / n).is_file()), None
-    )
-    if file is None:
-        raise CheckpointError(f"{path} lacks the heads that its config.json names: download them")
     base = f"{config.get(medusa.BASE)!a:.200}"
     problem = f"Medusa heads of the base model {base} are used as they are"
-    return _inspect_file(path, file, {**config, "model_type": "Medusa heads"}, problem)
+    config = {**config, "model_type": "Medusa heads"}
+    return _inspect_file(path, medusa.file_of(path), config, problem)
 
 
 def _inspect_model(path: Path, directory: Path) -> Inspection:
@@ -172,10 +156,15 @@ def _inspect_model(path: Path, directory: Path) -> Inspection:
         plan = plan_for(directory)
     except SpecdecError as caught:
         problem = str(caught).replace(str(directory), str(path))
-    parts = originals(weights.paths, path, directory)
-    tokenizer = _tokenizer(directory, made=directory != path)
     return _inspection(
-        path, weights.format, parts, config, weights.contents, tokenizer, plan, problem
+        path,
+        weights.format,
+        originals(weights.paths, path, directory),
+        config,
+        weights.contents,
+        tokenizer=_tokenizer(directory, made=directory != path),
+        plan=plan,
+        problem=problem,
     )
 
 
@@ -185,23 +174,30 @@ def _inspection(
     parts: Sequence[Path],
     config: Mapping[str, Any],
     contents: Contents,
-    tokenizer: str,
-    plan: Plan | None,
+    *,
+    tokenizer: str = "",
+    plan: Plan | None = None,
     problem: str,
 ) -> Inspection:
     report = None if plan is None else plan.report
-    rows = tuple(_rows(contents, report))
+    rows = tuple(_row(name, contents, report) for name in contents.stored)
     known = report or contents
     left = {*contents.shared, *known.tied, *known.dropped}
+    inner = config.get("text_config")
+    whole = {**config, **(inner if isinstance(inner, Mapping) else {})}
     return Inspection(
         path=path,
         format=shards.FORMATS[kind],
         model_type=str(config.get("model_type") or ""),
         files={file.name: file.stat().st_size for file in parts},
-        sizes=_sizes(config),
+        sizes={
+            name: whole[name]
+            for name in _SIZES
+            if type(whole.get(name)) is int and whole[name] <= LARGEST_EXTENT
+        },
         tensors=rows,
         parameters=(
-            sum(math.prod(i.shape) for name, i in contents.stored.items() if name not in left)
+            sum(math.prod(row.shape) for row in rows if row.name not in left)
             if plan is None
             else plan.total_parameters
         ),
@@ -214,34 +210,20 @@ def _inspection(
     )
 
 
-def _rows(contents: Contents, report: TensorReport | None) -> list[Row]:
-    rows = []
-    for name, info in contents.stored.items():
-        known = report or contents
-        becomes, note = "", ""
-        if name in known.tied:
-            note = f"tied to {known.tied[name]}"
-        elif name in known.dropped:
-            note = f"dropped: {known.dropped[name]}" if report else known.dropped[name]
-        elif report is not None and name in report.joined:
-            note = "joined"
-        elif report is not None:
-            becomes = report.renamed.get(name, name)
-        if name in contents.shared and not note:
-            note = f"the bytes of {contents.shared[name]}"
-        rows.append(Row(name, info.dtype, info.shape, info.nbytes, becomes, note))
-    return rows
-
-
-def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    """What the configuration says of the model's shape, under its own names."""
-    inner = config.get("text_config")
-    whole = {**config, **(inner if isinstance(inner, Mapping) else {})}
-    return {
-        name: whole[name]
-        for name in _SIZES
-        if type(whole.get(name)) is int and whole[name] <= LARGEST_EXTENT
-    }
+def _row(name: str, contents: Contents, report: TensorReport | None) -> Row:
+    info, known = contents.stored[name], report or contents
+    becomes, note = "", ""
+    if name in known.tied:
+        note = f"tied to {known.tied[name]}"
+    elif name in known.dropped:
+        note = f"dropped: {known.dropped[name]}" if report else known.dropped[name]
+    elif report is not None and name in report.joined:
+        note = "joined"
+    elif report is not None:
+        becomes = report.renamed.get(name, name)
+    if name in contents.shared and not note:
+        note = f"the bytes of {contents.shared[name]}"
+    return Row(name, info.dtype, info.shape, info.nbytes, becomes, note)
 
 
 def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
@@ -256,20 +238,18 @@ def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
 
 
 def _tokenizer(directory: Path, made: bool) -> str:
-    """Which there is; "" for none."""
     names = [file.name for file in files.tokenizer_files(directory)]
     file = directory / "tokenizer.json"
-    if file.is_file():
-        try:
-            model = read_json(file).get("model")
-        except CheckpointError:
-            return "tokenizer.json, damaged"
-        words = "tokenizer.json"
-        if isinstance(model, Mapping):
-            vocabulary = model.get("vocab")
-            count = len(vocabulary) if isinstance(vocabulary, list | dict) else 0
-            words += f", {model.get('type', 'of no type')}, {count} entries"
-        return words + (", made from the source's own" if made else "")
-    known = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
-    first = next((name for name in names if name in known or name.endswith(".tiktoken")), "")
-    return first
+    if not file.is_file():
+        known = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
+        return next((name for name in names if name in known or name.endswith(".tiktoken")), "")
+    try:
+        model = read_json(file).get("model")
+    except CheckpointError:
+        return "tokenizer.json, damaged"
+    words = "tokenizer.json"
+    if isinstance(model, Mapping):
+        vocabulary = model.get("vocab")
+        count = len(vocabulary) if isinstance(vocabulary, list | dict) else 0
+        words += f", {model.get('type', 'of no type')}, {count} entries"
+    return words + (", made from the source's own" if made else "")

@@ -1,8 +1,4 @@
-"""What a T5's tensors are called, their shapes, and which of them may be quantized, and how.
-
-T5 keeps Hugging Face's names; decoder-only models keep theirs too, mlx-lm maps them. Data and pure
-functions, which hold no tensor.
-"""
+"""What a T5's tensors are called, their shapes, and which of them may be quantized, and how."""
 
 from __future__ import annotations
 
@@ -45,10 +41,8 @@ def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
 
 
 def names(stored: Iterable[str]) -> dict[str, str]:
-    """Our name -> the checkpoint's, of every tensor of a T5 that is kept.
-
-    A checkpoint may hold `shared` under the names of its two copies alone.
-    """
+    """Our name -> the checkpoint's, of every tensor of a T5 that is kept; `shared` may have the
+    names of its copies alone."""
     stored = list(stored)
     kept = {key: key for key in stored if not _DROPPED.fullmatch(key)}
     twins = [key for key in TWINS if key in stored]
@@ -84,11 +78,9 @@ def scales_output(config: Mapping[str, Any]) -> bool:
 
 
 def t5_shapes(config: Mapping[str, Any], *, own_head: bool) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a T5 and its shape before any quantization.
+    """Every tensor of a T5 and its shape before any quantization; GGUF needs it as the model does.
 
-    It stands here and not with the model's arithmetic, since GGUF names tensors by it as well.
-    own_head: the head is not a copy of `shared`. Raises CheckpointError where config.json lacks a
-    size, or has one that cannot be.
+    own_head: the head is not a copy of `shared`. Raises CheckpointError for a size that cannot be.
     """
     width, hidden, heads = (whole_number(config, name) for name in ("d_model", "d_ff", "num_heads"))
     inner, buckets = heads * whole_number(config, "d_kv"), "relative_attention_num_buckets"
@@ -153,9 +145,9 @@ def quantization_of(
 ) -> Quantization | None:
     """How one of a T5's weights is quantized, None for what is left alone.
 
-    Embedding and head get at least 8 bits, the rest what is asked for. mixed: a key of MIXED; the
-    values of attention and the output of the feed-forward network then have its wider bits in some
-    blocks, those that mlx-lm's predicates choose.
+    Embedding and head get at least 8 bits. mixed: a key of MIXED, whose wider bits go where
+    mlx-lm's predicates have them: the values of attention and what follows the feed-forward
+    network.
     """
     if not quantizable(key, shape, default.group_size):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class Quantization:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What a quantized matrix has beside its weight."""
+        """Those of PARTS that it has."""
         return PARTS if self.mode == "affine" else PARTS[:1]
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,10 +80,7 @@ def is_known(how: Quantization) -> bool:
 
 
 def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The "quantization" entry of a converted T5, None where it is not quantized.
-
-    Raises CheckpointError for bits or a group size that MLX does not have.
-    """
+    """The "quantization" entry of a converted T5, None for none. Raises CheckpointError."""
     entry = config.get("quantization")
     if entry is None:
         return None
@@ -102,11 +99,8 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a conversion is asked to do to the numbers.
-
-    dtype: None for as stored. quantization: of what may be quantized, None for nothing. mixed: a
-    key of MIXED, or "". dequantize: what the source has quantized.
-    """
+    """What a conversion is asked to do to the numbers. dtype: None for as stored. quantization:
+    None for nothing. mixed: a key of MIXED, or ""."""
 
     dtype: str | None = None
     quantization: Quantization | None = None
@@ -126,8 +120,8 @@ class Numbers:
         dequantize: bool,
     ) -> Numbers:
         """From what a user gives; None is the mode's default. Raises OptionError."""
-        if dtype is not None and dtype not in DTYPES:
-            raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        if dtype is not None:
+            _check_one_of("dtype", dtype, DTYPES)
         if quantize and dequantize:
             raise OptionError("choose either --quantize or --dequantize, not both")
         flags = {
@@ -154,33 +148,36 @@ class Numbers:
 def _asked_quantization(
     bits: int | None, group_size: int | None, mode: str, mixed: str
 ) -> Quantization:
-    if mode not in MODES:
-        raise OptionError(f"q-mode must be one of {', '.join(MODES)}, not {mode!r}")
-    if mixed and mixed not in MIXED:
-        raise OptionError(f"quant-predicate must be one of {', '.join(MIXED)}, not {mixed!r}")
-    if mixed and mode != "affine":
-        raise OptionError(f"{mixed} mixes affine numbers: leave --q-mode out")
-    if mixed and bits is not None:
-        raise OptionError(f"{mixed} says the bits itself: leave --q-bits out")
+    _check_one_of("q-mode", mode, MODES)
+    if mixed:
+        _check_one_of("quant-predicate", mixed, MIXED)
+        if mode != "affine":
+            raise OptionError(f"{mixed} mixes affine numbers: leave --q-mode out")
+        if bits is not None:
+            raise OptionError(f"{mixed} says the bits itself: leave --q-bits out")
+        bits = MIXED[mixed][0]
     only = MODES[mode]
-    bits = MIXED[mixed][0] if mixed else bits
     how = Quantization(
         only.bits if bits is None else bits,
         only.group_size if group_size is None else group_size,
         mode,
     )
-    if mode != "affine" and how != only:
+    if mode == "affine":
+        check_affine(how.bits, how.group_size)
+    elif how != only:
         raise OptionError(
             f"{mode} has {only.bits} bits in groups of {only.group_size}: leave --q-bits and "
             "--q-group-size out"
         )
-    if mode == "affine":
-        check_affine(how.bits, how.group_size)
     return how
 
 
 def check_affine(bits: int, group_size: int) -> None:
     """Raises OptionError for bits or a group size that MLX does not have."""
-    for name, value, known in (("bits", bits, Q_BITS), ("group-size", group_size, Q_GROUP_SIZES)):
-        if value not in known:
-            raise OptionError(f"q-{name} must be one of {', '.join(map(str, known))}, not {value}")
+    _check_one_of("q-bits", bits, Q_BITS)
+    _check_one_of("q-group-size", group_size, Q_GROUP_SIZES)
+
+
+def _check_one_of(name: str, value: object, known: Collection[object]) -> None:
+    if value not in known:
+        raise OptionError(f"{name} must be one of {', '.join(map(str, known))}, not {value!r}")

@@ -1,13 +1,10 @@
-"""What a conversion did and checked: in lines for people, and whole as provenance.json.
-
-The file names no directory of the machine and no time, so that the same conversion writes the same
-file.
-"""
+"""What becomes of every tensor, and what a conversion did and checked: in lines for people, and
+whole as provenance.json, which is the same for the same conversion."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +12,67 @@ from typing import Any
 import mlx.core as mx
 
 from .. import __version__
-from .check import Differences
 from .disk.digests import FileDigest, combined
-from .tensor_report import TensorReport
-from .verify import Verified
+from .tensors import Contents
+from .verify import Differences, Verified
 from .writer import Written
 
 PROVENANCE = "provenance.json"
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """Every tensor of a source, in the source's names.
+
+    read: how many there are. renamed: source's name -> result's, where they differ. tied: left
+    out -> the tensor with the same values that stays. joined: went into tensors that were computed
+    from them. computed: the results of that. dropped: left out -> why.
+    """
+
+    read: int
+    renamed: Mapping[str, str]
+    tied: Mapping[str, str]
+    joined: tuple[str, ...]
+    computed: tuple[str, ...]
+    dropped: Mapping[str, str]
+
+    def describe(self) -> tuple[str, ...]:
+        """In sentences; every tied and dropped tensor is named, each with its reason."""
+        parts = [f"{len(self.renamed)} renamed"] if self.renamed else []
+        parts += [f"{len(self.joined)} joined into {len(self.computed)}"] if self.joined else []
+        parts += [f"{len(self.tied)} tied"] if self.tied else []
+        parts += [f"{len(self.dropped)} dropped"] if self.dropped else []
+        lines = [f"read {self.read} tensors: {', '.join(parts) or 'all kept under their names'}"]
+        reasons = {name: f"tied, {twin} has the same values" for name, twin in self.tied.items()}
+        reasons |= {name: f"dropped, {why}" for name, why in self.dropped.items()}
+        for why in dict.fromkeys(reasons.values()):
+            lines.append(f"{why}: {', '.join(n for n, each in reasons.items() if each == why)}")
+        return tuple(lines)
+
+
+def report_tensors(
+    contents: Contents,
+    kept: Mapping[str, str],
+    *,
+    tied: Mapping[str, str],
+    dropped: Mapping[str, str],
+    joined: Iterable[str] = (),
+    computed: Iterable[str] = (),
+) -> TensorReport:
+    """kept: result's name -> the name under which the reader hands it out. tied, dropped and joined
+    name tensors as the reader does; what the reader itself left out is added."""
+    origins = contents.origins
+    return TensorReport(
+        read=len(contents.stored),
+        renamed={origins[place]: name for name, place in kept.items() if origins[place] != name},
+        tied={
+            **contents.tied,
+            **{origins[name]: origins.get(twin, twin) for name, twin in tied.items()},
+        },
+        joined=tuple(origins[name] for name in joined),
+        computed=tuple(computed),
+        dropped={**contents.dropped, **{origins[name]: why for name, why in dropped.items()}},
+    )
 
 
 @dataclass(frozen=True)

@@ -1,60 +1,90 @@
-"""Which files of a directory hold its weights, and which tensor an index expects in which.
+"""Which files hold a model's weights, here or on the Hub, and which tensor an index expects where.
 
-Of safetensors, torch's archives, GGUF and Meta's parts what comes first in this order is taken.
 Only the index is opened; names that lead out of the directory are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..errors import CheckpointError
-from .disk.json_file import read_json
-from .disk.regular import check_regular
+from .disk.reading import check_regular, read_json
 
-_FOREIGN = ("*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5", "*.npz")
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """How files of one format are called."""
-
-    format: str
-    stem: str
-    suffix: str
-
-    @property
-    def index(self) -> str:
-        return f"{self.stem}{self.suffix}.index.json"
-
-    @property
-    def single(self) -> str:
-        return f"{self.stem}{self.suffix}"
-
-
-_SAFETENSORS = _Layout("safetensors", "model", ".safetensors")
-_TORCH = _Layout("torch", "pytorch_model", ".bin")
-INDEX = _SAFETENSORS.index
-GGUF = ".gguf"
-META = "consolidated.*.pth"
+INDEX, _TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+_ORDER = (
+    ("safetensors", re.escape(INDEX)),
+    ("safetensors", r"model\.safetensors"),
+    ("safetensors", r"model-\d{5}-of-\d{5}\.safetensors"),
+    ("torch", re.escape(_TORCH_INDEX)),
+    ("torch", r"pytorch_model\.bin"),
+    ("torch", r"pytorch_model-\d{5}-of-\d{5}\.bin"),
+    ("safetensors", r".*\.safetensors"),
+    ("meta", r"consolidated\..*\.pth"),
+    ("gguf", r".*\.gguf"),
+)
+"""Of these patterns the first that has files is taken."""
+_SUFFIXES = {INDEX: ".safetensors", _TORCH_INDEX: ".bin"}
 FORMATS: Mapping[str, str] = {
     "safetensors": "safetensors",
     "torch": "torch archive",
     "gguf": "GGUF",
     "meta": "Meta's layout",
 }
-"""In words, by the name that `find` has for each."""
+"""In words, by the name that `choose` has for each."""
+_FOREIGN = (".h5", ".msgpack", ".npz", ".onnx", ".ot", ".bin", ".pt", ".pth", ".safetensors")
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """format: a key of FORMATS. names: the files, sorted; of an index it alone."""
+
+    format: str
+    names: tuple[str, ...]
+
+    @property
+    def index(self) -> str | None:
+        """The index that names the files, where there is one."""
+        return self.names[0] if self.names[0] in _SUFFIXES else None
+
+
+def choose(names: Collection[str]) -> Chosen | None:
+    """The weights among the files of a directory or repository; None where there are none."""
+    for kind, pattern in _ORDER:
+        if chosen := sorted(name for name in names if re.fullmatch(pattern, name)):
+            return Chosen(kind, tuple(chosen))
+    return None
+
+
+def format_of(source: Path) -> str:
+    """What `choose` takes of a directory, complete or not; "gguf" for a file of this suffix, and ""
+    where there are no weights."""
+    if not source.is_dir():
+        return "gguf" if source.name.endswith(".gguf") else ""
+    chosen = choose([file.name for file in source.glob("*")])
+    return chosen.format if chosen else ""
+
+
+def models(names: Collection[str]) -> list[str]:
+    """What models some GGUF files hold, each of one file or several parts."""
+    return sorted({_PART.sub(r"\1\4", name) for name in names})
+
+
+def foreign(names: Collection[str]) -> str | None:
+    """The first of some files that has weights in a format that is not read here."""
+    return min((name for name in names if name.endswith(_FOREIGN)), default=None)
 
 
 @dataclass(frozen=True)
 class Shards:
     """The files of one model. places: tensor -> file, as the index has it; {} where there is none.
 
-    format: "safetensors", "torch", "gguf" or "meta"; a GGUF model or one of Meta's that has several
-    parts is named by its first.
+    format: a key of FORMATS; a GGUF model or one of Meta's that has several parts is named by its
+    first.
     """
 
     format: str
@@ -64,92 +94,52 @@ class Shards:
 
 
 def find(directory: Path) -> Shards:
-    """The files of a model: those of the index, else the single file, else all of its pattern.
-
-    Raises CheckpointError for none, a missing shard, or an index that names no plain file.
-    """
-    for layout in (_SAFETENSORS, _TORCH):
-        index = directory / layout.index
-        check_regular(index)
-        check_regular(directory / layout.single)
-        if index.is_file():
-            places = _places(index, layout)
-            files = [_shard(directory, name) for name in sorted(set(places.values()))]
-            return Shards(layout.format, files, index.name, places)
-        if (directory / layout.single).is_file():
-            return Shards(layout.format, [directory / layout.single])
-        files = sorted(directory.glob(f"{layout.stem}-*-of-*{layout.suffix}"))
-        if files:
-            return Shards(layout.format, _complete(files))
-    files = sorted(directory.glob("*.safetensors"))
-    if files:
-        return Shards(_SAFETENSORS.format, _complete(files))
-    files = sorted(directory.glob(f"*{GGUF}"))
-    if files:
-        return Shards("gguf", [_only(files)])
-    files = sorted(directory.glob(META))
-    if files:
-        return Shards("meta", files[:1])
-    raise CheckpointError(_no_weights(directory))
+    """The files of the model in a directory. Raises CheckpointError for none, a missing shard,
+    several models, or an index that names no plain file."""
+    names = [file.name for file in directory.glob("*")]
+    chosen = choose(names)
+    if chosen is None:
+        raise CheckpointError(_no_weights(directory, names))
+    files = [directory / name for name in chosen.names]
+    if chosen.index is not None:
+        places = _places(files[0])
+        files = [own(_present(directory / name)) for name in sorted({*places.values()})]
+        return Shards(chosen.format, files, chosen.index, places)
+    for file in files:
+        check_regular(file)
+    if chosen.format in ("safetensors", "torch"):
+        for file in files:
+            parts_of(file)
+        return Shards(chosen.format, all_own(files))
+    several = models(chosen.names) if chosen.format == "gguf" else []
+    if len(several) > 1:
+        raise CheckpointError(
+            f"{directory} holds several models, {', '.join(several)[:200]}: name the file to take"
+        )
+    return Shards(chosen.format, files[:1])
 
 
 def named(index: Path) -> list[str]:
-    """The files that an index names, sorted. index: called as one of safetensors or torch.
-
-    Raises CheckpointError where it is damaged or names what is no plain file of its directory.
-    """
-    layout = next(each for each in (_SAFETENSORS, _TORCH) if each.index == index.name)
-    return sorted(set(_places(index, layout).values()))
+    """The files that an index names, sorted. index: called as one of safetensors or torch. Raises
+    CheckpointError where it names what is no plain file of its directory."""
+    return sorted({*_places(index).values()})
 
 
-def is_gguf(source: Path) -> bool:
-    """Whether this is a .gguf file, or a directory whose only weights are of this format."""
-    if not source.is_dir():
-        return source.name.endswith(GGUF)
-    return has_only(source, f"*{GGUF}")
+def parts_of(file: Path) -> list[Path]:
+    """All files of the model of which `file` is one, by their numbers. Raises CheckpointError."""
+    part = _PART.fullmatch(file.name)
+    if part is None:
+        return [file]
+    names = (f"{part[1]}-{n:05d}-of-{part[3]}{part[4]}" for n in range(1, int(part[3]) + 1))
+    return [_present(file.with_name(name)) for name in names]
 
 
-def has_only(directory: Path, pattern: str) -> bool:
-    """Whether there are files of this pattern, and none that would be read before them."""
-    before = ("*.safetensors*", "pytorch_model*.bin*")
-    return any(directory.glob(pattern)) and not any(any(directory.glob(each)) for each in before)
-
-
-def _only(files: list[Path]) -> Path:
-    """The first of one GGUF model's parts. Raises CheckpointError where there are two models."""
-    wholes = {re.sub(r"-\d{5}-of-\d{5}", "", file.name) for file in files}
-    if len(wholes) > 1:
+def _present(file: Path) -> Path:
+    if not file.is_file():
         raise CheckpointError(
-            f"{files[0].parent} holds several models, {', '.join(sorted(wholes))[:200]}: name the "
-            "file to take"
+            f"{file.parent} lacks the shard {file.name}: download the model again"
         )
-    return files[0]
-
-
-def present(directory: Path) -> bool:
-    """Whether a directory has anything that `find` would look at, complete or not; a file that is a
-    model by itself has."""
-    if directory.is_file():
-        return True
-    torch = f"{_TORCH.stem}*{_TORCH.suffix}*"
-    names = ("*.safetensors", INDEX, torch, f"*{GGUF}", META)
-    return any(any(directory.glob(name)) for name in names)
-
-
-def _complete(files: list[Path]) -> list[Path]:
-    """The same files. Raises CheckpointError where one says that there are more of them, or is one
-    of several and leads out of the directory."""
-    for file in files:
-        part = re.fullmatch(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)", file.name)
-        for number in range(1, int(part[3]) + 1 if part else 0):
-            _shard(file.parent, f"{part[1]}{number:05d}-of-{part[3]}{part[4]}" if part else "")
-    return all_own(files)
-
-
-def _shard(directory: Path, name: str) -> Path:
-    if not (directory / name).is_file():
-        raise CheckpointError(f"{directory} lacks the shard {name}: download the model again")
-    return own(directory / name)
+    return file
 
 
 def own(file: Path) -> Path:
@@ -172,23 +162,24 @@ def all_own(files: list[Path]) -> list[Path]:
     return [own(file) for file in files] if len(files) > 1 else files
 
 
-def _places(index: Path, layout: _Layout) -> dict[str, str]:
-    places = read_json(index).get("weight_map")
+def _places(index: Path) -> dict[str, str]:
+    places: Any = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map: download it again")
+    suffix = _SUFFIXES[index.name]
     for name in places.values():
-        plain = isinstance(name, str) and name.endswith(layout.suffix)
+        plain = isinstance(name, str) and name.endswith(suffix)
         if not plain or re.search(r"[/\\\0]", name):
+            kind = "safetensors" if suffix == ".safetensors" else "torch"
             raise CheckpointError(
-                f"{index} names {name!a:.80}, which is no {layout.format} file of its directory: "
-                "get the model from another place"
+                f"{index} names {name!a:.80}, which is no {kind} file of its directory: get the "
+                "model from another place"
             )
     return places
 
 
-def _no_weights(directory: Path) -> str:
+def _no_weights(directory: Path, names: list[str]) -> str:
     sentence = f"{directory} has no .safetensors files nor pytorch_model.bin: no weights to read"
-    others = sorted(file.name for pattern in _FOREIGN for file in directory.glob(pattern))
-    if others:
-        sentence += f" ({others[0]} is of a format that is not read here)"
+    if other := foreign(names):
+        sentence += f" ({other} is of a format that is not read here)"
     return sentence

@@ -1,52 +1,50 @@
-"""A name or directory -> local files; `hub.repository` is imported only when it is needed."""
+"""A name -> local files, as a directory such as Hugging Face's are, while they are needed.
+
+The Hub and other programs' formats are imported where something needs them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..errors import SourceError
-from .disk.regular import check_directory
-from .shards import GGUF
-
-if TYPE_CHECKING:
-    from .hub.repository import Repository
+from ..errors import CheckpointError, OutputError, SourceError
+from .disk import destination
+from .disk.reading import check_directory
+from .shards import format_of
 
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
 def resolve(
-    name: str,
-    *,
-    revision: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    name: str, *, revision: str | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Path:
     """What is local as it is, or a repository of the Hub, downloaded unless it is in the cache.
 
-    Local is a directory, or a .gguf file, which is a model by itself. name: "t5-small" is that
-    repository of the Hub unless a directory of this name is here; it is not looked for anywhere
-    else. revision: a branch, tag or commit of the Hub's repository; of no meaning for what is
-    local. progress: called with (done, total) bytes of what is not in the cache yet. A download
-    that was interrupted goes on where it was. Raises SourceError, in one line.
+    name: a directory, a .gguf file, or of the Hub where neither is here. revision: a branch, tag or
+    commit of the Hub's. progress: called with (done, total) bytes of what is not in the cache yet.
+    A download that was interrupted goes on where it was. Raises SourceError.
     """
-    local = _local(name)
-    return _repository(name, revision).fetch(progress) if local is None else local
+    if (local := _local(name)) is not None:
+        return local
+    from .hub.repository import Repository
+
+    return Repository(name, revision).fetch(progress)
 
 
 def resolve_config(name: str, *, revision: str | None = None) -> Path:
     """A local directory as it is, or one that holds the config.json of a repository of the Hub;
     nothing else is downloaded. As `resolve` otherwise."""
-    local = _local(name)
-    return _repository(name, revision).fetch_config() if local is None else local
-
-
-def _repository(name: str, revision: str | None) -> Repository:
+    if (local := _local(name)) is not None:
+        return local
     from .hub.repository import Repository
 
-    return Repository(name, revision)
+    return Repository(name, revision).fetch_config()
 
 
 def _local(name: str) -> Path | None:
@@ -55,7 +53,7 @@ def _local(name: str) -> Path | None:
     if name.strip() and os.path.isdir(path):
         check_directory(Path(path))
         return Path(path)
-    if os.path.isfile(path) and path.endswith(GGUF):
+    if os.path.isfile(path) and format_of(Path(path)):
         return Path(path)
     if os.path.lexists(path):
         kind = "a file" if os.path.exists(path) else "a broken link"
@@ -66,3 +64,49 @@ def _local(name: str) -> Path | None:
             f"there is no directory {shown}, and it cannot be a name on the Hub: check the path"
         )
     return None
+
+
+@contextmanager
+def as_directory(source: Path) -> Iterator[Path]:
+    """`source` itself where it is a directory as Hugging Face's or mlx-lm's are; else a temporary
+    one, which says the same in their words: config.json, tokenizer files made from the source's
+    own, and links to the weights. Raises CheckpointError, OutputError.
+    """
+    layout = format_of(source)
+    if layout == "gguf":
+        from .formats.gguf.file import lay_down
+    elif layout == "meta":
+        from .formats.meta.file import lay_down
+    else:
+        yield source
+        return
+    with contextlib.ExitStack() as left:
+        with _written(tempfile.gettempdir()):
+            made = left.enter_context(destination.temporary())
+        try:
+            with _written(str(made)):
+                lay_down(source, made)
+            yield made
+        except CheckpointError as problem:
+            # The user knows nothing of the temporary directory.
+            said = str(problem).replace(str(made), str(source))
+            raise CheckpointError(said) from problem.__cause__
+
+
+@contextmanager
+def _written(directory: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        reason = problem.strerror or type(problem).__name__
+        raise OutputError(
+            f"the temporary directory {directory} cannot be written: {reason}: make room, or set "
+            "TMPDIR to another place"
+        ) from problem
+
+
+def originals(paths: Iterable[Path], source: Path, directory: Path) -> list[Path]:
+    """The source's own files, of which `directory`, where it was made, has links."""
+    if directory == source:
+        return list(paths)
+    return [Path(os.readlink(path)) if path.is_symlink() else path for path in paths]

@@ -1,11 +1,19 @@
-"""A tensor that is not read yet: its type and shape now, its values piece by piece."""
+"""Tensors by name, not read yet: their types and shapes now, their values piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
+
+from ..errors import CheckpointError
 
 PIECE_BYTES = 1 << 22
 """What is worked on at once; a piece and its copies are all that a conversion holds in memory."""
@@ -42,10 +50,7 @@ class Tensor:
         return mx.zeros(self.shape, dtype=self.dtype)
 
     def pieces(self, nbytes: int = PIECE_BYTES) -> Iterator[tuple[int, mx.array]]:
-        """All rows in order, in pieces of about `nbytes`, each with the number of its first row.
-
-        Memory holds one piece if the caller lets go of each.
-        """
+        """All rows in order, in pieces of about `nbytes`, each with the number of its first row."""
         extent = self.shape[0] if self.shape else 1
         step = max(1, nbytes * extent // max(1, self.nbytes))
         for begin in range(0, extent, step):
@@ -66,3 +71,128 @@ def same(first: Tensor, second: Tensor) -> bool:
 def dtype_name(dtype: mx.Dtype) -> str:
     """For example "bfloat16"."""
     return str(dtype).rpartition(".")[2]
+
+
+LARGEST_EXTENT = 2**31 - 1
+LONGEST_NAME = 1000
+ELEMENTS: Mapping[str, tuple[mx.Dtype, str]] = {
+    "BOOL": (mx.bool_, "u1"),
+    "U8": (mx.uint8, "u1"),
+    "I8": (mx.int8, "i1"),
+    # MLX has no such type; its reader hands out the bytes, and mlx-lm's models know them.
+    "F8_E4M3": (mx.uint8, "u1"),
+    "U16": (mx.uint16, "u2"),
+    "I16": (mx.int16, "i2"),
+    "F16": (mx.float16, "f2"),
+    "BF16": (mx.bfloat16, "u2"),
+    "U32": (mx.uint32, "u4"),
+    "I32": (mx.int32, "i4"),
+    "F32": (mx.float32, "f4"),
+    "U64": (mx.uint64, "u8"),
+    "I64": (mx.int64, "i8"),
+}
+"""Element type as safetensors writes it -> what MLX has for it, and how numpy reads its bytes."""
+DTYPES = {name: dtype for name, (dtype, _) in ELEMENTS.items()}
+
+
+class Malformed(Exception):
+    """The rest of a sentence that begins with the file's name: "is truncated: get it again"."""
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Raises CheckpointError about `file` where the block raises Malformed."""
+    try:
+        yield
+    except Malformed as problem:
+        raise CheckpointError(f"{file} {problem}") from None
+
+
+def check_name(name: object, what: str = "a tensor") -> None:
+    """Raises Malformed for a name that no tensor has."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+        raise Malformed(f"is damaged: {what} is called {shortened(name)}")
+
+
+def shortened(value: object) -> str:
+    """A value of a file in at most 60 characters, all of them harmless."""
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def to_mlx(values: np.ndarray, stored: str) -> mx.array:
+    """A copy of `values` as MLX has the type `stored`, a key of ELEMENTS.
+
+    values: in either byte order, with any strides; integers that have the bits of other types.
+    """
+    native = np.asarray(values, values.dtype.newbyteorder("="), order="C")
+    if stored == "BOOL":
+        return mx.array(native.astype(np.bool_))
+    if stored == "F32":
+        # Too large for float32, or no number: whoever wants weights refuses it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return mx.array(native.astype(np.float32, copy=False))
+    array = mx.array(native)
+    return array.view(mx.bfloat16) if stored == "BF16" else array
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says of one tensor. dtype: as safetensors writes it, for example "BF16"."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
+        """Of a tensor of a type in ELEMENTS."""
+        return cls(dtype, shape, math.prod(shape) * DTYPES[dtype].size)
+
+    @property
+    def extent(self) -> int:
+        """Entries along the first axis, 1 for a scalar."""
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What one file, or several, hold under their own names.
+
+    stored: type as the format calls it, shape and bytes in the file. origins: the name under which
+    a reader hands a tensor out -> its name in the file. tied: a name that the reader leaves out ->
+    the name in the file that has the same values. dropped: another that it leaves out -> why.
+    shared: name -> an earlier one that has the very same bytes of the file.
+    """
+
+    stored: Mapping[str, TensorInfo]
+    origins: Mapping[str, str]
+    tied: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
+
+
+class Reader(ABC):
+    """The tensors of one file, or of one model in several parts. Made from a path; that raises
+    CheckpointError for what is damaged, truncated, or lies about its size.
+
+    paths: the files, in their order. infos: every tensor that is handed out, from headers alone.
+    """
+
+    paths: tuple[Path, ...]
+    infos: Mapping[str, TensorInfo]
+
+    @abstractmethod
+    def rows(self, name: str, begin: int, end: int) -> mx.array:
+        """Entries begin .. end - 1 along the first axis; a scalar whole. Read now, copied once:
+        no more than these is ever in memory."""
+
+    @property
+    def contents(self) -> Contents:
+        """The same under the file's own names and types, with what is not handed out."""
+        return Contents(self.infos, {name: name for name in self.infos})
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, to be read in pieces."""
+        info = self.infos[name]
+        return Tensor(DTYPES[info.dtype], info.shape, partial(self.rows, name))

@@ -1,19 +1,20 @@
-"""Whether a converted model computes what its source does, where both can be loaded.
-
-Models are loaded and run by functions that the caller hands in (`compare_models` has them):
-checkpoints know no arithmetic.
-"""
+"""A written checkpoint against its source: every tensor read back, and what both models compute,
+which functions that the caller hands in find out (`compare_models`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CheckpointError, OptionError, SpecdecError
-from .check import Differences
+import mlx.core as mx
+
+from ..errors import CheckpointError, OptionError, OutputError, SpecdecError
 from .disk import sizes
+from .files import Weights
+from .tensors import Tensor
+from .writer import Change
 
 SHARE_OF_MEMORY = 0.5
 """A model may take this much of the machine's memory when its logits are computed."""
@@ -26,6 +27,94 @@ LOADED_BYTES = 6
 """Of one weight while its model is loaded in float32: the result and what it was read as."""
 SAME_LOGITS = 1e-3
 """How far log-probabilities may lie apart where not one weight changed its value."""
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Largest absolute differences from the source's values, each with the tensor that has it.
+
+    tensors: how many of the source's were compared. plain: over tensors that were not quantized
+    here, 0.0 unless their type changed. quantized: over those that were, None where there are none.
+    """
+
+    tensors: int
+    plain: float
+    plain_name: str
+    quantized: float | None
+    quantized_name: str
+
+
+def compare(
+    directory: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    change: Callable[[str, Tensor], Change],
+    progress: Callable[[int], None] = lambda nbytes: None,
+) -> Differences:
+    """Read back what was written of `tensors` under `change`, and hold it bit for bit to the same
+    change made anew. Raises OutputError naming the first tensor that does not hold."""
+    written = Weights(directory)
+    largest: dict[bool, tuple[float, str]] = {}
+    expected: set[str] = set()
+    count = 0
+    for name, source in tensors:
+        asked = change(name, source)
+        outlines = asked.outlines(name, source)
+        expected |= outlines.keys()
+        for each, outline in outlines.items():
+            if each not in written.infos:
+                raise _wrong(name, "is missing")
+            result = written.tensor(each)
+            if (result.dtype, result.shape) != (outline.dtype, outline.shape):
+                raise _wrong(name, "is of another type or shape than was asked for")
+        quantized = asked.quantization is not None
+        difference = _difference(written, name, source, asked, progress)
+        if difference > largest.get(quantized, (-1.0, ""))[0]:
+            largest[quantized] = difference, name
+        count += 1
+    if extra := written.infos.keys() - expected:
+        raise _wrong(min(extra), "should not be there")
+    return Differences(count, *largest.get(False, (0.0, "")), *largest.get(True, (None, "")))
+
+
+def _difference(
+    written: Weights, name: str, source: Tensor, asked: Change, progress: Callable[[int], None]
+) -> float:
+    largest = 0.0
+    for begin, piece in source.pieces():
+        end = begin + (piece.shape[0] if piece.ndim else 1)
+        again = asked.stored(name, asked.cast(piece))
+        rows = {each: written.rows(each, begin, end) for each in again}
+        if not all(mx.array_equal(_bits(rows[each]), _bits(again[each])).item() for each in again):
+            raise _wrong(name, "differs from its source")
+        largest = max(largest, _distance(rows, name, piece, asked))
+        progress(piece.nbytes)
+        del piece, again, rows
+    mx.clear_cache()
+    return largest
+
+
+def _distance(rows: Mapping[str, mx.array], name: str, source: mx.array, asked: Change) -> float:
+    values = rows[name]
+    if source.size == 0 or (asked.quantization is None and values.dtype == source.dtype):
+        return 0.0
+    if asked.quantization is not None:
+        path = name.removesuffix(".weight")
+        values = asked.quantization.dequantize(
+            values, rows[f"{path}.scales"], rows.get(f"{path}.biases")
+        )
+    distance = mx.abs(values.astype(mx.float32) - source.astype(mx.float32))
+    return mx.max(distance).item()  # type: ignore[return-value]
+
+
+def _bits(array: mx.array) -> mx.array:
+    kinds = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+    return array if array.dtype == mx.bool_ else array.view(kinds[array.dtype.size])
+
+
+def _wrong(name: str, problem: str) -> OutputError:
+    return OutputError(
+        f"read back, the tensor {name} {problem}: the disk may be failing, convert again"
+    )
 
 
 @dataclass(frozen=True)
@@ -94,10 +183,7 @@ def verify(
     shard_bytes: int,
 ) -> Verified:
     """Compare where it is possible, and where it costs little or weights were quantized or it was
-    `asked` for; in the last two cases a fixed text too.
-
-    Raises CheckpointError where the result cannot be right.
-    """
+    `asked` for; in the last two cases a fixed text too. Raises CheckpointError."""
     quantized = differences.quantized is not None
     reason = _reason_not_to(parameters, quantized, asked=asked, shard_bytes=shard_bytes)
     if compare_logits is None or reason:

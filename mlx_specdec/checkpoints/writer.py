@@ -1,14 +1,12 @@
 """Tensors -> safetensors shards with an index, as mlx-lm writes them; and config.json.
 
-Memory holds one piece of a tensor at a time: a shard's header follows from lazy arrays, whose types
-and shapes are known without computing them; then each piece is read, changed and written in its
+A shard's header follows from lazy arrays; then each piece is read, changed and written in its
 place. Casting and quantizing work on rows, so that pieces give the same bytes as the whole.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,10 +17,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError, first_line
-from .formats.safetensors import DTYPES
 from .quantization import Quantization
 from .shards import INDEX
-from .tensors import Tensor, dtype_name
+from .tensors import DTYPES, Tensor, dtype_name
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "F8_E4M3"}
 _EXPONENTS = {
@@ -43,6 +40,10 @@ class Change:
         """Some rows of the tensor in their new type."""
         return rows if self.dtype is None else rows.astype(self.dtype)
 
+    def outlines(self, name: str, source: Tensor) -> dict[str, mx.array]:
+        """What will be stored for a tensor: lazy arrays that are never computed."""
+        return self.stored(name, self.cast(source.outline))
+
     def stored(self, name: str, cast: mx.array) -> dict[str, mx.array]:
         """What is stored for rows that were cast, by name."""
         if self.quantization is None:
@@ -62,12 +63,13 @@ class Written:
 
 @dataclass(frozen=True)
 class _Item:
-    """One source tensor and what is stored for it: lazy arrays that are never computed."""
-
     name: str
     source: Tensor
     change: Change
-    stored: Mapping[str, mx.array]
+
+    @property
+    def stored(self) -> Mapping[str, mx.array]:
+        return self.change.outlines(self.name, self.source)
 
     @property
     def nbytes(self) -> int:
@@ -85,26 +87,29 @@ def write_weights(
 ) -> Written:
     """Write model.safetensors, or model-0000i-of-0000n.safetensors, and the index.
 
-    tensors: by name. shard_bytes: the most bytes of tensors in one file, unless a single tensor
-    has more. count: how many weights a tensor stands for. progress: called with the source bytes of
-    each piece done. Raises CheckpointError for values that are not finite, or not after the change
-    of type; OSError as the system raises it.
+    shard_bytes: the most bytes of tensors in one file, unless a single tensor has more. count: how
+    many weights a tensor stands for. progress: called with the source bytes of each piece done.
+    Raises CheckpointError for values that are not finite; OSError as the system raises it.
     """
     shards: list[list[str]] = []
     waiting: list[_Item] = []
     size = total = parameters = 0
+
+    def write() -> None:
+        shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
+
     for name, tensor in tensors:
-        item = _plan(name, tensor, change(name, tensor))
-        if waiting and size + item.nbytes > shard_bytes:
-            shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
-            waiting, size = [], 0
+        item = _Item(name, tensor, change(name, tensor))
+        nbytes = item.nbytes
+        if waiting and size + nbytes > shard_bytes:
+            write()
+            size = 0
         waiting.append(item)
-        size += item.nbytes
-        total += item.nbytes
+        size, total = size + nbytes, total + nbytes
         parameters += count(name, tensor)
         del item, tensor
     if waiting:
-        shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
+        write()
     _name_shards(directory, shards, total, parameters)
     return Written(sum(map(len, shards)), parameters, total)
 
@@ -118,21 +123,14 @@ def write_config(
         whole["quantization"] = dict(quantization)
     if "quantization" in whole:
         whole["quantization_config"] = whole["quantization"]
-    text = json.dumps(_tagged(dict(sorted(whole.items()))), indent=4)
+    text = json.dumps(dict(sorted(whole.items())), indent=4)
     (directory / "config.json").write_text(text, encoding="utf-8")
 
 
 def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], Change]) -> int:
-    """How many bytes of tensors `write_weights` would write; nothing is read.
-
-    outlines: lazy arrays of the tensors' types and shapes.
-    """
+    """How many bytes of tensors `write_weights` would write. outlines: lazy arrays."""
     tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
-    return sum(_plan(name, tensor, change(name, tensor)).nbytes for name, tensor in tensors)
-
-
-def _plan(name: str, tensor: Tensor, change: Change) -> _Item:
-    return _Item(name, tensor, change, change.stored(name, change.cast(tensor.outline)))
+    return sum(_Item(name, tensor, change(name, tensor)).nbytes for name, tensor in tensors)
 
 
 def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]) -> list[str]:
@@ -208,8 +206,7 @@ def _finite(array: mx.array) -> bool:
 
 def _bytes(array: mx.array) -> memoryview:
     flat = mx.contiguous(array).reshape(-1)
-    whole = flat.view(mx.uint16) if flat.dtype == mx.bfloat16 else flat
-    return memoryview(whole)  # type: ignore[arg-type]
+    return memoryview(flat.view(mx.uint8))  # type: ignore[arg-type]
 
 
 def _part(number: int) -> str:
@@ -230,15 +227,3 @@ def _name_shards(directory: Path, shards: list[list[str]], total: int, parameter
         "weight_map": dict(sorted(places.items())),
     }
     (directory / INDEX).write_text(json.dumps(index, indent=4), encoding="utf-8")
-
-
-def _tagged(value: Any) -> Any:
-    """Numbers that JSON does not have, written as transformers writes them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        return {"__float__": name}
-    if isinstance(value, Mapping):
-        return {key: _tagged(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_tagged(each) for each in value]
-    return value

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
-from ..checkpoints.disk.regular import check_regular
+from ..checkpoints.disk.reading import check_regular
 from ..errors import CheckpointError, PromptError, first_line
 from . import byte_level_bpe, chat
 from .byte_tokenizer import ByteTokenizer

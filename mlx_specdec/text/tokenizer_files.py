@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.disk.json_file import read_json as read_object
+from ..checkpoints.disk.reading import read_json as read_object
 from ..errors import CheckpointError
 
 FILES = ("*token*", "spiece*", "vocab*", "merges*")

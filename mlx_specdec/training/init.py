@@ -10,8 +10,7 @@ from typing import Any
 
 from ..assemble import Pair
 from ..checkpoints import files
-from ..checkpoints.layouts import as_directory
-from ..checkpoints.source import resolve
+from ..checkpoints.source import as_directory, resolve
 from ..errors import OptionError, VocabularyError
 from ..models.base import Base
 from ..models.shaped import shaped

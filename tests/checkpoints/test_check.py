@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints.check import compare
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.disk import destination
+from mlx_specdec.checkpoints.quantization import Quantization
 from mlx_specdec.checkpoints.tensors import Tensor
+from mlx_specdec.checkpoints.verify import compare
 from mlx_specdec.checkpoints.writer import Change, write_weights
 from mlx_specdec.errors import CheckpointError, OutputError
 
@@ -38,6 +39,22 @@ def test_the_result_has_what_was_asked_for_and_no_more(
     assert compare(tmp_path, pairs, unchanged).tensors == len(written)
     with pytest.raises(OutputError, match=says):
         compare(tmp_path, [(name, PAIRS[name]) for name in asked], unchanged)
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_the_smallest_damage_to_a_quantized_matrix_is_found(tmp_path: Path, place: int) -> None:
+    change = Change(quantization=Quantization(8, 32))
+    pairs = [("a.weight", Tensor.of(mx.random.normal((8, 32), key=mx.random.key(1))))]
+    write_weights(tmp_path, pairs, lambda name, tensor: change, shard_bytes=10_000)
+    assert compare(tmp_path, pairs, lambda name, tensor: change).quantized > 0
+    file = tmp_path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    begin = json.loads(data[8 : 8 + length])["a.weight"]["data_offsets"][0]
+    data[8 + length + begin + place] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(OutputError, match=r"a\.weight differs from its source"):
+        compare(tmp_path, pairs, lambda name, tensor: change)
 
 
 def test_every_tensor_lies_where_its_type_may(tmp_path: Path) -> None:

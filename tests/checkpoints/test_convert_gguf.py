@@ -130,7 +130,7 @@ def test_a_directory_with_one_file_and_parts_give_the_same(tmp_path: Path) -> No
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     first, _ = halves(llama())
     first.write(tmp_path / "m-00001-of-00002.gguf")
-    with pytest.raises(CheckpointError, match=r"lacks m-00002-of-00002\.gguf"):
+    with pytest.raises(CheckpointError, match=r"lacks the shard m-00002-of-00002\.gguf"):
         convert(str(tmp_path), tmp_path / "out")
 
 

@@ -15,7 +15,7 @@ from .makers import T5, raw_file, save, t5_weights, write_index, write_sharded_t
 INDEX = "model.safetensors.index.json"
 
 
-def sentence(directory: Path, what: Any = files.headers) -> str:
+def sentence(directory: Path, what: Any = files.Weights) -> str:
     with pytest.raises(CheckpointError) as caught:
         what(directory)
     text = str(caught.value)

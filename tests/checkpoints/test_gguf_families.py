@@ -23,12 +23,11 @@ from mlx_lm.utils import _get_classes
 
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.formats.gguf.decoder_only import decoder_only_layout
+from mlx_specdec.checkpoints.formats.gguf.decoder_only import describe_decoder_only
 from mlx_specdec.checkpoints.formats.gguf.families import FAMILIES
 from mlx_specdec.checkpoints.formats.gguf.header import read_header
-from mlx_specdec.checkpoints.formats.gguf.layout import Finder
-from mlx_specdec.checkpoints.formats.gguf.metadata import Metadata
-from mlx_specdec.checkpoints.formats.malformed import Malformed
+from mlx_specdec.checkpoints.formats.gguf.layout import Finder, Metadata
+from mlx_specdec.checkpoints.tensors import Malformed
 from mlx_specdec.models.loading import load_model
 
 SIZES = {
@@ -236,10 +235,11 @@ def test_odd_metadata_are_malformed_or_harmless(
     keys = [key for key in header.metadata if key.startswith(f"{architecture}.")]
     changes = st.dictionaries(st.sampled_from(sorted(keys)), st.sampled_from(ODD), min_size=1)
     metadata = Metadata({**header.metadata, **data.draw(changes)})
-    finder = Finder({entry.name: entry for entry in header.entries})
+    entries = {entry.name: entry for entry in header.entries}
+    finder = Finder(entries, lambda name, count: np.ones(count))
     with contextlib.suppress(Malformed):
-        layout = decoder_only_layout(metadata, finder, lambda name, count: np.ones(count))
-        assert len(layout.places) == len(header.entries)
+        describe_decoder_only(metadata, finder)
+        assert len(finder.places) == len(header.entries)
 
 
 def test_every_family_is_tried() -> None:

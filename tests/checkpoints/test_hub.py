@@ -18,7 +18,7 @@ from huggingface_hub.utils import _http
 
 from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.checkpoints.hub import transfer
-from mlx_specdec.checkpoints.hub.files import choose
+from mlx_specdec.checkpoints.hub.repository import choose
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.errors import CheckpointError, SourceError
 from mlx_specdec.models.loading import load_model

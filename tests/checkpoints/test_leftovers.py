@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.disk import leftovers
+from mlx_specdec.checkpoints.disk import destination
 from mlx_specdec.checkpoints.disk.destination import directory
 
 from .makers import listing, write_t5
@@ -80,7 +80,7 @@ def test_a_killed_replacement_leaves_a_whole_model_or_brings_it_back(
     before = listing(target)
     killed(source, target, moment)
     assert target.exists() is (moment != "between the moves")
-    leftovers.sweep(target)
+    destination.sweep(target)
     assert [path.name for path in target.parent.iterdir()] == ["out"]
     after = listing(target)
     if moment == "after the moves":
@@ -92,9 +92,9 @@ def test_a_killed_replacement_leaves_a_whole_model_or_brings_it_back(
 def test_what_a_living_conversion_works_on_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "out"
     with directory(target) as work:
-        assert leftovers.sweep(target)
+        assert destination.sweep(target)
         assert work.is_dir()
-    assert not leftovers.sweep(target)
+    assert not destination.sweep(target)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -115,27 +115,30 @@ def test_only_leftovers_of_this_place_are_swept(tmp_path: Path) -> None:
         (tmp_path / name / "file").write_text("x")
     (tmp_path / ".out.11111111.partial").symlink_to(tmp_path / "out.x")
     (tmp_path / ".out.22222222.partial").write_text("a file")
-    leftovers.sweep(tmp_path / "out")
+    destination.sweep(tmp_path / "out")
     rest = [".out.11111111.partial", ".out.22222222.partial"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, *rest])
     assert (tmp_path / "out.x" / "file").exists()
 
 
 def test_a_place_without_a_parent_needs_no_sweeping(tmp_path: Path) -> None:
-    leftovers.sweep(tmp_path / "none" / "out")
+    destination.sweep(tmp_path / "none" / "out")
     assert listing(tmp_path) == {}
 
 
 WITHOUT_LOCKS = """
-import sys
+import errno, fcntl, sys
 from pathlib import Path
 
-sys.modules["fcntl"] = None  # as where there is none: to import it raises ImportError
-import mlx_specdec.pair
-from mlx_specdec.checkpoints.disk import destination, leftovers
+def refuse(*given):  # as some file systems of a network do
+    raise OSError(errno.ENOLCK, "no locks")
 
-with destination.directory(Path(sys.argv[1])) as work, leftovers.temporary():
-    assert not leftovers.sweep(Path(sys.argv[1])) and work.is_dir()
+fcntl.flock = refuse
+import mlx_specdec.pair
+from mlx_specdec.checkpoints.disk import destination
+
+with destination.directory(Path(sys.argv[1])) as work, destination.temporary():
+    assert not destination.sweep(Path(sys.argv[1])) and work.is_dir()
 """
 
 
@@ -147,7 +150,7 @@ def test_a_system_without_locks_can_do_all_but_sweep(tmp_path: Path) -> None:
 LAID_DOWN = """
 import os, signal, sys
 from pathlib import Path
-from mlx_specdec.checkpoints.layouts import as_directory
+from mlx_specdec.checkpoints.source import as_directory
 
 with as_directory(Path(sys.argv[1])) as made:
     assert (made / "config.json").is_file()
@@ -168,8 +171,8 @@ def test_temporary_directories_of_killed_processes_are_swept(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("mlx-specdec-mine", "mlx-specdec-0123abcd5", "mlx"):
         (tmp_path / name).mkdir()
-    with leftovers.temporary() as first:
-        with leftovers.temporary() as second:
+    with destination.temporary() as first:
+        with destination.temporary() as second:
             assert first.is_dir() and second.is_dir() and first != second
             assert first.stat().st_mode & 0o777 == 0o700
         assert not left.exists() and not second.exists()

@@ -17,8 +17,7 @@ from mlx_specdec import Options, generate, load
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.formats.meta.file import MetaFile
-from mlx_specdec.checkpoints.formats.meta.layout import rotary_rows
-from mlx_specdec.checkpoints.formats.meta.params import read_params
+from mlx_specdec.checkpoints.formats.meta.params import read_params, rotary_rows
 from mlx_specdec.compare_models import compare_logits
 from mlx_specdec.errors import CheckpointError
 
@@ -203,7 +202,7 @@ def test_a_head_that_repeats_the_embedding_is_left_out(tmp_path: Path, stored: b
     change_part(source / FIRST, tie)
     out = convert(str(source), tmp_path / "out", compare_logits=compare_logits).path
     assert config_of(out)["tie_word_embeddings"] is True
-    assert "lm_head.weight" not in files.headers(out)
+    assert "lm_head.weight" not in files.Weights(out).infos
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:

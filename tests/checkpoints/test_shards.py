@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.checkpoints.shards import present
+from mlx_specdec.checkpoints import shards
+from mlx_specdec.checkpoints.hub.repository import choose
+from mlx_specdec.checkpoints.shards import format_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +23,26 @@ from mlx_specdec.checkpoints.shards import present
 )
 def test_weights_count_as_here_even_where_some_are_missing(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert not present(tmp_path)
+    assert not format_of(tmp_path)
     (tmp_path / name).write_bytes(b"")
-    assert present(tmp_path)
-    assert present(tmp_path / name)
+    assert format_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "format", "wanted"),
+    [
+        ("pytorch_model.bin model.fp16.safetensors", "torch", "pytorch_model.bin"),
+        ("model.fp16.safetensors consolidated.00.pth", "safetensors", "model.fp16.safetensors"),
+        ("a.gguf consolidated.00.pth", "meta", "consolidated.00.pth"),
+        ("pytorch_model.bin model.safetensors a.gguf", "safetensors", "model.safetensors"),
+    ],
+)
+def test_what_is_fetched_is_what_is_read(
+    names: str, format: str, wanted: str, tmp_path: Path
+) -> None:
+    for name in names.split():
+        (tmp_path / name).write_bytes(b"")
+    here = shards.find(tmp_path)
+    assert (here.format, [file.name for file in here.files]) == (format, [wanted])
+    assert choose("some/model", names.split()).weights == (wanted,)
+    assert format_of(tmp_path) == format

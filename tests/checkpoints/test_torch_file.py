@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.formats.safetensors import DTYPES
 from mlx_specdec.checkpoints.formats.torch.file import TorchFile
+from mlx_specdec.checkpoints.tensors import DTYPES
 from mlx_specdec.errors import CheckpointError
 
 from .makers import T5, t5_weights, write_t5

@@ -16,7 +16,7 @@ import pytest
 
 from mlx_specdec.assemble import generate, load
 from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.files import headers
+from mlx_specdec.checkpoints.files import Weights
 from mlx_specdec.compare_models import compare_logits
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.options import Options
@@ -69,7 +69,7 @@ def test_a_family_computes_what_transformers_does_loaded_and_converted(
     report = convert(str(source), out, compare_logits=compare_logits)
     assert difference(out, source) <= TOLERANCE
     assert report.verified.logits is not None and report.verified.logits <= TOLERANCE
-    names = headers(out).keys()
+    names = Weights(out).infos.keys()
     assert ("lm_head.weight" in names) is (family not in TIED)
     assert not [name for name in names if "embed_tokens" in name or "EncDecAttention.rel" in name]
     said = json.loads((out / "config.json").read_text())
@@ -80,7 +80,7 @@ def test_a_family_computes_what_transformers_does_loaded_and_converted(
 def test_the_report_names_every_tensor_that_was_left_out(tmp_path: Path, family: str) -> None:
     source, out = FIXTURES / "t5-families" / family, tmp_path / family
     report = convert(str(source), out)
-    dropped = headers(source).keys() - headers(out).keys()
+    dropped = Weights(source).infos.keys() - Weights(out).infos.keys()
     assert len(dropped) >= 2
     assert {*report.tensor_report.tied, *report.tensor_report.dropped} == dropped
     assert all(name in report.describe() for name in dropped)

@@ -1,7 +1,4 @@
-"""SHA-256 of files, computed in a thread of its own while other work reads and writes.
-
-Memory holds one buffer; hashing lets Python's other threads run.
-"""
+"""SHA-256 of files, computed in a thread of its own while other work reads and writes."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import CheckpointError
+from .reading import reading
 
 BUFFER_BYTES = 1 << 20
 
@@ -29,10 +26,9 @@ class Digests:
     """The digests of some files. A context manager: leaving the block ends the work early."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        """Begin at once."""
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, "digests")
-        self._all = self._pool.submit(self._run, list(files))
+        self._all = [(file.name, self._pool.submit(self._one, file)) for file in files]
 
     def __enter__(self) -> Digests:
         return self
@@ -42,29 +38,17 @@ class Digests:
         self._pool.shutdown()
 
     def result(self) -> Mapping[str, FileDigest]:
-        """File's name -> its digest, once all are there. Raises CheckpointError for a file that
-        cannot be read."""
-        return self._all.result()
+        """File's name -> its digest, once all are there. Raises CheckpointError."""
+        ended = ((name, digest.result()) for name, digest in self._all)
+        return {name: digest for name, digest in ended if digest is not None}
 
-    def _run(self, files: list[Path]) -> dict[str, FileDigest]:
-        buffer, digests = memoryview(bytearray(BUFFER_BYTES)), {}
-        for file in files:
-            digest = self._one(file, buffer)
-            if self._stop.is_set():
-                break
-            digests[file.name] = digest
-        return digests
-
-    def _one(self, file: Path, buffer: memoryview) -> FileDigest:
-        whole, nbytes = hashlib.sha256(), 0
-        try:
-            with file.open("rb", buffering=0) as stream:
-                while not self._stop.is_set() and (count := stream.readinto(buffer)):
-                    whole.update(buffer[:count])
-                    nbytes += count
-        except OSError as problem:
-            raise CheckpointError(f"{file} cannot be read: {problem.strerror}") from problem
-        return FileDigest(nbytes, whole.hexdigest())
+    def _one(self, file: Path) -> FileDigest | None:
+        whole, nbytes, buffer = hashlib.sha256(), 0, memoryview(bytearray(BUFFER_BYTES))
+        with reading(file), file.open("rb", buffering=0) as stream:
+            while not self._stop.is_set() and (count := stream.readinto(buffer)):
+                whole.update(buffer[:count])
+                nbytes += count
+        return None if self._stop.is_set() else FileDigest(nbytes, whole.hexdigest())
 
 
 def combined(files: Mapping[str, FileDigest]) -> str:

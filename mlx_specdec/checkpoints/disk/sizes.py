@@ -14,8 +14,7 @@ SHARE_OF_MEMORY = 0.25
 """A shard of the result is at most this part of the machine's memory, unless asked for."""
 ASSUMED_MEMORY = 8 * 2**30
 """Where the system does not tell."""
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_UNITS = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
 
 
@@ -50,13 +49,13 @@ def parse(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None or (match[3] and not match[2]):
         raise OptionError(f"{text!r:.40} is no size: write 4GB, 500MB or 2GiB")
-    unit = match[2].upper()
-    return int(float(match[1]) * (_BINARY if match[3] else _UNITS)[unit])
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** _UNITS.index(match[2].upper()))
 
 
 def show(nbytes: int) -> str:
     """In the largest unit that leaves a number above one: "45.3 GB"."""
-    for unit in "TGMK":
-        if nbytes >= _UNITS[unit]:
-            return f"{nbytes / _UNITS[unit]:.1f} {'k' if unit == 'K' else unit}B"
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if nbytes >= 1000**power:
+            return f"{nbytes / 1000**power:.1f} {unit}"
     return f"{nbytes} bytes"

@@ -1,8 +1,5 @@
-"""One safetensors file: its header, checked against the file before anything else is believed.
-
-The format is https://huggingface.co/docs/safetensors. Nothing is allocated on the word of a header
-alone.
-"""
+"""One safetensors file (https://huggingface.co/docs/safetensors): its header, checked against the
+file before anything else is believed."""
 
 from __future__ import annotations
 
@@ -16,11 +13,19 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError, first_line
-from ..disk.mapped import open_map, to_mlx
-from ..disk.regular import check_path, check_regular
-from .malformed import Malformed, naming
-from .reader import DTYPES as DTYPES
-from .reader import ELEMENTS, LARGEST_EXTENT, LONGEST_NAME, Reader, TensorInfo
+from ..disk.reading import open_map, reading
+from ..tensors import (
+    DTYPES,
+    ELEMENTS,
+    LARGEST_EXTENT,
+    Malformed,
+    Reader,
+    TensorInfo,
+    check_name,
+    naming,
+    shortened,
+    to_mlx,
+)
 
 LONGEST_HEADER = 100_000_000
 
@@ -29,7 +34,6 @@ class SafetensorsFile(Reader):
     """The tensors of one file, read in pieces through a map of it."""
 
     def __init__(self, file: Path) -> None:
-        """Raises CheckpointError as `read_header` does."""
         self.paths = (file,)
         self._map: mmap.mmap | None = None
         self.infos = read_header(file)
@@ -50,17 +54,12 @@ class SafetensorsFile(Reader):
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """One file's tensors by name, in the order of their bytes.
-
-    Raises CheckpointError for a file that is truncated, whose header lies about its size or its
-    tensors, repeats a name, or asks for a type that MLX does not read.
-    """
-    check_regular(file)
-    with naming(file):
+    """One file's tensors by name, in the order of their bytes. Raises CheckpointError for a file
+    that is truncated or damaged, or asks for a type that MLX does not read."""
+    with naming(file), reading(file):
         header, room = _header(file)
         for name in header:
-            if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
-                raise Malformed(f"is damaged: a tensor is called {_short(name)}")
+            check_name(name)
         header.pop("__metadata__", None)
         spans = [_span(name, entry) for name, entry in header.items()]
         spans.sort(key=lambda span: span[:2])
@@ -77,29 +76,27 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def load(file: Path) -> dict[str, mx.array]:
-    """One file's tensors, lazily: bytes are read when an array is evaluated.
-
-    Raises CheckpointError where MLX cannot read the file.
-    """
-    check_path(file)
+    """One file's tensors, lazily: bytes are read when an array is evaluated. Raises
+    CheckpointError."""
     try:
+        str(file).encode("utf-8")
         return dict(mx.load(str(file)))  # type: ignore[arg-type]
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"{file} cannot be opened by MLX, which takes paths in UTF-8 alone: rename it"
+        ) from None
     except RuntimeError as problem:
-        reason = first_line(problem)
-        raise CheckpointError(f"{file} cannot be read: {reason}") from problem
+        raise CheckpointError(f"{file} cannot be read: {first_line(problem)}") from problem
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
     """The parsed header, and how many bytes of tensors follow it."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or length > min(size - 8, LONGEST_HEADER):
-                raise Malformed("is truncated or no safetensors file: download it again")
-            text = stream.read(length)
-    except OSError as problem:
-        raise Malformed(f"cannot be read: {problem.strerror}") from problem
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, LONGEST_HEADER):
+            raise Malformed("is truncated or no safetensors file: download it again")
+        text = stream.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError):
@@ -111,37 +108,32 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
 
 def _span(name: str, entry: Any) -> tuple[int, int, str, TensorInfo]:
     """Where one tensor begins and ends, its name, and what is said of it."""
+    damaged = Malformed(f"has a damaged header at {name}: download it again")
     try:
-        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        sound = all(type(number) is int and number >= 0 for number in (begin, end, *shape))
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise Malformed(f"has a damaged header at {name}: download it again") from None
+        raise damaged from None
     if not isinstance(dtype, str) or dtype not in DTYPES:
         known = ", ".join(DTYPES)
         raise Malformed(
-            f"stores {name} as {_short(dtype)}, which MLX does not read; it reads {known}"
+            f"stores {name} as {shortened(dtype)}, which MLX does not read; it reads {known}"
         )
-    if not sound:
-        raise Malformed(f"has a damaged header at {name}: download it again")
+    if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+        raise damaged
     if any(extent > LARGEST_EXTENT for extent in shape):
-        raise Malformed(f"is damaged: {name} claims the shape {_short(tuple(shape))}")
+        raise Malformed(f"is damaged: {name} claims the shape {shortened(shape)}")
     if end - begin != (nbytes := math.prod(shape) * DTYPES[dtype].size):
         raise Malformed(
             f"is damaged: {name} has {end - begin} bytes where {dtype} of shape "
-            f"{_short(tuple(shape))} needs {nbytes}"
+            f"{shortened(shape)} needs {nbytes}"
         )
-    return begin, end, name, TensorInfo(dtype, tuple(shape), nbytes)
+    return begin, end, name, TensorInfo(dtype, shape, nbytes)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for name, value in pairs:
         if name in entries:
-            raise Malformed(f"is damaged: its header repeats {_short(name)}")
+            raise Malformed(f"is damaged: its header repeats {shortened(name)}")
         entries[name] = value
     return entries
-
-
-def _short(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

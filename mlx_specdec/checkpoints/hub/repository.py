@@ -1,16 +1,16 @@
 """A repository of the Hugging Face Hub -> a directory of its cache that holds a whole model.
 
 huggingface_hub does the transfer, with its cache, its tokens and its offline mode (HF_HUB_OFFLINE).
-Added here is what it leaves open: which files are worth fetching, that they are all there, and that
-what arrived is what the Hub's list promised.
+Added here are the choice of files, and that all are there and as the Hub's list promised.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub as hub
@@ -20,7 +20,7 @@ from huggingface_hub.hf_api import RepoSibling
 from ...errors import SourceError, SpecdecError
 from .. import shards
 from ..disk import sizes
-from .files import choose
+from ..formats.medusa import SAFETENSORS, TORCH
 from .problems import told
 from .transfer import fetch
 
@@ -28,18 +28,19 @@ CONFIG = "config.json"
 CHUNK_BYTES = 1 << 20
 """So often progress is told, and at most so much is lost when a download is interrupted;
 huggingface_hub's own 10 MB are ten seconds on a slow line."""
+_PLAIN = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
+_BESIDE = re.compile(
+    r"(?!.*\.index\.).*(\.json|\.tiktoken|\.jinja)"
+    r"|spiece\.model|tokenizer\.model|vocab\.txt|merges\.txt"
+)
+"""Small files: configuration and tokenizer."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def _ignore(count: int) -> None:
-    return None
 
 
 class Repository:
     """A repository of the Hub at one commit, or what the cache holds of it."""
 
     def __init__(self, name: str, revision: str | None) -> None:
-        """revision: a branch, tag or commit."""
         if "HF_HUB_VERBOSITY" not in os.environ:
             # It tells of every attempt; what the user needs is the sentence at the end.
             hub.logging.set_verbosity_error()
@@ -51,16 +52,14 @@ class Repository:
 
     def fetch(self, progress: Callable[[int, int], None] | None = None) -> Path:
         """The directory that holds the model's files, all of them. progress: in bytes, of what is
-        not in the cache. Raises SourceError; CheckpointError for an index that names files
-        elsewhere."""
+        not in the cache. Raises SourceError, CheckpointError."""
         problem = self._list()
         if problem is not None:
             return self._cached(problem)
         choice = choose(self._name, self._listed)
-        weights: Iterable[str] = choice.weights
+        weights = [*choice.weights]
         if choice.index is not None:
-            index = self._file(choice.index)
-            weights = (choice.index, *self._named(index), *choice.weights)
+            weights = [choice.index, *self._named(self._file(choice.index)), *weights]
         # Weights come last: where they are, the rest is.
         return self._files([*choice.beside, *weights], progress)
 
@@ -116,7 +115,6 @@ class Repository:
         return None
 
     def _named(self, index: Path) -> list[str]:
-        """The weights that an index names. Raises SourceError where the Hub lists no such file."""
         names = shards.named(index)
         for file in names:
             if file not in self._listed:
@@ -127,7 +125,6 @@ class Repository:
         return names
 
     def _files(self, files: list[str], progress: Callable[[int, int], None] | None) -> Path:
-        """The directory of some files, fetched with one bar for all of them."""
         missing = [file for file in files if self._in_cache(file, self._commit) is None]
         total, done = sum(self._listed[file].size or 0 for file in missing), 0
         self._check_room(total)
@@ -147,8 +144,7 @@ class Repository:
         self._remember(files[0])
         return directory
 
-    def _file(self, file: str, report: Callable[[int], None] = _ignore) -> Path:
-        """One file at the commit, fetched unless it is there. Raises SourceError."""
+    def _file(self, file: str, report: Callable[[int], None] = lambda count: None) -> Path:
         cached = self._in_cache(file, self._commit)
         # What is in the cache has been checked where the revision's name, written last, is.
         if cached is not None and (
@@ -167,20 +163,18 @@ class Repository:
                 hub.hf_hub_download(self._name, file, revision=self._revision)
 
     def _cached(self, problem: Exception) -> Path:
-        """What the cache holds of the revision. Raises SourceError where that is no whole model."""
         reason = told(self._name, self._revision, problem)
         try:
-            directory = Path(
-                hub.snapshot_download(
-                    self._name, revision=self._revision, local_files_only=True, allow_patterns=[]
-                )
+            cached = hub.snapshot_download(
+                self._name, revision=self._revision, local_files_only=True, allow_patterns=[]
             )
         except Exception:
             raise reason from problem
+        directory = Path(cached)
         try:
             choice = choose(self._name, os.listdir(directory))
-            weights = () if choice.index is None else shards.named(directory / choice.index)
-            complete = all((directory / file).is_file() for file in (*weights, *choice.weights))
+            named = [] if choice.index is None else shards.named(directory / choice.index)
+            complete = all((directory / file).is_file() for file in (*named, *choice.weights))
         except SpecdecError:
             complete = False
         if not complete:
@@ -201,3 +195,41 @@ class Repository:
                 f"{self._name} needs {sizes.show(nbytes)} in the Hub's cache, whose disk has "
                 f"{sizes.show(free)} free: make room, or set HF_HOME to another place"
             )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """beside: small files. index: of the weights; None where their names are known without one.
+    weights: the names that are known; those that an index names are not among them."""
+
+    beside: tuple[str, ...]
+    index: str | None
+    weights: tuple[str, ...]
+
+
+def choose(name: str, files: Collection[str]) -> Choice:
+    """What to fetch of the repository `name`. files: its paths, as the Hub lists them. Raises
+    SourceError where there are no weights, or several models."""
+    plain = sorted(file for file in files if _PLAIN.fullmatch(file))
+    heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
+    # Of the rest mlx-lm reads none: adapters, and Mistral's own layout.
+    ours = [file for file in plain if re.match(r"model|(?!.*\.safetensors$)", file)]
+    chosen = shards.choose(ours)
+    weights = chosen.names if chosen else ()
+    if not weights and not heads:
+        raise SourceError(_no_weights(name, plain))
+    if chosen and chosen.format == "gguf" and len(several := shards.models(weights)) > 1:
+        raise SourceError(
+            f"{name} holds {len(several)} models in GGUF: fetch one, as in `hf download {name} "
+            f"{weights[0]}`, and give the path of its file"
+        )
+    index = chosen.index if chosen else None
+    beside = tuple(file for file in plain if _BESIDE.fullmatch(file))
+    return Choice(beside, index, (*(() if index else weights), *heads))
+
+
+def _no_weights(name: str, files: Collection[str]) -> str:
+    sentence = f"{name} holds no weights that can be read here"
+    if other := shards.foreign([file for file in files if file.isprintable()]):
+        sentence += f", only such as {other:.80}"
+    return f"{sentence}: choose a repository with safetensors files"

@@ -23,9 +23,8 @@ RESETS = 3
 
 def fetch(name: str, commit: str, listed: RepoSibling, report: Callable[[int], None]) -> Path:
     """The path of a file of the repository `name`. listed: what the Hub's list says of it. report:
-    called with numbers of bytes that were added.
-
-    Raises SourceError for what is not as listed, which is removed, and what huggingface_hub raises.
+    called with numbers of bytes that were added. Raises what huggingface_hub raises, and
+    SourceError for what is not as listed, which is removed.
     """
     bar, file = _bar(report), listed.rfilename
     if not isinstance(hub.try_to_load_from_cache(name, file, revision=commit), str):
@@ -51,20 +50,17 @@ def _resume(name: str, commit: str, listed: RepoSibling, bar: type[tqdm]) -> Non
         return
     if not re.fullmatch(r"[0-9a-f]{64}", lfs.sha256):
         raise ValueError(f"{lfs.sha256!r:.80} is no digest")
-    cache, folder = (
-        Path(hub.constants.HF_HUB_CACHE),
-        repo_folder_name(repo_id=name, repo_type="model"),
-    )
+    cache = Path(hub.constants.HF_HUB_CACHE)
+    folder = repo_folder_name(repo_id=name, repo_type="model")
     blob, lock = cache / folder / "blobs" / lfs.sha256, cache / ".locks" / folder
+    url = hub.hf_hub_url(name, listed.rfilename, revision=commit)
     for directory in (blob.parent, lock):
         directory.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock / f"{lfs.sha256}.lock"):
         for left in reversed(range(1 + RESETS)):
             try:
                 if not blob.exists():
-                    _append(
-                        hub.hf_hub_url(name, listed.rfilename, revision=commit), blob, lfs.size, bar
-                    )
+                    _append(url, blob, lfs.size, bar)
                 return
             except Exception as problem:  # by name: which library does HTTP has changed
                 if not left or type(problem).__name__ != "ReadError":
@@ -76,11 +72,10 @@ def _append(url: str, blob: Path, size: int, bar: type[tqdm]) -> None:
     with partial.open("ab") as stream:
         if stream.tell() > size:
             stream.truncate(0)
-        begin = stream.tell()
         http_get(
             url,
             stream,
-            resume_size=begin,
+            resume_size=stream.tell(),
             headers=build_hf_headers(),
             expected_size=size,
             tqdm_class=bar,

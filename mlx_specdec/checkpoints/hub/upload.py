@@ -1,8 +1,5 @@
-"""A converted model -> a repository of the Hub.
-
-Decoder-only models go through mlx-lm's own helper, whose model card tells how to use mlx-lm; T5
-models, which mlx-lm cannot load, through huggingface_hub alone, with a card of their own.
-"""
+"""A converted model -> a repository of the Hub: decoder-only models by mlx-lm's own helper, T5
+models, which mlx-lm cannot load, with a card of our own."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from ...errors import OptionError, OutputError, first_line
 from .problems import is_network
 
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
-_CARD = "README.md"
 
 
 def check_repository(name: str) -> None:
@@ -23,12 +19,9 @@ def check_repository(name: str) -> None:
 
 
 def upload(directory: Path, repository: str, *, base_model: str | None, by_mlx_lm: bool) -> None:
-    """Write a model card into `directory` and upload all of it.
-
-    base_model: the Hub name that it was converted from, if it was one. Raises OutputError, which
-    says that the model itself is complete.
-    """
-    _write_card(directory / _CARD, repository, base_model, by_mlx_lm)
+    """Write a model card into `directory` and upload all of it. base_model: the Hub name that it
+    was converted from, if it was one. Raises OutputError."""
+    _write_card(directory / "README.md", repository, base_model, by_mlx_lm)
     try:
         if not (by_mlx_lm and _by_mlx_lm(directory, repository)):
             import huggingface_hub as hub
@@ -64,12 +57,8 @@ def _write_card(file: Path, repository: str, base_model: str | None, by_mlx_lm: 
     lines += [f"base_model: {base_model}"] if base_model is not None else []
     lines += ["---", "", f"# {repository}", ""]
     if not by_mlx_lm:
-        lines += [
-            "Converted with mlx-specdec; provenance.json says from what and how.",
-            "",
-            f'    mlx-specdec generate --model {repository} "..."',
-            "",
-        ]
+        lines += ["Converted with mlx-specdec; provenance.json says from what and how.", ""]
+        lines += [f'    mlx-specdec generate --model {repository} "..."', ""]
     try:
         file.write_text("\n".join(lines), encoding="utf-8")
     except OSError as problem:

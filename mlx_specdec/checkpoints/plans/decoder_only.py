@@ -1,9 +1,7 @@
 """The plan of a decoder-only model: whatever mlx-lm makes of the source, unchanged.
 
-mlx-lm's own classes rename, join and drop the source's tensors, and say what may be quantized and
-what keeps its type, so that mlx-lm loads what is written here. What it only renames is read from
-the source piece by piece; what it computes (joined experts, for one) as a whole, from torch's
-archives by way of a temporary safetensors file.
+What mlx-lm's own classes only rename is read from the source piece by piece; what they compute
+(joined experts, for one) as a whole.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.convert import mixed_quant_predicate_builder
 
 from ...errors import CheckpointError, OptionError
-from .. import files, shards
+from .. import files
 from ..quantization import Numbers, Quantization, is_known
-from ..tensor_report import TensorReport, report_tensors
+from ..report import TensorReport, report_tensors
 from ..tensors import Tensor
 from ..writer import Change, write_weights
 from .mlx_lm import open_model
@@ -28,9 +26,13 @@ from .plan import Plan, summary_of
 
 
 def decoder_only_plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
-    """See `families.plan_for`."""
+    """See `plan_for`."""
     source = files.Weights(directory)
-    _check_names(directory)
+    for file in source.paths:
+        if source.format == "safetensors" and not file.name.startswith("model"):
+            raise CheckpointError(
+                f"{file} is not read by mlx-lm: give it a name that starts with model"
+            )
     given = _lazy_arrays(source)
     opened = open_model(directory, config, given)
     whole = opened.config
@@ -54,10 +56,11 @@ def decoder_only_plan(directory: Path, config: Mapping[str, Any], numbers: Numbe
     stored = opened.quantized
     computed = outlines.keys() - origins.keys()
     del opened, given  # their arrays keep what they were made from
-    work = _Computed(directory, config, source)
 
     def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
-        fresh = work.arrays(scratch) if computed else {}
+        fresh = {}
+        if computed:
+            fresh = open_model(directory, config, _computable(source, scratch)).weights
         for name in outlines:
             if name in origins:
                 yield name, source.tensor(origins[name])
@@ -71,7 +74,11 @@ def decoder_only_plan(directory: Path, config: Mapping[str, Any], numbers: Numbe
         report=_report(source, origins, sorted(computed), whole),
         format=source.format,
         paths=source.paths,
-        scratch_nbytes=work.scratch_nbytes if computed else 0,
+        scratch_nbytes=(
+            sum(info.nbytes for info in source.infos.values())
+            if computed and not source.lazy
+            else 0
+        ),
         stored=stored,
         quantized=quantized,
         keeps_dtype=lambda name: not casts(name),
@@ -110,30 +117,6 @@ def _report(
     )
 
 
-class _Computed:
-    """What mlx-lm computes from a source, lazily. Arrays of torch's archives cannot be lazy, so the
-    source is materialized as safetensors first."""
-
-    def __init__(self, directory: Path, config: Mapping[str, Any], source: files.Weights) -> None:
-        self._directory, self._config, self._source = directory, config, source
-
-    @property
-    def scratch_nbytes(self) -> int:
-        return 0 if self._source.lazy else sum(i.nbytes for i in self._source.infos.values())
-
-    def arrays(self, scratch: Path) -> dict[str, mx.array]:
-        """All that mlx-lm makes, lazily; `scratch` has to stay until they are computed."""
-        if self._source.lazy:
-            given = _lazy_arrays(self._source)
-        else:
-            if not scratch.is_dir():
-                scratch.mkdir()
-                pairs = ((name, self._source.tensor(name)) for name in self._source.infos)
-                write_weights(scratch, pairs, lambda name, tensor: Change(), shard_bytes=2**62)
-            given = dict(files.tensors(scratch))
-        return open_model(self._directory, self._config, given).weights
-
-
 def _lazy_arrays(source: files.Weights) -> dict[str, mx.array]:
     """Lazy arrays for mlx-lm to work on; of torch's archives arrays that hold nothing."""
     if source.lazy:
@@ -141,13 +124,16 @@ def _lazy_arrays(source: files.Weights) -> dict[str, mx.array]:
     return {name: source.tensor(name).outline for name in source.infos}
 
 
-def _check_names(directory: Path) -> None:
-    weights = shards.find(directory)
-    for file in weights.files:
-        if weights.format == "safetensors" and not file.name.startswith("model"):
-            raise CheckpointError(
-                f"{file} is not read by mlx-lm: give it a name that starts with model"
-            )
+def _computable(source: files.Weights, scratch: Path) -> dict[str, mx.array]:
+    """Lazy arrays to compute with. Those of torch's archives cannot be lazy, and go by way of
+    safetensors in `scratch`, which has to stay until all is computed."""
+    if source.lazy:
+        return _lazy_arrays(source)
+    if not scratch.is_dir():
+        scratch.mkdir()
+        pairs = ((name, source.tensor(name)) for name in source.infos)
+        write_weights(scratch, pairs, lambda name, tensor: Change(), shard_bytes=2**62)
+    return dict(files.tensors(scratch))
 
 
 def _choose(model: Any, default: Quantization, mixed: str) -> dict[str, Quantization]:
@@ -157,9 +143,7 @@ def _choose(model: Any, default: Quantization, mixed: str) -> dict[str, Quantiza
         own = _mixed(model, default, mixed)
     chosen = {}
     for path, module in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module):
-        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % default.group_size:
-            continue
-        answer = own(path, module)
+        answer = own(path, module) if hasattr(module, "to_quantized") else False
         how = default
         if isinstance(answer, Mapping):
             how = Quantization(
@@ -169,9 +153,8 @@ def _choose(model: Any, default: Quantization, mixed: str) -> dict[str, Quantiza
             )
             if not is_known(how):
                 raise OptionError(f"mlx-lm quantizes {path} in a way that is not supported here")
-            if module.weight.shape[-1] % how.group_size:
-                continue
-        if answer:
+        widths = {default.group_size, how.group_size}
+        if answer and not any(module.weight.shape[-1] % width for width in widths):
             chosen[f"{path}.weight"] = how
     if not chosen:
         raise OptionError(

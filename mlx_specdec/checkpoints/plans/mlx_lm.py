@@ -20,7 +20,7 @@ from mlx_lm.utils import _get_classes, load_model
 
 from ...errors import CheckpointError, first_line
 from ..configuration import check_numbers, check_runs_no_code, check_weights
-from ..disk import leftovers
+from ..disk import destination
 from ..formats import safetensors as safetensors_file
 from ..quantization import Quantization
 
@@ -47,9 +47,8 @@ class Opened:
 def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, mx.array]) -> Opened:
     """Have mlx-lm build the model and rename, join and drop `given`, all of the source's tensors.
 
-    config: the contents of config.json. Raises CheckpointError for what mlx-lm does not have or
-    cannot make sense of, for tensors that are missing, left over or of another shape, and for
-    models that bring their own code.
+    config: the contents of config.json. Raises CheckpointError for what mlx-lm cannot make sense
+    of, for tensors that do not fit, and for models that bring their own code.
     """
     check_runs_no_code(directory, config)
     check_numbers(directory, config, len(given))
@@ -79,7 +78,7 @@ def _readable(directory: Path) -> Iterator[Path]:
     if not (directory / "config.json").read_bytes().startswith(codecs.BOM_UTF8):
         yield directory
         return
-    with leftovers.temporary() as made:
+    with destination.temporary() as made:
         for name in ("config.json", "generation_config.json", "hf_quant_config.json"):
             if (directory / name).is_file():
                 (made / name).write_text((directory / name).read_text("utf-8-sig"), "utf-8")
@@ -93,10 +92,7 @@ def cannot_build(problem: Exception) -> str:
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
-    """mlx-lm's classes of a model and its arguments.
-
-    Raises CheckpointError for a model_type that mlx-lm does not have.
-    """
+    """mlx-lm's classes of a model and its arguments. Raises CheckpointError for what it lacks."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise CheckpointError("config.json has no model_type: it does not describe a model")

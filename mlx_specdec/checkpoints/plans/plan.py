@@ -1,20 +1,18 @@
-"""A conversion that has been thought through and not begun.
-
-One kind of plan a kind of source; what comes after it, writing and checking, is the same for all.
-"""
+"""A conversion that has been thought through and not begun."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from ..quantization import Quantization
-from ..tensor_report import TensorReport
+from ...errors import CheckpointError, OptionError
+from ..quantization import PARTS, Quantization
+from ..report import TensorReport
 from ..tensors import Tensor
 from ..writer import Change
 
@@ -25,15 +23,14 @@ class Plan:
 
     config: config.json of the result, a quantization entry of the source's own included.
     tensors: starts over at each call and gives (name, tensor) as the source holds them, not read
-        yet. Its argument is a directory that need not be there: what a plan has to materialize on
-        the way goes into it, at most scratch_nbytes, and whoever made the call removes it.
+        yet. What it has to write on the way, at most scratch_nbytes, goes into the directory that
+        it is given.
     outlines: name -> a lazy array of the type and shape, which holds nothing.
     stored: path of a matrix that the source has quantized -> how.
     quantized: name -> how it is quantized on the way, for what is.
     natural: name -> the type that it is written in where none is asked for, if not its own.
     keeps_dtype: whether a tensor stays in its type whatever is asked for.
-    report: what becomes of each of the source's tensors. paths: the source's files of weights, of
-    this format. notes: sentences for the user.
+    paths: the source's files of weights. notes: sentences for the user.
     """
 
     config: Mapping[str, Any]
@@ -105,3 +102,73 @@ def summary_of(names: Iterable[str]) -> str:
         f"{before}{numbers[0] if len(numbers) == 1 else '{' + ','.join(numbers) + '}'}{after}"
         for (before, after), numbers in groups.items()
     )
+
+
+def dequantized(plan: Plan) -> Plan:
+    """The same, with whole matrices in the place of quantized ones and no quantization entry.
+
+    Values are computed in float32, and written in the type of their scales where none is asked for,
+    bfloat16 where scales are powers of two. Raises OptionError, CheckpointError.
+    """
+    if not plan.stored:
+        raise OptionError("the source is not quantized: leave --dequantize out")
+    outlines = {name: each for name, each in plan.outlines.items() if not _part(plan, name)[0]}
+    natural: dict[str, mx.Dtype] = {}
+    for path, how in plan.stored.items():
+        weight = f"{path}.weight"
+        outlines[weight] = _outline(path, plan.outlines, how)
+        scales = plan.outlines[f"{path}.scales"].dtype
+        natural[weight] = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
+    joined = (name for name in plan.outlines if _part(plan, name)[0])
+    report = plan.report
+    return replace(
+        plan,
+        config={k: v for k, v in plan.config.items() if not k.startswith("quantization")},
+        tensors=lambda scratch: _tensors(plan, scratch),
+        outlines=outlines,
+        stored={},
+        natural=natural,
+        report=replace(
+            report, joined=(*report.joined, *joined), computed=(*report.computed, *natural)
+        ),
+    )
+
+
+def _part(plan: Plan, name: str) -> tuple[str, str]:
+    """The path and part of a tensor that belongs to a quantized matrix; ("", "") for another."""
+    path, _, part = name.rpartition(".")
+    return (path, part) if path in plan.stored and part in ("weight", *PARTS) else ("", "")
+
+
+def _tensors(plan: Plan, scratch: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor; a matrix when the last of its parts has come, none of which is read before."""
+    waiting: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in plan.tensors(scratch):
+        path, part = _part(plan, name)
+        if not path:
+            yield name, tensor
+            continue
+        parts = waiting.setdefault(path, {})
+        parts[part] = tensor
+        if len(parts) == 1 + len(plan.stored[path].parts):
+            yield f"{path}.weight", _whole(waiting.pop(path), plan.stored[path])
+
+
+def _whole(parts: Mapping[str, Tensor], how: Quantization) -> Tensor:
+    scales = parts["scales"]
+
+    def rows(begin: int, end: int) -> mx.array:
+        arrays = {part: tensor.rows(begin, end) for part, tensor in parts.items()}
+        return how.dequantize(arrays["weight"], arrays["scales"], arrays.get("biases"))
+
+    return Tensor(mx.float32, (*scales.shape[:-1], scales.shape[-1] * how.group_size), rows)
+
+
+def _outline(path: str, outlines: Mapping[str, mx.array], how: Quantization) -> mx.array:
+    """Raises CheckpointError where the parts of a matrix do not fit together."""
+    if all(f"{path}.{part}" in outlines for part in ("weight", *how.parts)):
+        weight, scales = outlines[f"{path}.weight"], outlines[f"{path}.scales"]
+        shape = (*scales.shape[:-1], scales.shape[-1] * how.group_size)
+        if weight.shape == (*shape[:-1], shape[-1] * how.bits // 32):
+            return mx.zeros(shape, dtype=mx.float32)
+    raise CheckpointError(f"{path} is not quantized as config.json says")

@@ -11,15 +11,16 @@ import mlx.core as mx
 from ...errors import CheckpointError, OptionError
 from .. import files, keys
 from ..configuration import check_generates, check_weights
-from ..formats.safetensors import DTYPES
 from ..quantization import PARTS, Numbers, Quantization, stored_quantization
-from ..tensor_report import TensorReport, report_tensors
-from ..tensors import Tensor, same
+from ..report import TensorReport, report_tensors
+from ..tensors import DTYPES, Tensor, same
 from .plan import Plan, summary_of
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def t5_plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
-    """See `families.plan_for`."""
+    """See `plan_for`."""
     weights = files.Weights(directory)
     check_generates(directory, config, weights.infos)
     places = keys.names(weights.infos)
@@ -27,7 +28,11 @@ def t5_plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Pla
     if not own_head:
         places = keys.without_head(places)
     shapes = keys.t5_shapes(config, own_head=own_head)
-    stored = _stored(config, places, shapes)
+    entry = stored_quantization(config) or {}
+    paths = (name.removesuffix(".scales") for name in places if name.endswith(".scales"))
+    stored = {
+        path: Quantization.of(entry, path) for path in paths if entry and f"{path}.weight" in shapes
+    }
     try:
         _check(weights, places, shapes, stored)
     except CheckpointError as problem:
@@ -68,21 +73,10 @@ def _own_head(weights: files.Weights, places: Mapping[str, str]) -> bool:
     return False
 
 
-def _stored(
-    config: Mapping[str, Any], places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Quantization]:
-    """Path of a matrix that is quantized -> how."""
-    entry = stored_quantization(config)
-    if entry is None:
-        return {}
-    paths = (name.removesuffix(".scales") for name in places if name.endswith(".scales"))
-    return {path: Quantization.of(entry, path) for path in paths if f"{path}.weight" in shapes}
-
-
 def _check(
     weights: files.Weights,
     places: Mapping[str, str],
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     stored: Mapping[str, Quantization],
 ) -> None:
     whole = {name: place for name, place in places.items() if name.rpartition(".")[0] not in stored}
@@ -95,7 +89,7 @@ def _check(
 
 
 def _quantized(
-    config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], numbers: Numbers
+    config: Mapping[str, Any], shapes: Shapes, numbers: Numbers
 ) -> dict[str, Quantization]:
     default = numbers.quantization
     if default is None:

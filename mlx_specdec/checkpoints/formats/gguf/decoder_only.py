@@ -1,9 +1,7 @@
 """Decoder-only GGUF files: llama (Llama, Mistral, Mixtral, TinyLlama, ...) and `families`.
 
 mlx-lm's own model, built without weights, says which tensors there are and of which shapes; the
-gguf package what llama.cpp calls each. What their sizes are, and what was done to them, is said
-here. Nothing is read but Llama 3's rotary factors, which configurations say in four numbers and
-GGUF as a tensor.
+gguf package what llama.cpp calls each.
 """
 
 from __future__ import annotations
@@ -15,12 +13,22 @@ from typing import Any
 import numpy as np
 
 from ....errors import first_line
-from ..malformed import Malformed
+from ...tensors import Malformed
 from .families import FAMILIES, MIXTRAL, Family
-from .layout import Finder, Layout, Place, Read, tensor_names
-from .metadata import COUNT, NUMBER, POSITIVE, TEXT, Metadata
+from .layout import (
+    COUNT,
+    EMBEDDING,
+    HEAD,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    Finder,
+    Metadata,
+    Place,
+    tensor_names,
+)
 
-_FACTORS, _EMBEDDING, _HEAD = "rope_freqs.weight", "token_embd.weight", "output.weight"
+_FACTORS = "rope_freqs.weight"
 _ORIGINAL_LENGTH, _LOW, _HIGH = 8192, 1.0, 4.0
 """Of Llama 3.1's rotary scaling, the same in all of its models."""
 _ALWAYS = ("architectures", "hidden_act", "max_position_embeddings", "tie_word_embeddings")
@@ -28,13 +36,13 @@ _ALWAYS = ("architectures", "hidden_act", "max_position_embeddings", "tie_word_e
 _MIXTRAL_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
-def decoder_only_layout(metadata: Metadata, finder: Finder, read: Read) -> Layout:
-    """Raises Malformed for what is missing, contradicts itself or is not supported."""
+def describe_decoder_only(metadata: Metadata, finder: Finder) -> dict[str, Any]:
+    """config.json of the model, whose tensors `finder` gets. Raises Malformed."""
     family = FAMILIES[metadata.architecture]
     if metadata.architecture == "llama" and metadata.get(".expert_count", COUNT, 0):
         family = MIXTRAL
     config = _config(metadata, family, finder)
-    scaling = _scaling(metadata, finder, read, config["head_dim"], config["rope_theta"])
+    scaling = _scaling(metadata, finder, config["head_dim"], config["rope_theta"])
     if scaling is not None:
         if not family.scales:
             raise Malformed(
@@ -43,8 +51,9 @@ def decoder_only_layout(metadata: Metadata, finder: Finder, read: Read) -> Layou
         config["rope_scaling"] = scaling
     model, arguments = _model(config)
     _take_tensors(metadata, finder, family, config, model)
+    finder.check_left(family.model_type, _FACTORS)
     known = {field.name for field in dataclasses.fields(arguments)} | {*_ALWAYS}
-    return finder.finish({k: config[k] for k in config if k in known}, left=(_FACTORS,))
+    return {key: value for key, value in config.items() if key in known}
 
 
 def _config(metadata: Metadata, family: Family, finder: Finder) -> dict[str, Any]:
@@ -52,7 +61,7 @@ def _config(metadata: Metadata, family: Family, finder: Finder) -> dict[str, Any
     heads = metadata.get(".attention.head_count", COUNT)
     hidden = metadata.get(".embedding_length", COUNT)
     inner = metadata.get(".feed_forward_length", COUNT)
-    shape = finder.shape(_EMBEDDING)
+    shape = finder.shape(EMBEDDING)
     if len(shape) != 2 or not (heads and hidden and inner):
         raise Malformed(
             f"is damaged: {heads} heads, widths {hidden} and {inner}, embeddings of shape {shape}"
@@ -81,7 +90,7 @@ def _config(metadata: Metadata, family: Family, finder: Finder) -> dict[str, Any
         "rope_theta": metadata.get(".rope.freq_base", POSITIVE, 10000.0),
         "partial_rotary_factor": _rotated_part(metadata, family, width),
         "query_pre_attn_scalar": hidden // heads if layers == family.largest else width,
-        "tie_word_embeddings": _HEAD not in finder.entries,
+        "tie_word_embeddings": HEAD not in finder.entries,
         "attention_bias": "blk.0.attn_q.bias" in finder.entries,
         "attention_out_bias": "blk.0.attn_output.bias" in finder.entries,
         "use_qkv_bias": "blk.0.attn_q.bias" in finder.entries,
@@ -126,7 +135,9 @@ def _take_tensors(
     names = tensor_names(metadata.architecture, config["num_hidden_layers"])
     turned = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for ours, array in tree_flatten(model.parameters()):
-        if ours == "lm_head.weight" and config["tie_word_embeddings"] and _can_tie(model):
+        # Of a tied model that it has made with a head mlx-lm leaves the head out, if it can.
+        can_tie = hasattr(model, "tie_word_embeddings")
+        if ours == "lm_head.weight" and config["tie_word_embeddings"] and can_tie:
             continue
         theirs = names(_name_in_map(ours))
         if family is MIXTRAL and ".switch_mlp." in ours and theirs not in finder.entries:
@@ -135,11 +146,6 @@ def _take_tensors(
         heads = turned.get(ours.split(".")[-2], 0) if family.permuted else 0
         excess = 1 if family.shifted and theirs.endswith("norm.weight") else 0
         finder.take(ours, Place(theirs, array.shape, heads, excess))
-
-
-def _can_tie(model: Any) -> bool:
-    """Whether mlx-lm leaves the head out of a model that it has made with one."""
-    return hasattr(model, "tie_word_embeddings")
 
 
 def _name_in_map(ours: str) -> str:
@@ -161,10 +167,7 @@ def _take_single_experts(finder: Finder, ours: str, joined: str, shape: tuple[in
         finder.take(f"{block}.experts.{expert}.{part}", place)
 
 
-def _scaling(
-    metadata: Metadata, finder: Finder, read: Read, width: int, theta: float
-) -> dict[str, Any] | None:
-    """rope_scaling, None where positions are not scaled."""
+def _scaling(metadata: Metadata, finder: Finder, width: int, theta: float) -> dict[str, Any] | None:
     kind = metadata.get(".rope.scaling.type", TEXT, "none")
     old = metadata.get(".rope.scale_linear", NUMBER, 1.0)
     factor = metadata.get(".rope.scaling.factor", NUMBER, old)
@@ -173,17 +176,14 @@ def _scaling(
     if _FACTORS in finder.entries:
         if finder.shape(_FACTORS) != (width // 2,):
             raise Malformed(f"is damaged: {_FACTORS} has shape {finder.shape(_FACTORS)}")
-        return _llama3(read(_FACTORS, width // 2), width, theta)
+        return _llama3(finder.read(_FACTORS, width // 2), width, theta)
     if kind not in ("none", "linear"):
         raise Malformed(f"scales rotary positions by {kind!r:.40}, which is not supported")
     return None if factor in (0, 1) else {"rope_type": "linear", "type": "linear", "factor": factor}
 
 
 def _llama3(factors: np.ndarray[Any, Any], width: int, theta: float) -> dict[str, Any] | None:
-    """Llama 3.1's four numbers for `factors`, by which each frequency is divided.
-
-    They are computed and held to the file's. Raises Malformed where those come from anything else.
-    """
+    """Llama 3.1's four numbers for `factors`, by which each frequency is divided, held to them."""
     if (factors == 1).all():
         return None
     factor = float(factors.max())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .metadata import COUNT, FLAG, NUMBER, Kind
+from .layout import COUNT, FLAG, NUMBER, Kind
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
-"""One GGUF model, of one file or several parts, as a set of named tensors under our names.
-
-`header` is checked before anything else is believed; what the tensors are is said by the
-architecture's own module. Files are mapped: what is not asked for is not read.
-"""
+"""One GGUF model, of one file or several parts, as named tensors under our names, and as the files
+that a directory of Hugging Face's has beside its weights."""
 
 from __future__ import annotations
 
+import json
 import math
-import re
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,36 +15,32 @@ import mlx.core as mx
 import numpy as np
 
 from ....errors import CheckpointError
-from ...disk.mapped import open_map
-from ..malformed import Malformed, naming
-from ..meta.layout import rotary_rows
-from ..reader import DTYPES, Contents, Reader, TensorInfo
-from .decoder_only import decoder_only_layout
+from ... import shards
+from ...disk.reading import open_map
+from ...tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
+from ..meta.params import rotary_rows
+from .decoder_only import describe_decoder_only
 from .families import FAMILIES
 from .header import Entry, Header, read_header
-from .layout import Finder, Layout, Place
-from .metadata import TEXT, Metadata
-from .t5 import t5_layout
+from .layout import COUNT, EMBEDDING, HEAD, TEXT, Finder, Metadata, Place
+from .t5 import describe_t5
+from .tokenizer import build, settings
 from .types import ElementType, element_type, expand
 
-SUPPORTED = (*FAMILIES, "t5")
-PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SMALL = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Where one tensor lies: in which part, where in it, and how.
-
-    row_nbytes: of one row of the last axis.
-    """
+    """Where one tensor lies. row_nbytes: of one row of the last axis."""
 
     entry: Entry
     kind: ElementType
     part: int
     begin: int
     row_nbytes: int
+    big_endian: bool
 
     @property
     def nbytes(self) -> int:
@@ -55,26 +50,25 @@ class _Stored:
 class GgufFile(Reader):
     """The tensors of one model.
 
-    infos: type and shape of every tensor under our name, its values expanded: quantized types are
-    F32, plain ones as they are stored. metadata: the file's. config: what config.json would say.
-    packed: names of the types that were expanded, sorted. paths: all parts.
+    infos: quantized types are F32, plain ones as they are stored. config: what config.json would
+    say. packed: names of the types that were expanded, sorted.
     """
 
     def __init__(self, file: Path) -> None:
-        """file: the model, or the first of its parts, the others beside it. Raises CheckpointError
-        for a file that is truncated, damaged, or holds what is not supported here."""
-        self.paths = tuple(parts_of(file))
+        """file: the model, or the first of its parts, the others beside it."""
+        self.paths = tuple(shards.parts_of(file))
         self._maps = [open_map(each) for each in self.paths]
         headers: list[Header] = []
         for number, each in enumerate(self.paths):
             with naming(each):
                 headers.append(read_header(self._maps[number]))
-        self._big_endian = [header.big_endian for header in headers]
         with naming(file):
-            self._stored = _all_stored(headers, [len(each) for each in self._maps])
+            self._stored = self._all_stored(headers)
             self.metadata = Metadata(headers[0].metadata)
-            layout = self._layout()
-            self.config, self._places, self._left = layout.config, layout.places, layout.left
+            entries = {name: stored.entry for name, stored in self._stored.items()}
+            finder = Finder(entries, self._first_rows)
+            self.config = self._describe(finder)
+            self._places, self._left = finder.places, sorted(finder.left)
             self.infos = self._infos()
         kinds = {self._stored[place.name].kind for place in self._places.values()}
         self.packed = sorted(kind.name for kind in kinds if not kind.numpy)
@@ -82,15 +76,14 @@ class GgufFile(Reader):
     @property
     def contents(self) -> Contents:
         """What the file holds under llama.cpp's names, quantized types as they are."""
-        head, embedding = "output.weight", "token_embd.weight"
         return Contents(
             {
                 name: TensorInfo(stored.kind.name, stored.entry.shape, stored.nbytes)
                 for name, stored in self._stored.items()
             },
             {ours: place.name for ours, place in self._places.items()},
-            {name: embedding for name in self._left if name == head},
-            {name: "config.json says what it says" for name in self._left if name != head},
+            {name: EMBEDDING for name in self._left if name == HEAD},
+            {name: "config.json says what it says" for name in self._left if name != HEAD},
         )
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
@@ -100,21 +93,37 @@ class GgufFile(Reader):
             chosen = rotary_rows(begin, end, place.shape[0] // place.heads)
         return self._read(place, chosen).astype(DTYPES[self.infos[name].dtype])
 
-    def _layout(self) -> Layout:
+    def _all_stored(self, headers: list[Header]) -> dict[str, _Stored]:
+        """Every tensor of all parts, each held to its file's size and to its neighbours."""
+        all_stored: dict[str, _Stored] = {}
+        for part, header in enumerate(headers):
+            end, before = header.begin, "its header"
+            for entry in sorted(header.entries, key=lambda entry: entry.offset):
+                stored = _stored(entry, header, part)
+                if entry.name in all_stored:
+                    raise Malformed(f"is damaged: two of its parts hold {entry.name}")
+                if stored.begin < end:
+                    raise Malformed(f"is damaged: {entry.name} lies on top of {before}")
+                end, before = stored.begin + stored.nbytes, entry.name
+                if end > len(self._maps[part]):
+                    raise Malformed(f"is truncated in {entry.name}: download it again")
+                all_stored[entry.name] = stored
+        return all_stored
+
+    def _describe(self, finder: Finder) -> dict[str, Any]:
         architecture = self.metadata.architecture
         kind = self.metadata.get("general.type", TEXT, "model")
         if kind != "model":
             raise Malformed(f"holds no model but {kind!r:.40}: give the file of the model")
-        finder = Finder({name: stored.entry for name, stored in self._stored.items()})
         if architecture == "t5":
-            return t5_layout(self.metadata, finder, self._first_rows)
+            return describe_t5(self.metadata, finder)
         if architecture in FAMILIES:
-            return decoder_only_layout(self.metadata, finder, self._first_rows)
+            return describe_decoder_only(self.metadata, finder)
         if architecture == "t5encoder":
             raise Malformed("holds an encoder alone, which cannot generate text")
         raise Malformed(
             f"holds a model of the architecture {architecture!r:.40}; of GGUF files "
-            f"{', '.join(SUPPORTED)} are read"
+            f"{', '.join((*FAMILIES, 't5'))} are read"
         )
 
     def _infos(self) -> dict[str, TensorInfo]:
@@ -148,55 +157,19 @@ class GgufFile(Reader):
         return np.array(self._read(place, slice(0, count)).astype(mx.float32))
 
     def _read(self, place: Place, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
-        """Some rows along the first axis."""
         stored, shape = self._stored[place.name], place.shape
         if not math.prod(shape):
             raise CheckpointError(f"the tensor {place.name} is empty: download the model again")
         # A quantized vector is one row of blocks, and rows are what can be expanded.
         blocks = (1, stored.row_nbytes) if len(shape) == 1 else (*shape[:-1], stored.row_nbytes)
-        raw: np.ndarray[Any, Any] = np.ndarray(
-            blocks, np.uint8, self._maps[stored.part], stored.begin
-        )
-        order = self._big_endian[stored.part]
+        data = self._maps[stored.part]
+        raw: np.ndarray[Any, Any] = np.ndarray(blocks, np.uint8, data, stored.begin)
         if len(shape) == 1:
-            values = expand(raw, stored.kind, order)[0]
+            values = expand(raw, stored.kind, stored.big_endian)[0]
             values = values[chosen if isinstance(chosen, slice) else mx.array(chosen)]
         else:
-            values = expand(raw[chosen], stored.kind, order)
+            values = expand(raw[chosen], stored.kind, stored.big_endian)
         return values - place.excess if place.excess else values
-
-
-def parts_of(file: Path) -> list[Path]:
-    """All files of the model of which `file` is one. Raises CheckpointError for a missing one."""
-    part = PART.fullmatch(file.name)
-    if part is None:
-        return [file]
-    files = [
-        file.with_name(f"{part[1]}-{number:05d}-of-{part[3]}.gguf")
-        for number in range(1, int(part[3]) + 1)
-    ]
-    for each in files:
-        if not each.is_file():
-            raise CheckpointError(f"{file.parent} lacks {each.name}: download the model again")
-    return files
-
-
-def _all_stored(headers: list[Header], sizes: list[int]) -> dict[str, _Stored]:
-    """Every tensor of all parts, each held to its file's size and to its neighbours."""
-    all_stored: dict[str, _Stored] = {}
-    for part, (header, size) in enumerate(zip(headers, sizes, strict=True)):
-        end, before = header.begin, ""
-        for entry in sorted(header.entries, key=lambda entry: entry.offset):
-            stored = _stored(entry, header, part)
-            if entry.name in all_stored:
-                raise Malformed(f"is damaged: two of its parts hold {entry.name}")
-            if stored.begin < end:
-                raise Malformed(f"is damaged: {entry.name} lies on top of {before or 'its header'}")
-            end, before = stored.begin + stored.nbytes, entry.name
-            if end > size:
-                raise Malformed(f"is truncated in {entry.name}: download it again")
-            all_stored[entry.name] = stored
-    return all_stored
 
 
 def _stored(entry: Entry, header: Header, part: int) -> _Stored:
@@ -208,4 +181,56 @@ def _stored(entry: Entry, header: Header, part: int) -> _Stored:
             f"is damaged: the rows of {entry.name} are no whole number of {kind.name} blocks"
         )
     row = entry.shape[-1] // kind.block * kind.nbytes
-    return _Stored(entry, kind, part, header.begin + entry.offset, row)
+    return _Stored(entry, kind, part, header.begin + entry.offset, row, header.big_endian)
+
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def lay_down(source: Path, directory: Path) -> None:
+    """Write config.json, generation_config.json and tokenizer files into `directory`, and links to
+    the file or its parts. Where tokenizer.json lies beside the file, it is taken.
+
+    Raises CheckpointError, also for a link out of the directory beside the file.
+    """
+    file = shards.find(source).files[0] if source.is_dir() else source
+    if not file.is_file():
+        raise CheckpointError(f"{file} is no file")
+    parts = shards.all_own(shards.parts_of(file))
+    model = GgufFile(file)
+    for part in parts:
+        (directory / part.name).symlink_to(part.absolute())
+    with naming(file):
+        ends = _ends(model.metadata)
+        _tokenizer(file, model, directory)
+    _write(directory / "config.json", {**model.config, **ends})
+    _write(directory / "generation_config.json", ends)
+
+
+def _tokenizer(file: Path, model: GgufFile, directory: Path) -> None:
+    if (file.parent / "tokenizer.json").is_file():
+        for name in _TOKENIZER:
+            if (file.parent / name).is_file():
+                shutil.copyfile(shards.own(file.parent / name), directory / name)
+        return
+    tokenizer = build(model.metadata)
+    if tokenizer is not None:
+        (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+        _write(directory / "tokenizer_config.json", settings(model.metadata))
+
+
+def _ends(metadata: Metadata) -> dict[str, Any]:
+    """Ids of the tokens that begin, end and fill up a text; there may be several that end it."""
+    ids = {
+        name: metadata.get(key, COUNT)
+        for name in ("bos", "padding", "eos", "eot")
+        if (key := f"tokenizer.ggml.{name}_token_id") in metadata
+    }
+    ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot") if name in ids))
+    names = {"bos": "bos_token_id", "padding": "pad_token_id"}
+    named: dict[str, Any] = {name: ids[id] for id, name in names.items() if id in ids}
+    return {**named, "eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else named
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2), encoding="utf-8")

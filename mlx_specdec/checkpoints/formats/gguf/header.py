@@ -2,8 +2,7 @@
 
 The container is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3 in
 either byte order. No count, length or shape is believed before the file is known to be long enough
-for it. (The gguf package's own reader believes them, and makes an object for each string of a
-vocabulary: hence this one.)
+for it. (The gguf package's own reader believes them: hence this one.)
 """
 
 from __future__ import annotations
@@ -16,23 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from ..malformed import Malformed
+from ...tensors import LARGEST_EXTENT, Malformed, check_name
 
 VERSIONS = (2, 3)
 ALIGNMENT = 32
-LONGEST_NAME = 1000
 LONGEST_STRING = 1 << 24
 """Bytes; chat templates and lists of merges are the longest that are known, below 1 MB."""
 LONGEST_ARRAY = 1 << 22
 """Entries; the largest vocabularies have 0.3 M tokens and 0.6 M merges."""
-LARGEST_EXTENT = 2**31 - 1
 MOST_AXES = 4
 _ARRAY, _STRING, _BOOL = 9, 8, 7
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B"} | {
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_SCALARS = {**dict(enumerate("BbHhIifB")), 10: "Q", 11: "q", 12: "d"}
 _SMALLEST_KEY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
 
@@ -60,11 +53,8 @@ class Header:
 
 
 def read_header(data: mmap.mmap | bytes) -> Header:
-    """All that comes before the tensors. Raises Malformed.
-
-    Shapes are only held to be plausible; whether the tensors' bytes are there is for whoever knows
-    the element types.
-    """
+    """All that comes before the tensors, of which only the list is held to be plausible. Raises
+    Malformed."""
     reader = _Reader(data)
     tensors, keys = reader.begin()
     metadata: dict[str, Any] = {}
@@ -122,10 +112,8 @@ class _Reader:
             )
 
     def name(self, what: str) -> str:
-        """A string that names something."""
-        name = self._string(what, LONGEST_NAME)
-        if not name or not name.isprintable():
-            raise Malformed(f"is damaged: {what} is called {name!a:.60}")
+        name = self._string(what)
+        check_name(name, what)
         return name
 
     def value(self, key: str) -> Any:
@@ -134,14 +122,13 @@ class _Reader:
         if kind == _ARRAY:
             return self._array(key)
         if kind == _STRING:
-            return self._string(key, LONGEST_STRING)
+            return self._string(key)
         if kind not in _SCALARS:
             raise Malformed(f"is damaged: {key} is of an unknown type ({kind})")
         number = self._number(_SCALARS[kind], key)
         return bool(number) if kind == _BOOL else number
 
     def entry(self) -> Entry:
-        """One tensor of the list."""
         name = self.name("a tensor")
         axes = self._number("I", name)
         if not 1 <= axes <= MOST_AXES:
@@ -157,16 +144,16 @@ class _Reader:
             raise Malformed(f"is refused: {key} claims {count} entries")
         if kind == _STRING:
             self.check_count(count, 8, f"entries of {key}")
-            return [self._string(key, LONGEST_STRING) for _ in range(count)]
+            return [self._string(key) for _ in range(count)]
         if kind not in _SCALARS:
             raise Malformed(f"is refused: {key} is a list of a type ({kind}) that is not read here")
         dtype = np.dtype(self.order + _SCALARS[kind])
         values = np.frombuffer(self._take(count * dtype.itemsize, key), dtype)
         return values.astype(np.bool_) if kind == _BOOL else values
 
-    def _string(self, what: str, longest: int) -> str:
+    def _string(self, what: str) -> str:
         length = self._number("Q", what)
-        if length > longest:
+        if length > LONGEST_STRING:
             raise Malformed(f"is truncated or damaged: a string at {what} claims {length} bytes")
         try:
             return self._take(length, what).decode("utf-8")

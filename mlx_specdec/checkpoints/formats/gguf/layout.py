@@ -1,19 +1,72 @@
-"""What a GGUF file holds, in Hugging Face's words: a configuration and where each tensor lies."""
+"""What a GGUF file says of its model: typed metadata, and where each tensor of ours lies."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..malformed import Malformed
+from ...tensors import LARGEST_EXTENT, Malformed
 from .header import Entry
 
 MOST_LAYERS = 1000
-Read = Callable[[str, int], "np.ndarray[Any, Any]"]
-"""(name, at most so many rows) -> the first rows of a tensor, float32."""
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[Value]):
+    """What a value has to be, in words; whether one is that, and what is made of it."""
+
+    words: str
+    fits: Callable[[Any], bool]
+    read: Callable[[Any], Value]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+COUNT = Kind("one whole number", lambda v: type(v) is int and 0 <= v <= LARGEST_EXTENT, int)
+NUMBER = Kind("a number", _is_number, float)
+POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0, float)
+FLAG = Kind("true or false", lambda value: type(value) is bool, bool)
+TEXT = Kind("a text", lambda value: type(value) is str, str)
+TEXTS = Kind("a list of texts", lambda value: isinstance(value, list), list[str])
+NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, np.ndarray), np.asarray)
+
+
+class Metadata:
+    """What one file says of itself. `architecture`: as llama.cpp calls it, for example "llama"."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        """Raises Malformed where there is no architecture."""
+        self._values = values
+        self.architecture = self.get("general.architecture", TEXT)
+
+    def __contains__(self, key: str) -> bool:
+        return self._full(key) in self._values
+
+    def get(self, key: str, kind: Kind[Value], default: Value | None = None) -> Value:
+        """A value, which has to be there unless there is a default. key: one that begins with a dot
+        belongs to the architecture. Raises Malformed."""
+        key = self._full(key)
+        value = self._values.get(key, default)
+        if value is None:
+            raise Malformed(f"has no {key} in its metadata: it does not describe a model")
+        # Some writers store one number per layer; where all are the same they are one number.
+        if isinstance(value, np.ndarray) and kind is not NUMBERS and len({*value.tolist()}) == 1:
+            value = value[0].item()
+        if not kind.fits(value):
+            value = value.tolist() if isinstance(value, np.ndarray) else value
+            raise Malformed(f"has {value!r:.40} for {key:.100}, which has to be {kind.words}")
+        return kind.read(value)
+
+    def _full(self, key: str) -> str:
+        return f"{self.architecture}{key}" if key.startswith(".") else key
 
 
 @dataclass(frozen=True)
@@ -28,24 +81,15 @@ class Place:
     excess: float = 0
 
 
-@dataclass(frozen=True)
-class Layout:
-    """config: what config.json would say. places: our name -> where the tensor lies. left: names of
-    the tensors that are not needed, because the configuration says what they say."""
-
-    config: Mapping[str, Any]
-    places: Mapping[str, Place]
-    left: tuple[str, ...] = ()
-
-
 @dataclass
 class Finder:
     """Collects places while an architecture is described; each tensor has to be as expected.
 
-    entries: the file's tensors by name.
+    entries: the file's tensors by name. read: gives at most so many first rows of one, float32.
     """
 
     entries: Mapping[str, Entry]
+    read: Callable[[str, int], np.ndarray[Any, Any]]
     places: dict[str, Place] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -64,26 +108,25 @@ class Finder:
         self.places[ours] = place
 
     def check_layers(self, layers: int) -> int:
-        """The same number. Raises Malformed where there are more layers than tensors, or than any
-        model has."""
+        """The same number. Raises Malformed where no model has so many layers."""
         count = len(self.entries)
         if not 1 <= layers <= min(count, MOST_LAYERS):
             raise Malformed(f"is damaged: it claims {layers} layers and has {count} tensors")
         return layers
 
-    def finish(self, config: Mapping[str, Any], left: tuple[str, ...] = ()) -> Layout:
+    @property
+    def left(self) -> set[str]:
+        """Names of the tensors that nobody took."""
+        return self.entries.keys() - {place.name for place in self.places.values()}
+
+    def check_left(self, model_type: str, *known: str) -> None:
         """Raises Malformed for a tensor that nobody took and that is not left out on purpose."""
-        extra = self.entries.keys() - {place.name for place in self.places.values()} - {*left}
-        if extra:
-            raise Malformed(
-                f"holds {min(extra)}, which a {config['model_type']} model does not have here"
-            )
-        return Layout(config, self.places, tuple(name for name in left if name in self.entries))
+        if extra := self.left - {*known}:
+            raise Malformed(f"holds {min(extra)}, which a {model_type} model does not have here")
 
 
 def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
-    """What llama.cpp calls a tensor, by Hugging Face's name. Raises Malformed for one that it has
-    not."""
+    """What llama.cpp calls a tensor, by Hugging Face's name. Raises Malformed."""
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 

@@ -1,7 +1,6 @@
 """GGUF files of the T5 family: T5, Flan-T5, mT5, UMT5 and their kin, all called t5 there.
 
-The file does not say whether the head is tied, and so whether the decoder's output is scaled: both
-are told from the tensors.
+Whether the head is tied, and so whether the decoder's output is scaled, the tensors tell.
 """
 
 from __future__ import annotations
@@ -11,28 +10,29 @@ from typing import Any
 import numpy as np
 
 from ... import keys
-from ..malformed import Malformed
-from .layout import Finder, Layout, Place, Read, tensor_names
-from .metadata import COUNT, POSITIVE, Metadata
+from ...tensors import Malformed
+from .layout import COUNT, EMBEDDING, HEAD, POSITIVE, Finder, Metadata, Place, tensor_names
 
-_HEAD, _EMBEDDING = "output.weight", "token_embd.weight"
 _SAMPLED_ROWS = 256
 _SAME_DIRECTION = 0.8
 """Above this cosine a head is the embedding, packed another way; trained apart they are near 0."""
 
 
-def t5_layout(metadata: Metadata, finder: Finder, read: Read) -> Layout:
-    """Raises Malformed for what is missing, contradicts itself or is not supported."""
+def describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
+    """config.json of the model, whose tensors `finder` gets. Raises Malformed."""
     layers = finder.check_layers(metadata.get(".block_count", COUNT))
     decoder_layers = finder.check_layers(metadata.get(".decoder_block_count", COUNT, layers))
     if "dec.blk.0.attn_norm.weight" not in finder.entries:
         raise Malformed("holds an encoder alone, which cannot generate text")
-    own_head = _has_own_head(finder, read)
+    own_head = _has_own_head(finder)
     config = _config(metadata, finder, layers, decoder_layers, own_head)
     theirs = tensor_names(metadata.architecture, max(layers, decoder_layers))
     for ours, shape in keys.t5_shapes(config, own_head=own_head).items():
         finder.take(ours, Place(theirs(ours), shape))
-    return finder.finish(config, left=_left(finder, decoder_layers, own_head))
+    # A copy of the embedding, and the bias of cross attention that old checkpoints hold.
+    unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
+    finder.check_left(config["model_type"], HEAD, *unused)
+    return config
 
 
 def _config(
@@ -45,7 +45,7 @@ def _config(
         "model_type": model_type,
         "architectures": [f"{model_type.upper()}ForConditionalGeneration"],
         "is_encoder_decoder": True,
-        "vocab_size": finder.shape(_EMBEDDING)[0],
+        "vocab_size": finder.shape(EMBEDDING)[0],
         "d_model": metadata.get(".embedding_length", COUNT),
         "d_kv": metadata.get(".attention.key_length", COUNT),
         "d_ff": metadata.get(".feed_forward_length", COUNT),
@@ -69,19 +69,13 @@ def _config(
     }
 
 
-def _has_own_head(finder: Finder, read: Read) -> bool:
+def _has_own_head(finder: Finder) -> bool:
     """Whether there is a head that is more than a copy of the embedding."""
-    if _HEAD not in finder.entries:
+    if HEAD not in finder.entries:
         return False
-    if finder.shape(_HEAD) != finder.shape(_EMBEDDING):
-        raise Malformed(f"is damaged: {_HEAD} and {_EMBEDDING} differ in shape")
-    head, embedding = read(_HEAD, _SAMPLED_ROWS), read(_EMBEDDING, _SAMPLED_ROWS)
+    if finder.shape(HEAD) != finder.shape(EMBEDDING):
+        raise Malformed(f"is damaged: {HEAD} and {EMBEDDING} differ in shape")
+    head, embedding = (finder.read(name, _SAMPLED_ROWS) for name in (HEAD, EMBEDDING))
     with np.errstate(all="ignore"):
         lengths = float(np.linalg.norm(head)) * float(np.linalg.norm(embedding))
         return not float((head * embedding).sum()) > _SAME_DIRECTION * lengths
-
-
-def _left(finder: Finder, decoder_layers: int, own_head: bool) -> tuple[str, ...]:
-    """A copy of the embedding, and the bias of cross attention that old checkpoints hold."""
-    names = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
-    return (*([] if own_head else [_HEAD]), *names)

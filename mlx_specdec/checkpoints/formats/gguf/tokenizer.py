@@ -3,9 +3,8 @@
 There are three kinds, which llama.cpp calls "llama" (SentencePiece's BPE), "t5" (its unigram model)
 and "gpt2" (bytes, with a rule that splits text first).
 
-transformers 5.23 has such a conversion too. Held to sentencepiece it splits most texts otherwise
-where a T5 normalizes or a Llama puts no space in front, adds tokens that the model has not, leaves
-out NFC, and takes GPT-2's rule for any that it does not know: hence this one.
+transformers 5.23 has such a conversion too, which splits many texts otherwise than sentencepiece
+and takes GPT-2's rule for any that it does not know: hence this one.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ....errors import first_line
-from ..malformed import Malformed
-from .metadata import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
+from ...tensors import Malformed
+from .layout import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
 from .text_rules import PLAIN, RULES
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -52,19 +51,14 @@ class _Vocabulary:
             )
 
     def get(self, key: str, *rest: Any) -> Any:
-        """A value of the metadata's part on the vocabulary."""
         return self.metadata.get(f"{_PREFIX}{key}", *rest)
 
     def of_type(self, *types: int) -> list[int]:
-        """Ids of all tokens of some types."""
         return [id for id, kind in enumerate(self.types) if kind in types]
 
 
 def build(metadata: Metadata) -> str | None:
-    """The text of tokenizer.json, None where the file has no vocabulary.
-
-    Raises Malformed for a vocabulary that contradicts itself, or of a kind that is not known here.
-    """
+    """The text of tokenizer.json, None where the file has no vocabulary. Raises Malformed."""
     kind = metadata.get(f"{_PREFIX}model", TEXT, "none")
     if kind in ("none", "no_vocab"):
         return None
@@ -87,8 +81,7 @@ def build(metadata: Metadata) -> str | None:
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """What `tokenizers` raises, as Malformed: Exception itself, and where its own code stumbles
-    over what it was given PanicException, which is none."""
+    """What `tokenizers` raises, as Malformed; its PanicException is no Exception."""
     try:
         yield
     except (Malformed, KeyboardInterrupt, SystemExit, MemoryError):

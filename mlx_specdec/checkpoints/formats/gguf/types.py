@@ -1,8 +1,4 @@
-"""Element types of GGUF files: what each takes of a file, and its bytes -> arrays.
-
-The plain types are here; the quantized ones, which are many and grow in number, are expanded by the
-gguf package.
-"""
+"""Element types of GGUF files; the gguf package expands the quantized ones."""
 
 from __future__ import annotations
 
@@ -13,72 +9,71 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...disk.mapped import to_mlx
-from ..malformed import Malformed
+from ...tensors import Malformed, to_mlx
+
+_PLAIN = {
+    "F64": "f8",
+    "F32": "f4",
+    "F16": "f2",
+    "BF16": "u2",
+    "I64": "i8",
+    "I32": "i4",
+    "I16": "i2",
+    "I8": "i1",
+}
+"""Types that are not quantized -> how numpy reads their bytes, whatever the byte order."""
 
 
 @dataclass(frozen=True)
 class ElementType:
     """One type. A row is a whole number of blocks of `block` elements in `nbytes` bytes.
 
-    stored: what its values become, a key of `safetensors.DTYPES`; F32 for quantized types.
-    numpy: how numpy calls it, without the byte order; "" for quantized types.
+    stored: what its values become, a key of `tensors.ELEMENTS`. numpy: "" for quantized types.
     """
 
-    number: int
-    name: str
+    kind: Any
     block: int
     nbytes: int
-    stored: str
-    numpy: str = ""
 
+    @property
+    def name(self) -> str:
+        return str(self.kind.name)
 
-_PLAIN = {
-    number: ElementType(number, name, 1, int(numpy[1]), "F32" if name == "F64" else name, numpy)
-    for number, name, numpy in (
-        (0, "F32", "f4"),
-        (1, "F16", "f2"),
-        (24, "I8", "i1"),
-        (25, "I16", "i2"),
-        (26, "I32", "i4"),
-        (27, "I64", "i8"),
-        (28, "F64", "f8"),
-        (30, "BF16", "u2"),
-    )
-}
+    @property
+    def numpy(self) -> str:
+        return _PLAIN.get(self.name, "")
+
+    @property
+    def stored(self) -> str:
+        return self.name if self.numpy and self.name != "F64" else "F32"
 
 
 @cache
 def element_type(number: int) -> ElementType:
     """A type by ggml's number. Raises Malformed, with its name, for one that cannot be expanded."""
-    if number in _PLAIN:
-        return _PLAIN[number]
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize
 
     try:
         kind = GGMLQuantizationType(number)
-        block, nbytes = GGML_QUANT_SIZES[kind]
+        known = ElementType(kind, *GGML_QUANT_SIZES[kind])
     except (ValueError, KeyError):
         raise Malformed(
             f"holds tensors of ggml's type {number}, which the gguf package does not know"
         ) from None
     try:
-        with np.errstate(all="ignore"):
-            dequantize(np.zeros((1, nbytes), np.uint8), kind)
+        expand(np.zeros((1, known.nbytes), np.uint8), known, False)
     except NotImplementedError:
-        raise Malformed(f"holds {kind.name}, which the gguf package cannot expand") from None
-    return ElementType(number, kind.name, block, nbytes, "F32")
+        raise Malformed(f"holds {known.name}, which the gguf package cannot expand") from None
+    return known
 
 
 def expand(raw: np.ndarray[Any, Any], kind: ElementType, big_endian: bool) -> mx.array:
     """Rows of bytes, shape (..., bytes of a row), -> their values, shape (..., elements)."""
+    raw = np.ascontiguousarray(raw)
     if kind.numpy:
-        order = ">" if big_endian else "<"
-        return to_mlx(np.ascontiguousarray(raw).view(order + kind.numpy), kind.stored)
-    from gguf.constants import GGMLQuantizationType
+        return to_mlx(raw.view((">" if big_endian else "<") + kind.numpy), kind.stored)
     from gguf.quants import dequantize
 
     # What overflows is not finite, and whoever wants weights refuses that.
     with np.errstate(all="ignore"):
-        return mx.array(dequantize(np.ascontiguousarray(raw), GGMLQuantizationType(kind.number)))
+        return mx.array(dequantize(raw, kind.kind))

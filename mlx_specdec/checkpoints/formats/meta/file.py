@@ -1,11 +1,11 @@
 """Meta's consolidated.NN.pth, one or several parts, as a set of tensors under Hugging Face's names.
 
-Parts are joined and rotary rows put in order as rows are asked for: no more than these is ever in
-memory.
+Parts are joined and rotary rows put in order as rows are asked for.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,12 +15,11 @@ from typing import Any
 import mlx.core as mx
 
 from ....errors import CheckpointError
-from ...shards import META
-from ...tensors import same
-from ..reader import Contents, Reader, TensorInfo
+from ... import shards
+from ...tensors import Contents, Reader, TensorInfo, same
 from ..torch.file import TorchFile
-from .layout import EMBEDDING, HEAD, Entry, entries, rotary_rows
-from .params import PARAMS, read_params
+from .params import EMBEDDING, HEAD, PARAMS, Entry, entries, read_params, rotary_rows
+from .text import MODEL, read_tokenizer
 
 _PART = re.compile(r"consolidated\.(\d{2,4})\.pth")
 _QUERIES = "layers.0.attention.wq.weight"
@@ -30,14 +29,11 @@ _DROPPED = re.compile(r"rope\.freqs|.*\.inner_attention\.rope\.freqs")
 
 
 class MetaFile(Reader):
-    """The tensors of one model, joined; a head that repeats the embedding is left out.
-
-    config: what config.json would say. paths: all parts.
-    """
+    """The tensors of one model, joined; a head that repeats the embedding is left out. config: what
+    config.json would say."""
 
     def __init__(self, file: Path) -> None:
-        """file: the first part, the others and params.json beside it. Raises CheckpointError for a
-        missing part, and for parts or a params.json that contradict each other."""
+        """file: the first part, the others and params.json beside it."""
         self.paths = tuple(parts_of(file))
         self._directory = file.parent
         self._parts = [TorchFile(path) for path in self.paths]
@@ -99,7 +95,6 @@ class MetaFile(Reader):
         return self._joined(entry, first, last)[places]
 
     def _joined(self, entry: Entry, begin: int, end: int) -> mx.array:
-        """Rows in Meta's order."""
         if entry.axis is None:
             return self._parts[0].rows(entry.theirs, begin, end)
         if entry.axis == 1:
@@ -143,8 +138,7 @@ class MetaFile(Reader):
         return tokens
 
     def _as_cut(self, entry: Entry) -> Entry:
-        """The same, with the axis along which its parts make one. Raises CheckpointError where they
-        do not."""
+        """The same, with the axis along which its parts make one."""
         shapes, dtype = [], None
         for path, part in zip(self.paths, self._parts, strict=True):
             info = part.infos.get(entry.theirs)
@@ -156,11 +150,10 @@ class MetaFile(Reader):
             shapes.append(info.shape)
         # Before Llama 3 each part had some columns of every token's embedding.
         for axis in (entry.axis, 1) if entry.theirs == EMBEDDING else (entry.axis,):
-            whole = [list(shape) for shape in shapes]
-            for shape in whole:
-                if axis is not None and len(shape) > axis:
-                    shape[axis] *= len(shapes)
-            if all(tuple(shape) == entry.shape for shape in whole):
+            each = list(entry.shape)
+            if axis is not None:
+                each[axis], rest = divmod(each[axis], len(shapes))
+            if {*shapes} == {tuple(each)} and (axis is None or not rest):
                 return replace(entry, axis=axis)
         different = " and ".join(map(str, sorted(set(shapes))[:3]))
         parts = "" if len(shapes) == 1 else f" in each of {len(shapes)} parts"
@@ -194,11 +187,10 @@ class MetaFile(Reader):
 
 
 def parts_of(file: Path) -> list[Path]:
-    """All parts of a model in order, whichever of them is given. Raises CheckpointError where one
-    is missing between others, or the first."""
+    """All parts of a model in order, whichever of them is given. Raises CheckpointError."""
     parts = {
         int(name[1]): path
-        for path in file.parent.glob(META)
+        for path in file.parent.iterdir()
         if (name := _PART.fullmatch(path.name)) is not None
     }
     if not parts:
@@ -209,3 +201,21 @@ def parts_of(file: Path) -> list[Path]:
                 f"{file.parent} lacks consolidated.{number:02d}.pth: download the model again"
             )
     return [parts[number] for number in sorted(parts)]
+
+
+def lay_down(source: Path, directory: Path) -> None:
+    """Write config.json and tokenizer files into `directory`, and links to the parts. Raises
+    CheckpointError."""
+    parts = shards.all_own(parts_of(source / "consolidated.00.pth"))
+    config = dict(MetaFile(parts[0]).config)
+    for file in (*parts, source / PARAMS):
+        (directory / file.name).symlink_to(file.absolute())
+    # The first Llama came with one tokenizer beside the folders of its sizes.
+    places = (source / MODEL, source.absolute().parent / MODEL)
+    tokenizer = next((shards.own(file) for file in places if file.is_file()), None)
+    if tokenizer is not None:
+        text = read_tokenizer(tokenizer, config["vocab_size"], since_31="rope_scaling" in config)
+        config.update(text.ids)
+        for name, content in text.files.items():
+            (directory / name).write_text(content, encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

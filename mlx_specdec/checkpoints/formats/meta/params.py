@@ -1,4 +1,5 @@
-"""params.json of Meta's Llama -> config.json, with what Meta's code takes where a key is silent.
+"""params.json of Meta's Llama -> config.json, and the tensors that follow from it: shapes, cuts,
+order of rotary rows.
 
 What is not known is refused by name, since it may change what the model computes.
 """
@@ -7,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ....errors import CheckpointError
-from ...disk.json_file import read_json
-from ..malformed import Malformed, naming
-from ..reader import LARGEST_EXTENT
+from ...disk.reading import read_json
+from ...tensors import LARGEST_EXTENT, Malformed, naming
 
 PARAMS = "params.json"
 MOST_LAYERS = 10_000
@@ -33,11 +36,7 @@ _FIRST_LLAMA = 2048
 
 def read_params(file: Path) -> dict[str, Any]:
     """config.json of the model, but for what the weights have to tell: the type of the elements,
-    whether the head is the embedding, and often the number of tokens.
-
-    Raises CheckpointError for a file that is no JSON object, lacks a number, has one that cannot
-    be, or asks for something that is not known here.
-    """
+    whether the head is the embedding, and often the number of tokens. Raises CheckpointError."""
     if not file.is_file():
         raise CheckpointError(f"{file.parent} lacks {file.name}: download it again")
     given = {key: value for key, value in read_json(file).items() if value is not None}
@@ -95,8 +94,7 @@ def _config(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner(given: Mapping[str, Any], width: int) -> int:
-    """The width of the feed-forward networks: two thirds of four widths, times a factor, rounded up
-    to a multiple."""
+    """Two thirds of four widths, times a factor, rounded up to a multiple."""
     if "hidden_dim" in given:
         return _whole(given, "hidden_dim")
     multiple = _whole(given, "multiple_of", 256)
@@ -110,8 +108,8 @@ def _inner(given: Mapping[str, Any], width: int) -> int:
 
 
 def _length(given: Mapping[str, Any], epsilon: float, theta: float, *, scaled: bool) -> int:
-    """Positions that the model was trained for. params.json rarely says it; each generation has its
-    own base of the rotation, and the first two differ in epsilon."""
+    """Positions that the model was trained for: each generation has its own base of the rotation,
+    and the first two differ in epsilon."""
     if "max_seq_len" in given:
         return _whole(given, "max_seq_len")
     if scaled:
@@ -133,3 +131,59 @@ def _number(given: Mapping[str, Any], key: str, default: float) -> float:
     if type(value) not in (int, float) or not math.isfinite(value) or not 0 < value <= 1e12:
         raise Malformed(f"needs {key}, a number above 0, not {value!a:.40}")
     return float(value)
+
+
+EMBEDDING, HEAD = "tok_embeddings.weight", "output.weight"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor. theirs: Meta's name. axis: along which tensor-parallel parts are joined, None
+    where each has the whole. heads: its rows are those of so many rotated heads, 0 where they are
+    not."""
+
+    theirs: str
+    shape: tuple[int, ...]
+    axis: int | None
+    heads: int = 0
+
+
+def entries(config: Mapping[str, Any]) -> dict[str, Entry]:
+    """Every tensor by Hugging Face's name, the output head among them. config: config.json.
+
+    The axis of the embedding is Llama 3's; earlier ones cut it along the other.
+    """
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    queries, keys = heads * config["head_dim"], key_heads * config["head_dim"]
+    whole = (config["vocab_size"], width)
+    named = {"model.embed_tokens.weight": Entry(EMBEDDING, whole, 0)}
+    for layer in range(config["num_hidden_layers"]):
+        for ours, theirs, shape, axis, rotated in (
+            ("input_layernorm", "attention_norm", (width,), None, 0),
+            ("self_attn.q_proj", "attention.wq", (queries, width), 0, heads),
+            ("self_attn.k_proj", "attention.wk", (keys, width), 0, key_heads),
+            ("self_attn.v_proj", "attention.wv", (keys, width), 0, 0),
+            ("self_attn.o_proj", "attention.wo", (width, queries), 1, 0),
+            ("post_attention_layernorm", "ffn_norm", (width,), None, 0),
+            ("mlp.gate_proj", "feed_forward.w1", (inner, width), 0, 0),
+            ("mlp.down_proj", "feed_forward.w2", (width, inner), 1, 0),
+            ("mlp.up_proj", "feed_forward.w3", (inner, width), 0, 0),
+        ):
+            entry = Entry(f"layers.{layer}.{theirs}.weight", shape, axis, rotated)
+            named[f"model.layers.{layer}.{ours}.weight"] = entry
+    named["model.norm.weight"] = Entry("norm.weight", (width,), None)
+    named["lm_head.weight"] = Entry(HEAD, whole, 0)
+    return named
+
+
+def rotary_rows(begin: int, end: int, head_width: int) -> np.ndarray[Any, Any]:
+    """Where rows begin .. end - 1 of Hugging Face's order lie in Meta's, which is llama.cpp's too.
+
+    Meta rotates neighbours: rows 2i and 2i + 1 of a head make a pair. Hugging Face rotates halves:
+    the first of each pair come first, then the second of each.
+    """
+    rows = np.arange(begin, end)
+    head, inside = np.divmod(rows, head_width)
+    half, pair = np.divmod(inside, head_width // 2)
+    return head * head_width + 2 * pair + half

@@ -1,7 +1,4 @@
-"""Meta's tokenizer.model, SentencePiece's or tiktoken's -> the files that Hugging Face has instead.
-
-What is made of SentencePiece's is held to the original.
-"""
+"""Meta's tokenizer.model, SentencePiece's or tiktoken's -> the files that Hugging Face has."""
 
 from __future__ import annotations
 
@@ -17,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import CheckpointError
-from ...disk.regular import check_regular
+from ...disk.reading import reading
+from ...tensors import Malformed, naming
 from ..gguf import tokenizer as gguf_tokenizer
-from ..gguf.metadata import Metadata
-from ..malformed import Malformed, naming
+from ..gguf.layout import Metadata
 
 MODEL = "tokenizer.model"
 LARGEST_FILE = 16_000_000
@@ -60,14 +56,10 @@ class Text:
 def read_tokenizer(file: Path, vocabulary: int, *, since_31: bool = False) -> Text:
     """vocabulary: ids that the model knows; there may be fewer tokens, not more. since_31: names
     Llama 3.1's special tokens instead of 3's. Raises CheckpointError."""
-    check_regular(file)
-    try:
-        data = file.read_bytes() if file.stat().st_size <= LARGEST_FILE else None
-    except OSError as problem:
-        raise CheckpointError(f"{file} cannot be read: {problem.strerror}") from problem
-    with naming(file):
-        if data is None:
+    with naming(file), reading(file):
+        if file.stat().st_size > LARGEST_FILE:
             raise Malformed(f"is too large for a tokenizer: {_ADVICE}")
+        data = file.read_bytes()
         if _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
             return _tiktoken(data, vocabulary, since_31=since_31)
         return _sentencepiece(data, vocabulary)
@@ -127,67 +119,66 @@ def _described(processor: Any) -> dict[str, Any]:
 
 
 def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
-    tokens: list[bytes] = []
-    for line in data.splitlines():
-        if not line.strip():
-            continue
-        if not _LINE.fullmatch(line.strip()):
-            raise Malformed(f"is damaged in its line {len(tokens) + 1}")
-        token, rank = line.split()
-        try:
-            tokens.append(base64.b64decode(token, validate=True))
-        except binascii.Error:
-            raise Malformed(f"is damaged in its line {len(tokens) + 1}") from None
-        if int(rank[:20]) != len(tokens) - 1:
-            raise Malformed(f"is damaged: its line {len(tokens)} has the rank {int(rank[:20])}")
-    if not {bytes([byte]) for byte in range(256)} <= {*tokens}:
-        raise Malformed("is damaged: it lacks tokens of single bytes")
-    named = _NAMED_31 if since_31 else _NAMED_3
-    if vocabulary - len(tokens) < _SPECIAL:
+    ranks = _ranks(data)
+    count, named = len(ranks), _NAMED_31 if since_31 else _NAMED_3
+    if vocabulary - count < _SPECIAL:
         raise Malformed(
-            f"has {len(tokens)} tokens and {_SPECIAL} special ones where the model knows "
-            f"{vocabulary}: {_ADVICE}"
+            f"has {count} tokens and {_SPECIAL} special ones where the model knows {vocabulary}: "
+            f"{_ADVICE}"
         )
     free = iter(range(_SPECIAL))
     special = [
         f"<|{named[place]}|>" if place in named else f"<|reserved_special_token_{next(free)}|>"
         for place in range(_SPECIAL)
     ]
-    ends = [len(tokens) + end for end in ([1, 8, 9] if since_31 else [1, 9])]
     names = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "bos_token": special[0],
         "eos_token": special[1],
     }
-    ids = {"bos_token_id": len(tokens), "eos_token_id": ends}
-    return _text(_tiktoken_json(tokens, special), names, ids, len(tokens) + _SPECIAL)
+    ends = [count + end for end in ([1, 8, 9] if since_31 else [1, 9])]
+    ids = {"bos_token_id": count, "eos_token_id": ends}
+    return _text(_tiktoken_json(ranks, special), names, ids, count + _SPECIAL)
 
 
-def _tiktoken_json(tokens: list[bytes], special: list[str]) -> str:
-    """The text of tokenizer.json. tokens: in the order of their ranks, which are their ids, and
-    then the special tokens, of which the first begins a text."""
+def _ranks(data: bytes) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for rank, line in enumerate(line for line in data.splitlines() if line.strip()):
+        try:
+            token = base64.b64decode(line.split()[0], validate=True)
+        except binascii.Error:
+            token = b""
+        if not _LINE.fullmatch(line.strip()) or not token:
+            raise Malformed(f"is damaged in its line {rank + 1}")
+        said = int(line.split()[1][:20])
+        if said != rank:
+            raise Malformed(f"is damaged: its line {rank + 1} has the rank {said}")
+        if ranks.setdefault(token, rank) != rank:
+            raise Malformed(f"is damaged: {token!a:.60} is both token {ranks[token]} and {rank}")
+        if len(token) > LONGEST:
+            raise Malformed(f"is damaged: token {rank} has {len(token)} characters")
+    if not {bytes([byte]) for byte in range(256)} <= ranks.keys():
+        raise Malformed("is damaged: it lacks tokens of single bytes")
+    return ranks
+
+
+def _tiktoken_json(ranks: dict[bytes, int], special: list[str]) -> str:
+    """The text of tokenizer.json. special: the tokens after `ranks`; the first begins a text."""
     # Where torch is absent it says so when it is imported; mlx-lm sets the same variable.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from tokenizers import processors
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    ids: dict[bytes, int] = {}
-    for id, token in enumerate(tokens):
-        if ids.setdefault(token, id) != id:
-            raise Malformed(f"is damaged: {token!a:.60} is both token {ids[token]} and {id}")
-        if len(token) > LONGEST:
-            raise Malformed(f"is damaged: token {id} has {len(token)} characters")
-
     class Converter(TikTokenConverter):
         @staticmethod
         def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:
-            return ids  # its own way of reading needs tiktoken
+            return ranks  # its own way of reading needs tiktoken
 
     with gguf_tokenizer.library_errors():
         tokenizer = Converter(extra_special_tokens=special).converted()
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=[special[0], "$A"], special_tokens=[(special[0], len(tokens))]
+            single=[special[0], "$A"], special_tokens=[(special[0], len(ranks))]
         )
         return str(tokenizer.to_str(pretty=False))
 

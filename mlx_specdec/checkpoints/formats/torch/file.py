@@ -5,41 +5,57 @@ The pickle in it is read by `unpickle`, which can build plain values only.
 
 from __future__ import annotations
 
+import io
 import math
 import mmap
+import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from ...disk.mapped import open_map, to_mlx
-from ..malformed import Malformed, naming
-from ..reader import Contents, Reader, TensorInfo
-from . import legacy, zip
-from .objects import ADMITTED, Tensor, named_tensors, storage
-from .unpickle import load
+from ...disk.reading import open_map
+from ...tensors import Contents, Malformed, Reader, TensorInfo, naming, shortened, to_mlx
+from .objects import ADMITTED, Names, Storage, Tensor, named_tensors, storage
+from .unpickle import LONGEST_PICKLE, load
+
+ZIP_MAGIC = b"PK\x03\x04"
+LONGEST_DIRECTORY = 1 << 23
+"""Bytes: about 100 of each of 80,000 records. `zipfile` makes an object of a record."""
+_LOCAL_BYTES = 30
+_IS_ENCRYPTED, _IS_UTF_8 = 0x1, 0x800
+OLD_MAGIC = 0x1950A86A20F9469CFC6C
+OLD_PROTOCOL = 1001
+_BROKEN = "is truncated or damaged: download it again"
+
+
+@dataclass(frozen=True)
+class Span:
+    begin: int
+    nbytes: int
+
+    def of(self, data: mmap.mmap) -> bytes:
+        return data[self.begin : self.begin + self.nbytes]
 
 
 class TorchFile(Reader):
-    """The tensors of one file, mapped: what is not asked for is not read.
-
-    infos: as a safetensors file would have it: contiguous, tied tensors under each of their names.
-    """
+    """The tensors of one file, mapped, as a safetensors file would have them: contiguous, tied ones
+    under each of their names."""
 
     def __init__(self, file: Path) -> None:
-        """Read the list of tensors. Raises CheckpointError for a file that is truncated, damaged,
-        of another kind, or whose pickle asks for anything that weights do not need."""
+        """Raises CheckpointError also where the pickle asks for what weights do not need."""
         self.paths = (file,)
         self._data = open_map(file)
         with naming(file):
-            self._tensors, self._spans, self._big_endian = _read(file, self._data)
+            value, self._spans, self._big_endian = _read(file, self._data)
+            self._tensors = named_tensors(value)
             self.infos = {name: self._info(name, each) for name, each in self._tensors.items()}
 
     @property
     def contents(self) -> Contents:
-        """The same; tied tensors point to one storage."""
         shared: dict[str, str] = {}
         first: dict[Tensor, str] = {}
         for name, tensor in self._tensors.items():
@@ -76,15 +92,110 @@ class TorchFile(Reader):
         return TensorInfo.of(tensor.kind.stored, tensor.shape)
 
 
-def _read(file: Path, data: mmap.mmap) -> tuple[dict[str, Tensor], Mapping[str, zip.Span], bool]:
-    """The tensors by name, where each storage lies, and whether those are big-endian."""
-    if data[:4] == zip.MAGIC:
-        pickle, storages, big_endian = zip.read(file, data)
-        value, _ = load(pickle.of(data), 0, ADMITTED, storage)
-        return named_tensors(value), storages, big_endian
+def _read(file: Path, data: mmap.mmap) -> tuple[Any, Mapping[str, Span], bool]:
+    """What was saved, where each storage lies, and whether those are big-endian."""
+    if data[:4] == ZIP_MAGIC:
+        return _read_zip(file, data)
     if data[:1] == b"\x80":
-        value, spans = legacy.read(data)
-        return named_tensors(value), spans, False
+        return (*_read_old(data), False)
     if data[257:262] == b"ustar":
         raise Malformed("is written by a torch before 0.2: save it again with a newer one")
     raise Malformed("is no file that torch.save wrote, or its beginning is damaged")
+
+
+class _Bounded(io.FileIO):
+    """`zipfile` reads the whole directory at once, of whatever size the archive claims."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is not None and size > LONGEST_DIRECTORY:
+            raise Malformed(f"is refused: its directory claims {size:,} bytes")
+        return super().read(size) or b""
+
+
+def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, Span], bool]:
+    """The archive that torch.save writes since 1.6. Records are stored, never compressed, so that a
+    tensor's bytes are bytes of the file."""
+    records = _records(file, data)
+    roots = [name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")]
+    if len(roots) != 1 or any(name.startswith(f"{roots[0]}code/") for name in records):
+        raise Malformed("is no archive of weights that torch.save wrote (TorchScript, or another)")
+    prefix, pickle = f"{roots[0]}data/", records[f"{roots[0]}data.pkl"]
+    if pickle.nbytes > LONGEST_PICKLE:
+        raise Malformed("is refused: its pickle is larger than any list of tensors")
+    order = records.get(f"{roots[0]}byteorder")
+    if order is not None and (order.nbytes > 6 or order.of(data) not in (b"little", b"big")):
+        raise Malformed("is damaged: its byte order is neither little nor big")
+    storages = {n.removeprefix(prefix): s for n, s in records.items() if n.startswith(prefix)}
+    value, _ = load(pickle.of(data), 0, ADMITTED, storage)
+    return value, storages, order is not None and order.of(data) == b"big"
+
+
+def _records(file: Path, data: mmap.mmap) -> dict[str, Span]:
+    """Every record by name: once each, stored as it is, none on top of another."""
+    try:
+        with _Bounded(file) as stream, zipfile.ZipFile(stream) as archive:
+            entries, end = archive.infolist(), archive.start_dir
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, OverflowError):
+        raise Malformed(_BROKEN) from None
+    records: dict[str, Span] = {}
+    for entry in sorted(entries, key=lambda entry: entry.header_offset, reverse=True):
+        span, name = _span(data, entry), entry.orig_filename
+        if name in records:
+            raise Malformed(f"is damaged: it holds {shortened(name)} twice")
+        if span.begin + span.nbytes > end:
+            raise Malformed(f"is truncated or damaged in {shortened(name)}: download it again")
+        records[name], end = span, entry.header_offset
+    if end:
+        raise Malformed(_BROKEN)  # `read` saw a record at the beginning
+    return records
+
+
+def _span(data: mmap.mmap, entry: zipfile.ZipInfo) -> Span:
+    name, size = entry.orig_filename, entry.file_size
+    stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == size
+    if not stored or entry.flag_bits & _IS_ENCRYPTED:
+        raise Malformed(f"compresses or encrypts {shortened(name)}, which torch.save never does")
+    at = max(0, entry.header_offset)
+    local = data[at : at + _LOCAL_BYTES]
+    lengths = [int.from_bytes(local[place : place + 2], "little") for place in (26, 28)]
+    begin = at + _LOCAL_BYTES + sum(lengths)
+    raw = data[at + _LOCAL_BYTES : begin - lengths[1]]
+    encoding = "utf-8" if entry.flag_bits & _IS_UTF_8 else "cp437"
+    if local[:4] != ZIP_MAGIC or raw.decode(encoding, "replace") != name:
+        raise Malformed(_BROKEN)
+    return Span(begin, size)
+
+
+def _read_old(data: mmap.mmap) -> tuple[Any, dict[str, Span]]:
+    """The stream that torch.save wrote before 1.6: five pickles, then the storages one after
+    another, each behind its number of elements, little-endian on any machine."""
+    magic, at = load(data, 0, Names(), storage)
+    if magic != OLD_MAGIC:
+        raise Malformed("is a pickle, but none that torch.save wrote")
+    protocol, at = load(data, at, Names(), storage)
+    if protocol != OLD_PROTOCOL:
+        raise Malformed("is written by an unknown version of torch.save")
+    _, at = load(data, at, Names(), storage)
+    storages: dict[str, Storage] = {}
+
+    def remember(identity: Any) -> Storage:
+        place = storage(identity)
+        if storages.setdefault(place.key, place) != place:
+            raise Malformed("is damaged: it describes one storage in two ways")
+        return place
+
+    value, at = load(data, at, ADMITTED, remember)
+    order, at = load(data, at, Names(), storage)
+    if type(order) is not list or any(type(key) is not str for key in order):
+        raise Malformed(_BROKEN)
+    if len({*order}) < len(order) or not storages.keys() >= {*order}:
+        raise Malformed("is damaged: its list of storages does not fit its tensors")
+    spans: dict[str, Span] = {}
+    for key in order:
+        place = storages[key]
+        spans[key] = Span(at + 8, place.nbytes)
+        sound = int.from_bytes(data[at : at + 8], "little") == place.count
+        at += 8 + place.nbytes
+        if not sound or at > len(data):
+            raise Malformed(_BROKEN)
+    return value, spans

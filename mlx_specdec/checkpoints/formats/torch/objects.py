@@ -1,17 +1,16 @@
 """What a torch state dict is made of: storages, tensors that view them, and how they are named.
 
-ADMITTED is the whole list of names that a pickle may use; each leaves behind a record of numbers
-and texts. No storage is read here.
+ADMITTED is the whole list of names that a pickle may use; no storage is read here.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..malformed import Malformed
-from ..reader import ELEMENTS, LARGEST_EXTENT, LONGEST_NAME
+from ...tensors import ELEMENTS, LARGEST_EXTENT, Malformed, check_name
 
 MOST_AXES = 16
 INNER = ("state_dict", "model")
@@ -30,7 +29,6 @@ class Kind:
 
     @property
     def size(self) -> int:
-        """Bytes of one element in the file."""
         return int(self.numpy[1:])
 
 
@@ -55,13 +53,7 @@ KINDS = {
     name: Kind("f8" if name == "float64" else ELEMENTS[stored][1], stored)
     for name, _, stored in _TYPES
 }
-_UNREAD = (
-    *(f"float8_{name}" for name in ("e5m2", "e5m2fnuz", "e4m3fnuz", "e8m0fnu")),
-    *("complex32", "complex64", "complex128"),
-    *("qint8", "quint8", "qint32", "quint4x2", "quint2x4"),
-    *(f"Complex{name}Storage" for name in ("Half", "Float", "Double")),
-    *(f"{name}Storage" for name in ("QInt8", "QUInt8", "QInt32")),
-)
+_UNREAD = re.compile(r"(float8_|complex|qu?int)\w+|(Complex|QU?Int)\w+Storage")
 """Names in torch of element types that MLX does not have, or that weights are not kept in here."""
 
 
@@ -69,7 +61,7 @@ class Names(dict[tuple[str, str], Any]):
     """(module, name) -> what a pickle gets for it; asking for any other raises Malformed."""
 
     def __missing__(self, key: tuple[str, str]) -> Any:
-        if key[0] == "torch" and key[1] in _UNREAD:
+        if key[0] == "torch" and _UNREAD.fullmatch(key[1]):
             raise Malformed(f"holds tensors of the type {key[1]}, which is not read here")
         shown = ascii(".".join(key))[1:-1]
         raise Malformed(
@@ -80,8 +72,6 @@ class Names(dict[tuple[str, str], Any]):
 
 @dataclass(frozen=True)
 class StorageClass:
-    """A class of torch's storages, as a pickle names it."""
-
     kind: Kind
 
 
@@ -95,7 +85,6 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """Its size in the file."""
         return self.count * self.kind.size
 
 
@@ -123,18 +112,14 @@ def storage(identity: Any) -> Storage:
 
 
 def named_tensors(value: Any) -> dict[str, Tensor]:
-    """The tensors of a state dict by name; what else lies in it is passed over.
-
-    Raises Malformed.
-    """
+    """The tensors of a state dict by name; the rest is passed over. Raises Malformed."""
     if isinstance(value, dict):
         inner = (value[key] for key in INNER if isinstance(value.get(key), dict))
         value = next(inner, value)
     entries = value.items() if isinstance(value, dict) else ()
     tensors = {name: each for name, each in entries if isinstance(each, Tensor)}
     for name in tensors:
-        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
-            raise Malformed(f"is damaged: a tensor is called {name!a:.60}")
+        check_name(name)
     if not tensors:
         raise Malformed("holds no state dict: tensors with names are needed")
     return tensors
@@ -144,29 +129,16 @@ def named_tensors(value: Any) -> dict[str, Tensor]:
 # not fit, and of operations that a value does not have, `unpickle.load` makes Malformed.
 
 
-def _rebuild_tensor(
-    place: Any,
-    offset: Any,
-    shape: Any,
-    strides: Any,
-    _gradient: Any = None,
-    _hooks: Any = None,
-    *marks: Any,
-) -> Tensor:
+def _rebuild_tensor(place: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Tensor:
     kind = getattr(place, "kind", None)
-    return _rebuild_tensor_of_type(place, offset, shape, strides, None, None, kind, *marks)
+    return _rebuild_tensor_of_type(place, offset, shape, strides, None, None, kind, *rest[2:])
 
 
 def _rebuild_tensor_of_type(
-    place: Any,
-    offset: Any,
-    shape: Any,
-    strides: Any,
-    _gradient: Any,
-    _hooks: Any,
-    kind: Any,
-    *marks: Any,
+    place: Any, offset: Any, shape: Any, strides: Any, *rest: Any
 ) -> Tensor:
+    """rest: two that no weight needs, the type, and marks."""
+    _, _, kind, *marks = rest
     if any(marks):
         raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
     _check(
@@ -193,7 +165,6 @@ def _rebuild_parameter(tensor: Any, *_: Any) -> Tensor:
 
 
 def _rebuild_from_type(function: Any, named: Any, arguments: Any, _attributes: Any) -> Any:
-    """A tensor that was given attributes."""
     sound = function in _BUILDERS.values() and type(arguments) is tuple and named is _MENTION
     _check(sound, "tensor")
     return function(*arguments)

@@ -1,10 +1,8 @@
 """The pickles that torch.save writes, read so that they can build plain values and nothing else.
 
 Python's own unpickler reads them, the one written in Python: `pickle._Unpickler` is private by its
-name, but has been there with its table of operations since Python 3.0. The table is cut to what
-torch writes in protocols 2 to 5; operations that could reach Python's own objects (INST, OBJ,
-NEWOBJ, EXT) are not in it, and a name is looked up among those that the caller admits, never
-imported. Work and memory are bounded, whatever a pickle claims.
+name, but has been there since Python 3.0. Its table of operations is cut to what torch writes; a
+name is looked up among those that the caller admits, never imported; work and memory are bounded.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..malformed import Malformed
+from ...tensors import Malformed
 
 PROTOCOLS = range(2, 6)
 MOST_READS = 2_000_000
@@ -154,8 +152,6 @@ class _Unpickler(pickle._Unpickler):
 
 
 class _Operations(dict[int, Callable[[Any], None]]):
-    """Code -> operation."""
-
     def __missing__(self, code: int) -> Any:
         import pickletools
 
@@ -165,7 +161,6 @@ class _Operations(dict[int, Callable[[Any], None]]):
 
 
 def _admitted_operations() -> _Operations:
-    """The admitted part of Python's table, with what is overridden above."""
     codes = [getattr(pickle, name)[0] for name in _ADMITTED.split()]
     whole = pickle._Unpickler.dispatch
     return _Operations({code: getattr(_Unpickler, whole[code].__name__) for code in codes})
