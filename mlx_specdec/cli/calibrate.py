@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from ..costs import cache as cost_cache
+from .. import user_cache
 from ..costs.online import ROUNDS_FOR_COSTS
 from ..errors import OptionError
 from . import render
@@ -40,6 +40,6 @@ def calibrate(models: Models, measuring: Measuring) -> None:
         costs = measure(pair, temperature=measuring.temperature, turns=turns, progress=report)
     told = (f"{n:2d} drafted: {cost:.2f} plain steps\n" for n, cost in costs.items())
     render.write(sys.stdout, "".join(told))
-    place = cost_cache.directory()
+    place = user_cache.directory("costs")
     kept = os.access(place, os.W_OK)
     render.tell(f"{'kept' if kept else 'they cannot be kept'} for --num-draft auto in {place}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from mlx_specdec import user_cache
 from mlx_specdec.costs import online
 
 from .conftest import Run
@@ -17,7 +17,7 @@ PROMPT = "Les pates a midi"
 
 @pytest.fixture
 def kept() -> Path:
-    return Path(os.environ["MLX_SPECDEC_CACHE"])
+    return user_cache.directory("costs")
 
 
 def test_a_text_keeps_what_its_rounds_cost_unless_told_not_to(
