@@ -51,8 +51,7 @@ def page(analysis: Analysis, setting: Setting) -> str:
             '<div class="card"><h2>All methods</h2>',
             f'<p class="soft">{analysis.texts} sequences, each made up to {analysis.repeats} times '
             "by every method, methods in turns; one counts with the median of its repeats, without "
-            "its prompt pass. Intervals by bootstrap over sequences and repeats, from five "
-            "sequences on.</p>",
+            "its prompt pass. Intervals by bootstrap over sequences, from five on.</p>",
             f'<div class="scroll">{_table(analysis)}</div></div>',
             f'<div class="charts">{"".join(map(_chart, charts(analysis)))}</div>',
             *_differences(analysis),
