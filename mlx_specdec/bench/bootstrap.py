@@ -36,6 +36,12 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def interval(self) -> str:
+        """In words; empty where there is none."""
+        none = self.low is None or self.high is None
+        return "" if none else f"{self.low:.2f} to {self.high:.2f}"
+
 
 @dataclass(frozen=True)
 class SpeedUp:

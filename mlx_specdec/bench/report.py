@@ -12,8 +12,8 @@ from pathlib import Path
 from ..errors import OutputError
 from .analysis import Analysis, fastest, overall
 from .charts import Chart, charts
+from .drawing import Series, color
 from .setting import Setting
-from .svg import Series, color
 from .table import COLUMNS, as_dict, cells, verdict
 
 MOST_DIFFERENCES = 20
@@ -153,7 +153,7 @@ def _facts(setting: Setting) -> str:
 def _chart(chart: Chart) -> str:
     return (
         f'<section class="chart"><h2>{escape(chart.title)}</h2><p>{escape(chart.text)}</p>'
-        f"{_legend(chart.legend)}{chart.svg}</section>"
+        f"{_legend(chart.legend)}{chart.drawing}</section>"
     )
 
 
