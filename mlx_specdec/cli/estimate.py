@@ -49,7 +49,7 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
     from ..drafters import device_name
-    from ..estimate.pair import Asked, Effort, own_draft
+    from ..estimate.pair import Asked, own_draft
     from ..estimate.pair import estimate as measure
 
     config = read_config(resolve_config(shipped(model), revision=sources.revision))
@@ -59,9 +59,8 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     else:
         config = read_config(resolve_config(shipped(draft_model)))
         draft = Asked(draft_model, config, sources.dtype, sources.draft_q_bits)
-    asked = Effort(effort.prompt_tokens, effort.max_tokens, effort.turns, effort.seconds)
     with render.progress("measuring") as report:
-        told = measure(target, draft, asked, progress=report)
+        told = measure(target, draft, **vars(effort), progress=report)
     machine = {"device": device_name(), "blas": blas.name()}
     text = render.as_json({**told.as_dict(), **machine}) if output.json else _pretty(told, machine)
     render.write(sys.stdout, text)
