@@ -46,4 +46,4 @@ DIVERGENCES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
     "jsd": jensen_shannon,
     "tvd": total_variation,
 }
-"""By the names of config.DIVERGENCES; each takes (rows, vocabulary) log p, gives (rows,)."""
+"""By the names of DistillConfig; each takes (rows, vocabulary) log p, gives (rows,)."""

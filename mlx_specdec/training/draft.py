@@ -15,7 +15,7 @@ from ..checkpoints.files import Weights
 from ..models.trainable import trainable
 from . import draft_files
 from .config import DataConfig, DistillConfig, DraftConfig
-from .draft_task import Closeness, DraftTask
+from .draft_task import DraftTask
 from .init import initial, short_name
 from .run import Trained, Training, Watcher, work_directory
 
@@ -27,8 +27,8 @@ def train(
     asked: DraftConfig | None,
     data: DataConfig,
     config: DistillConfig,
-    watcher: Watcher[Closeness],
-) -> Trained[Closeness]:
+    watcher: Watcher,
+) -> Trained:
     """Train a draft for `pair`'s target and write it as a directory that loads.
 
     pair: as assemble.load gives it; its draft is what is begun with, unless another is asked for.
@@ -38,7 +38,7 @@ def train(
     """
     with work_directory(output) as directory, initial(pair, asked, config.seed) as begun:
         student = trainable(begun.model)
-        training: Training[Closeness] = Training(pair, file, directory, data, watcher)
+        training = Training(pair, file, directory, data, watcher)
         weights = [*Weights(begun.directory).paths, begun.directory / "config.json"]
         with Digests(weights) as digests:
             origin = {

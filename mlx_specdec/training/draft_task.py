@@ -41,7 +41,7 @@ class Closeness:
         return 1 - self.acceptance
 
 
-class DraftTask(Task[Closeness]):
+class DraftTask(Task):
     """Task of a draft, whose examples are the rows' samples.
 
     base, rows: the target and its hidden states. prompts: what stands before each sample.

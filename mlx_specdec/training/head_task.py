@@ -38,7 +38,7 @@ class Accuracy:
         return self.loss
 
 
-class HeadTask(Task[Accuracy]):
+class HeadTask(Task):
     """Task of some heads, whose examples are rows.
 
     A batch is states (n, width), and targets (n, heads) int32, -1 where a head has nothing to say.

@@ -272,7 +272,6 @@ def test_heads_are_no_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "asked", "match"),
     [
-        (DistillConfig, {"divergence": "other"}, "divergence must be one of forward, reverse"),
         (DistillConfig, {"batch": 0}, "batch must be 1"),
         (DraftConfig, {"layers": 0}, "layers must be 1"),
         (DraftConfig, {"layers": 1, "width": 0}, "width must be 1"),

@@ -12,9 +12,8 @@ from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.models.trainable import trainable
 from mlx_specdec.options import Options
-from mlx_specdec.training.collect import collect
+from mlx_specdec.training.collect import Sample, collect
 from mlx_specdec.training.config import DataConfig, DistillConfig
-from mlx_specdec.training.data import Sample
 from mlx_specdec.training.draft_task import DraftTask
 from mlx_specdec.training.rows import Rows
 
