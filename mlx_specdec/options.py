@@ -5,8 +5,8 @@ It imports no MLX, so that a wrong setting is told at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from .drafting import DRAFTERS
@@ -15,18 +15,6 @@ from .sampling.settings import Sampling, integer, number
 
 RULES = ("coupled", "token", "block", "typical")
 MOST_DRAFTED = 64
-NUMBERS = (
-    "delta",
-    "posterior_threshold",
-    "posterior_alpha",
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""Settings that are numbers of any kind."""
 SELF = "self"
 """Named as draft model: the target's own layers at fewer bits."""
 
@@ -37,7 +25,7 @@ def proposers() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Sampling):
     """Settings of one generation; the defaults give the target's own greedy text.
 
     max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64,
@@ -59,7 +47,7 @@ class Options:
     cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
         one task prefix that a T5's config.json asks for.
-    The others: see `sampling.settings.Sampling`.
+    How tokens are drawn: see `sampling.settings.Sampling`.
 
     Raises OptionError for a value out of range or a contradiction.
     """
@@ -79,14 +67,6 @@ class Options:
     cost_cache: bool = True
     simulated_acceptance: float | None = None
     chat_template: bool = True
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._take_what_is_meant()
@@ -122,17 +102,17 @@ class Options:
                 raise OptionError(f"{name} must lie between 0 and 1, not {value}")
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
-        self.sampling  # noqa: B018  its own checks run here
+        super().__post_init__()
 
     def _take_what_is_meant(self) -> None:
         """Numbers of numpy become Python's, one stop string a tuple, and the biases a copy."""
         taken: dict[str, object] = {}
-        for name in ("max_tokens", "num_draft", "ngram_min", "seed", "top_k"):
-            value = getattr(self, name)
-            if (name, value) not in (("ngram_min", None), ("num_draft", "auto")):
-                taken[name] = integer(name.replace("_", "-"), value)
-        for name in NUMBERS:
-            taken[name] = number(name.replace("_", "-"), getattr(self, name))
+        for one in fields(self):
+            name, value = one.name.replace("_", "-"), getattr(self, one.name)
+            if one.type == "float":
+                taken[one.name] = number(name, value)
+            elif one.type == "int" or (value != one.default and str(one.type).startswith("int")):
+                taken[one.name] = integer(name, value)
         if self.simulated_acceptance is not None:
             share = number("simulate-acceptance", self.simulated_acceptance)
             taken["simulated_acceptance"] = share
@@ -161,16 +141,7 @@ class Options:
     @property
     def sampling(self) -> Sampling:
         """How tokens are drawn."""
-        return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-        )
+        return self
 
     @property
     def lossy(self) -> bool:
