@@ -99,7 +99,7 @@ def build(model: Path, file: Path) -> dict[str, Any]:
     before, begin, cpu = resident(), time.perf_counter(), time.process_time()
     read = documents.tokens([file], tokenizer, shown("tokenizing"))
     tokenized, tokenized_cpu = time.perf_counter(), time.process_time()
-    index = document_cache.build(key, read, shown("sorting"))
+    index = document_cache.build(key, read)
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "tokens": len(index),

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import user_cache
-from ..contracts import Progress, ignore_progress
 from .document_index import DEPTH, WIDTH, DocumentIndex, Integers, backwards, order, stored
 
 FORMAT = 2
@@ -59,16 +58,14 @@ def read(key: IndexKey) -> DocumentIndex | None:
     return DocumentIndex(memoryview(mapped)[HEADER:end].cast("i"), mapped, end)
 
 
-def build(
-    key: IndexKey, documents: list[Integers], report: Progress = ignore_progress
-) -> DocumentIndex:
+def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:
     """Build an index and keep it on disk if that works.
 
     documents: token ids, int32 each; the list is emptied, to have the memory.
     """
     tokens = backwards(documents, key.vocabulary)
     documents.clear()
-    places = order(tokens, report)
+    places = order(tokens)
     with contextlib.suppress(OSError):
         _write(_file(key), _header(key, len(places)), places, tokens)
     kept = read(key)

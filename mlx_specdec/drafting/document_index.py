@@ -17,8 +17,6 @@ from mmap import mmap
 import numpy as np
 from numpy.typing import NDArray
 
-from ..contracts import Progress, ignore_progress
-
 Integers = NDArray[np.int32]
 
 DEPTH = 32
@@ -127,19 +125,17 @@ def backwards(documents: Sequence[Integers], vocabulary: int) -> Integers:
     return tokens
 
 
-def order(tokens: Integers, report: Progress = ignore_progress, depth: int = DEPTH) -> Integers:
+def order(tokens: Integers, depth: int = DEPTH) -> Integers:
     """All places, ordered by the `depth` numbers from there on; the end comes before any number.
 
     tokens: as `backwards` returns them. About 30 bytes a number are in use, `tokens` included.
     Prefix doubling (Manber and Myers, 1990), which stops at the depth.
     """
-    count, rounds = len(tokens), max(depth - 1, 0).bit_length()
-    report(0, rounds + 1)
+    count = len(tokens)
     ranks = np.zeros(count + depth, np.int32)
     np.add(tokens, 1, out=ranks[:count])
     places = np.argsort(tokens).astype(np.int32)
-    for done in range(rounds):
-        report(done + 1, rounds + 1)
+    for done in range((depth - 1).bit_length()):
         del places
         keys = ranks[:count].astype(np.int64)
         keys <<= 32
@@ -150,7 +146,6 @@ def order(tokens: Integers, report: Progress = ignore_progress, depth: int = DEP
         np.not_equal(keys[1:], keys[:-1], out=differs[1:])
         del keys
         ranks[places] = np.cumsum(differs, dtype=np.int32)
-    report(rounds + 1, rounds + 1)
     return places
 
 

@@ -59,12 +59,6 @@ def test_at_most_thirty_bytes_a_token_are_in_use() -> None:
     assert (peak + text.nbytes) / len(text) <= 30
 
 
-def test_progress_runs_from_nothing_to_everything() -> None:
-    calls: list[tuple[int, int]] = []
-    order(np.array([1, 2, 1, 2, 1], np.int32), lambda *call: calls.append(call), depth=4)
-    assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
-
-
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(documents, ends, st.integers(1, 6))
