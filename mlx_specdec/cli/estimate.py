@@ -28,9 +28,9 @@ class EffortFlags(Flags):
     """How much is measured."""
 
     panel = "Measuring"
-    prompt_tokens: int = flag(128, "The number of tokens of the prompt.")
-    max_tokens: int = flag(128, MAX_TOKENS, "-m")
-    turns: int = flag(9, "The number of times that everything is measured.")
+    prompt_tokens: int = flag(128, "The number of tokens of the prompt.", min=1)
+    max_tokens: int = flag(128, MAX_TOKENS, "-m", min=1)
+    turns: int = flag(9, "The number of times that everything is measured.", min=1)
     seconds: float = flag(60.0, "The time in seconds that measuring may take.")
 
 

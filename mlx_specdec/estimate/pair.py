@@ -95,10 +95,6 @@ def estimate(
     is too long for it; OptionError for models of different kinds, and for settings that do not suit
     them or MLX here.
     """
-    counts = {"prompt-tokens": prompt_tokens, "max-tokens": max_tokens, "turns": turns}
-    for name, count in counts.items():
-        if count < 1:
-            raise OptionError(f"{name} must be 1 or more, not {count}")
     known = target.outline(), draft.outline()
     if known[0].kind != known[1].kind:
         raise OptionError(

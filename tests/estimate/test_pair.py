@@ -177,8 +177,6 @@ def test_what_cannot_be_estimated_is_told_in_a_sentence() -> None:
         estimate(Asked("t5", T5), llama)
     with pytest.raises(CheckpointError, match="not supported"):
         estimate(Asked("x", {"model_type": "nosuch"}), llama)
-    with pytest.raises(OptionError, match="prompt-tokens must be"):
-        estimate(llama, llama, prompt_tokens=0)
     short = Asked("short", {**tiny.CONFIGS["llama"], "max_position_embeddings": 5})
     with pytest.raises(PromptError, match="takes 5"):
         estimate(short, short, **QUICK)
