@@ -11,7 +11,6 @@ from typing import BinaryIO
 
 PLACE = "MLX_SPECDEC_CACHE"
 """Environment variable: a directory to use in place of the platform's."""
-PARTIAL = ".partial"
 
 
 def directory(kind: str) -> Path:
@@ -30,7 +29,7 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
     Raises OSError.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=PARTIAL)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream

@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,9 +24,6 @@ HEADER = 512
 BLOCK = 1 << 22
 KEPT = 2 << 30
 """Bytes of all indexes together; beyond, those that were used longest ago are deleted."""
-ABANDONED = 24 * 3600
-"""Seconds after which a file that was never finished is deleted."""
-SUFFIX = ".documents"
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ def _write(file: Path, header: dict[str, object], places: Integers, tokens: Inte
 
 
 def _file(key: IndexKey) -> Path:
-    name = f"{key.documents}-{key.tokenizer}-{key.vocabulary}-{FORMAT}{SUFFIX}"
+    name = f"{key.documents}-{key.tokenizer}-{key.vocabulary}-{FORMAT}.documents"
     return user_cache.directory("documents") / name
 
 
@@ -95,18 +91,11 @@ def _header(key: IndexKey, count: int) -> dict[str, object]:
 
 
 def _delete_old(place: Path, needed: int) -> None:
-    """Make room for `needed` bytes among KEPT, and sweep up what killed processes left."""
+    """Make room for `needed` bytes among KEPT; what killed processes left goes with the rest."""
     room = KEPT - needed
-    indexes = []
-    for file in place.iterdir():
-        with contextlib.suppress(OSError):
-            status = file.stat()
-            if file.suffix == user_cache.PARTIAL and status.st_mtime < time.time() - ABANDONED:
-                file.unlink()
-            elif file.suffix == SUFFIX:
-                indexes.append((status.st_mtime, status.st_size, file))
-    for _, size, file in sorted(indexes, reverse=True):
-        room -= size
-        if room < 0:
-            with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        files = [(file.stat(), file) for file in place.iterdir()]
+        for status, file in sorted(files, key=lambda each: each[0].st_mtime, reverse=True):
+            room -= status.st_size
+            if room < 0:
                 file.unlink()

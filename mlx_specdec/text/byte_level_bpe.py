@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, first_line
-from .byte_letters import LETTERS
-from .tokenizer_files import content_of, ids_of_added, read_json
+from .tokenizer_files import LETTERS, content_of, ids_of_added, read_json
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 BYTES_ALONE = "ByT5Tokenizer"

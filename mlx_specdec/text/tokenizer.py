@@ -15,9 +15,8 @@ from ..checkpoints.disk.regular import check_regular
 from ..errors import CheckpointError, PromptError, first_line
 from . import byte_level_bpe, chat
 from .chat import Messages
-from .panic import no_panic
 from .sentence_piece import SentencePieceTokenizer
-from .tokenizer_files import content_of, digest_of, read_json
+from .tokenizer_files import content_of, digest_of, no_panic, read_json
 
 Kind = Literal["encoder-decoder", "decoder-only"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from ..errors import VocabularyError
-from .byte_letters import BYTES
 from .tokenizer import Tokenizer
+from .tokenizer_files import BYTES
 
 LEAST_SHARED = 0.05
 """Of the target's tokens; a draft with fewer would propose next to nothing."""
