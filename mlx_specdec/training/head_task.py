@@ -58,7 +58,6 @@ class HeadTask(Task):
         return [np.sort(part) for part in self.cut(draw.permutation(self.train))]
 
     def take(self, examples: np.ndarray) -> tuple[mx.array, ...]:
-        """States and targets."""
         return self._rows.states(examples), mx.array(self._targets[examples])
 
     def loss(self, *batch: mx.array) -> mx.array:

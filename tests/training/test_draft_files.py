@@ -13,7 +13,7 @@ from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.trainable import trainable
 from mlx_specdec.training import draft_files
-from mlx_specdec.training.init import Initial
+from mlx_specdec.training.draft_files import Initial
 
 from .. import tiny
 from ..models.test_trainable import t5_models
