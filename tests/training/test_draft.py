@@ -138,7 +138,7 @@ def test_the_pair_stays_as_it_is(pair: Pair, tmp_path: Path) -> None:
 def test_a_shape_is_enough_to_begin_with(models: tuple[Path, Path], tmp_path: Path) -> None:
     pair = assemble.load(models[0])
     for shape in (DraftConfig(1), DraftConfig(1, 16)):
-        done = trained(pair, tmp_path / f"width-{shape.width}", shape=shape, epochs=2)
+        done = trained(pair, tmp_path / f"width-{shape.width}", shape=shape, epochs=4)
         assert done.outcome.figures.acceptance >= done.start.acceptance
         loaded = assemble.load(models[0], done.output)
         result = generate(loaded, "some words", Options(max_tokens=6, num_draft=2))
