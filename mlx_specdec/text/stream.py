@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..errors import OptionError
 from .tokenizer import Tokenizer
 
 INCOMPLETE = "\ufffd"
@@ -69,12 +68,10 @@ class TextStream:
 class StopStrings:
     """Looks for strings that end the text, and holds back what may be the beginning of one.
 
-    Raises OptionError for an empty stop string.
+    stops: one or more, none of them empty.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if not stops or not all(stops):
-            raise OptionError("a stop string must not be empty")
         self._stops = tuple(stops)
         self._held = ""
 

@@ -16,6 +16,7 @@ from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 from mlx_specdec.text.vocabulary import common_size
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "t5-text" / "byt5"
+BYT5 = load_tokenizer(FIXTURE, kind="encoder-decoder")
 Load = Callable[..., Tokenizer]
 SENTINELS = [f"<extra_id_{index}>" for index in range(125)]
 
@@ -34,14 +35,13 @@ def load(tmp_path: Path) -> Load:
 
 
 def test_texts_become_the_ids_of_transformers_and_back() -> None:
-    tokenizer = load_tokenizer(FIXTURE, kind="encoder-decoder")
     known = json.loads((FIXTURE / "expected.json").read_text(encoding="utf-8"))
     assert len(known) >= 10
     for each in known:
         if each["text"] is not None:
-            assert tokenizer.encode(each["text"]) == each["ids"]
+            assert BYT5.encode(each["text"]) == each["ids"]
         # transformers leaves out bytes that are no UTF-8; here they are shown, as of any other.
-        assert tokenizer.decode(each["ids"]).replace("\ufffd", "") == each["decoded"]
+        assert BYT5.decode(each["ids"]).replace("\ufffd", "") == each["decoded"]
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,9 @@ def test_the_class_is_found_in_either_file(tmp_path: Path, where: str) -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.text().filter(lambda text: not any(name in text for name in ("<", ">"))))
 def test_any_text_survives_and_ends_once(text: str) -> None:
-    tokenizer = load_tokenizer(FIXTURE, kind="encoder-decoder")
-    ids = tokenizer.encode(text)
+    ids = BYT5.encode(text)
     assert len(ids) == len(text.encode()) + 1 and ids.count(1) == 1
-    assert tokenizer.decode(ids) == text
+    assert BYT5.decode(ids) == text
 
 
 def test_spaces_around_the_end_token_belong_to_it_unless_a_file_says_no(load: Load) -> None:
