@@ -132,7 +132,11 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
         # transformers 5 ties every T5, whatever its configuration says.
         model.lm_head.weight = hugging.torch.nn.Parameter(given[HEAD], requires_grad=False)
     if isinstance(network, T5):
-        _correct(model, network)
+        # transformers 5 reads these off the configuration after the model was built, and wrongly.
+        # Its caches have as many layers as the encoder, of which only the decoder writes into them.
+        model.config.num_layers = network.config.num_decoder_layers
+        if model.config.model_type == "umt5":
+            model.config.tie_word_embeddings = network.config.scales_output
     model.generation_config = hugging.transformers.GenerationConfig()
     return model.eval()
 
@@ -149,14 +153,6 @@ def _empty(hugging: HuggingFace, told: dict[str, Any], has_encoder: bool) -> Any
         raise NoBaselineError(
             f"it does not build a model of type {told.get('model_type')}: {first_line(problem)}"
         ) from problem
-
-
-def _correct(model: Any, network: T5) -> None:
-    """What transformers 5 reads off a T5's configuration after the model was built, and wrongly."""
-    # Its caches have as many layers as the encoder, of which only the decoder writes into them.
-    model.config.num_layers = network.config.num_decoder_layers
-    if model.config.model_type == "umt5":
-        model.config.tie_word_embeddings = network.config.scales_output
 
 
 def _check_names(model: Any, given: Mapping[str, Any]) -> None:

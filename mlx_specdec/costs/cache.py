@@ -16,8 +16,6 @@ from pathlib import Path
 
 from .. import user_cache
 
-SHARE_OF_NEW = 0.5
-
 
 @dataclass(frozen=True)
 class CostKey:
@@ -49,11 +47,9 @@ def read(key: CostKey) -> dict[int, float]:
 
 def merge(key: CostKey, costs: Mapping[int, float]) -> None:
     """Add what a text measured: halfway between it and what was known of the same length."""
-    known = read(key)
-    moved = {
-        n: cost + (1 - SHARE_OF_NEW) * (known.get(n, cost) - cost) for n, cost in costs.items()
-    }
-    write(key, {**known, **moved} if moved else {})
+    if costs:
+        known = read(key)
+        write(key, known | {n: (known.get(n, cost) + cost) / 2 for n, cost in costs.items()})
 
 
 def write(key: CostKey, costs: Mapping[int, float]) -> None:

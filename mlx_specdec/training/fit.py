@@ -138,7 +138,10 @@ class Fit:
     def run(self, step: Step, measured: Measured) -> Outcome:
         """Train to the end."""
         learn = nn.value_and_grad(self._module, self._task.loss)
-        while self._step < self._total and not self._stuck():
+        while self._step < self._total:
+            is_between = self._step % self._task.steps == 0
+            if is_between and self._epochs - self._best_epoch >= self._config.patience:
+                break
             value, gradients = learn(*self._task.batch(*divmod(self._step, self._task.steps)))
             self._optimizer.update(self._module, gradients)
             mx.eval(value, self._module.parameters(), self._optimizer.state)
@@ -175,11 +178,6 @@ class Fit:
             self._best = self._module.parameters()
         self._write()
         return figures
-
-    def _stuck(self) -> bool:
-        """Whether the last epochs brought nothing; decided between epochs."""
-        between = self._step % self._task.steps == 0
-        return between and self._epochs - self._best_epoch >= self._config.patience
 
     def _write(self) -> None:
         state = {
