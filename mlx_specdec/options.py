@@ -5,7 +5,7 @@ It imports no MLX, so that a wrong setting is told at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -70,39 +70,33 @@ class Options(Sampling):
 
     def __post_init__(self) -> None:
         self._take_what_is_meant()
-        if self.max_tokens < 0:
-            raise OptionError(f"max-tokens must be 0 or more, not {self.max_tokens}")
-        count = self.num_draft
-        if count != "auto" and not 0 <= count <= MOST_DRAFTED:
-            raise OptionError(
-                f"num-draft must be auto or lie between 0 and {MOST_DRAFTED}, not {count!r}"
-            )
-        if self.proposer not in (None, *proposers()):
-            raise OptionError(
-                f"proposer must be one of {', '.join(proposers())}, not {self.proposer!r}"
-            )
-        if self.ngram_min is not None and self.ngram_min < 1:
-            raise OptionError(f"ngram-min must be 1 or more, not {self.ngram_min}")
-        if self.ngram_choice not in ("recent", "frequent"):
-            raise OptionError(f"ngram-choice must be recent or frequent, not {self.ngram_choice!r}")
-        if not 0 <= self.delta <= 1:
-            raise OptionError(f"delta must lie in [0, 1], not {self.delta}")
-        if self.rule is not None and self.rule not in RULES:
-            raise OptionError(f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
+        for name, holds, what in self._ranges():
+            if not holds:
+                value = getattr(self, name)
+                raise OptionError(f"{name.replace('_', '-')} must {what}, not {value!r}")
         if self.delta > 0 and self.rule not in (None, "token"):
             raise OptionError(
                 f"rule {self.rule} has no lenience: leave out --rule, or set delta to 0"
             )
         self._check_simulation()
-        for name, value in (
-            ("posterior-threshold", self.posterior_threshold),
-            ("posterior-alpha", self.posterior_alpha),
-        ):
-            if not 0 < value < 1:
-                raise OptionError(f"{name} must lie between 0 and 1, not {value}")
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
         super().__post_init__()
+
+    def _ranges(self) -> Iterator[tuple[str, bool, str]]:
+        """Of a setting, whether it is as it must be, and how that is."""
+        count, least = self.num_draft, self.ngram_min
+        names, among = (None, *proposers()), f"be one of {', '.join(proposers())}"
+        drafted = count == "auto" or 0 <= count <= MOST_DRAFTED
+        yield "max_tokens", self.max_tokens >= 0, "be 0 or more"
+        yield "num_draft", drafted, f"be auto or lie between 0 and {MOST_DRAFTED}"
+        yield "proposer", self.proposer in names, among
+        yield "ngram_min", least is None or least >= 1, "be 1 or more"
+        yield "ngram_choice", self.ngram_choice in ("recent", "frequent"), "be recent or frequent"
+        yield "delta", 0 <= self.delta <= 1, "lie in [0, 1]"
+        yield "rule", self.rule in (None, *RULES), f"be one of {', '.join(RULES)}"
+        yield "posterior_threshold", 0 < self.posterior_threshold < 1, "lie between 0 and 1"
+        yield "posterior_alpha", 0 < self.posterior_alpha < 1, "lie between 0 and 1"
 
     def _take_what_is_meant(self) -> None:
         """Numbers of numpy become Python's, one stop string a tuple, and the biases a copy."""

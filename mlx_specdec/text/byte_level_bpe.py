@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, first_line
-from .tokenizer_files import LETTERS, content_of, ids_of_added, read_json
+from .tokenizer_files import (
+    LETTERS,
+    MOST_EXTRA,
+    content_of,
+    extra_ids,
+    ids_of_added,
+    read_json,
+)
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 BYTES_ALONE = "ByT5Tokenizer"
@@ -29,7 +36,6 @@ _FIRST = ("pad_token", "eos_token", "unk_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _SENTINELS = 125
 """ByT5's, where nothing says how many there are."""
-_MOST_SENTINELS = 100_000
 _TOO_LARGE = 1 << 24
 
 
@@ -165,20 +171,15 @@ def _behind(
     placed = {token: id for token, id in placed.items() if not 0 <= id < len(_FIRST)}
     if not placed:
         lists = (_values(settings.get(key)) for key in _LISTS)
-        listed = next(filter(None, lists), None) or _sentinels(settings.get("extra_ids"))
+        listed = next(filter(None, lists), None) or [
+            f"<extra_id_{index}>" for index in range(extra_ids(settings, _SENTINELS))
+        ]
         tokens = filter(None, map(content_of, listed))
         placed = {token: begin + place for place, token in enumerate(tokens)}
     for token, id in placed.items():
-        if not begin <= id < begin + _MOST_SENTINELS:
+        if not begin <= id < begin + MOST_EXTRA:
             raise CheckpointError(f"{token!a:.60} has id {id}, which is no place behind the bytes")
     return placed
-
-
-def _sentinels(count: Any) -> list[str]:
-    count = _SENTINELS if count is None else count
-    if type(count) is not int or not 0 <= count <= _MOST_SENTINELS:
-        raise CheckpointError(f"tokenizer_config.json has extra_ids {count!r}: need a whole number")
-    return [f"<extra_id_{index}>" for index in range(count)]
 
 
 def _values(told: Any) -> list[Any]:

@@ -13,6 +13,8 @@ from ..errors import CheckpointError, first_line
 
 FILES = ("*token*", "spiece*", "vocab*", "merges*")
 """What a tokenizer may consist of."""
+MOST_EXTRA = 100_000
+"""Sentinels that are believed."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -34,6 +36,15 @@ def content_of(token: Any) -> str | None:
     """A special token's text, given as text or as an object; None for anything else."""
     token = token.get("content") if isinstance(token, Mapping) else token
     return token if isinstance(token, str) and token else None
+
+
+def extra_ids(settings: Mapping[str, Any], default: int) -> int:
+    """How many sentinels there are, <extra_id_0> and on. Raises CheckpointError for no number."""
+    count = settings.get("extra_ids")
+    count = default if count is None else count
+    if type(count) is not int or not 0 <= count <= MOST_EXTRA:
+        raise CheckpointError(f"tokenizer_config.json has extra_ids {count!r}: need a whole number")
+    return count
 
 
 def ids_of_added(where: object, decoder: Any, added: Mapping[str, Any]) -> dict[str, int]:
