@@ -104,8 +104,6 @@ def _costs(speeds: Speeds, machine: Mapping[str, str]) -> str:
         f"tokens/s); {machine['device']}, BLAS {machine['blas']}.\n"
         f"A draft step costs {speeds.draft_cost:.2f} plain steps, a pass over m tokens\n{passes}."
     )
-    if speeds.caution:
-        text += f"\n{speeds.caution.capitalize()}."
     if speeds.replays:
         text += "\nThe target cannot take single tokens back: a rejection costs another pass."
     return text

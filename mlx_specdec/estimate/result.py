@@ -62,11 +62,6 @@ class Speeds:
     spread: float
     predictions: tuple[Prediction, ...]
 
-    @property
-    def caution(self) -> str:
-        """What must stand beside these figures; mostly nothing."""
-        return "" if self.samples > 1 else "measured once: not reliable"
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -113,7 +108,7 @@ class Estimate:
                     f"the {role}'s times are extrapolated from {few} and {more} of its "
                     f"{side.layers} layers"
                 )
-        if speeds.caution:
+        if speeds.samples == 1:
             yield (
                 "some figures were measured once and are not reliable: give more --seconds, or "
                 "more --turns"
