@@ -29,11 +29,9 @@ def exit_with(program: typer.Typer) -> NoReturn:
     try:
         code = program(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except OutputError as problem:
-        _abandon_output()
-        render.error(str(problem))
-        sys.exit(2)
     except SpecdecError as problem:
+        if isinstance(problem, OutputError):
+            _abandon_output()
         render.error(str(problem))
         sys.exit(2)
     except render.ReaderGone:

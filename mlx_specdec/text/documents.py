@@ -24,8 +24,8 @@ PIECE = 1 << 16
 def digest(files: Sequence[Path]) -> str:
     """Digest of what the files hold, in this order.
 
-    Raises DocumentError for a file that cannot be read, is no file, or holds nothing, and where all
-    together are larger than LARGEST.
+    Raises DocumentError for a file that cannot be read or is no file, and where all together are
+    larger than LARGEST.
     """
     _check(files)
     whole = hashlib.blake2b(digest_size=16)
@@ -77,13 +77,10 @@ def _check(files: Sequence[Path]) -> int:
             raise DocumentError(f"{file} is a directory: name the files in it that are to be read")
         if not stat.S_ISREG(status.st_mode):
             raise DocumentError(f"{file} is no file of text: name a regular file")
-        if not status.st_size:
-            raise DocumentError(f"{file} is empty: there is nothing to look up in it")
         total += status.st_size
     if total > LARGEST:
         raise DocumentError(
-            f"{files[-1] if len(files) == 1 else 'the documents to look up'} "
-            f"{'has' if len(files) == 1 else 'have'} {total / 2**20:.0f} MiB, and at most "
+            f"the documents to look up have {total / 2**20:.0f} MiB, and at most "
             f"{LARGEST / 2**20:.0f} can be searched: leave some out"
         )
     return total

@@ -46,15 +46,14 @@ class Initial:
 
 @contextmanager
 def initial(pair: Pair, asked: DraftConfig | None, seed: int) -> Iterator[Initial]:
-    """The pair's own draft, or a model as asked for; its files are there during the block.
+    """The pair's own draft, or, where it has none, a model as asked for; its files are there during
+    the block.
 
-    Raises OptionError for neither or both and for a target that is heads, VocabularyError for a
-    draft that lacks tokens of the target, CheckpointError as loading does.
+    Raises OptionError for a target that is heads, VocabularyError for a draft that lacks tokens of
+    the target, CheckpointError as loading does.
     """
     if pair.heads is not None:
         raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
-    if (pair.draft is None) == (asked is None):
-        raise OptionError("give either a draft model to begin with or the number of its layers")
     if pair.draft_name == SELF:
         raise OptionError("the draft self has no weights of its own: give layers instead")
     if pair.draft is not None and (pair.translation or pair.draft.vocabulary < pair.vocabulary):

@@ -237,15 +237,6 @@ def test_an_output_that_exists_is_left_alone(pair: Pair, tmp_path: Path) -> None
         trained(pair, tmp_path)
 
 
-def test_a_draft_or_a_shape_and_not_both(
-    pair: Pair, models: tuple[Path, Path], tmp_path: Path
-) -> None:
-    with pytest.raises(OptionError, match="either a draft model"):
-        trained(pair, tmp_path, shape=DraftConfig(1))
-    with pytest.raises(OptionError, match="either a draft model"):
-        trained(assemble.load(models[0]), tmp_path)
-
-
 def test_a_draft_that_lacks_tokens_is_refused(tmp_path: Path) -> None:
     target, narrow = make_llama(tmp_path / "target"), tmp_path / "narrow"
     shutil.copytree(target, narrow)
