@@ -42,20 +42,7 @@ _HOMES = {
     "with_documents": "assemble",
 }
 
-__all__ = [
-    "CacheSettings",
-    "Emission",
-    "Options",
-    "Pair",
-    "Result",
-    "Run",
-    "SpecdecError",
-    "convert",
-    "generate",
-    "load",
-    "stream_generate",
-    "with_documents",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,8 @@ from .pair import Pair
 
 FREE = "ngram"
 """The drafter that costs nothing: `auto` asks it before the one with weights."""
+_version = functools.cache(version)
+"""Looking it up takes as long as a step of a small model."""
 
 
 def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
@@ -53,15 +55,9 @@ def _asked_for(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     weighted = (each for name in DRAFTERS if (each := find(name, pair)) and each.nbytes)
     own = tuple(weighted)[:1]
     free = find(FREE, pair)
-    if free is not None and (options.proposer == "auto" or (own and _chooses_length(options))):
-        return (free, *own)
-    return own
-
-
-def _chooses_length(options: Options) -> bool:
-    """Whether lookup may go first though nobody asked for it: its length must be its own, and what
-    it proposes must be verified."""
-    return options.num_draft == "auto" and options.simulated_acceptance is None
+    # Though nobody asked for it, if its length is its own and what it proposes is verified.
+    unasked = own and options.num_draft == "auto" and options.simulated_acceptance is None
+    return (free, *own) if free is not None and (options.proposer == "auto" or unasked) else own
 
 
 def proposer_kind(chosen: Sequence[Drafter]) -> str:
@@ -144,7 +140,7 @@ def cost_key(pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: O
     behind = "" if drafter is chosen[0] else f" behind {chosen[0].name}"
     return CostKey(
         device=device_name(),
-        mlx=_mlx_version(),
+        mlx=_version("mlx"),
         blas=blas.name(),
         target=pair.name,
         target_bytes=pair.target.nbytes,
@@ -160,12 +156,6 @@ def device_name() -> str:
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return str(mx.device_info().get("device_name", "gpu"))
-
-
-@functools.cache
-def _mlx_version() -> str:
-    """Read once: looking it up takes as long as a step of a small model."""
-    return version("mlx")
 
 
 def _length(

@@ -5,8 +5,8 @@ It imports no MLX, so that a wrong setting is told at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from .drafting import DRAFTERS
@@ -15,18 +15,6 @@ from .sampling.settings import Sampling, integer, number
 
 RULES = ("coupled", "token", "block", "typical")
 MOST_DRAFTED = 64
-NUMBERS = (
-    "delta",
-    "posterior_threshold",
-    "posterior_alpha",
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""Settings that are numbers of any kind."""
 SELF = "self"
 """Named as draft model: the target's own layers at fewer bits."""
 
@@ -37,7 +25,7 @@ def proposers() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Sampling):
     """Settings of one generation; the defaults give the target's own greedy text.
 
     max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64,
@@ -59,7 +47,7 @@ class Options:
     cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
         one task prefix that a T5's config.json asks for.
-    The others: see `sampling.settings.Sampling`.
+    How tokens are drawn: see `sampling.settings.Sampling`.
 
     Raises OptionError for a value out of range or a contradiction.
     """
@@ -79,60 +67,46 @@ class Options:
     cost_cache: bool = True
     simulated_acceptance: float | None = None
     chat_template: bool = True
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._take_what_is_meant()
-        if self.max_tokens < 0:
-            raise OptionError(f"max-tokens must be 0 or more, not {self.max_tokens}")
-        count = self.num_draft
-        if count != "auto" and not 0 <= count <= MOST_DRAFTED:
-            raise OptionError(
-                f"num-draft must be auto or lie between 0 and {MOST_DRAFTED}, not {count!r}"
-            )
-        if self.proposer not in (None, *proposers()):
-            raise OptionError(
-                f"proposer must be one of {', '.join(proposers())}, not {self.proposer!r}"
-            )
-        if self.ngram_min is not None and self.ngram_min < 1:
-            raise OptionError(f"ngram-min must be 1 or more, not {self.ngram_min}")
-        if self.ngram_choice not in ("recent", "frequent"):
-            raise OptionError(f"ngram-choice must be recent or frequent, not {self.ngram_choice!r}")
-        if not 0 <= self.delta <= 1:
-            raise OptionError(f"delta must lie in [0, 1], not {self.delta}")
-        if self.rule is not None and self.rule not in RULES:
-            raise OptionError(f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
+        for name, holds, what in self._ranges():
+            if not holds:
+                value = getattr(self, name)
+                raise OptionError(f"{name.replace('_', '-')} must {what}, not {value!r}")
         if self.delta > 0 and self.rule not in (None, "token"):
             raise OptionError(
                 f"rule {self.rule} has no lenience: leave out --rule, or set delta to 0"
             )
         self._check_simulation()
-        for name, value in (
-            ("posterior-threshold", self.posterior_threshold),
-            ("posterior-alpha", self.posterior_alpha),
-        ):
-            if not 0 < value < 1:
-                raise OptionError(f"{name} must lie between 0 and 1, not {value}")
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
-        self.sampling  # noqa: B018  its own checks run here
+        super().__post_init__()
+
+    def _ranges(self) -> Iterator[tuple[str, bool, str]]:
+        """Of a setting, whether it is as it must be, and how that is."""
+        count, least = self.num_draft, self.ngram_min
+        names, among = (None, *proposers()), f"be one of {', '.join(proposers())}"
+        drafted = count == "auto" or 0 <= count <= MOST_DRAFTED
+        yield "max_tokens", self.max_tokens >= 0, "be 0 or more"
+        yield "num_draft", drafted, f"be auto or lie between 0 and {MOST_DRAFTED}"
+        yield "proposer", self.proposer in names, among
+        yield "ngram_min", least is None or least >= 1, "be 1 or more"
+        yield "ngram_choice", self.ngram_choice in ("recent", "frequent"), "be recent or frequent"
+        yield "delta", 0 <= self.delta <= 1, "lie in [0, 1]"
+        yield "rule", self.rule in (None, *RULES), f"be one of {', '.join(RULES)}"
+        yield "posterior_threshold", 0 < self.posterior_threshold < 1, "lie between 0 and 1"
+        yield "posterior_alpha", 0 < self.posterior_alpha < 1, "lie between 0 and 1"
 
     def _take_what_is_meant(self) -> None:
         """Numbers of numpy become Python's, one stop string a tuple, and the biases a copy."""
         taken: dict[str, object] = {}
-        for name in ("max_tokens", "num_draft", "ngram_min", "seed", "top_k"):
-            value = getattr(self, name)
-            if (name, value) not in (("ngram_min", None), ("num_draft", "auto")):
-                taken[name] = integer(name.replace("_", "-"), value)
-        for name in NUMBERS:
-            taken[name] = number(name.replace("_", "-"), getattr(self, name))
+        for one in fields(self):
+            name, value = one.name.replace("_", "-"), getattr(self, one.name)
+            if one.type == "float":
+                taken[one.name] = number(name, value)
+            elif one.type == "int" or (value != one.default and str(one.type).startswith("int")):
+                taken[one.name] = integer(name, value)
         if self.simulated_acceptance is not None:
             share = number("simulate-acceptance", self.simulated_acceptance)
             taken["simulated_acceptance"] = share
@@ -161,16 +135,7 @@ class Options:
     @property
     def sampling(self) -> Sampling:
         """How tokens are drawn."""
-        return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-        )
+        return self
 
     @property
     def lossy(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,9 +32,6 @@ from .text.vocabulary import common_size, shared_tokens
 DRAFT_VOCABS = ("same", "intersect")
 SELF_BITS = 4
 """Of the draft "self", unless told otherwise."""
-READING = 0.75
-"""Share of tokenizing in the time that an index of documents takes."""
-STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -76,16 +73,6 @@ class Loading:
     fetching: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A draft beside its target. vocabulary: how many ids both have."""
-
-    model: Base
-    vocabulary: int
-    nbytes: int
-    translation: Translation | None = None
-
-
 def load(
     model: str | Path,
     draft_model: str | Path | None = None,
@@ -115,29 +102,31 @@ def load(
     started = time.perf_counter()
     given = Loading(dtype, caches, random_weights, progress)
     target, tokenizer, heads = _load_target(str(model), revision, q_bits, given)
-    draft: _Draft | None = None
-    if str(draft_model) == SELF:
-        own, added = self_draft(target.model, draft_q_bits or SELF_BITS)
-        draft = _Draft(own, min(target.model.vocabulary, tokenizer.size), added)
-    elif draft_model is not None:
-        loaded, draft_tokenizer = _load_draft(str(draft_model), draft_q_bits, given)
-        draft = _beside(target, tokenizer, loaded, draft_tokenizer, draft_vocab, random_weights)
-    width = min(target.model.vocabulary, tokenizer.size)
-    return Pair(
+    pair = Pair(
         name=str(model),
         draft_name=None if draft_model is None else str(draft_model),
         target=target.model,
-        draft=None if draft is None else draft.model,
+        draft=None,
         tokenizer=tokenizer,
         eos_token_ids=frozenset(target.eos_token_ids or tokenizer.eos_token_ids),
-        vocabulary=width if draft is None else draft.vocabulary,
+        vocabulary=min(target.model.vocabulary, tokenizer.size),
         dtype=target.dtype,
-        load_seconds=time.perf_counter() - started - sum(given.fetching),
-        translation=None if draft is None else draft.translation,
+        load_seconds=0.0,
         heads=heads,
-        draft_bytes=0 if draft is None else draft.nbytes,
         task_prefix=target.task_prefix,
     )
+    if pair.draft_name == SELF:
+        own, added = self_draft(target.model, draft_q_bits or SELF_BITS)
+        pair = replace(pair, draft=own, draft_bytes=added)
+    elif pair.draft_name is not None:
+        loaded, draft_tokenizer = _load_draft(pair.draft_name, draft_q_bits, given)
+        if loaded.kind != target.kind:
+            raise OptionError(
+                f"the draft model is {loaded.kind} and the target {target.kind}: give a draft of "
+                "the target's own kind"
+            )
+        pair = _with_draft(pair, loaded.model, draft_tokenizer, draft_vocab, random_weights)
+    return replace(pair, load_seconds=time.perf_counter() - started - sum(given.fetching))
 
 
 def with_documents(
@@ -152,8 +141,12 @@ def with_documents(
     key = IndexKey(documents.digest(paths), pair.tokenizer.digest, pair.vocabulary)
     index = document_cache.read(key)
     if index is None:
-        read = documents.tokens(paths, pair.tokenizer, _share(report, 0.0, READING))
-        index = document_cache.build(key, read, _share(report, READING, 1.0))
+        # Tokenizing takes three quarters of the time.
+        read = documents.tokens(
+            paths, pair.tokenizer, lambda done, total: report(3 * done, 4 * total)
+        )
+        index = document_cache.build(key, read)
+        report(1, 1)
     return replace(pair, documents=index)
 
 
@@ -189,30 +182,18 @@ def _load_draft(name: str, q_bits: int | None, given: Loading) -> tuple[Loaded, 
         return _load_from(directory, q_bits, replace(given, caches=None))
 
 
-def _beside(
-    target: Loaded,
-    tokenizer: Tokenizer,
-    draft: Loaded,
-    draft_tokenizer: Tokenizer,
-    draft_vocab: str,
-    random_weights: bool,
-) -> _Draft:
-    """Raises OptionError for a draft of another kind, VocabularyError for one of other tokens."""
-    if draft.kind != target.kind:
-        raise OptionError(
-            f"the draft model is {draft.kind} and the target {target.kind}: give a draft of "
-            "the target's own kind"
-        )
-    widths = target.model.vocabulary, draft.model.vocabulary
-    width = min(target.model.vocabulary, tokenizer.size)
-    translation: Translation | None = None
+def _with_draft(
+    pair: Pair, draft: Base, tokenizer: Tokenizer, draft_vocab: str, random_weights: bool
+) -> Pair:
+    """Raises VocabularyError for a draft of other tokens."""
+    widths = pair.target.vocabulary, draft.vocabulary
+    pair = replace(pair, draft=draft, draft_bytes=draft.nbytes)
     if random_weights:
-        width = min(width, draft.model.vocabulary)
-    elif draft_vocab == "intersect":
-        translation = Translation(*shared_tokens(tokenizer, draft_tokenizer, *widths))
-    else:
-        width = common_size(tokenizer, draft_tokenizer, *widths)
-    return _Draft(draft.model, width, draft.model.nbytes, translation)
+        return replace(pair, vocabulary=min(pair.vocabulary, draft.vocabulary))
+    if draft_vocab == "intersect":
+        shared = shared_tokens(pair.tokenizer, tokenizer, *widths)
+        return replace(pair, translation=Translation(*shared))
+    return replace(pair, vocabulary=common_size(pair.tokenizer, tokenizer, *widths))
 
 
 def _fetch(name: str, revision: str | None, given: Loading) -> Path:
@@ -235,12 +216,3 @@ def _load_from(source: Path, q_bits: int | None, given: Loading) -> tuple[Loaded
         # Files of a chat template are read when it is first asked for.
         weakref.finalize(tokenizer, held.pop_all().close)
     return loaded, tokenizer
-
-
-def _share(report: Progress, begin: float, end: float) -> Callable[[int, int], None]:
-    """Reports a part of some work as the stretch from `begin` to `end` of the whole."""
-
-    def part(done: int, total: int) -> None:
-        report(round(STEPS * (begin + (end - begin) * done / max(total, 1))), STEPS)
-
-    return part

@@ -26,9 +26,13 @@ blas.load()
 from mlx_specdec.checkpoints.files import read_config  # noqa: E402
 from mlx_specdec.contracts import Model  # noqa: E402
 from mlx_specdec.costs.passes import Clock, PassCosts, PassTimer, opened  # noqa: E402
-from mlx_specdec.estimate.depths import parts  # noqa: E402
-from mlx_specdec.estimate.measure import FIRST_SIZES, SIZES_BETWEEN, measure  # noqa: E402
-from mlx_specdec.estimate.pair import extended  # noqa: E402
+from mlx_specdec.estimate.measure import (  # noqa: E402
+    FIRST_SIZES,
+    SIZES_BETWEEN,
+    extended,
+    measure,
+    parts,
+)
 from mlx_specdec.models.outline import outline  # noqa: E402
 
 T5: dict[str, Any] = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64}

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mlx_specdec import user_cache
 from mlx_specdec.drafting import document_cache
 from mlx_specdec.drafting.document_cache import IndexKey
 from mlx_specdec.text import documents
@@ -98,7 +99,7 @@ def build(model: Path, file: Path) -> dict[str, Any]:
     before, begin, cpu = resident(), time.perf_counter(), time.process_time()
     read = documents.tokens([file], tokenizer, shown("tokenizing"))
     tokenized, tokenized_cpu = time.perf_counter(), time.process_time()
-    index = document_cache.build(key, read, shown("sorting"))
+    index = document_cache.build(key, read)
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "tokens": len(index),
@@ -108,7 +109,8 @@ def build(model: Path, file: Path) -> dict[str, Any]:
         "sort_and_write_cpu_seconds": round(time.process_time() - tokenized_cpu, 1),
         "bytes_a_token_at_peak": round((peak - before) / len(index), 2),
         "bytes_a_token_on_disk": round(
-            sum(each.stat().st_size for each in document_cache.directory().iterdir()) / len(index),
+            sum(each.stat().st_size for each in user_cache.directory("documents").iterdir())
+            / len(index),
             2,
         ),
     }
@@ -186,7 +188,7 @@ def main() -> None:
         print(json.dumps(search(asked.model, asked.file, asked.queries)))
     else:
         with tempfile.TemporaryDirectory() as name:
-            os.environ[document_cache.PLACE] = name
+            os.environ[user_cache.PLACE] = name
             file = Path(name) / "text.py"
             write_text(file, int(1e6 * asked.megabytes))
             found = {"bytes": file.stat().st_size, "load": os.getloadavg()[0]}

@@ -35,8 +35,12 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 
-from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError, hugging_face  # noqa: E402
-from mlx_specdec.bench.transformers_models import build  # noqa: E402
+from mlx_specdec.bench.hugging_face import (  # noqa: E402
+    HuggingFace,
+    NoBaselineError,
+    build,
+    hugging_face,
+)
 from mlx_specdec.checkpoints.files import read_config  # noqa: E402
 from mlx_specdec.models.loading import load_model  # noqa: E402
 from mlx_specdec.models.outline import outline  # noqa: E402

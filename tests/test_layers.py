@@ -20,9 +20,10 @@ MAY_IMPORT = {
     "text": {"checkpoints", "errors"},
     "checkpoints": {"errors"},
     "models": {"cache_settings", "contracts", "checkpoints", "text", "errors"},
-    "drafting": {"contracts", "sampling"},
+    "user_cache": set(),
+    "drafting": {"contracts", "sampling", "user_cache"},
     "verification": {"contracts", "sampling"},
-    "costs": {"contracts", "errors"},
+    "costs": {"contracts", "user_cache"},
     "decoding": {"contracts", "costs", "sampling", "text", "errors"},
     "pair": {
         "cache_settings",
@@ -114,6 +115,7 @@ MAY_IMPORT = {
         "options",
         "cache_settings",
         "text",
+        "user_cache",
     },
 }
 

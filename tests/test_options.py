@@ -40,6 +40,7 @@ def test_numbers_of_numpy_are_pythons() -> None:
         ("delta", None),
         ("simulated_acceptance", "half"),
         ("stop", (3,)),
+        ("stop", ("a", "")),
         ("logit_bias", {"3": 1.0}),
         ("logit_bias", {3: "a"}),
     ],

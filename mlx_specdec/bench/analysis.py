@@ -175,7 +175,7 @@ def _tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
 
 
 def _paired(measured: Measurements, method: Method, category: str | None = None) -> list[Paired]:
-    """Per case the repeats in which both plain decoding and the method ran."""
+    """Of each case the repeats in which both plain decoding and the method ran."""
     plain, other = measured.plain, measured.samples[method.name]
     by_case: dict[int, list[tuple[Sample, Sample]]] = {}
     for key in sorted(plain.keys() & other.keys()):
@@ -183,10 +183,10 @@ def _paired(measured: Measurements, method: Method, category: str | None = None)
             by_case.setdefault(key[0], []).append((plain[key], other[key]))
     return [
         Paired(
-            plain_seconds=tuple(one.seconds for one, _ in pairs),
-            seconds=tuple(two.seconds for _, two in pairs),
-            plain_tokens=pairs[0][0].counted,
-            tokens=pairs[0][1].counted,
+            median(one.seconds for one, _ in pairs),
+            median(two.seconds for _, two in pairs),
+            pairs[0][0].counted,
+            pairs[0][1].counted,
         )
         for pairs in by_case.values()
     ]

@@ -1,13 +1,14 @@
-"""Confidence intervals of a speedup, by drawing sequences and repeats again.
+"""Confidence intervals of a speedup, by drawing sequences again. Plain numbers only.
 
-Plain numbers only. Plain decoding and the other method were measured side by side on the same
-prompt in the same repeat, so they are drawn together, and what slowed both cancels.
+Plain decoding and the other method were measured side by side on the same prompt, so they are drawn
+together, and what slowed both cancels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +19,11 @@ FEWEST = 5
 """Sequences below which there is no interval: drawing so few again says next to nothing."""
 
 
-@dataclass(frozen=True)
-class Paired:
-    """One sequence by plain decoding and by another method, once per repeat.
+class Paired(NamedTuple):
+    """One sequence by plain decoding and by another method; seconds: the medians of repeats."""
 
-    plain_seconds, seconds: entry r is repeat r. plain_tokens, tokens: how many were made in them.
-    """
-
-    plain_seconds: tuple[float, ...]
-    seconds: tuple[float, ...]
+    plain_seconds: float
+    seconds: float
     plain_tokens: int
     tokens: int
 
@@ -38,6 +35,12 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
+
+    @property
+    def interval(self) -> str:
+        """In words; empty where there is none."""
+        none = self.low is None or self.high is None
+        return "" if none else f"{self.low:.2f} to {self.high:.2f}"
 
 
 @dataclass(frozen=True)
@@ -52,35 +55,24 @@ class SpeedUp:
 def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> SpeedUp | None:
     """Ratio to plain decoding with its interval; None without sequences that took any time.
 
-    Each sequence counts with the median of its repeats. The interval comes from drawing, `draws`
-    times, as many sequences as there are, and of each as many repeats as it has (Efron's
+    The interval comes from drawing, `draws` times, as many sequences as there are (Efron's
     percentiles).
     """
-    texts = [text for text in texts if _counts(text)]
+    texts = [text for text in texts if min(text) > 0]
     if not texts:
         return None
-    repeats = np.array([len(text.seconds) for text in texts])
-    count, width = len(texts), int(repeats.max())
-    random = np.random.default_rng(seed)
-    drawn = random.integers(0, count, (draws, count))
+    count = len(texts)
+    plain_seconds, seconds, plain_tokens, tokens = np.array(texts, dtype=float).T
+    drawn = np.random.default_rng(seed).integers(0, count, (draws, count))
     # Row 0 is what was measured.
     drawn = np.concatenate([np.arange(count)[None], drawn])
-    shares = random.random((draws, count, width))
-    picked = (shares * repeats[drawn[1:]][..., None]).astype(np.int64)
-    picked = np.concatenate([np.tile(np.arange(width), (1, count, 1)), picked])
-    beyond = np.arange(width) >= repeats[drawn][..., None]
-
-    def medians(seconds: Sequence[tuple[float, ...]]) -> NDArray[np.float64]:
-        table = np.array([[*each, *[0.0] * (width - len(each))] for each in seconds])
-        at = np.minimum(picked, repeats[drawn][..., None] - 1)
-        return np.nanmedian(np.where(beyond, np.nan, table[drawn[..., None], at]), axis=2)
-
-    plain, other = medians([t.plain_seconds for t in texts]), medians([t.seconds for t in texts])
-    plain_tokens = np.array([text.plain_tokens for text in texts], dtype=float)[drawn]
-    tokens = np.array([text.tokens for text in texts], dtype=float)[drawn]
-    overall = plain.sum(1) / plain_tokens.sum(1) * tokens.sum(1) / other.sum(1)
-    per_text = np.median(plain / plain_tokens * tokens / other, axis=1)
-    return SpeedUp(_estimate(overall, count), _estimate(per_text, count))
+    speed, plain_speed = (
+        made[drawn].sum(axis=1) / took[drawn].sum(axis=1)
+        for made, took in ((tokens, seconds), (plain_tokens, plain_seconds))
+    )
+    ratios = (tokens / seconds) / (plain_tokens / plain_seconds)
+    per_text = np.median(ratios[drawn], axis=1)
+    return SpeedUp(_estimate(speed / plain_speed, count), _estimate(per_text, count))
 
 
 def _estimate(ratios: NDArray[np.float64], count: int) -> Estimate:
@@ -91,8 +83,3 @@ def _estimate(ratios: NDArray[np.float64], count: int) -> Estimate:
     tail = (1 - COVERAGE) / 2 * 100
     low, high = np.percentile(ratios[1:], [tail, 100 - tail])
     return Estimate(value, float(low), float(high))
-
-
-def _counts(text: Paired) -> bool:
-    seconds = *text.plain_seconds, *text.seconds
-    return bool(text.tokens and text.plain_tokens and seconds and min(seconds) > 0)

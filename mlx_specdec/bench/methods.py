@@ -1,15 +1,24 @@
-"""What is compared: plain decoding, draft lengths, proposers."""
+"""What is compared, plain decoding, draft lengths and proposers, and the passes timed beside."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..assemble import Pair, stream_generate
+from ..costs.passes import Clock, PassTimer, opened
 from ..decoding.statistics import Statistics
 from ..drafters import FREE, drafters, proposer_kind
+from ..errors import PromptError
 from ..options import Options
+
+ALWAYS_TIMED = 9
+"""Passes over 1 .. ALWAYS_TIMED tokens are always measured: that is where V bends."""
+TURNS = 20
+"""Fewer turns than this leave medians that jump."""
 
 Length = int | Literal["auto"]
 Runner = Callable[[Sequence[int]], "Sample"]
@@ -102,3 +111,21 @@ def _runner(pair: Pair, options: Options, *, time_all: bool = False) -> Runner:
         )
 
     return run
+
+
+def pass_timer(
+    pair: Pair, prompt: Sequence[int], lengths: Sequence[Length], clock: Clock = time.perf_counter
+) -> PassTimer:
+    """Times passes behind a prompt, those of rounds with `lengths` drafted tokens among them.
+
+    Turns belong between the texts that the costs are held against, so that both see the same
+    machine. A draft that cannot take the prompt is left out, as it abstains while decoding;
+    raises PromptError where the target cannot.
+    """
+    draft = None
+    if pair.draft is not None:
+        fed = prompt if pair.translation is None else pair.translation.feed(prompt)
+        with suppress(PromptError):
+            draft = opened(pair.draft, fed)
+    sizes = sorted({*range(1, ALWAYS_TIMED + 1), *(n + 1 for n in lengths if n != "auto")})
+    return PassTimer(opened(pair.target, prompt), sizes=sizes, draft=draft, clock=clock)

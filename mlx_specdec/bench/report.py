@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 
 from ..errors import OutputError
 from .analysis import Analysis, fastest, overall
 from .charts import Chart, charts
+from .drawing import color
 from .setting import Setting
-from .svg import Series, color
 from .table import COLUMNS, as_dict, cells, verdict
 
 MOST_DIFFERENCES = 20
@@ -31,35 +32,26 @@ def write_report(analysis: Analysis, setting: Setting, file: Path) -> None:
 
 def page(analysis: Analysis, setting: Setting) -> str:
     """The whole page. Its own figures are in it once more, as JSON."""
-    title = f"{_short(setting.model)}: what speculation gains"
-    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    # "</script>" in a model's name must not end the element.
+    template, style = (
+        files(__package__).joinpath(name).read_text(encoding="utf-8")
+        for name in ("report.html", "report.css")
+    )
     data = json.dumps(as_dict(analysis, setting), ensure_ascii=False, allow_nan=False)
-    data = data.replace("<", "\\u003c")
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta http-equiv="Content-Security-Policy" '
-            "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-            f"<title>{escape(title)}</title><style>{style}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
-            f'<p class="soft">{escape(_subtitle(setting))}</p>',
-            *_warnings(analysis, setting),
-            f"<p><strong>{escape(verdict(analysis))}</strong></p>",
-            _tiles(analysis),
-            '<div class="card"><h2>All methods</h2>',
-            f'<p class="soft">{analysis.texts} sequences, each made up to {analysis.repeats} times '
-            "by every method, methods in turns; one counts with the median of its repeats, without "
-            "its prompt pass. Intervals by bootstrap over sequences and repeats, from five "
-            "sequences on.</p>",
-            f'<div class="scroll">{_table(analysis)}</div></div>',
-            f'<div class="charts">{"".join(map(_chart, charts(analysis)))}</div>',
-            *_differences(analysis),
-            f'<div class="card"><h2>Measured with</h2>{_facts(setting)}</div>',
-            f'<script type="application/json" id="figures">{data}</script>',
-            "</body></html>\n",
-        ]
+    return Template(template).substitute(
+        style=style,
+        title=escape(f"{_short(setting.model)}: what speculation gains"),
+        subtitle=escape(_subtitle(setting)),
+        warnings="".join(_warnings(analysis, setting)),
+        verdict=escape(verdict(analysis)),
+        tiles="".join(_tiles(analysis)),
+        texts=analysis.texts,
+        repeats=analysis.repeats,
+        table=_table(analysis),
+        charts="".join(map(_chart, charts(analysis))),
+        differences="".join(_differences(analysis)),
+        facts=_facts(setting),
+        # "</script>" in a model's name must not end the element.
+        data=data.replace("<", "\\u003c"),
     )
 
 
@@ -72,42 +64,41 @@ def _subtitle(setting: Setting) -> str:
 
 
 def _warnings(analysis: Analysis, setting: Setting) -> Iterator[str]:
-    told = []
+    share = setting.simulated_acceptance
     if analysis.interrupted:
-        told.append("Interrupted: these are the sequences measured until then.")
-    if setting.simulated_acceptance is not None:
-        told.append(
-            f"Simulated: drafted tokens stayed with probability "
-            f"{setting.simulated_acceptance:g}. What was made is no text."
+        yield _warning("Interrupted: these are the sequences measured until then.")
+    if share is not None:
+        yield _warning(
+            f"Simulated: drafted tokens stayed with probability {share:g}. What was made is no "
+            "text."
         )
     elif setting.lossy:
-        told.append("Lossy settings: sequences may differ from the target's own.")
+        yield _warning("Lossy settings: sequences may differ from the target's own.")
     if analysis.skipped:
         first = next(iter(analysis.skipped.values()))
-        told.append(f"{len(analysis.skipped)} prompts were skipped; the first: {first}")
-    return (f'<p class="warning">{escape(text, quote=False)}</p>' for text in told)
+        yield _warning(f"{len(analysis.skipped)} prompts were skipped; the first: {first}")
 
 
-def _tiles(analysis: Analysis) -> str:
+def _warning(text: str) -> str:
+    return f'<p class="warning">{escape(text, quote=False)}</p>'
+
+
+def _tiles(analysis: Analysis) -> Iterator[str]:
     plain, *others = analysis.methods
     best = fastest(one for one in others if one.acceptance_rate is not None)
-    tiles = []
     if best is not None:
-        tiles.append((f"{overall(best):.2f} ×", f"plain decoding, at best ({best.name})"))
-        tiles.append((f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})"))
+        yield _tile(f"{overall(best):.2f} ×", f"plain decoding, at best ({best.name})")
+        yield _tile(f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})")
     if plain.tokens_per_second is not None:
-        tiles.append((f"{plain.tokens_per_second:.1f}", "tokens/s, plain and pipelined"))
+        yield _tile(f"{plain.tokens_per_second:.1f}", "tokens/s, plain and pipelined")
     compared = sum(one.compared for one in others)
     if compared:
         same = compared - sum(len(one.differences) for one in others)
-        tiles.append(
-            (f"{same} of {compared}", "sequences are plain decoding's own, token for token")
-        )
-    cells = (
-        f'<div class="tile"><b>{escape(big)}</b><span>{escape(what)}</span></div>'
-        for big, what in tiles
-    )
-    return f'<div class="tiles">{"".join(cells)}</div>'
+        yield _tile(f"{same} of {compared}", "sequences are plain decoding's own, token for token")
+
+
+def _tile(big: str, what: str) -> str:
+    return f'<div class="tile"><b>{escape(big)}</b><span>{escape(what)}</span></div>'
 
 
 def _table(analysis: Analysis) -> str:
@@ -152,19 +143,15 @@ def _facts(setting: Setting) -> str:
 
 
 def _chart(chart: Chart) -> str:
-    return (
-        f'<section class="chart"><h2>{escape(chart.title)}</h2><p>{escape(chart.text)}</p>'
-        f"{_legend(chart.legend)}{chart.svg}</section>"
-    )
-
-
-def _legend(series: Sequence[Series]) -> str:
-    entries = (
+    keys = "".join(
         f'<span class="key{" dashed" if one.dashed else ""}" '
         f'style="{color(one.color)}">{escape(one.name)}</span>'
-        for one in series
+        for one in chart.legend
     )
-    return f'<p class="legend">{"".join(entries)}</p>' if series else ""
+    return (
+        f'<section class="chart"><h2>{escape(chart.title)}</h2><p>{escape(chart.text)}</p>'
+        f'<p class="legend">{keys}</p>{chart.drawing}</section>'
+    )
 
 
 def _short(name: str) -> str:

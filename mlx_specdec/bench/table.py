@@ -55,9 +55,8 @@ def cells(one: Figures) -> tuple[str, ...]:
     speedup, interval, per_text = ("1", "", "") if is_plain else ("", "", "")
     if one.speed_up is not None and not is_plain:
         ratio = one.speed_up.overall
-        speedup, per_text = f"{ratio.value:.2f}", f"{one.speed_up.per_text.value:.2f}"
-        if ratio.low is not None and ratio.high is not None:
-            interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
+        speedup, interval = f"{ratio.value:.2f}", ratio.interval
+        per_text = f"{one.speed_up.per_text.value:.2f}"
     return (
         one.name,
         _number(one.tokens_per_second, ".1f"),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..assemble import Pair
@@ -15,9 +17,8 @@ from ..checkpoints.source import as_directory, resolve_config
 from ..costs.passes import Clock
 from ..errors import PromptError, first_line
 from ..options import SELF, Options
-from .hugging_face import HuggingFace, NoBaselineError
+from .hugging_face import HuggingFace, NoBaselineError, build
 from .methods import Length, Method, Runner, Sample
-from .transformers_models import build
 
 
 def transformers_methods(
@@ -35,16 +36,15 @@ def transformers_methods(
     """
     if pair.heads is not None:
         raise NoBaselineError("it has no Medusa heads: name their base model as the model")
-    target = _built(hugging, pair.name, pair.target)
+    generation = _Generation(pair, options, hugging, clock, _built(hugging, pair.name, pair.target))
     same_text = options.temperature == 0 and pair.dtype == "float32"
-    runs = {0: _runner(hugging, pair, options, target, None, 0, clock)}
+    runs: dict[int, Runner] = {0: generation.run}
     assisted = [length for length in lengths if isinstance(length, int) and length > 0]
     # An assistant has the target's own vocabulary, and weights of its own.
     assists = pair.draft is not None and pair.translation is None and pair.draft_name != SELF
     if assists and assisted:
         draft = _built(hugging, str(pair.draft_name), pair.draft)
-        for length in assisted:
-            runs[length] = _runner(hugging, pair, options, target, draft, length, clock)
+        runs |= {n: partial(generation.run, draft=draft, length=n) for n in assisted}
     token = min(pair.vocabulary - 1, 2)
     for run in runs.values():
         # Found out before a long measurement.
@@ -64,41 +64,39 @@ def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
     return build(hugging, config, model.network)
 
 
-def _runner(
-    hugging: HuggingFace,
-    pair: Pair,
-    options: Options,
-    target: Any,
-    draft: Any,
-    length: int,
-    clock: Clock,
-) -> Runner:
-    """length: drafted tokens a round where there is a draft, else 0."""
-    config = hugging.transformers.GenerationConfig
+@dataclass(frozen=True)
+class _Generation:
+    """Texts of one target; model: transformers'."""
 
-    def run(prompt: Sequence[int]) -> Sample:
-        """Raises PromptError where the model has no room for a token."""
-        tokens = hugging.torch.tensor([list(prompt)])
+    pair: Pair
+    options: Options
+    hugging: HuggingFace
+    clock: Clock
+    model: Any
+
+    def run(self, prompt: Sequence[int], draft: Any = None, length: int = 0) -> Sample:
+        """length: drafted tokens a round, where there is a draft. Raises PromptError where the
+        model has no room for a token."""
+        configured = self.hugging.transformers.GenerationConfig
+        tokens = self.hugging.torch.tensor([list(prompt)])
         rest = {}
         if draft is not None:
-            draft.generation_config = config(
+            draft.generation_config = configured(
                 num_assistant_tokens=length,
                 num_assistant_tokens_schedule="constant",
                 assistant_confidence_threshold=0.0,
             )
             rest["assistant_model"] = draft
-        listener = Listener(clock)
-        with hugging.at_work(options.seed):
-            target.generate(
+        listener = Listener(self.clock)
+        with self.hugging.at_work(self.options.seed):
+            self.model.generate(
                 tokens,
-                attention_mask=hugging.torch.ones_like(tokens),
-                generation_config=config(**_settings(pair, options, prompt)),
+                attention_mask=self.hugging.torch.ones_like(tokens),
+                generation_config=configured(**_settings(self.pair, self.options, prompt)),
                 streamer=listener,
                 **rest,
             )
         return listener.sample()
-
-    return run
 
 
 def _settings(pair: Pair, options: Options, prompt: Sequence[int]) -> dict[str, Any]:

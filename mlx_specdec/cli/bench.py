@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..assemble import Pair
     from ..bench.analysis import Analysis
     from ..bench.methods import Length, Method
+    from ..bench.setting import Setting
     from ..text.prompts import Prompt
 
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
@@ -51,9 +52,9 @@ class Measuring(Flags):
     baselines: bool = flag(
         False, "Measure mlx-lm as well, and transformers where torch is installed.", "--peers"
     )
-    limit: int | None = flag(None, "The number of prompts to use, from the first one on.")
-    repeats: int = flag(3, "The number of times that each text is generated.")
-    warmup: int = flag(1, "The number of texts of each method that do not count.")
+    limit: int | None = flag(None, "The number of prompts to use, from the first one on.", min=1)
+    repeats: int = flag(3, "The number of times that each text is generated.", min=1)
+    warmup: int = flag(1, "The number of texts of each method that do not count.", min=0)
     report: Path | None = flag(None, "The HTML file to write plots to.", metavar="FILE")
 
 
@@ -78,14 +79,8 @@ def bench(
             "baselines verify what they draft: leave out --simulate-acceptance or --baselines"
         )
     lengths = _lengths(measuring.num_draft)
-    for name, count, least in (
-        ("limit", measuring.limit, 1),
-        ("repeats", measuring.repeats, 1),
-        ("max-tokens", sampling.max_tokens, 1),
-        ("warmup", measuring.warmup, 0),
-    ):
-        if count is not None and count < least:
-            raise OptionError(f"{name} must be {least} or more, not {count}")
+    if sampling.max_tokens < 1:
+        raise OptionError(f"max-tokens must be 1 or more, not {sampling.max_tokens}")
     _check_report(measuring.report)
     model, draft_model = named(models)
     file = measuring.prompts or sample(model)
@@ -102,12 +97,14 @@ def bench(
     if measuring.baselines:
         from ..bench.baselines import find_baselines
 
-        others = find_baselines(pair, asked, lengths)
-        methods, notes = [*methods, *others.methods], others.notes
-        if not others.methods:
+        others, notes = find_baselines(pair, asked, lengths)
+        methods += others
+        if not others:
             print("no baseline can run these models here", file=sys.stderr)
-    analysis = _measure(pair, asked, prompts, methods, measuring.repeats, measuring.warmup)
-    _tell(pair, asked, file, notes, analysis, measuring.report, output.json)
+    analysis = _measure(pair, asked, prompts, methods, measuring)
+    from ..bench.setting import setting
+
+    _tell(analysis, setting(pair, asked, file, notes), measuring.report, output.json)
     if analysis.interrupted:
         raise KeyboardInterrupt
 
@@ -127,8 +124,6 @@ def _check_report(file: Path | None) -> None:
         return
     if file.is_dir():
         raise OptionError(f"{file} is a directory: name a file for the report")
-    if not file.parent.is_dir():
-        raise OptionError(f"there is no directory {file.parent} for the report: make it first")
     try:
         with TemporaryFile(dir=file.parent):
             pass
@@ -151,24 +146,23 @@ def _measure(
     options: Options,
     prompts: Sequence[Prompt],
     methods: Sequence[Method],
-    repeats: int,
-    warmup: int,
+    measuring: Measuring,
 ) -> Analysis:
     from ..assemble import encode
     from ..bench.analysis import analyse
-    from ..bench.costs import TURNS, pass_timer
     from ..bench.measure import measure
+    from ..bench.methods import TURNS, pass_timer
 
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pair, first, [method.num_draft for method in methods])
-    turns = -(-TURNS // (repeats * len(prompts)))
+    turns = -(-TURNS // (measuring.repeats * len(prompts)))
     with render.progress("measuring") as bar:
         measured = measure(
             prompts,
             methods,
             lambda text: encode(pair, text, options),
-            repeats=repeats,
-            warmup=warmup,
+            repeats=measuring.repeats,
+            warmup=measuring.warmup,
             between=lambda: passes.turn(turns),
             progress=bar,
         )
@@ -178,26 +172,15 @@ def _measure(
     return analysis
 
 
-def _tell(
-    pair: Pair,
-    options: Options,
-    prompts: Path,
-    notes: Sequence[str],
-    analysis: Analysis,
-    report: Path | None,
-    as_json: bool,
-) -> None:
+def _tell(analysis: Analysis, setting: Setting, report: Path | None, as_json: bool) -> None:
     from ..bench.report import write_report
-    from ..bench.setting import setting
     from ..bench.table import as_dict
 
-    around = setting(pair, options, prompts, notes)
-    bench_table.show(analysis, around, sys.stderr if as_json else sys.stdout)
-    differences = bench_table.describe_differences(analysis)
-    if differences:
-        print(differences, file=sys.stderr)
+    bench_table.show(analysis, setting, sys.stderr if as_json else sys.stdout)
+    for line in bench_table.differences(analysis):
+        print(line, file=sys.stderr)
     if as_json:
-        render.write(sys.stdout, render.as_json(as_dict(analysis, around)))
+        render.write(sys.stdout, render.as_json(as_dict(analysis, setting)))
     if report is not None:
-        write_report(analysis, around, report)
+        write_report(analysis, setting, report)
         print(f"report: {report}", file=sys.stderr)

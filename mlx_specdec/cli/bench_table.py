@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from . import render
@@ -32,18 +32,16 @@ def show(analysis: Analysis, setting: Setting, stream: TextIO) -> None:
     render.write(stream, render.laid_out(stream, _title(setting), table, *notes))
 
 
-def describe_differences(analysis: Analysis) -> str:
+def differences(analysis: Analysis) -> Iterator[str]:
     """One line for every method whose texts were not what they had to be."""
-    lines = []
-    for figures in analysis.methods:
-        if figures.differences:
-            margins = [one.margin for one in figures.differences if one.margin is not None]
+    for one in analysis.methods:
+        if one.differences:
+            margins = [each.margin for each in one.differences if each.margin is not None]
             least = f", least margin {min(margins):.2g}" if margins else ""
-            lines.append(
-                f"{figures.name}: {len(figures.differences)} of {figures.compared} texts are not "
-                f"plain decoding's own{least}"
+            yield (
+                f"{one.name}: {len(one.differences)} of {one.compared} texts are not plain "
+                f"decoding's own{least}"
             )
-    return "\n".join(lines)
 
 
 def _table(analysis: Analysis, columns: Sequence[int]) -> Table:

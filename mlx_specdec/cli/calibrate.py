@@ -6,9 +6,8 @@ import os
 import sys
 from dataclasses import dataclass
 
-from ..costs import cache as cost_cache
+from .. import user_cache
 from ..costs.online import ROUNDS_FOR_COSTS
-from ..errors import OptionError
 from . import render
 from .flags import Flags, command, flag
 from .groups import TEMPERATURE, Models
@@ -21,7 +20,7 @@ class Measuring(Flags):
 
     panel = "Measuring"
     temperature: float = flag(0.0, TEMPERATURE, "--temp")
-    turns: int = flag(8, "The number of rounds of every draft length.")
+    turns: int = flag(8, "The number of rounds of every draft length.", min=ROUNDS_FOR_COSTS)
 
 
 @command("mlx-specdec calibrate --model weights/py-llama --draft-model weights/py-llama-draft")
@@ -30,16 +29,15 @@ def calibrate(models: Models, measuring: Measuring) -> None:
 
     The costs are kept, and --num-draft auto begins with them.
     """
-    turns = measuring.turns
-    if turns < ROUNDS_FOR_COSTS:
-        raise OptionError(f"turns must be {ROUNDS_FOR_COSTS} or more, not {turns}")
     pair = load_pair(*named(models), **models.loading())
     from ..assemble import calibrate as measure
 
     with render.progress("measuring") as report:
-        costs = measure(pair, temperature=measuring.temperature, turns=turns, progress=report)
+        costs = measure(
+            pair, temperature=measuring.temperature, turns=measuring.turns, progress=report
+        )
     told = (f"{n:2d} drafted: {cost:.2f} plain steps\n" for n, cost in costs.items())
     render.write(sys.stdout, "".join(told))
-    place = cost_cache.directory()
+    place = user_cache.directory("costs")
     kept = os.access(place, os.W_OK)
     render.tell(f"{'kept' if kept else 'they cannot be kept'} for --num-draft auto in {place}")

@@ -28,9 +28,9 @@ class EffortFlags(Flags):
     """How much is measured."""
 
     panel = "Measuring"
-    prompt_tokens: int = flag(128, "The number of tokens of the prompt.")
-    max_tokens: int = flag(128, MAX_TOKENS, "-m")
-    turns: int = flag(9, "The number of times that everything is measured.")
+    prompt_tokens: int = flag(128, "The number of tokens of the prompt.", min=1)
+    max_tokens: int = flag(128, MAX_TOKENS, "-m", min=1)
+    turns: int = flag(9, "The number of times that everything is measured.", min=1)
     seconds: float = flag(60.0, "The time in seconds that measuring may take.")
 
 
@@ -49,7 +49,7 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
     from ..drafters import device_name
-    from ..estimate.pair import Asked, Effort, own_draft
+    from ..estimate.pair import Asked, own_draft
     from ..estimate.pair import estimate as measure
 
     config = read_config(resolve_config(shipped(model), revision=sources.revision))
@@ -59,9 +59,8 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     else:
         config = read_config(resolve_config(shipped(draft_model)))
         draft = Asked(draft_model, config, sources.dtype, sources.draft_q_bits)
-    asked = Effort(effort.prompt_tokens, effort.max_tokens, effort.turns, effort.seconds)
     with render.progress("measuring") as report:
-        told = measure(target, draft, asked, progress=report)
+        told = measure(target, draft, **vars(effort), progress=report)
     machine = {"device": device_name(), "blas": blas.name()}
     text = render.as_json({**told.as_dict(), **machine}) if output.json else _pretty(told, machine)
     render.write(sys.stdout, text)
@@ -105,8 +104,6 @@ def _costs(speeds: Speeds, machine: Mapping[str, str]) -> str:
         f"tokens/s); {machine['device']}, BLAS {machine['blas']}.\n"
         f"A draft step costs {speeds.draft_cost:.2f} plain steps, a pass over m tokens\n{passes}."
     )
-    if speeds.caution:
-        text += f"\n{speeds.caution.capitalize()}."
     if speeds.replays:
         text += "\nThe target cannot take single tokens back: a rejection costs another pass."
     return text

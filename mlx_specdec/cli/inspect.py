@@ -50,7 +50,7 @@ def inspect(source: Checkpoint, output: Json) -> None:
 def _pretty(told: Inspection) -> str:
     report = told.tensor_report.describe() if told.tensor_report is not None else ()
     problem = [f"Not convertible: {told.problem}"] if told.problem else []
-    said = (_safe(line) for line in (*report, *problem))
+    said = (render.escaped(line) for line in (*report, *problem))
     return render.laid_out(sys.stdout, _summary(told), _types(told), _tensors(told), *said)
 
 
@@ -60,12 +60,12 @@ def _summary(told: Inspection) -> Table:
     sizes = ", ".join(f"{name} {size}" for name, size in told.sizes.items())
     weights = f"{told.parameters:,}, {show(told.nbytes)}, {told.bits_per_weight:.2f} bits each"
     table.add_row("format", told.format)
-    table.add_row("model type", _safe(told.model_type) or "unknown")
+    table.add_row("model type", render.escaped(told.model_type) or "unknown")
     table.add_row("sizes", sizes or "unknown")
     table.add_row("weights", weights)
-    table.add_row("quantized", _safe(told.quantization) or "no")
-    table.add_row("tokenizer", _safe(told.tokenizer) or "none")
-    table.add_row("files", _safe("\n".join(files)))
+    table.add_row("quantized", render.escaped(told.quantization) or "no")
+    table.add_row("tokenizer", render.escaped(told.tokenizer) or "none")
+    table.add_row("files", render.escaped("\n".join(files)))
     return table
 
 
@@ -94,10 +94,5 @@ def _tensors(told: Inspection) -> Table:
         groups.setdefault(key, []).append(nbytes)
     table = render.table("tensor", ">", "type", "shape", ">size")
     for (name, dtype, shape), each in groups.items():
-        table.add_row(_safe(name), str(len(each)), dtype, shape, show(sum(each)))
+        table.add_row(render.escaped(name), str(len(each)), dtype, shape, show(sum(each)))
     return table
-
-
-def _safe(text: str) -> str:
-    """Words of a checkpoint give the terminal no orders."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -21,17 +21,17 @@ def exit_with(program: typer.Typer) -> NoReturn:
     wrong, or with 130 when interrupted."""
     _fill_streams()
     warnings.showwarning = lambda message, *_: render.tell(f"warning: {message}")
-    if not _has_working_directory():
+    try:
+        os.getcwd()
+    except OSError:
         render.error("the working directory has been deleted: change to another one")
         sys.exit(2)
     try:
         code = program(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except OutputError as problem:
-        _abandon_output()
-        render.error(str(problem))
-        sys.exit(2)
     except SpecdecError as problem:
+        if isinstance(problem, OutputError):
+            _abandon_output()
         render.error(str(problem))
         sys.exit(2)
     except render.ReaderGone:
@@ -42,13 +42,6 @@ def exit_with(program: typer.Typer) -> NoReturn:
     except Exception as problem:
         _exit_on_usage(problem)
         raise
-
-
-def _has_working_directory() -> bool:
-    try:
-        return bool(os.getcwd())
-    except OSError:
-        return False
 
 
 def _fill_streams() -> None:

@@ -183,8 +183,11 @@ def error(sentence: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Lines on standard error, if anybody still reads it. What names in a checkpoint hold beside
-    printable characters is escaped: they give the terminal no orders."""
+    """Lines on standard error, if anybody still reads it."""
     with contextlib.suppress(BrokenPipeError):
-        shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-        print("".join(shown), file=sys.stderr, flush=True)
+        print(escaped(text), file=sys.stderr, flush=True)
+
+
+def escaped(text: str) -> str:
+    """What names in a checkpoint hold beside printable characters gives the terminal no orders."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

@@ -41,12 +41,9 @@ def _find_environment() -> None:
     environment = ROOT / ".venv"
     python = environment / "bin" / "python"
     if python.exists() and not environment.samefile(sys.prefix):
-        os.execv(str(python), [str(python), *_arguments()])
+        # Those of Python itself included, as -m.
+        arguments = getattr(sys, "orig_argv", [None, *sys.argv])[1:]
+        os.execv(str(python), [str(python), *arguments])
     what = "is older than 3.11" if not lacking else "has no " + " and no ".join(lacking)
     print(f"error: {sys.executable} {what}: run ./scripts/setup.sh first", file=sys.stderr)
     sys.exit(2)
-
-
-def _arguments() -> list[str]:
-    """Those of Python itself included, as -m."""
-    return getattr(sys, "orig_argv", [None, *sys.argv])[1:]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import OptionError
 from ..training.config import DistillConfig, DraftConfig, HeadsConfig
@@ -20,9 +20,7 @@ from .pairs import load_pair
 if TYPE_CHECKING:
     from ..training.draft_task import Closeness
     from ..training.head_task import Accuracy
-    from ..training.run import Trained
-
-F = TypeVar("F")
+    from ..training.run import Trained, Watcher
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: Hea
     def line(epoch: int, accuracy: Accuracy) -> str:
         return f"epoch {epoch}: held-out loss {accuracy.loss:.3f}, {_by_head(accuracy)}"
 
-    with _watcher(line) as watching:
+    with _watching(line) as watching:
         done = train(pair, texts.data, output, collecting, fitting, watching)
     told = f"{done.output}: {_learned(done)}; on {done.held_out} held-out tokens "
     print(told + _by_head(done.outcome.figures), file=sys.stderr)
@@ -99,7 +97,7 @@ def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: Draf
         where = f"epoch {epoch}" if epoch else "start"
         return f"{where}: held-out loss {closeness.loss:.3f}, {_closeness(closeness)}"
 
-    with _watcher(line) as watching:
+    with _watching(line) as watching:
         done = train(pair, texts.data, output, shape, collecting, distilling, watching)
     told = (
         f"{_learned(done)}; on {done.held_out} held-out tokens {_closeness(done.outcome.figures)}; "
@@ -115,7 +113,7 @@ def _default_output(model: str, what: str) -> Path:
     return Path("weights") / f"{name}-{what}"
 
 
-def _learned(done: Trained[Any]) -> str:
+def _learned(done: Trained) -> str:
     again = ", going on from an earlier run" if done.resumed else ""
     return f"{done.outcome.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s{again}"
 
@@ -136,33 +134,19 @@ def _closeness(closeness: Closeness) -> str:
     )
 
 
-class _Watcher(Generic[F]):
-    """How far a training is: two bars, and a line after every epoch.
-
-    line: of an epoch's number and what was measured after it.
-    """
-
-    def __init__(
-        self, texts: render.Report, steps: render.Report, line: Callable[[int, F], str]
-    ) -> None:
-        self._steps = steps
-        self._line = line
-        self.collected = texts
-
-    def stepped(self, done: int, total: int, loss: float) -> None:
-        self._steps(done, total, f"training, loss {loss:.3f}")
-
-    def measured(self, epoch: int, figures: F) -> None:
-        # Above the bar, which stays.
-        print(self._line(epoch, figures), file=sys.stderr)
-
-
 @contextmanager
-def _watcher(line: Callable[[int, F], str]) -> Iterator[_Watcher[F]]:
-    """Bars are gone when the block ends; the lines stay. An interruption is told how to go on."""
+def _watching(line: Callable[[int, Any], str]) -> Iterator[Watcher]:
+    """Two bars, and above them a line after every epoch: line, of its number and its figures. The
+    bars are gone when the block ends. An interruption is told how to go on."""
+    from ..training.run import Watcher
+
     try:
         with render.progress("reading texts") as texts, render.progress("training") as steps:
-            yield _Watcher(texts, steps, line)
+            yield Watcher(
+                collected=texts,
+                stepped=lambda done, total, loss: steps(done, total, f"training, loss {loss:.3f}"),
+                measured=lambda epoch, figures: print(line(epoch, figures), file=sys.stderr),
+            )
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         raise

@@ -1,7 +1,7 @@
 """Costs of rounds that earlier sequences measured, in the platform's cache directory.
 
-One small file per machine and pair of models. A cache is a help and never a duty: what cannot be
-read is as good as absent, and what cannot be written is not.
+One small file per machine and pair of models. What cannot be read is as good as absent, and what
+cannot be written is not.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ import contextlib
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-PLACE = "MLX_SPECDEC_CACHE"
-"""Environment variable: a directory to use in place of the platform's."""
-SHARE_OF_NEW = 0.5
+from .. import user_cache
 
 
 @dataclass(frozen=True)
@@ -37,15 +33,6 @@ class CostKey:
     sampled: bool
 
 
-def directory() -> Path:
-    """Where the files lie; it need not exist."""
-    if place := os.environ.get(PLACE):
-        return Path(place)
-    from platformdirs import user_cache_path
-
-    return user_cache_path("mlx-specdec") / "costs"
-
-
 def read(key: CostKey) -> dict[int, float]:
     """Costs by drafted length in plain steps; empty where there are none that can be used."""
     try:
@@ -60,11 +47,9 @@ def read(key: CostKey) -> dict[int, float]:
 
 def merge(key: CostKey, costs: Mapping[int, float]) -> None:
     """Add what a text measured: halfway between it and what was known of the same length."""
-    known = read(key)
-    moved = {
-        n: cost + (1 - SHARE_OF_NEW) * (known.get(n, cost) - cost) for n, cost in costs.items()
-    }
-    write(key, {**known, **moved} if moved else {})
+    if costs:
+        known = read(key)
+        write(key, known | {n: (known.get(n, cost) + cost) / 2 for n, cost in costs.items()})
 
 
 def write(key: CostKey, costs: Mapping[int, float]) -> None:
@@ -75,19 +60,11 @@ def write(key: CostKey, costs: Mapping[int, float]) -> None:
     kept = {str(n): costs[n] for n in sorted(costs) if 0 < costs[n] < math.inf}
     if not kept:
         return
-    content = {"key": asdict(key), "costs": kept}
-    file = _file(key)
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".partial")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(content, stream, allow_nan=False)
-            os.replace(name, file)
-        except OSError:
-            os.unlink(name)
+    content = json.dumps({"key": asdict(key), "costs": kept}, allow_nan=False)
+    with contextlib.suppress(OSError), user_cache.replacing(_file(key)) as stream:
+        stream.write(content.encode())
 
 
 def _file(key: CostKey) -> Path:
     digest = hashlib.blake2b(json.dumps(asdict(key)).encode(), digest_size=16).hexdigest()
-    return directory() / f"{digest}.json"
+    return user_cache.directory("costs") / f"{digest}.json"

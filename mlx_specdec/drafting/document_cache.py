@@ -2,8 +2,8 @@
 
 A file is a header, the order of places, the tokens: 8 bytes a token and HEADER. It is flushed to
 the disk before it takes its place, so header and size are proof enough that it is whole, and a
-start reads no more than it searches. A cache is a help and never a duty: what is broken is built
-again, and where nothing can be written the index stays in memory.
+start reads no more than it searches. What is broken is built again, and where nothing can be
+written the index stays in memory.
 """
 
 from __future__ import annotations
@@ -13,25 +13,17 @@ import json
 import mmap
 import os
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .document_index import DEPTH, WIDTH, DocumentIndex, backwards, order, stored
-from .suffix_array import Integers
+from .. import user_cache
+from .document_index import DEPTH, WIDTH, DocumentIndex, Integers, backwards, order, stored
 
-PLACE = "MLX_SPECDEC_CACHE"
-"""Environment variable: a directory to use in place of the platform's."""
 FORMAT = 2
 HEADER = 512
 BLOCK = 1 << 22
 KEPT = 2 << 30
 """Bytes of all indexes together; beyond, those that were used longest ago are deleted."""
-ABANDONED = 24 * 3600
-"""Seconds after which a file that was never finished is deleted."""
-SUFFIX = ".documents"
 
 
 @dataclass(frozen=True)
@@ -42,15 +34,6 @@ class IndexKey:
     documents: str
     tokenizer: str
     vocabulary: int
-
-
-def directory() -> Path:
-    """Where the indexes lie; it need not exist."""
-    if place := os.environ.get(PLACE):
-        return Path(place) / "documents"
-    from platformdirs import user_cache_path
-
-    return user_cache_path("mlx-specdec") / "documents"
 
 
 def read(key: IndexKey) -> DocumentIndex | None:
@@ -71,55 +54,35 @@ def read(key: IndexKey) -> DocumentIndex | None:
     return DocumentIndex(memoryview(mapped)[HEADER:end].cast("i"), mapped, end)
 
 
-def build(
-    key: IndexKey, documents: list[Integers], report: Callable[[int, int], None] | None = None
-) -> DocumentIndex:
+def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:
     """Build an index and keep it on disk if that works.
 
-    documents: token ids, int32 each; the list is emptied, to have the memory. report: called with
-    (done, total).
+    documents: token ids, int32 each; the list is emptied, to have the memory.
     """
     tokens = backwards(documents, key.vocabulary)
     documents.clear()
-    places = order(tokens, report)
-    kept = read(key) if write(key, places, tokens) else None
+    places = order(tokens)
+    with contextlib.suppress(OSError):
+        _write(_file(key), _header(key, len(places)), places, tokens)
+    kept = read(key)
     return DocumentIndex(places.data, stored(tokens)) if kept is None else kept
 
 
-def write(key: IndexKey, places: Integers, tokens: Integers) -> bool:
-    """Replace what is there, whole or not at all; says whether that went well.
-
-    places, tokens: see `document_index.order` and `backwards`.
-    """
-    file = _file(key)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+def _write(file: Path, header: dict[str, object], places: Integers, tokens: Integers) -> None:
+    with user_cache.replacing(file) as stream:
         _delete_old(file.parent, places.nbytes + tokens.nbytes)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".partial")
-    except OSError:
-        return False
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(json.dumps(_header(key, len(places))).encode().ljust(HEADER))
-            for begin in range(0, len(places), BLOCK):
-                stream.write(places[begin : begin + BLOCK].tobytes())
-            for begin in range(0, len(tokens), BLOCK):
-                stream.write(stored(tokens[begin : begin + BLOCK]))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, file)
-    except BaseException as problem:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        if isinstance(problem, OSError):
-            return False
-        raise
-    return True
+        stream.write(json.dumps(header).encode().ljust(HEADER))
+        for begin in range(0, len(places), BLOCK):
+            stream.write(places[begin : begin + BLOCK].tobytes())
+        for begin in range(0, len(tokens), BLOCK):
+            stream.write(stored(tokens[begin : begin + BLOCK]))
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _file(key: IndexKey) -> Path:
-    name = f"{key.documents}-{key.tokenizer}-{key.vocabulary}-{FORMAT}{SUFFIX}"
-    return directory() / name
+    name = f"{key.documents}-{key.tokenizer}-{key.vocabulary}-{FORMAT}.documents"
+    return user_cache.directory("documents") / name
 
 
 def _header(key: IndexKey, count: int) -> dict[str, object]:
@@ -128,18 +91,11 @@ def _header(key: IndexKey, count: int) -> dict[str, object]:
 
 
 def _delete_old(place: Path, needed: int) -> None:
-    """Make room for `needed` bytes among KEPT, and sweep up what killed processes left."""
+    """Make room for `needed` bytes among KEPT; what killed processes left goes with the rest."""
     room = KEPT - needed
-    indexes = []
-    for file in place.iterdir():
-        with contextlib.suppress(OSError):
-            status = file.stat()
-            if file.suffix == ".partial" and status.st_mtime < time.time() - ABANDONED:
-                file.unlink()
-            elif file.suffix == SUFFIX:
-                indexes.append((status.st_mtime, status.st_size, file))
-    for _, size, file in sorted(indexes, reverse=True):
-        room -= size
-        if room < 0:
-            with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        files = [(file.stat(), file) for file in place.iterdir()]
+        for status, file in sorted(files, key=lambda each: each[0].st_mtime, reverse=True):
+            room -= status.st_size
+            if room < 0:
                 file.unlink()

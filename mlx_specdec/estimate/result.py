@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,11 +62,6 @@ class Speeds:
     spread: float
     predictions: tuple[Prediction, ...]
 
-    @property
-    def caution(self) -> str:
-        """What must stand beside these figures; mostly nothing."""
-        return "" if self.samples > 1 else "measured once: not reliable"
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -102,35 +98,35 @@ class Estimate:
                 "the draft shares an encoder and what is only looked up with the target, so that "
                 "it takes less memory than is said here"
             )
-        if self.speeds is None:
-            return tuple(notes)
+        return (*notes, *self._notes_on_speeds(self.speeds)) if self.speeds else tuple(notes)
+
+    def _notes_on_speeds(self, speeds: Speeds) -> Iterator[str]:
         for role, side in (("target", self.target), ("draft", self.draft)):
             if side.measured_layers is not None:
                 few, more = side.measured_layers
-                notes.append(
+                yield (
                     f"the {role}'s times are extrapolated from {few} and {more} of its "
                     f"{side.layers} layers"
                 )
-        if self.speeds.caution:
-            notes.append(
+        if speeds.samples == 1:
+            yield (
                 "some figures were measured once and are not reliable: give more --seconds, or "
                 "more --turns"
             )
-        if len(self.speeds.passes) <= LONGEST_DRAFT:
-            notes.append(
-                f"the time sufficed for drafts of up to {len(self.speeds.passes) - 1} tokens; give "
+        if len(speeds.passes) <= LONGEST_DRAFT:
+            yield (
+                f"the time sufficed for drafts of up to {len(speeds.passes) - 1} tokens; give "
                 "more --seconds to learn about longer ones"
             )
-        if self.speeds.spread > BUSY:
-            notes.append(
-                f"times varied by {self.speeds.spread:.0%} from turn to turn, so the machine was "
+        if speeds.spread > BUSY:
+            yield (
+                f"times varied by {speeds.spread:.0%} from turn to turn, so the machine was "
                 "busy with something else: measure again when it is not"
             )
-        notes.append(
+        yield (
             "weights are random, so the acceptance probability per token is yours to guess: how "
             "likely the target keeps a drafted token whose predecessors it has kept"
         )
-        return tuple(notes)
 
     def as_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""

@@ -1,20 +1,28 @@
-"""vocab.json and merges.txt -> a byte-level BPE tokenizer, as RoBERTa's files describe one.
+"""Byte-level tokenizers of T5s that have no tokenizer.json, made with the `tokenizers` library.
 
-CodeT5 and CodeT5+ have it (closed like RoBERTa's texts: <s> ... </s>), FRED-T5 has GPT-2's (not
-closed at all). transformers reads them too, in a second that no T5 is to pay.
+CodeT5 and CodeT5+ have RoBERTa's vocab.json and merges.txt (closed like its texts: <s> ... </s>),
+FRED-T5 has GPT-2's (not closed at all), and ByT5 has bytes without a single merge. transformers
+reads them too, in a second that no T5 is to pay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, first_line
-from .tokenizer_files import content_of, ids_of_added, read_json
+from .tokenizer_files import (
+    LETTERS,
+    MOST_EXTRA,
+    content_of,
+    extra_ids,
+    ids_of_added,
+    read_json,
+)
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
+BYTES_ALONE = "ByT5Tokenizer"
 _ROBERTA = ("RobertaTokenizer", "RobertaTokenizerFast")
 _GPT2 = ("GPT2Tokenizer", "GPT2TokenizerFast")
 _NAMED = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>"} | {
@@ -23,75 +31,94 @@ _NAMED = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_tok
     "mask_token": "<mask>",
 }
 """RoBERTa's special tokens, unless the settings name others."""
+_FIRST = ("pad_token", "eos_token", "unk_token")
+"""ByT5's ids 0 to 2, in front of the bytes (arXiv 2105.13626, section 3)."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
+_SENTINELS = 125
+"""ByT5's, where nothing says how many there are."""
 _TOO_LARGE = 1 << 24
-
-
-@dataclass(frozen=True)
-class Read:
-    """tokenizer: of the `tokenizers` library. closes: whether a prompt ends with </s>."""
-
-    tokenizer: Any
-    closes: bool
-
-
-def is_here(directory: Path) -> bool:
-    """Whether a directory has both files."""
-    return all((directory / name).is_file() for name in (VOCABULARY, MERGES))
 
 
 def read(
     directory: Path, named: Any, settings: Mapping[str, Any], added: Mapping[str, Any]
-) -> Read:
-    """Build the tokenizer.
+) -> tuple[Any, bool]:
+    """The library's tokenizer, and whether a prompt ends with </s>.
 
     named: its class in transformers, None where no file says it. settings: special_tokens_map.json
-    and tokenizer_config.json. added: added_tokens.json. Raises CheckpointError for damaged files
-    and for classes that are not known here.
+    and tokenizer_config.json. added: added_tokens.json. Raises CheckpointError for missing and
+    damaged files and for classes that are not known here.
     """
-    if named not in (None, *_ROBERTA, *_GPT2):
+    if named not in (None, BYTES_ALONE, *_ROBERTA, *_GPT2):
         raise CheckpointError(
             f"{directory} has a {named!s:.60}, which cannot be read here: give it a tokenizer.json"
         )
+    closes = named not in _GPT2
     try:
-        tokenizer = _tokenizer(directory, settings, added, closes=named not in _GPT2)
+        if named == BYTES_ALONE:
+            return _bytes_alone(directory, settings, added), closes
+        return _from_files(directory, settings, added, closes=closes), closes
     except CheckpointError:
         raise
     except Exception as problem:  # the library raises plain Exception
         raise CheckpointError(
-            f"{directory / VOCABULARY} and {MERGES} do not fit ({first_line(problem):.100}): "
-            "download both again"
+            f"the tokenizer files of {directory} do not fit ({first_line(problem):.100}): "
+            "download them again"
         ) from None
-    return Read(tokenizer, closes=named not in _GPT2)
 
 
-def _tokenizer(
+def _from_files(
     directory: Path, settings: Mapping[str, Any], added: Mapping[str, Any], *, closes: bool
 ) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import models, processors
 
-    # The library drops ids of other types, and the upper half of large ones.
-    vocabulary = read_json(directory / VOCABULARY)
-    if not all(type(id) is int and 0 <= id < _TOO_LARGE for id in vocabulary.values()):
+    vocabulary, merges = directory / VOCABULARY, directory / MERGES
+    if not (vocabulary.is_file() and merges.is_file()):
         raise CheckpointError(
-            f"{directory / VOCABULARY} has ids that no model has: download it again"
+            f"{directory} has no tokenizer.json, no spiece.model, and no vocab.json with merges.txt"
         )
-    files = (str(directory / name) for name in (VOCABULARY, MERGES))
-    tokenizer = Tokenizer(models.BPE.from_file(*files))
+    # The library drops ids of other types, and the upper half of large ones.
+    ids = read_json(vocabulary).values()
+    if not all(type(id) is int and 0 <= id < _TOO_LARGE for id in ids):
+        raise CheckpointError(f"{vocabulary} has ids that no model has: download it again")
     space = bool(settings.get("add_prefix_space", False))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level(
+        models.BPE.from_file(str(vocabulary), str(merges)), add_prefix_space=space
+    )
     _add_special(tokenizer, directory, settings, added, closes=closes)
     if closes:
-        around = [
-            content_of(settings.get(key)) or _NAMED[key] for key in ("sep_token", "cls_token")
-        ]
-        if lacks := [token for token in around if tokenizer.token_to_id(token) is None]:
-            raise CheckpointError(
-                f"{directory / VOCABULARY} lacks {lacks[0]!a:.60}, which closes every text"
-            )
-        sep, cls = ((token, tokenizer.token_to_id(token) or 0) for token in around)
+        names = [content_of(settings.get(key)) or _NAMED[key] for key in ("sep_token", "cls_token")]
+        if lacks := [name for name in names if tokenizer.token_to_id(name) is None]:
+            raise CheckpointError(f"{vocabulary} lacks {lacks[0]!a:.60}, which closes every text")
+        sep, cls = ((name, tokenizer.token_to_id(name)) for name in names)
         tokenizer.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=space)
+    return tokenizer
+
+
+def _bytes_alone(directory: Path, settings: Mapping[str, Any], added: Mapping[str, Any]) -> Any:
+    from tokenizers import models
+
+    first = [content_of(settings.get(key)) or _NAMED[key] for key in _FIRST]
+    bytes_only = [*first, *LETTERS]
+    behind = _behind(directory, settings, added, len(bytes_only))
+    vocabulary = {token: id for id, token in enumerate(bytes_only)} | behind
+    if len(vocabulary) < len(bytes_only) + len(behind):
+        raise CheckpointError(f"{directory} has two special tokens of one name, or one of a byte's")
+    tokenizer = _byte_level(models.BPE(vocabulary, []), add_prefix_space=False, use_regex=False)
+    decoder = settings.get("added_tokens_decoder")
+    for id, (key, token) in enumerate(zip(_FIRST, first, strict=True)):
+        told = decoder.get(str(id)) if isinstance(decoder, Mapping) else settings.get(key)
+        _add(tokenizer, token, told, strips=True)
+    for token in behind:
+        _add(tokenizer, token, None)
+    return tokenizer
+
+
+def _byte_level(model: Any, **how: bool) -> Any:
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(**how)
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
@@ -104,8 +131,6 @@ def _add_special(
     closes: bool,
 ) -> None:
     """Special tokens, each under the id that the files give it; without one, behind the rest."""
-    from tokenizers import AddedToken
-
     decoder = settings.get("added_tokens_decoder")
     ids = ids_of_added(directory, decoder, added)
     listed = [settings.get(key) for key in _LISTS]
@@ -118,16 +143,43 @@ def _add_special(
     pairs += [(content_of(each), each) for group in listed for each in _values(group)]
     said = dict.fromkeys(ids) | {token: each for token, each in pairs if token}
     for token in sorted(said, key=lambda token: ids.get(token, _TOO_LARGE)):
-        told = said[token]
-        flags = told if isinstance(told, Mapping) else {}
-        how = {name: bool(flags.get(name)) for name in ("lstrip", "rstrip", "single_word")}
-        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False, **how)])
+        _add(tokenizer, token, said[token])
         id = tokenizer.token_to_id(token)
         if ids.get(token, id) != id:
             raise CheckpointError(
                 f"{directory} says {token!a:.60} is token {ids[token]}, and {VOCABULARY} makes "
                 f"it {id}: download its tokenizer again"
             )
+
+
+def _add(tokenizer: Any, token: str, told: Any, strips: bool = False) -> None:
+    """told: the token's flags, where it is an object. strips: it takes the spaces around it with
+    it unless it says no."""
+    from tokenizers import AddedToken
+
+    told = told if isinstance(told, Mapping) else {}
+    flags = {name: bool(told.get(name, strips)) for name in ("lstrip", "rstrip")}
+    flags["single_word"] = bool(told.get("single_word"))
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False, **flags)])
+
+
+def _behind(
+    directory: Path, settings: Mapping[str, Any], added: Mapping[str, Any], begin: int
+) -> dict[str, int]:
+    """Tokens behind ByT5's bytes: where a file says their ids these, else in the order listed."""
+    placed = ids_of_added(directory, settings.get("added_tokens_decoder"), added)
+    placed = {token: id for token, id in placed.items() if not 0 <= id < len(_FIRST)}
+    if not placed:
+        lists = (_values(settings.get(key)) for key in _LISTS)
+        listed = next(filter(None, lists), None) or [
+            f"<extra_id_{index}>" for index in range(extra_ids(settings, _SENTINELS))
+        ]
+        tokens = filter(None, map(content_of, listed))
+        placed = {token: begin + place for place, token in enumerate(tokens)}
+    for token, id in placed.items():
+        if not begin <= id < begin + MOST_EXTRA:
+            raise CheckpointError(f"{token!a:.60} has id {id}, which is no place behind the bytes")
+    return placed
 
 
 def _values(told: Any) -> list[Any]:

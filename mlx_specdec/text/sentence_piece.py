@@ -9,10 +9,10 @@ from typing import Any
 
 from ..errors import CheckpointError, first_line
 from .chat import Messages
-from .tokenizer_files import digest_of
+from .tokenizer_files import digest_of, extra_ids
 
-EXTRA, MOST_EXTRA = 100, 100_000
-"""T5's sentinels, where nothing says how many there are, and the most that are believed."""
+EXTRA = 100
+"""T5's sentinels, where nothing says how many there are."""
 _SENTINEL = re.compile(r" *<extra_id_(\d{1,6})> *", re.ASCII)
 
 
@@ -36,7 +36,7 @@ class SentencePieceTokenizer:
                 f"{file} is damaged ({first_line(problem)}): download it again"
             ) from None
         self._own: int = self._processor.get_piece_size()
-        self._extra = self._extra_ids(file, settings)
+        self._extra = self._extra_ids(settings)
         self.size = self._own + self._extra
         eos = self._processor.eos_id()
         self.eos_token_ids: tuple[int, ...] = () if eos < 0 else (eos,)
@@ -69,15 +69,7 @@ class SentencePieceTokenizer:
         own: list[str | None] = [self._processor.id_to_piece(id) for id in range(self._own)]
         return own + [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
 
-    def _extra_ids(self, file: Path, settings: dict[str, Any]) -> int:
+    def _extra_ids(self, settings: dict[str, Any]) -> int:
         """How many there are behind the model's own pieces, some of which may be them (mT5's)."""
-        count = settings.get("extra_ids")
-        if count is None:
-            last = str(self._processor.id_to_piece(self._own - 1)) if self._own else ""
-            return 0 if "<extra_id_" in last else EXTRA
-        if type(count) is not int or not 0 <= count <= MOST_EXTRA:
-            raise CheckpointError(
-                f"{file.with_name('tokenizer_config.json')} has extra_ids {count!r}: need a whole "
-                "number, mostly 100"
-            )
-        return count
+        last = str(self._processor.id_to_piece(self._own - 1)) if self._own else ""
+        return extra_ids(settings, 0 if "<extra_id_" in last else EXTRA)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..errors import OptionError
 from .tokenizer import Tokenizer
 
 INCOMPLETE = "\ufffd"
@@ -43,7 +42,9 @@ class TextStream:
         new = text[self._printed : certain]
         self._printed = max(self._printed, certain)
         if certain == len(text) and len(self._window) > LONGEST_WINDOW:
-            self._shorten()
+            # A few printed tokens stay, since the first of a text loses its leading space.
+            self._window = self._window[-KEPT_WINDOW:]
+            self._printed = len(self._tokenizer.decode(self._window))
         return new
 
     def pending(self) -> str:
@@ -60,21 +61,14 @@ class TextStream:
         self._window, self._printed = [], 0
         return rest
 
-    def _shorten(self) -> None:
-        # A few printed tokens stay, since the first of a text loses its leading space.
-        self._window = self._window[-KEPT_WINDOW:]
-        self._printed = len(self._tokenizer.decode(self._window))
-
 
 class StopStrings:
     """Looks for strings that end the text, and holds back what may be the beginning of one.
 
-    Raises OptionError for an empty stop string.
+    stops: one or more, none of them empty.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if not stops or not all(stops):
-            raise OptionError("a stop string must not be empty")
         self._stops = tuple(stops)
         self._held = ""
 
@@ -108,7 +102,5 @@ class StopStrings:
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)

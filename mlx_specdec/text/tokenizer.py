@@ -14,11 +14,9 @@ from typing import Any, Literal, Protocol, cast
 from ..checkpoints.disk.reading import check_regular
 from ..errors import CheckpointError, PromptError, first_line
 from . import byte_level_bpe, chat
-from .byte_tokenizer import ByteTokenizer
 from .chat import Messages
-from .panic import no_panic
 from .sentence_piece import SentencePieceTokenizer
-from .tokenizer_files import content_of, digest_of, read_json
+from .tokenizer_files import content_of, digest_of, no_panic, read_json
 
 Kind = Literal["encoder-decoder", "decoder-only"]
 
@@ -206,18 +204,12 @@ def _of_encoder_decoder(directory: Path, settings: dict[str, Any]) -> Tokenizer:
     named = settings.get("tokenizer_class") or read_json(directory / "config.json").get(
         "tokenizer_class"
     )
-    if named == "ByT5Tokenizer":
-        return ByteTokenizer(settings, read_json(directory / "added_tokens.json"))
-    if (directory / "spiece.model").is_file():
+    if named != byte_level_bpe.BYTES_ALONE and (directory / "spiece.model").is_file():
         return SentencePieceTokenizer(directory, settings)
-    if not byte_level_bpe.is_here(directory):
-        raise CheckpointError(
-            f"{directory} has no tokenizer.json, no spiece.model, and no vocab.json with merges.txt"
-        )
     settings = read_json(directory / "special_tokens_map.json") | settings
     added = read_json(directory / "added_tokens.json")
-    read = byte_level_bpe.read(directory, named, settings, added)
-    return FileTokenizer(directory, settings, ends_with_eos=read.closes, made=read.tokenizer)
+    made, closes = byte_level_bpe.read(directory, named, settings, added)
+    return FileTokenizer(directory, settings, ends_with_eos=closes, made=made)
 
 
 def _from_file(file: Path) -> Any:

@@ -1,17 +1,20 @@
-"""Files of a tokenizer: JSON, and a digest of all."""
+"""What tokenizers share: their files, the letters of bytes, and a panic caught."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..checkpoints.disk.reading import read_json as read_object
-from ..errors import CheckpointError
+from ..errors import CheckpointError, first_line
 
 FILES = ("*token*", "spiece*", "vocab*", "merges*")
 """What a tokenizer may consist of."""
+MOST_EXTRA = 100_000
+"""Sentinels that are believed."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -35,6 +38,15 @@ def content_of(token: Any) -> str | None:
     return token if isinstance(token, str) and token else None
 
 
+def extra_ids(settings: Mapping[str, Any], default: int) -> int:
+    """How many sentinels there are, <extra_id_0> and on. Raises CheckpointError for no number."""
+    count = settings.get("extra_ids")
+    count = default if count is None else count
+    if type(count) is not int or not 0 <= count <= MOST_EXTRA:
+        raise CheckpointError(f"tokenizer_config.json has extra_ids {count!r}: need a whole number")
+    return count
+
+
 def ids_of_added(where: object, decoder: Any, added: Mapping[str, Any]) -> dict[str, int]:
     """Ids of the tokens that were added to a vocabulary.
 
@@ -49,3 +61,33 @@ def ids_of_added(where: object, decoder: Any, added: Mapping[str, Any]) -> dict[
         raise CheckpointError(
             f"{where} has an added token whose id is no number: download its tokenizer again"
         ) from None
+
+
+@contextlib.contextmanager
+def no_panic(directory: Path) -> Iterator[None]:
+    """Raises CheckpointError, of a tokenizer's directory, where the library panics.
+
+    Rust has told standard error of it by then; to keep that from there would take the whole
+    process's standard error away from everybody else.
+    """
+    try:
+        yield
+    except BaseException as problem:  # pyo3's PanicException is no Exception
+        if type(problem).__name__ != "PanicException":
+            raise
+        raise CheckpointError(
+            f"the tokenizer of {directory} fails on this text ({first_line(problem):.100}): "
+            "download its tokenizer.json again"
+        ) from None
+
+
+def _letters() -> list[str]:
+    # Printable bytes are themselves, the others U+0100 and on, in order.
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+LETTERS = _letters()
+"""The letter in which byte-level BPE (GPT-2's, RoBERTa's) writes each byte."""
+BYTES = {letter: byte for byte, letter in enumerate(LETTERS)}

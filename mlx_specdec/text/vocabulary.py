@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from ..errors import VocabularyError
-from .byte_letters import BYTES
 from .tokenizer import Tokenizer
+from .tokenizer_files import BYTES
 
 LEAST_SHARED = 0.05
 """Of the target's tokens; a draft with fewer would propose next to nothing."""
@@ -74,15 +74,13 @@ def _texts(tokenizer: Tokenizer) -> list[bytes | None]:
     """The bytes that each id stands for, in whichever alphabet its tokenizer writes them."""
     pieces = tokenizer.pieces()
     spaced = any(piece is not None and piece.startswith("\u2581") for piece in pieces)
-    return [None if p is None else _spaced(p) if spaced else _byte_level(p) for p in pieces]
 
+    def text(piece: str) -> bytes:
+        if spaced:
+            byte = _BYTE.fullmatch(piece)
+            return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
+        if all(letter in BYTES for letter in piece):
+            return bytes(BYTES[letter] for letter in piece)
+        return piece.encode()
 
-def _spaced(piece: str) -> bytes:
-    byte = _BYTE.fullmatch(piece)
-    return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
-
-
-def _byte_level(piece: str) -> bytes:
-    if all(letter in BYTES for letter in piece):
-        return bytes(BYTES[letter] for letter in piece)
-    return piece.encode()
+    return [None if piece is None else text(piece) for piece in pieces]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import OptionError
-
-MOST_HEADS = 16
-DIVERGENCES = ("forward", "reverse", "jsd", "tvd")
 
 
 @dataclass(frozen=True)
@@ -27,9 +25,7 @@ class DataConfig:
     texts_at_once: int = 16
 
     def __post_init__(self) -> None:
-        _at_least("samples", self.samples, 2)
-        _at_least("length", self.length, 8)
-        _at_least("texts-at-once", self.texts_at_once, 1)
+        _at_least(self, samples=2, length=8, texts_at_once=1)
         if not 0 <= self.temperature < float("inf"):
             raise OptionError(f"temperature must be 0 or more, not {self.temperature}")
 
@@ -50,9 +46,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least("batch", self.batch, 1)
-        _at_least("epochs", self.epochs, 1)
-        _at_least("patience", self.patience, 1)
+        _at_least(self, batch=1, epochs=1, patience=1)
         if not 0 < self.learning_rate < 1:
             raise OptionError(f"learning-rate must lie between 0 and 1, not {self.learning_rate}")
 
@@ -70,8 +64,9 @@ class HeadsConfig(TrainConfig):
     own_output: bool = False
 
     def __post_init__(self) -> None:
-        _at_least("heads", self.heads, 1, MOST_HEADS)
-        _at_least("layers", self.layers, 1, 4)
+        for name, value, most in (("heads", self.heads, 16), ("layers", self.layers, 4)):
+            if not 1 <= value <= most:
+                raise OptionError(f"{name} must be 1 to {most}, not {value}")
         super().__post_init__()
 
 
@@ -79,20 +74,13 @@ class HeadsConfig(TrainConfig):
 class DistillConfig(TrainConfig):
     """How a draft learns its target's distribution.
 
-    batch: texts of one step. divergence: what is minimized, one of DIVERGENCES: forward is
-    KL(target || draft), reverse the other way round, jsd between, tvd the rejected share itself.
+    batch: texts of one step. divergence: what is minimized: forward is KL(target || draft), reverse
+    the other way round, jsd between, tvd the rejected share itself.
     """
 
     batch: int = 8
     learning_rate: float = 5e-4
-    divergence: str = "forward"
-
-    def __post_init__(self) -> None:
-        if self.divergence not in DIVERGENCES:
-            raise OptionError(
-                f"divergence must be one of {', '.join(DIVERGENCES)}, not {self.divergence!r}"
-            )
-        super().__post_init__()
+    divergence: Literal["forward", "reverse", "jsd", "tvd"] = "forward"
 
 
 @dataclass(frozen=True)
@@ -107,12 +95,11 @@ class DraftConfig:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least("layers", self.layers, 1)
-        if self.width is not None:
-            _at_least("width", self.width, 1)
+        _at_least(self, layers=1, width=1)
 
 
-def _at_least(name: str, value: int, least: int, most: int | None = None) -> None:
-    if value < least or (most is not None and value > most):
-        upper = "or more" if most is None else f"to {most}"
-        raise OptionError(f"{name} must be {least} {upper}, not {value}")
+def _at_least(config: object, **bounds: int) -> None:
+    for name, least in bounds.items():
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise OptionError(f"{name.replace('_', '-')} must be {least} or more, not {value}")

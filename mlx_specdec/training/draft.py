@@ -13,10 +13,9 @@ from ..checkpoints.disk import destination
 from ..checkpoints.disk.digests import Digests, combined
 from ..checkpoints.files import Weights
 from ..models.trainable import trainable
-from . import draft_files
 from .config import DataConfig, DistillConfig, DraftConfig
-from .draft_task import Closeness, DraftTask
-from .init import initial, short_name
+from .draft_files import initial, round_as_stored, short_name, write
+from .draft_task import DraftTask
 from .run import Trained, Training, Watcher, work_directory
 
 
@@ -27,8 +26,8 @@ def train(
     asked: DraftConfig | None,
     data: DataConfig,
     config: DistillConfig,
-    watcher: Watcher[Closeness],
-) -> Trained[Closeness]:
+    watcher: Watcher,
+) -> Trained:
     """Train a draft for `pair`'s target and write it as a directory that loads.
 
     pair: as assemble.load gives it; its draft is what is begun with, unless another is asked for.
@@ -36,9 +35,12 @@ def train(
     data with nothing usable, OptionError and VocabularyError for models that cannot be trained so,
     OutputError where `output` exists or cannot be written.
     """
-    with work_directory(output) as directory, initial(pair, asked, config.seed) as begun:
+    with (
+        work_directory(output) as directory,
+        initial(pair, asked, config.seed) as begun,
+    ):
         student = trainable(begun.model)
-        training: Training[Closeness] = Training(pair, file, directory, data, watcher)
+        training = Training(pair, file, directory, data, watcher)
         weights = [*Weights(begun.directory).paths, begun.directory / "config.json"]
         with Digests(weights) as digests:
             origin = {
@@ -52,7 +54,7 @@ def train(
         start = task.evaluate()
         watcher.measured(0, start)
         outcome = training.fit(task, config, start, origin)
-        draft_files.round_as_stored(student.network)
+        round_as_stored(student.network)
         outcome = replace(outcome, figures=task.evaluate())
         facts = {
             **origin,
@@ -63,5 +65,5 @@ def train(
             "held_out": {"start": asdict(start), "result": asdict(outcome.figures)},
         }
         with destination.directory(output) as made:
-            draft_files.write(made, student.network, begun, facts)
+            write(made, student.network, begun, facts)
     return training.trained(output, task, outcome, start)

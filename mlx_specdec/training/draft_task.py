@@ -1,11 +1,12 @@
 """A draft and the texts that it learns its target's distribution on, as a task to fit.
 
-A batch holds texts of about one length; memory holds one batch of logits.
+A batch holds texts of about one length; memory holds one batch of logits. Source of the
+divergences: DistillSpec (Zhou et al., arXiv 2310.08461, sections 3 and 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -14,12 +15,45 @@ import numpy as np
 from ..models.base import Base
 from ..models.trainable import Ids, Trainable
 from .config import DistillConfig
-from .divergence import DIVERGENCES, log_probabilities
 from .fit import HELD_OUT, Task
 from .rows import Rows
 
 WINDOW = 16
 """So many batches' texts, next to each other in an epoch's order, are sorted by length."""
+_FLOOR = -80.0
+"""Smallest log-probability told apart: less is no number in float32 once it is a probability."""
+
+
+def log_probabilities(logits: mx.array) -> mx.array:
+    """(..., vocabulary) logits of any type -> float32 log-probabilities at temperature 1."""
+    wide = logits.astype(mx.float32)
+    return mx.maximum(wide - mx.logsumexp(wide, axis=-1, keepdims=True), _FLOOR)
+
+
+def forward(target: mx.array, draft: mx.array) -> mx.array:
+    """KL(target || draft): the draft covers whatever the target may say."""
+    return (mx.exp(target) * (target - draft)).sum(axis=-1)
+
+
+def jensen_shannon(target: mx.array, draft: mx.array) -> mx.array:
+    """The mean of both distributions' KL to the distribution between them."""
+    middle = mx.logaddexp(target, draft) - mx.log(mx.array(2.0))
+    return (forward(target, middle) + forward(draft, middle)) / 2
+
+
+def total_variation(target: mx.array, draft: mx.array) -> mx.array:
+    """Half of sum |p - q|: the share that speculative sampling rejects."""
+    return mx.abs(mx.exp(target) - mx.exp(draft)).sum(axis=-1) / 2
+
+
+DIVERGENCES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
+    "forward": forward,
+    # The draft says nothing that the target would not.
+    "reverse": lambda target, draft: forward(draft, target),
+    "jsd": jensen_shannon,
+    "tvd": total_variation,
+}
+"""By the names of DistillConfig; each takes (rows, vocabulary) log p, gives (rows,)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +75,7 @@ class Closeness:
         return 1 - self.acceptance
 
 
-class DraftTask(Task[Closeness]):
+class DraftTask(Task):
     """Task of a draft, whose examples are the rows' samples.
 
     base, rows: the target and its hidden states. prompts: what stands before each sample.
@@ -67,12 +101,10 @@ class DraftTask(Task[Closeness]):
         self._texts = rows.texts()
 
     def ordered(self, examples: np.ndarray) -> np.ndarray:
-        """By length."""
         lengths = [len(self._prompts[s]) + len(self._texts[s]) for s in examples]
         return examples[np.argsort(lengths, kind="stable")]
 
     def count(self, examples: np.ndarray) -> int:
-        """Tokens of these texts."""
         return sum(len(self._texts[sample]) for sample in examples)
 
     def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
@@ -103,7 +135,6 @@ class DraftTask(Task[Closeness]):
         return mx.stack([self._divergence(p, q).sum(), accepted, agreeing, mx.array(len(target))])
 
     def figures(self, total: mx.array) -> Closeness:
-        """Averages over tokens."""
         return Closeness(*(np.array(total[:3]) / total[3].item()).tolist())
 
     def _logits(self, target: mx.array, *inputs: mx.array) -> tuple[mx.array, mx.array]:

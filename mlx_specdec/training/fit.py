@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,25 +29,16 @@ STEPS_BETWEEN = 50
 
 Step = Callable[[int, int, float], None]
 """Called after each step with (done, total, its loss)."""
+Measured = Callable[[int, Any], None]
+"""Called after each epoch with its number, from 1, and figures of the held-out texts."""
 
 
-class Figures(Protocol):
-    """What was measured on held-out texts."""
-
-    @property
-    def score(self) -> float:
-        """The smaller the better."""
-        ...
-
-
-F = TypeVar("F", bound=Figures)
-
-
-class Task(ABC, Generic[F]):
+class Task(ABC):
     """Something to train.
 
     module: whose trainable parameters are learned. train, held_out: numbers of the examples to
-    learn from and to evaluate on.
+    learn from and to evaluate on. What it measures, its figures, has a `score`: the smaller the
+    better.
     """
 
     def __init__(
@@ -71,7 +62,7 @@ class Task(ABC, Generic[F]):
             self._order = epoch, self.shuffled(draw)
         return self.take(self._order[1][place])
 
-    def evaluate(self) -> F:
+    def evaluate(self) -> Any:
         """Of the module as it is, on the held-out examples."""
         total = mx.array(0.0)
         for part in self.cut(self.ordered(self.held_out)):
@@ -108,30 +99,28 @@ class Task(ABC, Generic[F]):
         """What is added up over the held-out examples, of one shape."""
 
     @abstractmethod
-    def figures(self, total: mx.array) -> F:
+    def figures(self, total: mx.array) -> Any:
         """From what was added up."""
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[F]):
+class Outcome:
     """figures: of what was kept, the best epoch's. best: its number, 0 for the start. epochs: how
     many there were."""
 
-    figures: F
+    figures: Any
     best: int
     epochs: int
 
 
-class Fit(Generic[F]):
+class Fit:
     """One training of a task's module, which ends as the best of all epochs.
 
     file: the checkpoint, read where it exists and written on the way. start: figures of the module
     as it is, where that is one of those that may be the best; it is then epoch 0.
     """
 
-    def __init__(
-        self, task: Task[F], config: TrainConfig, file: Path, start: F | None = None
-    ) -> None:
+    def __init__(self, task: Task, config: TrainConfig, file: Path, start: Any = None) -> None:
         self._task = task
         self._module = task.module
         self._config = config
@@ -146,10 +135,13 @@ class Fit(Generic[F]):
         if file.exists():
             self._read()
 
-    def run(self, step: Step, measured: Callable[[int, F], None]) -> Outcome[F]:
-        """Train to the end. measured: called after each epoch with its number, from 1."""
+    def run(self, step: Step, measured: Measured) -> Outcome:
+        """Train to the end."""
         learn = nn.value_and_grad(self._module, self._task.loss)
-        while self._step < self._total and not self._stuck():
+        while self._step < self._total:
+            is_between = self._step % self._task.steps == 0
+            if is_between and self._epochs - self._best_epoch >= self._config.patience:
+                break
             value, gradients = learn(*self._task.batch(*divmod(self._step, self._task.steps)))
             self._optimizer.update(self._module, gradients)
             mx.eval(value, self._module.parameters(), self._optimizer.state)
@@ -177,7 +169,7 @@ class Fit(Generic[F]):
             [rising],
         )
 
-    def _evaluate(self) -> F:
+    def _evaluate(self) -> Any:
         """At the end of an epoch: keep the module if it is the best."""
         figures = self._task.evaluate()
         score = np.float32(figures.score)
@@ -186,11 +178,6 @@ class Fit(Generic[F]):
             self._best = self._module.parameters()
         self._write()
         return figures
-
-    def _stuck(self) -> bool:
-        """Whether the last epochs brought nothing; decided between epochs."""
-        between = self._step % self._task.steps == 0
-        return between and self._epochs - self._best_epoch >= self._config.patience
 
     def _write(self) -> None:
         state = {

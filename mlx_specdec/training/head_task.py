@@ -38,7 +38,7 @@ class Accuracy:
         return self.loss
 
 
-class HeadTask(Task[Accuracy]):
+class HeadTask(Task):
     """Task of some heads, whose examples are rows.
 
     A batch is states (n, width), and targets (n, heads) int32, -1 where a head has nothing to say.
@@ -58,7 +58,6 @@ class HeadTask(Task[Accuracy]):
         return [np.sort(part) for part in self.cut(draw.permutation(self.train))]
 
     def take(self, examples: np.ndarray) -> tuple[mx.array, ...]:
-        """States and targets."""
         return self._rows.states(examples), mx.array(self._targets[examples])
 
     def loss(self, *batch: mx.array) -> mx.array:

@@ -14,7 +14,7 @@ from ..checkpoints.formats.medusa import BASE, COUNT, LAYERS, SAFETENSORS
 from ..errors import OptionError
 from ..models.medusa_heads import MedusaHeads
 from .config import DataConfig, HeadsConfig
-from .head_task import Accuracy, HeadTask, initial_heads
+from .head_task import HeadTask, initial_heads
 from .run import Trained, Training, Watcher, work_directory
 
 
@@ -24,8 +24,8 @@ def train(
     output: Path,
     data: DataConfig,
     config: HeadsConfig,
-    watcher: Watcher[Accuracy],
-) -> Trained[Accuracy]:
+    watcher: Watcher,
+) -> Trained:
     """Train heads for `pair`'s target and write them as a directory that loads with it.
 
     pair: as assemble.load gives it. Raises PromptError for data with nothing usable, OptionError
@@ -36,7 +36,7 @@ def train(
             raise OptionError(
                 f"{pair.name} is Medusa heads already: give the base model that they name"
             )
-        training: Training[Accuracy] = Training(pair, file, directory, data, watcher)
+        training = Training(pair, file, directory, data, watcher)
         heads = initial_heads(
             pair.target, config.heads, config.layers, own_output=config.own_output
         )

@@ -14,51 +14,43 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from ..assemble import Pair
+from ..contracts import Progress
 from ..errors import OutputError
-from .collect import collect
+from .collect import collect, read_samples
 from .config import DataConfig, TrainConfig
-from .data import read_samples
-from .fit import F, Fit, Outcome, Task
+from .fit import Fit, Measured, Outcome, Step, Task
 from .rows import Rows
-
-T = TypeVar("T", contravariant=True)
-
-
-class Watcher(Protocol[T]):
-    """Who is told how far the work is."""
-
-    def collected(self, done: int, total: int) -> None:
-        """So many texts have their hidden states."""
-        ...
-
-    def stepped(self, done: int, total: int, loss: float) -> None:
-        """A step of the training was made."""
-        ...
-
-    def measured(self, epoch: int, figures: T) -> None:
-        """An epoch has ended, with this on held-out texts; epoch 0 is the start."""
-        ...
 
 
 @dataclass(frozen=True)
-class Trained(Generic[F]):
+class Watcher:
+    """Who is told how far the work is. collected: of texts that have their hidden states. measured:
+    epoch 0 is the start."""
+
+    collected: Progress
+    stepped: Step
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class Trained:
     """start: of what was begun with, on the same held-out texts; None where it says nothing. rows,
     held_out: tokens that were learned from, and that were not. seconds: of this run alone; resumed:
     whether an earlier one had begun it."""
 
     output: Path
-    start: F | None
-    outcome: Outcome[F]
+    start: Any
+    outcome: Outcome
     rows: int
     held_out: int
     seconds: float
     resumed: bool
 
 
-class Training(Generic[F]):
+class Training:
     """Texts with the target's hidden states, in `directory`, and what is fitted to them.
 
     prompts: what stands before each of the rows' samples. Raises PromptError for data with nothing
@@ -66,7 +58,7 @@ class Training(Generic[F]):
     """
 
     def __init__(
-        self, pair: Pair, file: Path, directory: Path, config: DataConfig, watcher: Watcher[F]
+        self, pair: Pair, file: Path, directory: Path, config: DataConfig, watcher: Watcher
     ) -> None:
         self._started = time.perf_counter()
         self._directory = directory
@@ -81,20 +73,18 @@ class Training(Generic[F]):
 
     def fit(
         self,
-        task: Task[F],
+        task: Task,
         config: TrainConfig,
-        start: F | None = None,
+        start: Any = None,
         origin: Mapping[str, str] | None = None,
-    ) -> Outcome[F]:
+    ) -> Outcome:
         """Train to the end. start: see Fit. origin: tells this start from others."""
         directory = self._directory / "fit"
         _keep(directory, {**self._settings, "fit": asdict(config), "origin": origin})
         fit = Fit(task, config, directory / "checkpoint.safetensors", start)
         return fit.run(self._watcher.stepped, self._watcher.measured)
 
-    def trained(
-        self, output: Path, task: Task[F], outcome: Outcome[F], start: F | None = None
-    ) -> Trained[F]:
+    def trained(self, output: Path, task: Task, outcome: Outcome, start: Any = None) -> Trained:
         """What to tell of it."""
         rows, held_out = task.count(task.train), task.count(task.held_out)
         seconds = time.perf_counter() - self._started

@@ -99,6 +99,18 @@ def test_a_method_that_promises_only_the_law_is_not_compared() -> None:
     assert (analysis.methods[1].compared, analysis.methods[1].differences) == (0, ())
 
 
+def test_one_stalled_repeat_of_three_does_not_move_the_figure() -> None:
+    found = measured({"plain": [], "draft 3": []}, [PLAIN, DRAFT], [None])
+    for repeat, seconds in enumerate((0.5, 60.0, 0.5)):
+        found.samples["plain"][0, repeat] = sample(1.0)
+        found.samples["draft 3"][0, repeat] = sample(seconds)
+    found.samples["plain"][0, 3] = sample(100.0)  # the other one was interrupted
+    analysis = analyse(found, None)
+    assert analysis is not None
+    speed_up = analysis.methods[1].speed_up
+    assert speed_up is not None and speed_up.overall.value == pytest.approx(2.0)
+
+
 def test_an_interrupted_measurement_uses_what_both_have() -> None:
     found = measured(
         {"plain": [sample(1.0), sample(9.0)], "draft 3": [sample(0.5)]}, [PLAIN, DRAFT], [None] * 2

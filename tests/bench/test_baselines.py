@@ -13,9 +13,8 @@ import pytest
 
 from mlx_specdec.assemble import Pair, load
 from mlx_specdec.bench.baselines import find_baselines
-from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError, threads
+from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError, threads, weights
 from mlx_specdec.bench.transformers_baseline import Listener, sampling, transformers_methods
-from mlx_specdec.bench.transformers_models import weights
 from mlx_specdec.errors import PromptError
 from mlx_specdec.options import SELF, Options
 
@@ -130,23 +129,23 @@ def test_what_transformers_cannot_run_is_known_before_anything_is_measured(pair:
 
 def test_every_program_is_told_about(pair: Pair) -> None:
     fake, _ = fake_for(pair)
-    found = find_baselines(pair, Options(), [2], lambda: fake.installed)
-    assert [one.name for one in found.methods] == [
+    found, notes = find_baselines(pair, Options(), [2], lambda: fake.installed)
+    assert [one.name for one in found] == [
         "mlx-lm plain",
         "mlx-lm 2",
         "transformers plain",
         "transformers 2",
     ]
-    assert found.notes == ("transformers 5.fake on torch 2.fake: CPU, float32, 2 threads",)
+    assert notes == ["transformers 5.fake on torch 2.fake: CPU, float32, 2 threads"]
 
 
 def test_without_torch_the_others_run_and_a_note_says_so(pair: Pair) -> None:
     def missing() -> HuggingFace:
         raise NoBaselineError("torch is not installed")
 
-    found = find_baselines(pair, Options(), [2], missing)
-    assert [one.family for one in found.methods] == ["mlx-lm", "mlx-lm"]
-    assert found.notes == ("transformers is left out: torch is not installed",)
+    found, notes = find_baselines(pair, Options(), [2], missing)
+    assert [one.family for one in found] == ["mlx-lm", "mlx-lm"]
+    assert notes == ["transformers is left out: torch is not installed"]
 
 
 def test_heads_are_refused(pair: Pair) -> None:

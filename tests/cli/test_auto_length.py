@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from mlx_specdec import user_cache
 from mlx_specdec.costs import online
 
 from .conftest import Run
@@ -17,7 +17,7 @@ PROMPT = "Les pates a midi"
 
 @pytest.fixture
 def kept() -> Path:
-    return Path(os.environ["MLX_SPECDEC_CACHE"])
+    return user_cache.directory("costs")
 
 
 def test_a_text_keeps_what_its_rounds_cost_unless_told_not_to(
@@ -63,4 +63,6 @@ def test_what_cannot_be_calibrated_is_told(run: Run, t5: Path) -> None:
     assert alone.code == 2 and "without a draft" in alone.err
     for turns in (0, 1):
         wrong = run("calibrate", "--model", t5, "--turns", turns)
-        assert wrong.code == 2 and f"turns must be 2 or more, not {turns}" in wrong.err
+        assert (
+            wrong.code == 2 and "'--turns': Input should be greater than or equal to 2" in wrong.err
+        )

@@ -14,6 +14,12 @@ from .conftest import Run, strict
 from .test_bad_input import told
 
 
+@pytest.fixture(autouse=True)
+def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes cost is of no interest here."""
+    monkeypatch.setattr("mlx_specdec.bench.methods.TURNS", 2)
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     file = tmp_path / "prompts.jsonl"
@@ -58,8 +64,9 @@ def test_proposers_are_measured_side_by_side(run: Run, llama: Path, tmp_path: Pa
 def test_what_cannot_be_measured_is_told(run: Run, t5: Path, prompts: Path, tmp_path: Path) -> None:
     asked = ("bench", prompts, "--model", t5)
     told(run(*asked, "--num-draft", "1,many"), "many")
-    told(run(*asked, "--repeats", 0), "repeats")
-    told(run(*asked, "--report", tmp_path / "no" / "report.html"), "make it first")
+    told(run(*asked, "--repeats", 0), "--repeats", "greater than or equal to 1")
+    told(run(*asked, "--max-tokens", 0), "max-tokens must be 1 or more")
+    told(run(*asked, "--report", tmp_path / "no" / "report.html"), "No such file or directory")
     told(run("bench", tmp_path / "none.txt", "--model", t5), "none.txt")
     told(run("bench", "--model", t5), "prompts")
     told(run(*asked, "--proposer", "draft"), "draft-model")

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import __version__
+from mlx_specdec import __version__, user_cache
 from mlx_specdec.cli import render
-from mlx_specdec.drafting import document_cache
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from .. import tiny
@@ -284,11 +283,11 @@ def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_p
     assert first["proposer"] == "ngram"
     without = strict(run(*asked, "--proposer", "ngram", "--json").out)
     assert first["stats"]["rounds"] < without["stats"]["rounds"]
-    (kept,) = document_cache.directory().iterdir()
+    (kept,) = user_cache.directory("documents").iterdir()
     inode = kept.stat().st_ino
     kept_again = run(*asked, *files)
     assert kept_again.out == plain.out
-    assert [file.stat().st_ino for file in document_cache.directory().iterdir()] == [inode]
+    assert [file.stat().st_ino for file in user_cache.directory("documents").iterdir()] == [inode]
     assert run(*asked, *files, "--regular-decode").out == plain.out
 
 

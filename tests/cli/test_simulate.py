@@ -32,7 +32,7 @@ def pair_of(directory: Path, config: dict, depth: str) -> tuple[object, ...]:
 def test_a_pair_without_weights_decodes_at_the_asked_acceptance(
     run: Run, tmp_path: Path, config: dict, depth: str
 ) -> None:
-    asked = ("generate", *pair_of(tmp_path, config, depth), "-m", 60, "--num-draft", 3, "--json")
+    asked = ("generate", *pair_of(tmp_path, config, depth), "-m", 40, "--num-draft", 3, "--json")
     rates = []
     for share in (0, 0.6, 1):
         done = run(*asked, "--simulate-acceptance", share)
@@ -41,7 +41,7 @@ def test_a_pair_without_weights_decodes_at_the_asked_acceptance(
         assert found["simulated_acceptance"] == share
         assert found["text"] is None and found["tokens"] is None
         assert found["lossy"] and found["rule"] == "simulated"
-        assert found["generated_tokens"] == 60 and found["finish_reason"] == "length"
+        assert found["generated_tokens"] == 40 and found["finish_reason"] == "length"
         reached, passed = (found["stats"][f"{name}_by_position"] for name in KINDS)
         rates.append(passed[0] / reached[0])
     assert rates[0] == 0 and rates[2] == 1 and 0 < rates[1] < 1

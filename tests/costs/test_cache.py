@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec import user_cache
 from mlx_specdec.costs import cache as cost_cache
 from mlx_specdec.costs.cache import CostKey
 
@@ -17,7 +18,7 @@ KEY = CostKey("cpu", "0.32.4", "mkl", "target", 10, "draft", 3, "float32", False
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(cost_cache.PLACE, str(tmp_path / "costs"))
+    monkeypatch.setenv(user_cache.PLACE, str(tmp_path))
     return tmp_path / "costs"
 
 
@@ -80,7 +81,7 @@ def test_a_place_that_cannot_be_written_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
-    monkeypatch.setenv(cost_cache.PLACE, str(tmp_path / "file" / "costs"))
+    monkeypatch.setenv(user_cache.PLACE, str(tmp_path / "file"))
     cost_cache.write(KEY, {1: 1.5})
     assert cost_cache.read(KEY) == {}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlx_specdec import user_cache
 from mlx_specdec.drafting import document_cache
 from mlx_specdec.drafting.document_cache import HEADER, IndexKey
 from mlx_specdec.drafting.document_index import DocumentIndex
@@ -30,7 +31,7 @@ def works(index: DocumentIndex | None) -> bool:
 def file() -> Path:
     """The only file, of an index that was built."""
     built()
-    (only,) = document_cache.directory().iterdir()
+    (only,) = user_cache.directory("documents").iterdir()
     return only
 
 
@@ -55,7 +56,7 @@ def test_a_file_is_on_the_disk_before_it_takes_its_place(monkeypatch: pytest.Mon
     sizes: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda handle: sizes.append(os.fstat(handle).st_size))
     built()
-    (only,) = document_cache.directory().iterdir()
+    (only,) = user_cache.directory("documents").iterdir()
     assert sizes == [only.stat().st_size]
 
 
@@ -90,23 +91,23 @@ def test_what_ends_early_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         built()
-    assert list(document_cache.directory().iterdir()) == []
+    assert list(user_cache.directory("documents").iterdir()) == []
 
 
 def test_an_index_that_cannot_be_written_stays_in_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv(document_cache.PLACE, str(tmp_path / "file"))
+    monkeypatch.setenv(user_cache.PLACE, str(tmp_path / "file"))
     assert works(built())
 
     def full(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setenv(document_cache.PLACE, str(tmp_path / "full"))
+    monkeypatch.setenv(user_cache.PLACE, str(tmp_path / "full"))
     monkeypatch.setattr(os, "replace", full)
     assert works(built())
-    assert list(document_cache.directory().iterdir()) == []
+    assert list(user_cache.directory("documents").iterdir()) == []
 
 
 def test_what_was_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,17 +116,19 @@ def test_what_was_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -
         built(key)
         os.utime(document_cache._file(key), (1000 + age, 1000 + age))
     assert works(document_cache.read(keys[0]))  # and is the newest by that
-    whole = sum(file.stat().st_size for file in document_cache.directory().iterdir())
+    whole = sum(file.stat().st_size for file in user_cache.directory("documents").iterdir())
     monkeypatch.setattr(document_cache, "KEPT", whole)
     built()
     there = [document_cache._file(key).exists() for key in (*keys, KEY)]
     assert there == [True, False, True, True]
 
 
-def test_what_killed_processes_left_is_swept_up(file: Path) -> None:
-    old, young = file.with_name(".a.partial"), file.with_name(".b.partial")
-    for each in (old, young):
-        each.write_bytes(b"half")
+def test_what_killed_processes_left_makes_room_as_well(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = file.with_name(".a.partial")
+    old.write_bytes(b"half")
     os.utime(old, (1000, 1000))
+    monkeypatch.setattr(document_cache, "KEPT", 2 * file.stat().st_size - HEADER)
     built(replace(KEY, documents="d1"))
-    assert not old.exists() and young.exists()
+    assert not old.exists() and file.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -19,6 +20,7 @@ from mlx_specdec.drafting.document_index import (
 )
 
 SIZE = 5
+numbers = st.integers(0, 4).flatmap(lambda most: st.lists(st.integers(0, most), max_size=60))
 documents = st.lists(st.lists(st.integers(0, SIZE - 1), max_size=40), max_size=4)
 ends = st.lists(st.integers(0, SIZE), max_size=40)
 
@@ -37,6 +39,24 @@ def places(text: list[int], end: list[int]) -> list[int]:
 def longest(texts: list[list[int]], end: list[int]) -> int:
     lengths = range(min(len(end), DEPTH), 0, -1)
     return next((n for n in lengths if any(places(text, end[-n:]) for text in texts)), 0)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(numbers, st.sampled_from([1, 2, 3, 8, 32]))
+def test_places_are_in_the_order_of_what_begins_there(text: list[int], depth: int) -> None:
+    places = order(np.array(text, np.int32), depth=depth).tolist()
+    assert sorted(places) == list(range(len(text)))
+    begins = [text[place : place + depth] for place in places]
+    assert begins == sorted(begins)
+
+
+def test_at_most_thirty_bytes_a_token_are_in_use() -> None:
+    text = np.random.default_rng(0).integers(0, 1000, 300_000).astype(np.int32)
+    tracemalloc.start()
+    order(text)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (peak + text.nbytes) / len(text) <= 30
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.estimate import memory
-from mlx_specdec.estimate.memory import limit, physical
+from mlx_specdec.estimate import pair
+from mlx_specdec.estimate.pair import memory_limit, physical_memory
 from mlx_specdec.models.outline import outline
 
 from .. import tiny
@@ -26,8 +26,8 @@ def test_a_control_groups_limit_counts_where_it_is_smaller(tmp_path: Path) -> No
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for text, expected in (("max\n", total), ("12345678\n", 12345678), (str(1 << 62), total)):
         (tmp_path / "limit").write_text(text)
-        assert physical((tmp_path / "absent", tmp_path / "limit")) == expected
-    assert physical(()) == total
+        assert physical_memory((tmp_path / "absent", tmp_path / "limit")) == expected
+    assert physical_memory(()) == total
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ def test_the_limit_is_the_devices_own_or_a_share_of_memory(
     device = mx.Device(mx.cpu if on_cpu else mx.gpu)
     monkeypatch.setattr(mx, "device_info", lambda: info)
     monkeypatch.setattr(mx, "default_device", lambda: device)
-    monkeypatch.setattr(memory, "physical", lambda: 2000)
-    assert limit() == expected
+    monkeypatch.setattr(pair, "physical_memory", lambda: 2000)
+    assert memory_limit() == expected

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.errors import PromptError
-from mlx_specdec.training.data import Sample, read_samples
+from mlx_specdec.training.collect import Sample, read_samples
 
 
 def read(tmp_path: Path, text: str | bytes, seed: int = 0) -> list[Sample]:

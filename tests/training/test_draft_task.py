@@ -12,9 +12,8 @@ from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.models.trainable import trainable
 from mlx_specdec.options import Options
-from mlx_specdec.training.collect import collect
+from mlx_specdec.training.collect import Sample, collect
 from mlx_specdec.training.config import DataConfig, DistillConfig
-from mlx_specdec.training.data import Sample
 from mlx_specdec.training.draft_task import DraftTask
 from mlx_specdec.training.rows import Rows
 
@@ -50,8 +49,8 @@ def test_prompts_stand_in_the_order_of_their_texts(pair: Pair, learned: Learned)
     assert len(prompts) == len(texts)
     for prompt, text in zip(prompts, texts, strict=True):
         if text:
-            again = generate(pair, prompt, Options(max_tokens=len(text), regular=True))
-            assert list(again.tokens) == text
+            again = generate(pair, prompt, Options(max_tokens=8, regular=True))
+            assert list(again.tokens) == text[:8]
 
 
 def test_a_target_is_the_perfect_draft_of_itself(pair: Pair, learned: Learned) -> None:

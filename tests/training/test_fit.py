@@ -15,7 +15,7 @@ from mlx_specdec.models.medusa_heads import MedusaHeads
 from mlx_specdec.training import fit as fitting
 from mlx_specdec.training.config import HeadsConfig
 from mlx_specdec.training.fit import Fit
-from mlx_specdec.training.head_task import DECAY, Accuracy, HeadTask, initial_heads
+from mlx_specdec.training.head_task import DECAY, HeadTask, initial_heads
 from mlx_specdec.training.rows import Rows
 
 from .. import tiny
@@ -40,7 +40,7 @@ def counting(directory: Path, width: int, samples: int = 12) -> Rows:
     return rows
 
 
-def fit_of(heads: MedusaHeads, rows: Rows, settings: HeadsConfig, file: Path) -> Fit[Accuracy]:
+def fit_of(heads: MedusaHeads, rows: Rows, settings: HeadsConfig, file: Path) -> Fit:
     return Fit(HeadTask(heads, rows, settings), settings, file)
 
 

@@ -15,9 +15,8 @@ from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.errors import OptionError, OutputError, PromptError
 from mlx_specdec.options import Options
 from mlx_specdec.training import medusa
-from mlx_specdec.training.collect import collect
+from mlx_specdec.training.collect import Sample, collect
 from mlx_specdec.training.config import DataConfig, HeadsConfig
-from mlx_specdec.training.data import Sample
 from mlx_specdec.training.medusa import train
 from mlx_specdec.training.rows import Rows
 from mlx_specdec.training.run import Trained

@@ -8,8 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.bench.hugging_face import NoBaselineError
-from mlx_specdec.bench.transformers_models import build, settings, weights
+from mlx_specdec.bench.hugging_face import NoBaselineError, build, settings, weights
 from mlx_specdec.checkpoints import files
 from mlx_specdec.models.loading import load_model
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.bench.costs import ALWAYS_TIMED, pass_timer
+from mlx_specdec.bench.methods import ALWAYS_TIMED, pass_timer
 from mlx_specdec.errors import PromptError
 
 from ..priced import Clock, PricedModel
