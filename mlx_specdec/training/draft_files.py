@@ -18,9 +18,8 @@ from ..assemble import Pair
 from ..checkpoints import files, keys
 from ..checkpoints.disk import sizes
 from ..checkpoints.disk.digests import Digests
-from ..checkpoints.layouts import as_directory
 from ..checkpoints.report import PROVENANCE, maker
-from ..checkpoints.source import resolve
+from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import Change, write_config, write_weights
 from ..errors import OptionError, VocabularyError
