@@ -9,7 +9,8 @@ import mlx.core as mx
 
 from ..contracts import Noise, NoiseSource, Proposal, Verdict
 from ..errors import DecodingError
-from ..sampling.distribution import Distribution, log_probabilities_of
+from ..sampling.cut import Cut
+from ..sampling.distribution import Distribution, apply_filters, before_filters_of
 from ..sampling.noise import noise_of
 from .margins import DAMAGED
 from .rounds import SequenceRound
@@ -93,18 +94,43 @@ class Batch:
         """Of the next round, behind `in_flight` tokens that are not committed yet."""
         return noise_of([each.noise(in_flight) for each in self.sequences])
 
-    def log_probabilities(self, logits: mx.array, following: mx.array) -> mx.array:
+    def before_filters(self, logits: mx.array, following: mx.array) -> list[mx.array]:
         """Of a pass whose rows follow the newest committed token and then `following`, (batch, n)
-        int32 tokens; see Distribution.log_probabilities."""
+        int32 tokens: log p per sequence; see Distribution.before_filters."""
         distributions = [each.distribution for each in self.sequences]
-        return log_probabilities_of(distributions, logits, self.committed, following)
+        return before_filters_of(distributions, logits, self.committed, following)
+
+    def apply_filters(self, rows: Seq[mx.array]) -> mx.array:
+        """(batch, m, vocabulary): what `before_filters` gave, each row by its own settings."""
+        log_p = [
+            apply_filters(row, each.distribution.settings)
+            for row, each in zip(rows, self.sequences, strict=True)
+        ]
+        return log_p[0] if len(log_p) == 1 else mx.concatenate(log_p)
+
+    def cuts(self, rows: Seq[mx.array], verdict: Verdict, noise: Noise) -> list[Cut | None]:
+        """What margins want to know of the filters, per sequence; None where they know all.
+
+        rows: of `before_filters`.
+        """
+        settings = [each.distribution.settings for each in self.sequences]
+        nothing: list[Cut | None] = [None] * len(settings)
+        if verdict.scored is None or not any(each.filters for each in settings):
+            return nothing
+        gumbel = noise.target(verdict.scored.shape[1])
+        if gumbel is None:
+            return nothing
+        return [
+            Cut(row, gumbel[number : number + 1], each) if each.filters else None
+            for number, (row, each) in enumerate(zip(rows, settings, strict=True))
+        ]
 
     def commit(
-        self, proposal: Proposal, verdict: Verdict
+        self, proposal: Proposal, verdict: Verdict, cuts: Seq[Cut | None]
     ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
         """Wait for the verdict and commit what it kept, and the token after it.
 
-        Raises DecodingError where the target's logits are damaged.
+        cuts: of the verdict's rows. Raises DecodingError where the target's logits are damaged.
         """
         following: list[int] = _read(verdict.next)
         if min(following) < 0:
@@ -126,6 +152,7 @@ class Batch:
                     position=position,
                     committed=each.committed,
                     scored=scored,
+                    cut=cuts[row],
                     ended=emission.finish_reason is not None,
                 )
             )

@@ -31,7 +31,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class SmallestMargin:
-    """The least lead of a chosen token over the second best in log p + g, and its position.
+    """The least margin of a chosen token, as decoding.margins has it, and its position.
 
     There is none where no position had a second candidate.
 
@@ -114,7 +114,7 @@ class Recorder:
         for each in report.sequences:
             self._generated += each.emitted
             if each.scored is not None:
-                self._margins.add(each.scored, each.emitted, each.position)
+                self._margins.add(each.scored, each.emitted, each.position, each.cut)
             if report.size:
                 self._add_drafts(each, report.source)
         if report.size:

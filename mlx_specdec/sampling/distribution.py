@@ -116,6 +116,13 @@ def log_probabilities(
     changes stay in the model's dtype (only their order matters).
     counts: as in `apply_penalties`; needed where `settings.counts_tokens`.
     """
+    return apply_filters(before_filters(logits, settings, vocabulary, counts), settings)
+
+
+def before_filters(
+    logits: mx.array, settings: Sampling, vocabulary: int, counts: mx.array | None = None
+) -> mx.array:
+    """`log_probabilities` up to temperature."""
     rows = fit_vocabulary(logits, vocabulary)
     if settings.temperature == 0 and not settings.logit_bias and counts is None:
         return rows
@@ -128,6 +135,13 @@ def log_probabilities(
         rows = rows - mx.max(rows, axis=-1, keepdims=True)
     if settings.temperature != 1:
         rows = rows / settings.temperature
+    return rows
+
+
+def apply_filters(rows: mx.array, settings: Sampling) -> mx.array:
+    """Top-k, top-p and min-p; the very same array where none of them is on."""
+    if not settings.filters:
+        return rows
     rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
     return keep_min_p(rows, settings.min_p)
 
@@ -139,7 +153,7 @@ class Distribution:
     """
 
     def __init__(self, settings: Sampling, vocabulary: int) -> None:
-        self._settings = settings
+        self.settings = settings
         self._vocabulary = vocabulary
         self._counted = 0
         self._counts: mx.array | None = None
@@ -155,8 +169,14 @@ class Distribution:
         committed: all committed tokens, growing from call to call.
         drafted: (1, n) int32 tokens after them, m <= n + 1; penalties advance through them.
         """
+        return apply_filters(self.before_filters(logits, committed, drafted), self.settings)
+
+    def before_filters(
+        self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
+    ) -> mx.array:
+        """`log_probabilities` up to temperature."""
         counts = self._count(committed, drafted, logits.shape[1])
-        return log_probabilities(logits, self._settings, self._vocabulary, counts)
+        return before_filters(logits, self.settings, self._vocabulary, counts)
 
     def _count(
         self, committed: Sequence[int], drafted: mx.array | None, rows: int
@@ -176,25 +196,24 @@ class Distribution:
         return self._counts + before[:, -rows:]
 
 
-def log_probabilities_of(
+def before_filters_of(
     distributions: Sequence[Distribution],
     logits: mx.array,
     committed: Sequence[Sequence[int]],
     drafted: mx.array | None = None,
-) -> mx.array:
-    """`Distribution.log_probabilities` of every sequence of a batch, each by its own settings.
+) -> list[mx.array]:
+    """`Distribution.before_filters` of every sequence of a batch, (1, m, vocabulary) each.
 
     logits: (batch, m, width). committed: per sequence. drafted: (batch, n) int32 or None.
     """
     if len(distributions) == 1:
-        return distributions[0].log_probabilities(logits, committed[0], drafted)
-    rows = [
-        each.log_probabilities(
+        return [distributions[0].before_filters(logits, committed[0], drafted)]
+    return [
+        each.before_filters(
             logits[i : i + 1], committed[i], None if drafted is None else drafted[i : i + 1]
         )
         for i, each in enumerate(distributions)
     ]
-    return mx.concatenate(rows)
 
 
 def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
@@ -214,7 +233,7 @@ def margin(scored: mx.array) -> mx.array:
     """
     few = _contenders(scored)
     top = mx.max(few, axis=-1)
-    others = _without(few, mx.argmax(few, axis=-1, keepdims=True))
+    others = without(few, mx.argmax(few, axis=-1, keepdims=True))
     lead = (top - mx.max(others, axis=-1)).astype(mx.float32)
     return mx.where(mx.isfinite(top), lead, mx.nan)
 
@@ -233,9 +252,9 @@ def _contenders(scored: mx.array) -> mx.array:
     largest = mx.max(segments, axis=-1)
     best = mx.argmax(largest, axis=-1, keepdims=True)
     own = mx.take_along_axis(segments, best[..., None], axis=-2)[..., 0, :]
-    return mx.concatenate([own, _without(largest, best), scored[..., cut:]], axis=-1)
+    return mx.concatenate([own, without(largest, best), scored[..., cut:]], axis=-1)
 
 
-def _without(rows: mx.array, index: mx.array) -> mx.array:
-    """Rows whose entry at `index`, (..., 1), is -inf."""
+def without(rows: mx.array, index: mx.array) -> mx.array:
+    """The rows whose entry at `index`, (..., 1), is -inf."""
     return mx.put_along_axis(rows, index, mx.array(-mx.inf, dtype=rows.dtype), axis=-1)
