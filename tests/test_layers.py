@@ -17,13 +17,14 @@ MAY_IMPORT = {
     "sampling": {"contracts", "errors"},
     "options": {"drafting", "errors", "sampling"},
     "cache_settings": {"errors"},
+    "threads": set(),
     "text": {"checkpoints", "errors"},
     "checkpoints": {"errors"},
     "models": {"cache_settings", "contracts", "checkpoints", "text", "errors"},
     "drafting": {"contracts", "sampling"},
     "verification": {"contracts", "sampling"},
     "costs": {"contracts", "errors"},
-    "decoding": {"contracts", "costs", "sampling", "text", "errors"},
+    "decoding": {"contracts", "costs", "sampling", "text", "threads", "errors"},
     "pair": {
         "cache_settings",
         "checkpoints",
@@ -33,6 +34,7 @@ MAY_IMPORT = {
         "models",
         "options",
         "text",
+        "threads",
     },
     "drafters": {"blas", "contracts", "costs", "decoding", "drafting", "errors", "options", "pair"},
     "assemble": {
