@@ -15,6 +15,9 @@ from .shards import GGUF
 if TYPE_CHECKING:
     from .hub.repository import Repository
 
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = "weights/"
+"""How names of models begin that come with the program; they mean the same from everywhere."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -52,6 +55,8 @@ def _repository(name: str, revision: str | None) -> Repository:
 def _local(name: str) -> Path | None:
     """A directory; None for what may be a name on the Hub. Raises SourceError for neither."""
     path = os.path.expanduser(name)
+    if name.startswith(SHIPPED) and (ROOT / name).is_dir() and not os.path.lexists(path):
+        path = str(ROOT / name)
     if name.strip() and os.path.isdir(path):
         check_directory(Path(path))
         return Path(path)
