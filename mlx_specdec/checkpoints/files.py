@@ -7,6 +7,7 @@ never run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ CARRIED = (
     "merges.txt",
     "chat_template*",
     "generation_config.json",
+)
+_NO_VOCABULARY = re.compile(
+    r"(generation_config|tokenizer_config|special_tokens_map|added_tokens|chat_template).*"
 )
 _READERS: Mapping[str, Callable[[Path], Reader]] = {
     "safetensors": SafetensorsFile,
@@ -172,3 +176,8 @@ def tokenizer_files(directory: Path) -> list[Path]:
     for file in sorted(carried):
         check_regular(file)
     return [shards.own(file) for file in sorted(carried)]
+
+
+def has_vocabulary(directory: Path) -> bool:
+    """Whether one of the tokenizer's files may say what its tokens are; raises as they do."""
+    return not all(_NO_VOCABULARY.fullmatch(file.name) for file in tokenizer_files(directory))
