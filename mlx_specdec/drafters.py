@@ -145,4 +145,5 @@ def _length(
     if options.num_draft != "auto":
         return FixedLength(options.num_draft)
     key = cost_key(pair, chosen, drafter, options)
-    return AutoLength(cost_cache.read(key) if options.cost_cache else None, drafter.most)
+    known = cost_cache.read(key) if options.cost_cache else None
+    return AutoLength(known, drafter.most, free=not drafter.nbytes)

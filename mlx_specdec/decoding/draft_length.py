@@ -108,7 +108,7 @@ class AutoLength:
 
     known: costs of rounds by drafted length in plain steps, measured earlier. Without them the text
     begins with a few plain steps and one round of FIRST_DRAFT tokens. most: where a proposer has no
-    more.
+    more. free: drafting itself takes no time.
 
     What may be worse than the best known length is tried only out of a budget: BUDGET_AT_START
     plain steps, and BUDGET_SHARE of the time since. It pays for trials of lengths that would be
@@ -128,10 +128,16 @@ class AutoLength:
     ROUNDS_ALWAYS_PLANNED = 24
     PLANS_EVERY = 4
 
-    def __init__(self, known: Mapping[int, float] | None = None, most: int = LONGEST_DRAFT) -> None:
+    def __init__(
+        self,
+        known: Mapping[int, float] | None = None,
+        most: int = LONGEST_DRAFT,
+        *,
+        free: bool = False,
+    ) -> None:
         self._most = min(most, self.LONGEST_DRAFT)
         known = {n: cost for n, cost in (known or {}).items() if n <= self._most}
-        self._costs = RoundCosts(self._most, known)
+        self._costs = RoundCosts(self._most, known, free=free)
         self._acceptance = Acceptance(self._most)
         self._begun = bool(known)
         self._plain = 0
@@ -153,6 +159,11 @@ class AutoLength:
     def changes(self) -> Sequence[Change]:
         """What was chosen when, single trials left out."""
         return tuple(self._changes)
+
+    @property
+    def wants_parts(self) -> bool:
+        """Whether the next round of drafts should be timed in parts, at the price of overlap."""
+        return self._costs.wants_parts
 
     def measured(self) -> dict[int, float]:
         """Costs of rounds by drafted length in plain steps, where this text had enough of them."""

@@ -30,6 +30,12 @@ class LengthsBySource:
         ]
         return tuple(sorted(changes, key=lambda change: change.round))
 
+    @property
+    def wants_parts(self) -> bool:
+        """As AutoLength's, of any source."""
+        autos = (one for one in self._lengths.values() if isinstance(one, AutoLength))
+        return any(length.wants_parts for length in autos)
+
     def measured(self) -> dict[str, dict[int, float]]:
         """Costs of rounds by source, where this text had enough of them."""
         autos = ((n, one) for n, one in self._lengths.items() if isinstance(one, AutoLength))

@@ -345,7 +345,7 @@ def test_what_earlier_rounds_left_to_compute_is_not_the_drafts_time(
 
     monkeypatch.setattr(mx, "synchronize", wait)
     recorder = Recorder()
-    watch = Stopwatch([recorder], time_all=True, clock=lambda: now[0])
+    watch = Stopwatch([recorder], timed="all", clock=lambda: now[0])
     guesser = Guesser(lambda position, limit: [0] * limit)
     tokens, _, _ = run(decoding(TableContext(), guesser, room=6, watch=watch))
     stats = recorder.summary(
