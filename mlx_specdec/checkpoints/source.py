@@ -46,6 +46,21 @@ def resolve_config(name: str, *, revision: str | None = None) -> Path:
     return _repository(name, revision).fetch_config() if local is None else local
 
 
+def resolve_headers(
+    name: str,
+    place: Path,
+    *,
+    revision: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """As `resolve`, but of the Hub's safetensors files headers alone, in the empty directory
+    `place`."""
+    local = _local(name)
+    if local is not None:
+        return local
+    return _repository(name, revision).fetch_headers(place, progress)
+
+
 def _repository(name: str, revision: str | None) -> Repository:
     from .hub.repository import Repository
 
