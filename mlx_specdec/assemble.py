@@ -26,7 +26,7 @@ from .decoding.sequence import Batch
 from .decoding.sequence import Sequence as Decoded
 from .decoding.statistics import Recorder
 from .decoding.stop_criteria import StopCriteria
-from .decoding.stopwatch import Stopwatch
+from .decoding.stopwatch import Stopwatch, Timed
 from .drafters import (
     cost_key,
     device_name,
@@ -69,13 +69,14 @@ def stream_generate(
     rule: Rule | None = None,
     draft_length: DraftLength | None = None,
     progress: Progress | None = None,
-    time_all: bool = False,
+    timed: Timed = "wanted",
 ) -> Run:
     """Start one sequence: iterate over the returned Run for its emissions, ask it for the result.
 
     prompt: text, messages for the chat template, or token ids as they are. proposer, rule,
     draft_length: the caller's own in the place of what the options name. progress: of reading it.
-    time_all: time every speculative round in parts, at the price of overlap.
+    timed: which rounds are timed in parts, as decoding.stopwatch.Timed says; it costs overlap, and
+    the statistics have no seconds of drafting and verifying without it.
     Raises PromptError, OptionError.
     """
     options = options or Options()
@@ -94,7 +95,9 @@ def stream_generate(
         lengths = AutoLength() if options.num_draft == "auto" else FixedLength(options.num_draft)
     proposer = proposer or make_proposer(chosen, options, lengths)
     recorder = Recorder()
-    watch = Stopwatch([recorder, lengths, *shadows], time_all=time_all)
+    watch = Stopwatch(
+        [recorder, lengths, *shadows], timed=timed, wanted=lambda: lengths.wants_parts
+    )
     decoding = _decoding(
         pair, target, ids, options, proposer, rule or make_rule(options), lengths, watch, progress
     )

@@ -102,7 +102,9 @@ def make_batch_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -
         for each in chosen:
             kept = rows == 1 and options.cost_cache
             known = cost_cache.read(cost_key(pair, chosen, each, options)) if kept else None
-            lengths[each.name] = AutoLength(known, each.most, acceptance[each.name])
+            lengths[each.name] = AutoLength(
+                known, each.most, acceptance[each.name], free=not each.nbytes
+            )
         return _by_source(lengths)
 
     return LengthsByRows(make)
@@ -164,4 +166,5 @@ def _length(
     if options.num_draft != "auto":
         return FixedLength(options.num_draft)
     key = cost_key(pair, chosen, drafter, options)
-    return AutoLength(cost_cache.read(key) if options.cost_cache else None, drafter.most)
+    known = cost_cache.read(key) if options.cost_cache else None
+    return AutoLength(known, drafter.most, free=not drafter.nbytes)

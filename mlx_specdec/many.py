@@ -108,7 +108,7 @@ class ManyRun:
         self.batched = self.why_not is None
         self._size = batch_size if self.batched else FixedBatchSize(1)
         self._lengths = make_batch_length(pair, self._chosen, options)
-        self._watch = Stopwatch([self._lengths, self])
+        self._watch = Stopwatch([self._lengths, self], wanted=lambda: self._lengths.wants_parts)
         self._waiting: list[_Job] = []
         self._failed: list[Part] = []
         self._reading: Decoding | None = None

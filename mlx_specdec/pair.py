@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from . import threads
 from .cache_settings import CacheSettings
 from .checkpoints import shards
 from .checkpoints.formats import medusa as medusa_files
@@ -99,6 +100,7 @@ def load(
     """
     if draft_vocab not in DRAFT_VOCABS:
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
+    threads.clear_at_end()
     started = time.perf_counter()
     given = Loading(dtype, caches, random_weights, progress)
     target, tokenizer, heads = _load_target(str(model), revision, q_bits, given)

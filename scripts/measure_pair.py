@@ -240,10 +240,10 @@ def shares(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator
             draft = verify = total = 0.0
             for prompt in progress(prompts, f"shares, T={temperature} n={length}"):
                 asked = options(args, num_draft=length, temperature=temperature)
-                seconds = stream_generate(pair, prompt, asked, time_all=True).result().stats.seconds
-                draft += seconds.draft
-                verify += seconds.verify
-                total += seconds.draft + seconds.verify + seconds.other
+                seconds = stream_generate(pair, prompt, asked, timed="all").result().stats.seconds
+                draft += seconds.draft or 0.0
+                verify += seconds.verify or 0.0
+                total += seconds.decoding
             yield {
                 "temperature": temperature,
                 "num_draft": length,

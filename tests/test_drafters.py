@@ -11,6 +11,7 @@ import pytest
 from mlx_specdec import assemble
 from mlx_specdec import drafters as table
 from mlx_specdec.assemble import Pair
+from mlx_specdec.costs import cache as cost_cache
 from mlx_specdec.drafters import cost_key, drafters, make_draft_length, make_proposer
 from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
 from mlx_specdec.models import decoder_only
@@ -116,3 +117,22 @@ def test_documents_are_trusted_as_if_lookup_were_alone(pair: Pair) -> None:
     tokens = backwards([np.array([40, 41], np.int32)], pair.vocabulary)
     searched = replace(pair, documents=DocumentIndex(order(tokens).data, stored(tokens)))
     assert proposed(searched, 2) == ("ngram", [9])
+
+
+@pytest.mark.parametrize("proposer", ["draft", None])
+def test_a_text_is_timed_in_parts_only_until_it_is_known_what_drafting_costs(
+    proposer: str | None, pair: Pair
+) -> None:
+    # What draws every token alike makes texts without repetition, for the draft to write.
+    asked = Options(max_tokens=40, proposer=proposer, temperature=2.0)
+    cold = assemble.generate(pair, "hello", asked)
+    chosen = drafters(pair, asked)
+    for each in chosen:
+        cost_cache.write(cost_key(pair, chosen, each, asked), {1: 0.5, 4: 0.6, 16: 0.9})
+    known = assemble.generate(pair, "hello", asked)
+    assert known.tokens == cold.tokens
+    assert cold.stats.drafted > 0 and known.stats.drafted > 0
+    assert 0 < cold.stats.timed_rounds <= 4
+    assert known.stats.timed_rounds == 0 and known.stats.seconds.draft is None
+    told = assemble.stream_generate(pair, "hello", asked, timed="some").result()
+    assert told.stats.timed_rounds > 0 and told.stats.seconds.draft is not None

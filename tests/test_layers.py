@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "sampling": {"contracts", "errors"},
     "options": {"drafting", "errors", "sampling"},
     "cache_settings": {"errors"},
+    "threads": set(),
     "text": {"checkpoints", "errors"},
     "checkpoints": {"errors"},
     "models": {"cache_settings", "contracts", "checkpoints", "text", "errors"},
@@ -24,7 +25,7 @@ MAY_IMPORT = {
     "drafting": {"contracts", "sampling", "user_cache"},
     "verification": {"contracts", "sampling"},
     "costs": {"contracts", "user_cache"},
-    "decoding": {"contracts", "costs", "sampling", "text", "errors"},
+    "decoding": {"contracts", "costs", "sampling", "text", "threads", "errors"},
     "pair": {
         "cache_settings",
         "checkpoints",
@@ -34,6 +35,7 @@ MAY_IMPORT = {
         "models",
         "options",
         "text",
+        "threads",
     },
     "drafters": {"blas", "contracts", "costs", "decoding", "drafting", "errors", "options", "pair"},
     "assemble": {

@@ -11,6 +11,7 @@ from typing import Literal
 from ..assemble import Pair, stream_generate
 from ..costs.passes import Clock, PassTimer, opened
 from ..decoding.statistics import Statistics
+from ..decoding.stopwatch import Timed
 from ..drafters import FREE, drafters, proposer_kind
 from ..errors import PromptError
 from ..options import Options
@@ -84,7 +85,7 @@ def own_methods(
                 num_draft=length,
                 same_text=keeps_text(each),
                 run=_runner(pair, each),
-                in_parts=None if length == "auto" else _runner(pair, each, time_all=True),
+                in_parts=None if length == "auto" else _runner(pair, each, timed="all"),
             )
         )
     return methods
@@ -97,14 +98,14 @@ def keeps_text(options: Options) -> bool:
     return options.temperature == 0 or options.rule_name == "coupled"
 
 
-def _runner(pair: Pair, options: Options, *, time_all: bool = False) -> Runner:
+def _runner(pair: Pair, options: Options, *, timed: Timed = "wanted") -> Runner:
     def run(prompt: Sequence[int]) -> Sample:
-        result = stream_generate(pair, prompt, options, time_all=time_all).result()
+        result = stream_generate(pair, prompt, options, timed=timed).result()
         seconds = result.stats.seconds
         return Sample(
             tokens=result.tokens,
             counted=len(result.tokens),
-            seconds=seconds.draft + seconds.verify + seconds.other,
+            seconds=seconds.decoding,
             rounds=result.stats.rounds,
             text=result.text,
             stats=result.stats,

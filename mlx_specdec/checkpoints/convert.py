@@ -219,6 +219,5 @@ def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:
             )
     # ByT5's tokenizer is the class alone.
     alone = plan.config.get("tokenizer_class") == "ByT5Tokenizer"
-    beside = (file.name for file in files.tokenizer_files(directory))
-    if not alone and all(name.startswith("generation") for name in beside):
+    if not alone and not files.has_vocabulary(directory):
         yield "the source has no tokenizer files: the result cannot read text yet"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ CARRIED = (
     *("tokenizer*.json", "tokenizer.model", "*.tiktoken", "spiece.model"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
     *("chat_template*", "generation_config.json"),
+)
+_NO_VOCABULARY = re.compile(
+    r"(generation_config|tokenizer_config|special_tokens_map|added_tokens|chat_template).*"
 )
 READERS: Mapping[str, Callable[[Path], Reader]] = {
     "safetensors": SafetensorsFile,
@@ -140,3 +144,8 @@ def tokenizer_files(directory: Path) -> list[Path]:
     for file in carried:
         check_regular(file)
     return [shards.own(file) for file in sorted(carried)]
+
+
+def has_vocabulary(directory: Path) -> bool:
+    """Whether one of the tokenizer's files may say what its tokens are; raises as they do."""
+    return not all(_NO_VOCABULARY.fullmatch(file.name) for file in tokenizer_files(directory))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from .disk.reading import check_directory, read_json
 from .formats import medusa
 from .plans import Plan, plan_for
 from .report import TensorReport
-from .source import as_directory, originals
+from .source import as_directory, originals, resolve_headers
 from .tensors import LARGEST_EXTENT, Contents, TensorInfo
 
 _SINGLE = {
@@ -114,12 +115,38 @@ class Inspection:
         }
 
 
-def inspect(name: str) -> Inspection:
-    """What the checkpoint in a directory or file holds. Raises SourceError where there is none,
-    CheckpointError for damage and foreign formats."""
+def inspect(
+    name: str,
+    *,
+    revision: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Inspection:
+    """What the checkpoint in a directory, a file or a repository of the Hub holds.
+
+    Of the Hub's safetensors files headers alone are fetched; other formats are downloaded, which
+    revision and progress are about. Raises SourceError where there is none, CheckpointError where
+    the files are damaged or of no format that is read here.
+    """
     path = Path(os.path.expanduser(name))
+    if os.path.lexists(path):
+        return _inspect(path)
+    if path.suffix in (*_SINGLE, ".gguf"):
+        raise SourceError(f"there is no file {name!a:.200}: check the path")
+    with tempfile.TemporaryDirectory(prefix="mlx-specdec-") as place:
+        try:
+            told = _inspect(
+                resolve_headers(name, Path(place), revision=revision, progress=progress)
+            )
+        except CheckpointError as caught:
+            # The user knows nothing of the temporary directory.
+            raise CheckpointError(str(caught).replace(place, name)) from caught
+    return replace(told, path=Path(name), problem=told.problem.replace(place, name))
+
+
+def _inspect(path: Path) -> Inspection:
+    """Of what is on this disk."""
     if not os.path.exists(path):
-        raise SourceError(f"there is no file or directory {name!a:.200}: check the path")
+        raise SourceError(f"{path!s} is a broken link: check the path")
     if path.is_file() and path.suffix in _SINGLE:
         problem = "a file of tensors alone: the model's directory says what they are"
         return _inspect_file(path, path, {}, problem)

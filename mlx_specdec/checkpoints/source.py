@@ -12,12 +12,19 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, OutputError, SourceError
 from .disk import destination
 from .disk.reading import check_directory
 from .shards import format_of
 
+if TYPE_CHECKING:
+    from .hub.repository import Repository
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = "weights/"
+"""How names of models begin that come with the program; they mean the same from everywhere."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -30,26 +37,43 @@ def resolve(
     commit of the Hub's. progress: called with (done, total) bytes of what is not in the cache yet.
     A download that was interrupted goes on where it was. Raises SourceError.
     """
-    if (local := _local(name)) is not None:
-        return local
-    from .hub.repository import Repository
-
-    return Repository(name, revision).fetch(progress)
+    local = _local(name)
+    return _repository(name, revision).fetch(progress) if local is None else local
 
 
 def resolve_config(name: str, *, revision: str | None = None) -> Path:
     """A local directory as it is, or one that holds the config.json of a repository of the Hub;
     nothing else is downloaded. As `resolve` otherwise."""
-    if (local := _local(name)) is not None:
+    local = _local(name)
+    return _repository(name, revision).fetch_config() if local is None else local
+
+
+def resolve_headers(
+    name: str,
+    place: Path,
+    *,
+    revision: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """As `resolve`, but of the Hub's safetensors files headers alone, in the empty directory
+    `place`."""
+    local = _local(name)
+    if local is not None:
         return local
+    return _repository(name, revision).fetch_headers(place, progress)
+
+
+def _repository(name: str, revision: str | None) -> Repository:
     from .hub.repository import Repository
 
-    return Repository(name, revision).fetch_config()
+    return Repository(name, revision)
 
 
 def _local(name: str) -> Path | None:
     """A directory; None for what may be a name on the Hub. Raises SourceError for neither."""
     path = os.path.expanduser(name)
+    if name.startswith(SHIPPED) and (ROOT / name).is_dir() and not os.path.lexists(path):
+        path = str(ROOT / name)
     if name.strip() and os.path.isdir(path):
         check_directory(Path(path))
         return Path(path)

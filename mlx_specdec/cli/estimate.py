@@ -13,7 +13,7 @@ from ..options import SELF
 from . import render
 from .flags import Flags, command, flag
 from .groups import MAX_TOKENS, Json, Sources
-from .pairs import named, shipped
+from .pairs import named
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,12 +52,12 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     from ..estimate.pair import Asked, own_draft
     from ..estimate.pair import estimate as measure
 
-    config = read_config(resolve_config(shipped(model), revision=sources.revision))
+    config = read_config(resolve_config(model, revision=sources.revision))
     target = Asked(model, config, sources.dtype, sources.q_bits)
     if draft_model == SELF:
         draft = own_draft(target, sources.draft_q_bits)
     else:
-        config = read_config(resolve_config(shipped(draft_model)))
+        config = read_config(resolve_config(draft_model))
         draft = Asked(draft_model, config, sources.dtype, sources.draft_q_bits)
     with render.progress("measuring") as report:
         told = measure(target, draft, **vars(effort), progress=report)

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 def summary(result: Result) -> str:
     """The statistics of one text in three lines."""
     stats, labels = result.stats, result.labels
-    decoding = stats.seconds.draft + stats.seconds.verify + stats.seconds.other
     first = (
-        f"{_pace(len(result.tokens), decoding, stats.tokens_per_second)}; "
+        f"{_pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)}; "
         f"finish reason: {result.finish_reason}"
     )
     if labels.simulated_acceptance is not None:

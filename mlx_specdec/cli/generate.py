@@ -21,6 +21,7 @@ from .prompt import read_prompt
 if TYPE_CHECKING:
     from ..assemble import Pair
     from ..decoding.run import Run
+    from ..decoding.stopwatch import Timed
 
 SEARCHING = ("auto", "ngram")
 """Proposers that look things up."""
@@ -232,7 +233,8 @@ def _generate(pair: Pair, text: str, options: Options, output: Output) -> Run:
     from ..assemble import stream_generate
 
     with render.progress("reading the prompt") as report:
-        run = stream_generate(pair, text, options, progress=report)
+        timed: Timed = "some" if output.json else "wanted"
+        run = stream_generate(pair, text, options, progress=report, timed=timed)
         try:
             run.read_prompt()
         except KeyboardInterrupt:

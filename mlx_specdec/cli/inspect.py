@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..checkpoints.disk.sizes import show
 from . import render
 from .flags import REQUIRED, Flags, command, flag
-from .groups import Json
+from .groups import REVISION, Json
 
 _PARTS = ("weight", "scales", "biases")
 _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
@@ -28,10 +28,11 @@ class Checkpoint(Flags):
     panel = "Checkpoint"
     checkpoint: str = flag(
         REQUIRED,
-        "The model's directory, a .gguf file, or one file of tensors.",
+        "The model's directory, a .gguf file, one file of tensors, or a name on the Hub.",
         argument=True,
-        metavar="DIR_OR_FILE",
+        metavar="MODEL",
     )
+    revision: str | None = flag(None, REVISION)
 
 
 @command("mlx-specdec inspect weights/t5-enfr")
@@ -42,7 +43,8 @@ def inspect(source: Checkpoint, output: Json) -> None:
     blas.load()
     from ..checkpoints.inspect import inspect as look
 
-    told = look(source.checkpoint)
+    with render.progress("downloading", in_bytes=True) as report:
+        told = look(source.checkpoint, revision=source.revision, progress=report)
     text = render.as_json(told.as_dict()) if output.json else _pretty(told)
     render.write(sys.stdout, text)
 

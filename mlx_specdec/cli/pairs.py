@@ -29,18 +29,11 @@ NOT_SHIPPED = (
 )
 
 
-def shipped(name: str) -> str:
-    """A relative directory that is not here but beside the program is meant there."""
-    if not Path(name).exists() and (ROOT / name).is_dir():
-        return str(ROOT / name)
-    return name
-
-
 def named(sources: Sources) -> tuple[str, str | None]:
     """Target and draft as named; where no target is, the shipped ones. Raises OptionError where the
     shipped ones are not there, and for a draft "auto" of an unknown target."""
     target = sources.model or SHIPPED_TARGET
-    if sources.model is None and not Path(shipped(target)).is_dir():
+    if sources.model is None and not any((place / target).is_dir() for place in (Path(), ROOT)):
         raise OptionError(NOT_SHIPPED)
     if sources.draft_model == AUTO:
         return target, draft_for(target)
@@ -55,6 +48,5 @@ def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pa
     blas.load()
     from ..assemble import load
 
-    draft = None if draft_model is None else shipped(draft_model)
     with render.progress("downloading", in_bytes=True) as report:
-        return load(shipped(model), draft, progress=report, **settings)
+        return load(model, draft_model, progress=report, **settings)

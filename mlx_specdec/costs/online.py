@@ -9,7 +9,7 @@ import math
 import operator
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import median
 
 from .speedup import between, emitted
@@ -59,11 +59,15 @@ class _Median:
 class RoundCosts:
     """Seconds of a round by drafted length, 0 being a plain step; most: the longest length.
 
-    known: costs measured earlier, in plain steps, by length. A length that was neither measured
+    known: costs measured earlier, in plain steps, by length. free: drafting itself takes no time.
+    A length that was neither measured
     nor tried lies on the straight line through those that were.
     """
 
-    def __init__(self, most: int, known: Mapping[int, float] | None = None) -> None:
+    def __init__(
+        self, most: int, known: Mapping[int, float] | None = None, *, free: bool = False
+    ) -> None:
+        self._free = free
         self._rounds = [_Median() for _ in range(most + 1)]
         self._draft = _Median()
         self._unit = _Median()
@@ -74,6 +78,12 @@ class RoundCosts:
     def tried(self) -> tuple[int, ...]:
         """Lengths that were measured earlier, or that this text has at least one round of."""
         return tuple(n for n, seen in enumerate(self._rounds) if n in self._known or len(seen))
+
+    @property
+    def wants_parts(self) -> bool:
+        """Whether what drafting alone takes would be news: there are no earlier costs to tell the
+        price of another token, and too few rounds were timed in parts."""
+        return not (self._free or self._known) and len(self._draft) < ROUNDS_FOR_COSTS
 
     @property
     def in_seconds(self) -> bool:
@@ -125,12 +135,23 @@ class RoundCosts:
     def hopeful(self) -> Sequence[float]:
         """The totals, with lengths beyond all that were tried on the cheap side: as if more rows in
         the target's pass were nearly free."""
-        totals, longest = self.totals(), self.tried[-1]
-        flat = [totals[longest] + more * self._draft.value for more in range(len(totals) - longest)]
+        totals, longest, draft = self.totals(), self.tried[-1], self._draft_step()
+        flat = [totals[longest] + more * draft for more in range(len(totals) - longest)]
         beyond = [
             f + OPTIMISTIC_SHARE * (t - f) for f, t in zip(flat, totals[longest:], strict=True)
         ]
         return [*totals[:longest], *beyond]
+
+    def _draft_step(self) -> float:
+        """What another drafted token takes in drafting: as timed, or else no more than it ever
+        added to an earlier cost."""
+        if self._free or len(self._draft) or not self._known:
+            return self._draft.value
+        rises = (
+            (self._known[more] - self._known[fewer]) / (more - fewer)
+            for fewer, more in pairwise(sorted(self._known))
+        )
+        return max(0.0, min(rises, default=0.0)) * (self._unit.value or 1.0)
 
     def _estimate(self) -> list[float]:
         totals: list[float] = []
@@ -152,7 +173,7 @@ class RoundCosts:
         start = totals[below]
         if above is None:
             slope = (start - totals[0]) / below if below else 0.0
-            return start + (count - below) * max(slope, self._draft.value)
+            return start + (count - below) * max(slope, self._draft_step())
         known = self._known.get(above)
         end = self._rounds[above].value if known is None else known * (self._unit.value or 1.0)
         return between({below: start, above: end}, count)

@@ -33,6 +33,11 @@ class DraftLength(RoundListener, Protocol):
         """What was chosen when; empty where it was fixed."""
         ...
 
+    @property
+    def wants_parts(self) -> bool:
+        """Whether the next round of drafts should be timed in parts, at the price of overlap."""
+        ...
+
     def choose(self, remaining: int, rows: int = 1) -> int:
         """At most remaining - 1 tokens, so that a bonus token never overruns.
 
@@ -54,6 +59,7 @@ class FixedLength:
 
     count: int
     changes: Sequence[Change] = ()
+    wants_parts: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -83,6 +89,7 @@ class Survey:
         self._place = 0
         self._costs = RoundCosts(most)
         self.changes: Sequence[Change] = ()
+        self.wants_parts = False
         self.turns = 0
 
     def choose(self, remaining: int, rows: int = 1) -> int:
@@ -108,7 +115,8 @@ class AutoLength:
 
     known: costs of rounds by drafted length in plain steps, measured earlier. Without them the text
     begins with a few plain steps and one round of FIRST_DRAFT tokens. most: where a proposer has no
-    more. acceptance: learned elsewhere, and shared from here on.
+    more. acceptance: learned elsewhere, and shared from here on. free: drafting itself takes no
+    time.
 
     What may be worse than the best known length is tried only out of a budget: BUDGET_AT_START
     plain steps, and BUDGET_SHARE of the time since. It pays for trials of lengths that would be
@@ -133,10 +141,12 @@ class AutoLength:
         known: Mapping[int, float] | None = None,
         most: int = LONGEST_DRAFT,
         acceptance: Acceptance | None = None,
+        *,
+        free: bool = False,
     ) -> None:
         self._most = min(most, self.LONGEST_DRAFT)
         known = {n: cost for n, cost in (known or {}).items() if n <= self._most}
-        self._costs = RoundCosts(self._most, known)
+        self._costs = RoundCosts(self._most, known, free=free)
         self._acceptance = acceptance or Acceptance(self._most)
         self._begun = bool(known)
         self._plain = 0
@@ -158,6 +168,11 @@ class AutoLength:
     def changes(self) -> Sequence[Change]:
         """What was chosen when, single trials left out."""
         return tuple(self._changes)
+
+    @property
+    def wants_parts(self) -> bool:
+        """Whether too little is known of what drafting alone takes."""
+        return self._costs.wants_parts
 
     def measured(self) -> dict[int, float]:
         """Costs of rounds by drafted length in plain steps, where this text had enough of them."""

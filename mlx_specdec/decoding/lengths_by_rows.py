@@ -30,6 +30,11 @@ class LengthsByRows:
         """What each of them chose; rounds are its own."""
         return tuple(chain.from_iterable(each.changes for each in self._lengths.values()))
 
+    @property
+    def wants_parts(self) -> bool:
+        """What the controller of the last size wants."""
+        return self._current.wants_parts
+
     def choose(self, remaining: int, rows: int = 1) -> int:
         """What the controller of this size chooses."""
         self._current = self._of(rows)

@@ -30,6 +30,11 @@ class LengthsBySource:
         ]
         return tuple(sorted(changes, key=lambda change: change.round))
 
+    @property
+    def wants_parts(self) -> bool:
+        """What any of them wants."""
+        return any(length.wants_parts for length in self._lengths.values())
+
     def measured(self) -> dict[str, dict[int, float]]:
         """Costs of rounds by source, where this text had enough of them."""
         autos = ((n, one) for n, one in self._lengths.items() if isinstance(one, AutoLength))

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from ..contracts import Context, Noise, Proposal, Proposer, Rule, Scores, Verdict, no_proposal
 from ..errors import DecodingError
+from ..sampling.cut import Cut
 from .draft_length import DraftLength
 from .prompt import PromptReader
 from .sequence import Batch, Sequence
@@ -31,6 +32,7 @@ class _Pass:
     proposal: Proposal
     scores: Scores
     verdict: Verdict
+    cuts: list[Cut | None]
 
 
 class Decoding:
@@ -172,14 +174,14 @@ class Decoding:
         scores = self._target.advance(tokens, proposed=proposal.size, taps=self._taps)
         self._watch.advanced(scores)
         following = proposal.tokens if chosen is None else chosen
-        log_p = self._batch.log_probabilities(scores.logits, following)
-        verdict = self._rule.verify(log_p, proposal, noise)
+        rows = self._batch.before_filters(scores.logits, following)
+        verdict = self._rule.verify(self._batch.apply_filters(rows), proposal, noise)
         mx.async_eval(verdict.next, verdict.kept)
-        return _Pass(proposal, scores, verdict)
+        return _Pass(proposal, scores, verdict, self._batch.cuts(rows, verdict, noise))
 
     def _commit(self, done: _Pass) -> tuple[Emission, ...]:
         """Wait for the verdict; what it kept is committed and the rest taken back."""
-        emissions, rounds = self._batch.commit(done.proposal, done.verdict)
+        emissions, rounds = self._batch.commit(done.proposal, done.verdict, done.cuts)
         ended = all(emission.finish_reason is not None for emission in emissions)
         if not ended:
             if done.proposal.size:

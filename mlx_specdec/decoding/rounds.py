@@ -11,6 +11,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from ..sampling.cut import Cut
+
 
 @dataclass(frozen=True)
 class SequenceRound:
@@ -18,8 +20,8 @@ class SequenceRound:
 
     drafted, accepted: tokens. emitted: what the reader got of accepted + 1 tokens. position: of the
     first of them, counted from 0. committed: all committed tokens. scored: see contracts.Verdict,
-    the rows of this sequence. ended: nothing follows what was emitted. source: who drafted, where
-    several may.
+    the rows of this sequence. cut: what its filters cut from, None without filters. ended: nothing
+    follows what was emitted. source: who drafted, where several may.
     """
 
     drafted: int
@@ -28,6 +30,7 @@ class SequenceRound:
     position: int
     committed: Sequence[int]
     scored: mx.array | None = None
+    cut: Cut | None = None
     ended: bool = False
     source: str = ""
 

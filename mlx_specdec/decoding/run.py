@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import threads
 from ..errors import DecodingError
 from .draft_length import Change
 from .loop import Decoding
@@ -105,6 +106,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Emission]:
         """The emissions still to come, one a step; those of the prompt's steps are empty."""
+        threads.clear_at_end()
         while self._reason is None:
             reading = self._decoding.reading
             [emission] = self._decoding.step()

@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..contracts import Noise, NoiseSource, Proposal, Verdict
-from ..sampling.distribution import Distribution, log_probabilities_of
+from ..sampling.cut import Cut
+from ..sampling.distribution import Distribution, apply_filters_of, before_filters_of
 from ..sampling.noise import noise_of
 from .rounds import SequenceRound
 from .stop_criteria import Emission, FinishReason, StopCriteria
@@ -108,18 +109,42 @@ class Batch:
         """Of the next round, behind `in_flight` tokens that are not committed yet."""
         return noise_of([each.noise(in_flight) for each in self.sequences])
 
-    def log_probabilities(self, logits: mx.array, following: mx.array) -> mx.array:
+    def before_filters(self, logits: mx.array, following: mx.array) -> mx.array:
         """Of a pass whose rows follow the newest committed token and then `following`, (batch, n)
-        int32 tokens; see Distribution.log_probabilities."""
-        distributions = [each.distribution for each in self.sequences]
-        return log_probabilities_of(distributions, logits, self.committed, following)
+        int32 tokens; see Distribution.before_filters."""
+        return before_filters_of(self._distributions, logits, self.committed, following)
+
+    def apply_filters(self, rows: mx.array) -> mx.array:
+        """(batch, m, vocabulary): what `before_filters` gave, each row by its own settings."""
+        return apply_filters_of(self._distributions, rows)
+
+    @property
+    def _distributions(self) -> list[Distribution]:
+        return [each.distribution for each in self.sequences]
+
+    def cuts(self, rows: mx.array, verdict: Verdict, noise: Noise) -> list[Cut | None]:
+        """What margins want to know of the filters, per sequence; None where they know all.
+
+        rows: of `before_filters`.
+        """
+        settings = [each.distribution.settings for each in self.sequences]
+        nothing: list[Cut | None] = [None] * len(settings)
+        if verdict.scored is None or not any(each.filters for each in settings):
+            return nothing
+        gumbel = noise.target(verdict.scored.shape[1])
+        if gumbel is None:
+            return nothing
+        return [
+            Cut(rows[row : row + 1], gumbel[row : row + 1], each) if each.filters else None
+            for row, each in enumerate(settings)
+        ]
 
     def commit(
-        self, proposal: Proposal, verdict: Verdict
+        self, proposal: Proposal, verdict: Verdict, cuts: Seq[Cut | None]
     ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
         """Wait for the verdict and commit what it kept, and the token after it.
 
-        A sequence whose row is damaged ends with the reason "damaged".
+        cuts: of the verdict's rows. A sequence whose row is damaged ends with the reason "damaged".
         """
         following: list[int] = _read(verdict.next)
         nothing: list[list[int]] = [[] for _ in self.sequences]
@@ -144,6 +169,7 @@ class Batch:
                     position=position,
                     committed=each.committed,
                     scored=scored,
+                    cut=cuts[row],
                     ended=emission.finish_reason is not None,
                     source=proposal.source_of(row),
                 )

@@ -17,21 +17,27 @@ from .rounds import RoundReport, RoundTimes, SequenceRound
 class Seconds:
     """Wall time in seconds.
 
-    draft and verify are scaled up from the timed rounds; plain steps, whose passes overlap, count
-    as verify; other is what remains of the time after the prompt pass.
+    draft and verify are scaled up from the rounds that were timed in parts; plain steps, whose
+    passes overlap, count as verify; other is what remains of the time after the prompt pass. All
+    three are None where tokens were drafted and no round was timed in parts.
     """
 
     load: float
     prompt: float
-    draft: float
-    verify: float
-    other: float
+    draft: float | None
+    verify: float | None
+    other: float | None
     total: float
+
+    @property
+    def decoding(self) -> float:
+        """All after the prompt."""
+        return self.total - self.load - self.prompt
 
 
 @dataclass(frozen=True)
 class SmallestMargin:
-    """The least lead of a chosen token over the second best in log p + g, and its position.
+    """The least margin of a chosen token, as decoding.margins has it, and its position.
 
     There is none where no position had a second candidate.
 
@@ -114,7 +120,7 @@ class Recorder:
         for each in report.sequences:
             self._generated += each.emitted
             if each.scored is not None:
-                self._margins.add(each.scored, each.emitted, each.position)
+                self._margins.add(each.scored, each.emitted, each.position, each.cut)
             if report.size:
                 self._add_drafts(each)
         if report.size:
@@ -164,9 +170,7 @@ class Recorder:
         load, prompt, decoding: seconds of loading, reading the prompt, and all after it.
         """
         self._margins.flush()
-        scale = self._speculative_total / self._timed_total if self._timed_total else 0.0
-        draft = self._timed_draft * scale
-        verify = self._timed_verify * scale + self._plain_total
+        draft, verify, other = self._parts(decoding)
         drafted, accepted = sum(self._drafted), sum(self._accepted)
         return Statistics(
             rounds=self._rounds,
@@ -187,7 +191,7 @@ class Recorder:
                 prompt=prompt,
                 draft=draft,
                 verify=verify,
-                other=max(0.0, decoding - draft - verify),
+                other=other,
                 total=load + prompt + decoding,
             ),
             tokens_per_second=_ratio(self._generated, decoding),
@@ -195,6 +199,15 @@ class Recorder:
             device=device,
             blas=blas,
         )
+
+    def _parts(self, decoding: float) -> tuple[float | None, float | None, float | None]:
+        """Of `decoding` seconds: drafting, verifying, and the rest."""
+        if self._speculative_total and not self._timed:
+            return None, None, None
+        scale = self._speculative_total / self._timed_total if self._timed_total else 0.0
+        draft = self._timed_draft * scale
+        verify = self._timed_verify * scale + self._plain_total
+        return draft, verify, max(0.0, decoding - draft - verify)
 
 
 def _count(by_position: list[int], count: int) -> None:

@@ -1,39 +1,45 @@
-"""The only clock of decoding: times rounds, some of them in parts, and tells the listeners.
+"""The only clock of decoding: times rounds, in parts if they are wanted, and tells the listeners.
 
-Parts are told apart by barriers, which cost overlap: few rounds have them unless all are wanted.
+Parts are told apart by barriers, which cost overlap: no round has them that nobody asks for.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import mlx.core as mx
 
 from ..contracts import Proposal, Scores
 from .rounds import RoundListener, RoundReport, RoundTimes, SequenceRound
 
-ALWAYS_TIMED = 4
+FIRST = 4
 TIMED_EVERY = 32
+Timed = Literal["wanted", "some", "all"]
+"""Which speculative rounds are timed in parts: of the FIRST those that `wanted` asks for; the FIRST
+and one in TIMED_EVERY; all."""
 
 
 class Stopwatch:
     """Marks the stages of a round as the loop passes them.
 
-    listeners: told of every round. time_all: put barriers into every speculative round, not only
-    into the first few and one in TIMED_EVERY. clock: seconds.
+    listeners: told of every round. wanted: whether somebody would learn from the parts of the next
+    round. clock: seconds.
     """
 
     def __init__(
         self,
         listeners: Sequence[RoundListener] = (),
         *,
-        time_all: bool = False,
+        timed: Timed = "wanted",
+        wanted: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.clock = clock
         self._listeners = tuple(listeners)
-        self._time_all = time_all
+        self._which = timed
+        self._wanted = wanted
         self._speculative = 0
         self._passes = 0
         self._timed = False
@@ -44,15 +50,18 @@ class Stopwatch:
 
     def begin(self, *, drafts: bool) -> None:
         """A round begins, in which tokens may be drafted or not."""
-        count = self._speculative
-        self._timed = drafts and (
-            self._time_all or count < ALWAYS_TIMED or count % TIMED_EVERY == 0
-        )
+        self._timed = drafts and self._is_wanted()
         self._started = self.clock()
         if self._timed:
             # What earlier rounds left to the device is still computed, and not by the draft.
             mx.synchronize()
             self._began = self.clock()
+
+    def _is_wanted(self) -> bool:
+        count = self._speculative
+        if self._which == "wanted":
+            return count < FIRST and self._wanted()
+        return self._which == "all" or count < FIRST or count % TIMED_EVERY == 0
 
     def drafted(self, proposal: Proposal) -> None:
         """The proposal is built; a timed round waits for it."""

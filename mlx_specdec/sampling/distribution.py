@@ -116,6 +116,13 @@ def log_probabilities(
     changes stay in the model's dtype (only their order matters).
     counts: as in `apply_penalties`; needed where `settings.counts_tokens`.
     """
+    return apply_filters(before_filters(logits, settings, vocabulary, counts), settings)
+
+
+def before_filters(
+    logits: mx.array, settings: Sampling, vocabulary: int, counts: mx.array | None = None
+) -> mx.array:
+    """`log_probabilities` up to temperature."""
     rows = fit_vocabulary(logits, vocabulary)
     if settings.temperature == 0 and not settings.logit_bias and counts is None:
         return rows
@@ -128,6 +135,13 @@ def log_probabilities(
         rows = rows - mx.max(rows, axis=-1, keepdims=True)
     if settings.temperature != 1:
         rows = rows / settings.temperature
+    return rows
+
+
+def apply_filters(rows: mx.array, settings: Sampling) -> mx.array:
+    """Top-k, top-p and min-p; the very same array where none of them is on."""
+    if not settings.filters:
+        return rows
     rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
     return keep_min_p(rows, settings.min_p)
 
@@ -139,7 +153,7 @@ class Distribution:
     """
 
     def __init__(self, settings: Sampling, vocabulary: int) -> None:
-        self._settings = settings
+        self.settings = settings
         self._vocabulary = vocabulary
         self._counted = 0
         self._counts: mx.array | None = None
@@ -149,11 +163,11 @@ class Distribution:
     @property
     def samples(self) -> bool:
         """Whether tokens are drawn from it, at a temperature above 0."""
-        return self._settings.temperature > 0
+        return self.settings.temperature > 0
 
     def alike(self, other: Distribution) -> bool:
         """Whether rows of both may be given to either."""
-        return self is other or (self._counts is None and self._settings == other._settings)
+        return self is other or (self._counts is None and self.settings == other.settings)
 
     def log_probabilities(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
@@ -164,8 +178,14 @@ class Distribution:
         committed: all committed tokens, growing from call to call.
         drafted: (1, n) int32 tokens after them, m <= n + 1; penalties advance through them.
         """
+        return apply_filters(self.before_filters(logits, committed, drafted), self.settings)
+
+    def before_filters(
+        self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
+    ) -> mx.array:
+        """`log_probabilities` up to temperature."""
         counts = self._count(committed, drafted, logits.shape[1])
-        return log_probabilities(logits, self._settings, self._vocabulary, counts)
+        return before_filters(logits, self.settings, self._vocabulary, counts)
 
     def _count(
         self, committed: Sequence[int], drafted: mx.array | None, rows: int
@@ -185,26 +205,45 @@ class Distribution:
         return self._counts + before[:, -rows:]
 
 
+def before_filters_of(
+    distributions: Sequence[Distribution],
+    logits: mx.array,
+    committed: Sequence[Sequence[int]],
+    drafted: mx.array | None = None,
+) -> mx.array:
+    """`Distribution.before_filters` of every sequence of a batch, (batch, m, vocabulary).
+
+    logits: (batch, m, width). committed: per sequence. drafted: (batch, n) int32 or None.
+    """
+    first = distributions[0]
+    if all(each.alike(first) for each in distributions):
+        return first.before_filters(logits, committed[0], drafted)
+    rows = [
+        each.before_filters(
+            logits[i : i + 1], committed[i], None if drafted is None else drafted[i : i + 1]
+        )
+        for i, each in enumerate(distributions)
+    ]
+    return mx.concatenate(rows)
+
+
+def apply_filters_of(distributions: Sequence[Distribution], rows: mx.array) -> mx.array:
+    """`apply_filters` of every sequence of a batch, (batch, m, vocabulary), by its own settings."""
+    settings = [each.settings for each in distributions]
+    if all(each == settings[0] for each in settings):
+        return apply_filters(rows, settings[0])
+    return mx.concatenate([apply_filters(rows[i : i + 1], each) for i, each in enumerate(settings)])
+
+
 def log_probabilities_of(
     distributions: Sequence[Distribution],
     logits: mx.array,
     committed: Sequence[Sequence[int]],
     drafted: mx.array | None = None,
 ) -> mx.array:
-    """`Distribution.log_probabilities` of every sequence of a batch, each by its own settings.
-
-    logits: (batch, m, width). committed: per sequence. drafted: (batch, n) int32 or None.
-    """
-    first = distributions[0]
-    if all(each.alike(first) for each in distributions):
-        return first.log_probabilities(logits, committed[0], drafted)
-    rows = [
-        each.log_probabilities(
-            logits[i : i + 1], committed[i], None if drafted is None else drafted[i : i + 1]
-        )
-        for i, each in enumerate(distributions)
-    ]
-    return mx.concatenate(rows)
+    """`Distribution.log_probabilities` of every sequence of a batch; see `before_filters_of`."""
+    rows = before_filters_of(distributions, logits, committed, drafted)
+    return apply_filters_of(distributions, rows)
 
 
 def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
@@ -224,7 +263,7 @@ def margin(scored: mx.array) -> mx.array:
     """
     few = _contenders(scored)
     top = mx.max(few, axis=-1)
-    others = _without(few, mx.argmax(few, axis=-1, keepdims=True))
+    others = without(few, mx.argmax(few, axis=-1, keepdims=True))
     lead = (top - mx.max(others, axis=-1)).astype(mx.float32)
     return mx.where(mx.isfinite(top), lead, mx.nan)
 
@@ -243,9 +282,9 @@ def _contenders(scored: mx.array) -> mx.array:
     largest = mx.max(segments, axis=-1)
     best = mx.argmax(largest, axis=-1, keepdims=True)
     own = mx.take_along_axis(segments, best[..., None], axis=-2)[..., 0, :]
-    return mx.concatenate([own, _without(largest, best), scored[..., cut:]], axis=-1)
+    return mx.concatenate([own, without(largest, best), scored[..., cut:]], axis=-1)
 
 
-def _without(rows: mx.array, index: mx.array) -> mx.array:
-    """Rows whose entry at `index`, (..., 1), is -inf."""
+def without(rows: mx.array, index: mx.array) -> mx.array:
+    """The rows whose entry at `index`, (..., 1), is -inf."""
     return mx.put_along_axis(rows, index, mx.array(-mx.inf, dtype=rows.dtype), axis=-1)

@@ -80,6 +80,11 @@ class Sampling:
             or self.frequency_penalty != 0
         )
 
+    @property
+    def filters(self) -> bool:
+        """Whether top-k, top-p or min-p may cut tokens away; at temperature 0 none does."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
 
 def integer(name: str, value: object) -> int:
     """A number as Python's own; numpy's are taken as well. Raises OptionError for anything else."""

@@ -16,6 +16,18 @@ EXTRA = 100
 _SENTINEL = re.compile(r" *<extra_id_(\d{1,6})> *", re.ASCII)
 
 
+def read(file: Path) -> Any:
+    """sentencepiece's own object. Raises CheckpointError for a damaged file."""
+    import sentencepiece
+
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=str(file))
+    except (RuntimeError, OSError) as problem:
+        raise CheckpointError(
+            f"{file} is damaged ({first_line(problem)}): download it again"
+        ) from None
+
+
 class SentencePieceTokenizer:
     """spiece.model, read by sentencepiece, with T5's extra ids behind it.
 
@@ -25,16 +37,9 @@ class SentencePieceTokenizer:
     has_chat_template = False
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
-        import sentencepiece
-
         self._directory = directory
         file = directory / "spiece.model"
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
-        except (RuntimeError, OSError) as problem:
-            raise CheckpointError(
-                f"{file} is damaged ({first_line(problem)}): download it again"
-            ) from None
+        self._processor = read(file)
         self._own: int = self._processor.get_piece_size()
         self._extra = self._extra_ids(settings)
         self.size = self._own + self._extra

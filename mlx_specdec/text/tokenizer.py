@@ -7,18 +7,22 @@ transformers; a decoder-only one does for a chat template, or where it has no to
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+from ..checkpoints import files
 from ..checkpoints.disk.reading import check_regular
 from ..errors import CheckpointError, PromptError, first_line
-from . import byte_level_bpe, chat
+from . import byte_level_bpe, chat, sentence_piece
 from .chat import Messages
 from .sentence_piece import SentencePieceTokenizer
 from .tokenizer_files import content_of, digest_of, no_panic, read_json
 
 Kind = Literal["encoder-decoder", "decoder-only"]
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
+"""How tiktoken's files begin: a token in base 64, and its rank."""
 
 
 class Tokenizer(Protocol):
@@ -171,6 +175,10 @@ class TransformersTokenizer:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        file = directory / "tokenizer.model"
+        if file.is_file() and not _TIKTOKEN.match(file.read_bytes()):
+            # Of a damaged one transformers says that tiktoken is missing.
+            sentence_piece.read(file)
         self._tokenizer = _from_transformers(directory)
         eos = self._tokenizer.eos_token_id
         self.eos_token_ids: tuple[int, ...] = () if eos is None else (eos,)
@@ -231,9 +239,10 @@ def _from_transformers(directory: Path) -> Any:
             directory, local_files_only=True, trust_remote_code=False
         )
     except Exception as problem:  # many kinds, depending on the file that is wrong
-        raise CheckpointError(
-            f"{directory} has no tokenizer that can be read ({first_line(problem)})"
-        ) from None
+        reason = f" ({first_line(problem)})"
+        if not files.has_vocabulary(directory):
+            reason = ": download its vocabulary, tokenizer.json or tokenizer.model"
+        raise CheckpointError(f"{directory} has no tokenizer that can be read{reason}") from None
 
 
 def _by_id(vocabulary: dict[str, int], size: int) -> list[str | None]:

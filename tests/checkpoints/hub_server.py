@@ -28,7 +28,8 @@ class Hub:
     refused: the start of a path -> status and the Hub's error code. cuts: how many bytes to send of
     a large file before the connection is closed, one for each GET in turn. altered: file -> bytes
     that are sent in place of its own. listed: added to what the list says of a file. page: in
-    place of every answer. trickles: send half of a large file and then nothing.
+    place of every answer. trickles: send half of a large file and then nothing. ranges: whether a
+    part of a large file may be asked for. sent: bytes of large files, all together.
     """
 
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -40,6 +41,8 @@ class Hub:
     listed: dict[str, dict[str, Any]] = field(default_factory=dict)
     page: bytes | None = None
     trickles: bool = False
+    ranges: bool = True
+    sent: int = 0
     trickled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -125,12 +128,16 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(302, b"", headers)
 
     def _send_large(self, data: bytes) -> None:
-        begin = int(self.headers.get("Range", "bytes=0-")[len("bytes=") :].partition("-")[0])
-        headers = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
+        asked = self.headers.get("Range", "bytes=0-") if self.hub.ranges else "bytes=0-"
+        first, _, last = asked[len("bytes=") :].partition("-")
+        begin, end = int(first), min(len(data), int(last or len(data)) + 1)
+        part = begin > 0 or end < len(data)
+        headers = {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"} if part else {}
         sent = len(data) // 2 if self.hub.trickles else None
         if self.hub.cuts:
             sent = self.hub.cuts.pop(0)
-        self._send(206 if begin else 200, data[begin:], headers, sent)
+        self.hub.sent += end - begin
+        self._send(206 if part else 200, data[begin:end], headers, sent)
         if self.hub.trickles:
             self.hub.trickled.set()
             self.hub.ended.wait(30)

@@ -190,10 +190,14 @@ def test_tokenizer_files_come_along(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "tokenizer_config.json").is_file()
 
 
-def test_a_source_without_tokenizer_is_converted_and_the_report_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [(), ("tokenizer_config.json", "generation_config.json")])
+def test_a_source_without_vocabulary_is_converted_and_the_report_says_so(
+    kept: tuple[str, ...], tmp_path: Path
+) -> None:
     source = write_t5(tmp_path / "t5")
     for file in files.tokenizer_files(source):
-        file.unlink()
+        if file.name not in kept:
+            file.unlink()
     assert any("tokenizer" in note for note in convert(str(source), tmp_path / "out").notes)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,15 @@ from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
 from mlx_specdec.checkpoints import files, shards
-from mlx_specdec.checkpoints.hub import transfer
+from mlx_specdec.checkpoints.hub import headers, transfer
 from mlx_specdec.checkpoints.hub.repository import choose
+from mlx_specdec.checkpoints.inspect import inspect
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.errors import CheckpointError, SourceError
 from mlx_specdec.models.loading import load_model
 
 from .hub_server import NAME, Hub, digest, serve
+from .makers import T5, save, t5_weights, write_index, write_t5
 
 LIST = f"/api/models/{NAME}"
 CONFIG = b'{"model_type": "t5"}'
@@ -31,6 +34,7 @@ WEIGHTS = bytes(range(256)) * 40
 SMALL = {"config.json": CONFIG, "tokenizer.json": b"{}", "spiece.model": b"pieces"}
 WHOLE = {**SMALL, "model.safetensors": WEIGHTS}
 INDEX = "model.safetensors.index.json"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @pytest.fixture
@@ -447,3 +451,68 @@ def test_code_of_a_repository_is_neither_fetched_nor_run(hub: Hub, tmp_path: Pat
     with pytest.raises(CheckpointError):
         load_model(directory)
     assert not ran.exists()
+
+
+def as_files(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+@pytest.mark.parametrize("own_head", [True, False])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_of_a_model_to_look_at_headers_alone_are_fetched(
+    hub: Hub, tmp_path: Path, own_head: bool, sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers, "GUESS", 200)
+    monkeypatch.setattr(headers, "PIECE", 64)
+    weights = t5_weights({**T5, "d_ff": 4096}, own_head=own_head)
+    if not own_head:
+        weights["lm_head.weight"] = weights["shared.weight"] + 0
+    local = write_t5(tmp_path / "t5", {"d_ff": 4096}, weights=weights)
+    if sharded:
+        (local / "model.safetensors").unlink()
+        names = sorted(weights)
+        parts = {f"model-0000{n + 1}-of-00002.safetensors": names[n::2] for n in range(2)}
+        for file, part in parts.items():
+            save(local / file, {name: weights[name] for name in part})
+        write_index(local, {name: file for file, part in parts.items() for name in part})
+    hub.files = as_files(local)
+    found, expected = inspect(NAME), inspect(str(local))
+    assert str(found.path) == NAME and found.problem == ""
+    assert replace(found, path=local) == expected
+    assert ("lm_head.weight" in found.tensor_report.tied) is not own_head
+    assert hub.sent < 10_000 < sum(len(data) for data in hub.files.values()) / 100
+    assert not any(name.endswith(".safetensors") for name in arrived(tmp_path))
+
+
+def test_what_is_in_the_cache_and_what_has_no_header_is_looked_at_as_a_whole(
+    hub: Hub, tmp_path: Path, offline: Callable[[], None]
+) -> None:
+    hub.files = as_files(write_t5(tmp_path / "t5"))
+    resolve(NAME)
+    sent = hub.sent
+    whole = inspect(NAME)
+    assert hub.sent == sent and whole.parameters > 0
+    offline()
+    assert inspect(NAME) == whole
+    torch = FIXTURES / "torch" / "llama"
+    constants.HF_HUB_OFFLINE = False
+    hub.commit, hub.files = "2" * 40, as_files(torch)
+    assert replace(inspect(NAME), path=torch) == inspect(str(torch))
+
+
+def test_a_hub_without_parts_and_a_damaged_header_are_one_sentence(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers, "GUESS", 200)
+    hub.files, hub.ranges = as_files(write_t5(tmp_path / "t5")), False
+    with pytest.raises(SourceError, match="no parts of files: download"):
+        inspect(NAME)
+    hub.ranges = True
+    for damaged in (b"", b"1234", hub.files["model.safetensors"][:300]):
+        hub.files = {**hub.files, "model.safetensors": damaged}
+        with pytest.raises(CheckpointError, match=f"^{NAME}/model.safetensors is truncated"):
+            inspect(NAME)
+    with pytest.raises(SourceError, match="neither a directory here nor a repository"):
+        inspect("some/other")
+    with pytest.raises(SourceError, match="no revision nowhere"):
+        inspect(NAME, revision="nowhere")

@@ -138,7 +138,7 @@ def test_tokenizers_are_told_also_where_they_are_made(tmp_path: Path) -> None:
 
 
 def test_damage_and_nothing_at_all_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="there is no file"):
+    with pytest.raises(SourceError, match="there is no directory"):
         inspect(str(tmp_path / "nothing"))
     with pytest.raises(CheckpointError, match="no weights"):
         inspect(str(tmp_path))

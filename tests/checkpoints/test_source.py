@@ -85,6 +85,18 @@ def test_what_can_be_no_hub_name_never_reaches_the_hub(
     assert asked == []
 
 
+def test_what_came_with_the_program_is_meant_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[Any, ...]]
+) -> None:
+    shipped = Path(__file__).parents[2] / "weights" / "py-llama"
+    monkeypatch.chdir(tmp_path)
+    assert resolve("weights/py-llama") == resolve_config("weights/py-llama") == shipped
+    own = Path("weights/py-llama")
+    own.mkdir(parents=True)
+    assert resolve("weights/py-llama") == own
+    assert asked == []
+
+
 def test_a_hub_name_is_downloaded_with_its_revision(
     tmp_path: Path, asked: list[tuple[Any, ...]]
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec.checkpoints.source import resolve
 from mlx_specdec.cli import pairs as loading
 from mlx_specdec.cli.known_pairs import draft_for, known_pairs
 from mlx_specdec.errors import OptionError
@@ -26,8 +27,8 @@ def test_pairs_that_we_ran_are_those_in_the_repository() -> None:
     run = [one for one in known_pairs() if one.run]
     assert len(run) == 2
     for one in run:
-        assert Path(loading.shipped(one.target)).is_dir()
-        assert Path(loading.shipped(one.draft)).is_dir()
+        assert resolve(one.target).is_dir()
+        assert resolve(one.draft).is_dir()
 
 
 def test_the_command_shows_them(run: Run) -> None:

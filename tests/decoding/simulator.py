@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlx_specdec.decoding.draft_length import AutoLength, DraftLength
+from mlx_specdec.decoding.draft_length import AutoLength
+from mlx_specdec.decoding.stopwatch import FIRST
 
 from .mocks import a_round
 
@@ -31,7 +32,7 @@ CURVES: dict[str, dict[int, float]] = {
 NOISE = 0.3
 MOST = AutoLength.LONGEST_DRAFT
 Acceptance = Callable[[int], float]
-Make = Callable[[], DraftLength]
+Make = Callable[[], AutoLength]
 
 
 def constant(alpha: float) -> Acceptance:
@@ -78,7 +79,7 @@ class Machine:
 
     def time(
         self,
-        lengths: DraftLength,
+        lengths: AutoLength,
         tokens: int,
         seed: int,
         after: int = 0,
@@ -114,7 +115,7 @@ class Machine:
             draft = (count * self.draft + catch_up) * math.exp(self.noise * noise(0, 1))
             verify = costs[count] - count * self.draft
             total = draft + verify * math.exp(self.noise * noise(0, 1))
-            timed = speculative < 4 or speculative % 32 == 0
+            timed = speculative < FIRST and lengths.wants_parts
             speculative += 1
             unread = 0
             emitted += accepted + 1

@@ -29,6 +29,7 @@ SETTINGS = (
     Sampling(),
     Sampling(repetition_penalty=1.4),
     Sampling(temperature=0.8, top_k=9),
+    Sampling(temperature=1.2, top_p=0.7),
     Sampling(temperature=1.0, frequency_penalty=0.3),
 )
 
@@ -176,6 +177,7 @@ def test_every_text_is_what_it_is_alone(count: int, seed: int, joins_after: int 
     stats = figures(recorder)
     assert sum(stats.drafted_by_position) == stats.drafted
     assert (stats.accepted > 0) == (count > 0)
+    assert stats.smallest_margin is not None
     order = first if joins_after is None else [*first, *every[1::2]]
     for number, seen in zip(order, proposer.seen, strict=True):
         whole = [1 + number, *expected[number]]

@@ -250,6 +250,41 @@ def test_margins_cover_every_emitted_position_and_no_other(room: int, count: int
     assert margins[stats.smallest_margin.position] == pytest.approx(min(margins), abs=1e-5)
 
 
+@pytest.mark.parametrize("count", [0, 4])
+@pytest.mark.parametrize("edge", [1e-6, -1e-6])
+def test_the_smallest_margin_knows_how_close_a_filter_came_to_cutting_elsewhere(
+    count: int, edge: float
+) -> None:
+    context, room = TableContext(7), 12
+    noise = CoupledNoise(3, VOCABULARY)
+    warm = Sampling(temperature=1.0)
+    unfiltered, _, _ = run(decoding(context, None, room=room, noise=noise, settings=warm))
+    text = [0, 1, *unfiltered]
+    rows = [mx.softmax(context.table[text[i], text[i + 1]]) for i in range(room)]
+    above = [
+        mx.sum(mx.where(row > row[token], row, 0.0)).item()
+        for row, token in zip(rows, unfiltered, strict=True)
+    ]
+    # Top-p that just keeps, or just drops, the unlikeliest token of the text.
+    settings = Sampling(temperature=1.0, top_p=max(above) + edge)
+    recorder = Recorder()
+    guesser = partly_right(unfiltered, 7)
+    loop = decoding(
+        TableContext(7),
+        guesser,
+        count=count,
+        room=room,
+        settings=settings,
+        noise=CoupledNoise(3, VOCABULARY),
+        recorder=recorder,
+    )
+    tokens, _, _ = run(loop)
+    position = above.index(max(above))
+    assert (tokens == unfiltered) is (edge > 0)
+    assert figures(recorder).smallest_margin.value < 1e-4
+    assert figures(recorder).smallest_margin.position == position
+
+
 def test_an_interrupted_text_keeps_what_was_emitted() -> None:
     context = TableContext(8)
     loop = decoding(context, None, room=6)
@@ -310,7 +345,7 @@ def test_what_earlier_rounds_left_to_compute_is_not_the_drafts_time(
 
     monkeypatch.setattr(mx, "synchronize", wait)
     recorder = Recorder()
-    watch = Stopwatch([recorder], time_all=True, clock=lambda: now[0])
+    watch = Stopwatch([recorder], timed="all", clock=lambda: now[0])
     guesser = Guesser(lambda position, limit: [0] * limit)
     tokens, _, _ = run(decoding(TableContext(), guesser, room=6, watch=watch))
     stats = recorder.summary(

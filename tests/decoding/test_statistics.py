@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import mlx.core as mx
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from mlx_specdec.contracts import Proposal, Scores, no_proposal
 from mlx_specdec.decoding.rounds import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.decoding.statistics import Recorder, Statistics
-from mlx_specdec.decoding.stopwatch import Stopwatch
+from mlx_specdec.decoding.stopwatch import Stopwatch, Timed
 
 from .mocks import Guesser, TableContext, decoding, run
 
@@ -95,14 +96,29 @@ def test_timed_rounds_are_scaled_to_all_and_the_parts_add_up() -> None:
     assert seconds.total == 11.0
 
 
-def timed_rounds(count: int, *, time_all: bool = False) -> list[int]:
+def test_where_no_round_was_timed_the_parts_are_not_told() -> None:
+    recorder = Recorder()
+    add(recorder, 2, 2, 3, RoundTimes(2.0))
+    add(recorder, 0, 0, 1, RoundTimes(3.0))
+    seconds = summary(recorder, decoding_seconds=8.0).seconds
+    assert seconds.draft is seconds.verify is seconds.other is None
+    assert (seconds.decoding, seconds.total) == (8.0, 11.0)
+    plain = Recorder()
+    add(plain, 0, 0, 1, RoundTimes(3.0))
+    seconds = summary(plain, decoding_seconds=4.0).seconds
+    assert (seconds.draft, seconds.verify, seconds.other) == (0.0, 3.0, 1.0)
+
+
+def timed_rounds(
+    count: int, timed: Timed = "wanted", wanted: Callable[[], bool] = lambda: False
+) -> list[int]:
     reports: list[RoundReport] = []
 
     class Ears:
         def on_round(self, report: RoundReport) -> None:
             reports.append(report)
 
-    watch = Stopwatch([Ears()], time_all=time_all)
+    watch = Stopwatch([Ears()], timed=timed, wanted=wanted)
     proposal = Proposal.one_hot([[1]])
     for _ in range(count):
         watch.begin(drafts=True)
@@ -117,9 +133,13 @@ def timed_rounds(count: int, *, time_all: bool = False) -> list[int]:
     return [number for number, report in enumerate(drafts) if report.times.draft is not None]
 
 
-def test_a_few_first_rounds_and_then_few_are_timed() -> None:
-    assert timed_rounds(100) == [0, 1, 2, 3, 32, 64, 96]
-    assert timed_rounds(100, time_all=True) == list(range(100))
+def test_rounds_are_timed_in_parts_where_somebody_wants_it() -> None:
+    assert timed_rounds(100, "some") == [0, 1, 2, 3, 32, 64, 96]
+    assert timed_rounds(100, "all") == list(range(100))
+    assert timed_rounds(100) == []
+    assert timed_rounds(100, wanted=lambda: True) == [0, 1, 2, 3]
+    answers = iter([True, True])
+    assert timed_rounds(100, wanted=lambda: next(answers, False)) == [0, 1]
 
 
 def test_seconds_come_from_the_clock_that_was_handed_in() -> None:
@@ -127,7 +147,7 @@ def test_seconds_come_from_the_clock_that_was_handed_in() -> None:
     expected = context.greedy([1], 6)
     ticks = itertools.count()
     recorder = Recorder()
-    watch = Stopwatch([recorder], clock=lambda: float(next(ticks)))
+    watch = Stopwatch([recorder], timed="all", clock=lambda: float(next(ticks)))
     guesser = Guesser(lambda position, limit: expected[position : position + limit])
     run(decoding(context, guesser, count=2, room=6, watch=watch))
     seconds = summary(recorder, decoding_seconds=100.0).seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ import huggingface_hub as hub
 from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoSibling
 
-from ...errors import SourceError, SpecdecError
+from ...errors import CheckpointError, SourceError, SpecdecError
 from .. import shards
 from ..disk import sizes
 from ..formats.medusa import SAFETENSORS, TORCH
+from .headers import fetch_header
 from .problems import told
 from .transfer import fetch
 
@@ -62,6 +64,33 @@ class Repository:
             weights = [choice.index, *self._named(self._file(choice.index)), *weights]
         # Weights come last: where they are, the rest is.
         return self._files([*choice.beside, *weights], progress)
+
+    def fetch_headers(
+        self, place: Path, progress: Callable[[int, int], None] | None = None
+    ) -> Path:
+        """`place`, filled with the small files and with what `headers` makes of the weights. Where
+        the cache has the weights, or they are no safetensors files: as `fetch`."""
+        problem = self._list()
+        if problem is not None:
+            return self._cached(problem)
+        choice = choose(self._name, self._listed)
+        beside, weights = [*choice.beside], [*choice.weights]
+        if choice.index is not None:
+            beside.append(choice.index)
+            weights += self._named(self._file(choice.index))
+        cached = all(self._in_cache(file, self._commit) for file in weights)
+        if cached or not all(file.endswith(".safetensors") for file in weights):
+            return self.fetch(progress)
+        for file in beside:
+            shutil.copyfile(self._file(file), place / file)
+        for file in weights:
+            try:
+                fetch_header(self._name, self._commit, self._listed[file], place / file)
+            except CheckpointError:
+                raise
+            except Exception as caught:
+                raise told(f"{file} of {self._name}", self._revision, caught) from caught
+        return place
 
     def fetch_config(self) -> Path:
         """The directory that holds config.json, fetched alone. Raises SourceError."""

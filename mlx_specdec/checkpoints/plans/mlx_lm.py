@@ -88,7 +88,10 @@ def _readable(directory: Path) -> Iterator[Path]:
 def cannot_build(problem: Exception) -> str:
     """What to say where mlx-lm's classes fail in whatever way."""
     reason = f"{problem.args[0]!s} is missing" if type(problem) is KeyError else first_line(problem)
-    return f"config.json does not describe a model that mlx-lm can build ({reason:.200})"
+    return (
+        f"config.json does not describe a model that mlx-lm can build ({reason:.200}): check it, "
+        "or update mlx-lm"
+    )
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
