@@ -37,7 +37,7 @@ Table = Mapping[tuple[str, str], Any]
 
 
 def load(
-    data: mmap.mmap, begin: int, admitted: Table, persistent: Callable[[Any], Any]
+    data: bytes | mmap.mmap, begin: int, admitted: Table, persistent: Callable[[Any], Any]
 ) -> tuple[Any, int]:
     """The value of the pickle that begins at `begin`, and where it ends.
 
@@ -58,7 +58,7 @@ def load(
 class _Source:
     """A pickle's bytes as the unpickler asks for them, within limits."""
 
-    def __init__(self, data: mmap.mmap, begin: int) -> None:
+    def __init__(self, data: bytes | mmap.mmap, begin: int) -> None:
         self._data, self.at, self._end = data, begin, min(len(data), begin + LONGEST_PICKLE)
         self._left = MOST_READS
 
