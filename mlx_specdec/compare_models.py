@@ -103,8 +103,7 @@ def _log_probabilities(
 
 
 def _perplexity(log_probabilities: mx.array) -> float:
-    mean: float = mx.mean(log_probabilities).item()  # type: ignore[assignment]
-    return math.exp(min(-mean, 700.0))
+    return math.exp(min(-float(mx.mean(log_probabilities).item()), 700.0))  # type: ignore[arg-type]
 
 
 PAIRS = (

@@ -58,7 +58,7 @@ def convert(
     compare_logits: Callable[[Path, Path], float] | None = None,
     compare_text: Callable[[Path, Path], TextChange] | None = None,
     announce: Callable[[str], None] = lambda sentence: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] | None = None,
     download_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Write a T5 or decoder-only checkpoint as mlx-lm would, and check what was written.
@@ -108,7 +108,7 @@ def convert(
         if verify:
             check_fits(plan.total_parameters)
         destination.check_room(path, nbytes + plan.scratch_nbytes + OTHER_FILES_BYTES)
-        steps = _Steps(2 * plan.nbytes, progress)
+        steps = _Steps(2 * plan.nbytes, progress or (lambda done, total: None))
         described = [source / name for name in ("config.json", PARAMS)]
         with (
             Digests([*own, *filter(Path.is_file, described)]) as digests,

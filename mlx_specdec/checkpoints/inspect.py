@@ -1,7 +1,6 @@
 """What a checkpoint of any format holds, from its headers: no weight is loaded or converted.
 
-The plans are asked what a conversion would make of each tensor. Where there is none, it says why
-and shows the tensors all the same.
+Where there is no plan of a conversion, it says why and shows the tensors all the same.
 """
 
 from __future__ import annotations
@@ -24,18 +23,14 @@ from .report import TensorReport
 from .source import as_directory, originals, resolve_headers
 from .tensors import LARGEST_EXTENT, Contents, TensorInfo
 
-_SINGLE = {
-    ".safetensors": "safetensors",
-    **dict.fromkeys((".bin", ".pt", ".pth"), "torch"),
-}
+_SINGLE = {".safetensors": "safetensors", **dict.fromkeys((".bin", ".pt", ".pth"), "torch")}
 """Files that are tensors and no whole model: how they end, and their formats."""
 _SIZES = (
     *("d_model", "hidden_size", "n_embd", "d_ff", "intermediate_size"),
     *("num_layers", "num_hidden_layers", "n_layer", "num_decoder_layers"),
     *("num_heads", "num_attention_heads", "n_head", "num_key_value_heads", "vocab_size"),
 )
-_QUANTIZED = ("Q", "IQ", "TQ", "MXFP", "NVFP")
-"""How the names of GGUF's quantized types begin."""
+_QUANTIZED = ("Q", "IQ", "TQ", "MXFP", "NVFP")  # so begin the names of GGUF's quantized types
 
 
 @dataclass(frozen=True)
@@ -265,18 +260,18 @@ def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
 
 
 def _tokenizer(directory: Path, made: bool) -> str:
-    names = [file.name for file in files.tokenizer_files(directory)]
     file = directory / "tokenizer.json"
+    names = [each.name for each in files.tokenizer_files(directory)]
     if not file.is_file():
-        known = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
-        return next((name for name in names if name in known or name.endswith(".tiktoken")), "")
+        known = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt", ".tiktoken")
+        return next((name for name in names if name.endswith(known)), "")
     try:
         model = read_json(file).get("model")
     except CheckpointError:
         return "tokenizer.json, damaged"
     words = "tokenizer.json"
     if isinstance(model, Mapping):
-        vocabulary = model.get("vocab")
-        count = len(vocabulary) if isinstance(vocabulary, list | dict) else 0
+        entries = model.get("vocab")
+        count = len(entries) if isinstance(entries, list | dict) else 0
         words += f", {model.get('type', 'of no type')}, {count} entries"
     return words + (", made from the source's own" if made else "")

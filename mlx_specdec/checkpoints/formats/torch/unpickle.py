@@ -7,6 +7,7 @@ name is looked up among those that the caller admits, never imported; work and m
 
 from __future__ import annotations
 
+import mmap
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,14 +32,12 @@ _ADMITTED = (
     "STACK_GLOBAL REDUCE BUILD BINPERSID"
 )
 
-Buffer = Any
-"""bytes or an mmap: has a length, and its slices are bytes."""
 Table = Mapping[tuple[str, str], Any]
 """(module, name) -> what it stands for: a function that checks its arguments, or a value."""
 
 
 def load(
-    data: Buffer, begin: int, admitted: Table, persistent: Callable[[Any], Any]
+    data: bytes | mmap.mmap, begin: int, admitted: Table, persistent: Callable[[Any], Any]
 ) -> tuple[Any, int]:
     """The value of the pickle that begins at `begin`, and where it ends.
 
@@ -59,7 +58,7 @@ def load(
 class _Source:
     """A pickle's bytes as the unpickler asks for them, within limits."""
 
-    def __init__(self, data: Buffer, begin: int) -> None:
+    def __init__(self, data: bytes | mmap.mmap, begin: int) -> None:
         self._data, self.at, self._end = data, begin, min(len(data), begin + LONGEST_PICKLE)
         self._left = MOST_READS
 
