@@ -9,13 +9,15 @@ again, and where nothing can be written the index stays in memory.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import mmap
 import os
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,6 +34,9 @@ KEPT = 2 << 30
 ABANDONED = 24 * 3600
 """Seconds after which a file that was never finished is deleted."""
 SUFFIX = ".documents"
+SETTLED = 5
+"""Seconds after its last change from which on a file's time tells its contents."""
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,27 @@ def directory() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("mlx-specdec") / "documents"
+
+
+def digest(files: Sequence[Path], compute: Callable[[Sequence[Path]], str]) -> str:
+    """`compute(files)`, remembered by the files' paths, sizes and times of change: hashing a large
+    corpus takes longer than opening its index."""
+    try:
+        states = [(os.path.abspath(file), os.stat(file)) for file in files]
+    except OSError:
+        return compute(files)  # it says what is wrong
+    told = json.dumps([(path, state.st_size, state.st_mtime_ns) for path, state in states])
+    note = directory() / f"{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}.digest"
+    with contextlib.suppress(OSError, ValueError):
+        if _DIGEST.fullmatch(kept := note.read_text(encoding="ascii")):
+            return kept
+    computed = compute(files)
+    # What changed just now may change again without a change of its time.
+    if all(state.st_mtime < time.time() - SETTLED for _, state in states):
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(computed, encoding="ascii")
+    return computed
 
 
 def read(key: IndexKey) -> DocumentIndex | None:
