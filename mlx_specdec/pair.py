@@ -140,7 +140,8 @@ def with_documents(
     Raises DocumentError.
     """
     paths, report = [Path(file) for file in files], progress or ignore_progress
-    key = IndexKey(documents.digest(paths), pair.tokenizer.digest, pair.vocabulary)
+    digest = document_cache.digest(paths, documents.digest)
+    key = IndexKey(digest, pair.tokenizer.digest, pair.vocabulary)
     index = document_cache.read(key)
     if index is None:
         # Tokenizing takes three quarters of the time.

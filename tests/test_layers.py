@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "threads": set(),
     "text": {"checkpoints", "errors"},
     "checkpoints": {"errors"},
-    "models": {"cache_settings", "contracts", "checkpoints", "text", "errors"},
+    "models": {"cache_settings", "contracts", "checkpoints", "text", "errors", "user_cache"},
     "user_cache": set(),
     "drafting": {"contracts", "sampling", "user_cache"},
     "verification": {"contracts", "sampling"},

@@ -9,10 +9,14 @@ written the index stays in memory.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import mmap
 import os
+import re
 import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +28,9 @@ HEADER = 512
 BLOCK = 1 << 22
 KEPT = 2 << 30
 """Bytes of all indexes together; beyond, those that were used longest ago are deleted."""
+SETTLED = 5
+"""Seconds after its last change from which on a file's time tells its contents."""
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,30 @@ class IndexKey:
     documents: str
     tokenizer: str
     vocabulary: int
+
+
+def digest(files: Sequence[Path], compute: Callable[[Sequence[Path]], str]) -> str:
+    """`compute(files)`, remembered by the files' paths, sizes and times of change: hashing a large
+    corpus takes longer than opening its index."""
+    try:
+        states = [(os.path.abspath(file), os.stat(file)) for file in files]
+    except OSError:
+        return compute(files)  # it says what is wrong
+    told = json.dumps([(path, state.st_size, state.st_mtime_ns) for path, state in states])
+    note = (
+        user_cache.directory("documents")
+        / f"{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}.digest"
+    )
+    with contextlib.suppress(OSError, ValueError):
+        if _DIGEST.fullmatch(kept := note.read_text(encoding="ascii")):
+            return kept
+    computed = compute(files)
+    # What changed just now may change again without a change of its time.
+    if all(state.st_mtime < time.time() - SETTLED for _, state in states):
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(computed, encoding="ascii")
+    return computed
 
 
 def read(key: IndexKey) -> DocumentIndex | None:

@@ -19,6 +19,7 @@ from ..checkpoints import files
 from ..checkpoints.plans.mlx_lm import cannot_build, open_model
 from ..checkpoints.tensors import dtype_name
 from ..errors import CheckpointError, OptionError, SpecdecError, first_line
+from . import agreement
 from .decoder_only import DecoderOnlyModel
 from .number_format import NumberFormat, expands, on_cpu
 
@@ -34,7 +35,8 @@ def load(
     model = in_asked_numbers(_read(directory, config), str(directory), numbers)
     try:
         mx.eval(model.parameters())
-        runnable = DecoderOnlyModel(model, max_length(config, model, caches), caches)
+        identity = agreement.identity(config, in_words(model), caches)
+        runnable = DecoderOnlyModel(model, max_length(config, model, caches), caches, identity)
     except RuntimeError as problem:
         if "metal" not in str(problem).lower():
             raise

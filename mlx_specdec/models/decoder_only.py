@@ -18,6 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from ..cache_settings import CacheSettings
 from ..contracts import FINAL, Context, Scores
 from ..errors import CheckpointError, OptionError
+from . import agreement
 from .base import check_pass, check_prompt, check_rewind
 from .cache_kinds import cache_maker
 from .decoder_context import DecoderOnlyContext, MakeCache, batched, batches, fits
@@ -44,7 +45,7 @@ class DecoderOnlyModel:
 
     model: the loaded module, called as `model(tokens, cache=entries)`; kept as `network`.
     max_length: longest committed text in tokens, or None. caches: raises OptionError for kinds that
-    the model cannot use.
+    the model cannot use. identity: of `agreement`, where it is known.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class DecoderOnlyModel:
         model: nn.Module,
         max_length: int | None = None,
         caches: CacheSettings | None = None,
+        identity: str | None = None,
     ) -> None:
         self.network = model
+        self._identity = identity
         self._max_length = max_length
         self._make_caches = cache_maker(model, caches or CacheSettings())
         self._taps: dict[str, Tap] = {}
@@ -102,7 +105,9 @@ class DecoderOnlyModel:
     @cached_property
     def rows_agree(self) -> bool:
         """As base.Base says; some of mlx-lm's models fail it. Found out when first asked for."""
-        return rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
+        return agreement.once(
+            self._identity, lambda: rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
+        )
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(batch, m) int32 -> (batch, m, width): what the first layer is given, scaled where the

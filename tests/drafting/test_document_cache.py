@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,3 +133,32 @@ def test_what_killed_processes_left_makes_room_as_well(
     monkeypatch.setattr(document_cache, "KEPT", 2 * file.stat().st_size - HEADER)
     built(replace(KEY, documents="d1"))
     assert not old.exists() and file.exists()
+
+
+def test_what_documents_hold_is_hashed_again_only_where_they_have_changed(tmp_path: Path) -> None:
+    hashed = []
+
+    def compute(files: Sequence[Path]) -> str:
+        hashed.append([file.read_text() for file in files])
+        return f"{len(hashed):032x}"
+
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+    for file in (first, second):
+        file.write_text("old")
+        os.utime(file, (1000, 1000))
+    files = [first, second]
+    assert document_cache.digest(files, compute) == document_cache.digest(files, compute)
+    assert hashed == [["old", "old"]]
+    assert document_cache.digest([second, first], compute) == f"{2:032x}"
+    first.write_text("new")  # of the same size, and just now: its time says nothing yet
+    assert document_cache.digest(files, compute) != document_cache.digest(files, compute)
+    assert len(hashed) == 4
+    os.utime(first, (2000, 2000))
+    assert document_cache.digest(files, compute) == document_cache.digest(files, compute)
+    assert len(hashed) == 5
+    for note in user_cache.directory("documents").glob("*.digest"):
+        note.write_bytes(b"\xff half")
+    document_cache.digest(files, compute)
+    assert len(hashed) == 6
+    with pytest.raises(FileNotFoundError):
+        document_cache.digest([tmp_path / "none"], compute)
