@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -80,6 +81,8 @@ def stream_generate(
     options = options or Options()
     mx.reset_peak_memory()
     ids = encode(pair, prompt, options)
+    if caution := pair.target.caution(len(ids)):
+        warnings.warn(caution, stacklevel=2)
     _check_bias(pair, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []

@@ -30,6 +30,10 @@ class Base(TargetModel, Protocol):
         speculation rests on. Where not, a RuntimeWarning says so once."""
         ...
 
+    def caution(self, prompt_tokens: int) -> str:
+        """What a user should know before a prompt of this length is read; mostly nothing."""
+        ...
+
     def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
         """Texts that begin together, of which nothing has been seen but an encoder's sources.
 

@@ -148,6 +148,10 @@ class DecoderOnlyModel:
         check_prompt(prompt, self._vocabulary, self._max_length)
         return DecoderOnlyContext(self, self._make_caches())
 
+    def caution(self, prompt_tokens: int) -> str:
+        """Nothing: what is too long is refused."""
+        return ""
+
     def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
         """A pass over several texts at once, their prompts included; as base.Base says."""
         for prompt in prompts:

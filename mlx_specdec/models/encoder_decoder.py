@@ -11,6 +11,7 @@ from functools import cached_property
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..checkpoints.disk import sizes
 from ..contracts import FINAL, Scores
 from .base import BatchPass, check_prompt, check_rewind, count_rows
 from .kv_cache import STEP, KVCache
@@ -81,6 +82,17 @@ class EncoderDecoderModel:
         check_prompt(prompt, self.vocabulary, None)
         encoded = self.network.encode(mx.array([list(prompt)], dtype=mx.int32))
         return EncoderDecoderContext(self, self.network.project_encoded(encoded))
+
+    def caution(self, prompt_tokens: int) -> str:
+        """Beyond the sources that the model was trained on, relative positions go on working."""
+        trained = self.network.config.trained_length
+        if prompt_tokens <= trained:
+            return ""
+        takes = sizes.show(self.network.source_nbytes(prompt_tokens))
+        return (
+            f"the prompt has {prompt_tokens:,} tokens, and the model was trained on {trained:,} at "
+            f"most: the text may be worse, and reading the prompt takes about {takes} of memory"
+        )
 
     def open_batch(self, prompts: Sequence[Sequence[int]]) -> BatchPass:
         """The encoder runs over all sources at once; as base.Base says."""
