@@ -84,6 +84,7 @@ def stream_generate(
     if caution := pair.target.caution(len(ids)):
         warnings.warn(caution, stacklevel=2)
     _check_bias(pair, options)
+    options = _with_special_tokens(pair, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
     if proposer is not None and not pair.target.rows_agree:
@@ -210,6 +211,14 @@ def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
     return pair.task_prefix if wanted else ""
 
 
+def _with_special_tokens(pair: Pair, options: Options) -> Options:
+    """As mlx-lm has it, XTC excludes neither line ends nor what ends a text."""
+    if options.xtc_probability == 0 or options.xtc_special_tokens is not None:
+        return options
+    special = {*pair.tokenizer.encode("\n"), *pair.eos_token_ids}
+    return replace(options, xtc_special_tokens=tuple(sorted(special)))
+
+
 def _check_bias(pair: Pair, options: Options) -> None:
     """Raises OptionError where every token is banned, and for ids that texts do not have."""
     beyond = max(options.logit_bias, default=0)
@@ -236,7 +245,7 @@ def _decoding(
     context, prefix = target.open(ids), target.prefix(ids)
     sequence = Decoded(
         prefix,
-        Distribution(options.sampling, pair.vocabulary),
+        Distribution(options.sampling, pair.vocabulary, ids),
         _noise(pair, ids, options),
         _stop_criteria(pair, options, len(prefix)),
     )

@@ -22,6 +22,8 @@ NUMBERS = (
     "temperature",
     "top_p",
     "min_p",
+    "xtc_probability",
+    "xtc_threshold",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
@@ -59,6 +61,7 @@ class Options:
     cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
         one task prefix that a T5's config.json asks for.
+    xtc_special_tokens: ids that XTC never excludes; None means line ends and what ends a text.
     The others: see `sampling.settings.Sampling`.
 
     Raises OptionError for a value out of range or a contradiction.
@@ -83,6 +86,9 @@ class Options:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    xtc_special_tokens: Iterable[int] | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -136,6 +142,11 @@ class Options:
         if self.simulated_acceptance is not None:
             share = number("simulate-acceptance", self.simulated_acceptance)
             taken["simulated_acceptance"] = share
+        if self.xtc_special_tokens is not None:
+            taken["xtc_special_tokens"] = tuple(
+                integer("a token id of xtc-special-tokens", token)
+                for token in self.xtc_special_tokens
+            )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(text, str) for text in stop):
             raise OptionError(f"stop must be a string or several, not {self.stop!r}")
@@ -166,6 +177,10 @@ class Options:
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
+            xtc_special_tokens=tuple(self.xtc_special_tokens or ()),
+            seed=self.seed,
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,

@@ -108,9 +108,15 @@ class Drafting(Flags):
 
 @dataclass(frozen=True)
 class Penalties(Flags):
-    """What changes single logits, and what ends the text."""
+    """What changes the chances of single tokens, and what ends the text."""
 
     panel = "Sampling"
+    xtc_probability: float = flag(
+        0.0, "The share of positions whose top choices are excluded; 0 excludes none."
+    )
+    xtc_threshold: float = flag(
+        0.1, "The probability above which all tokens but the least likely one are top choices."
+    )
     repetition_penalty: float = flag(1.0, "The factor against earlier tokens; 1 is off.")
     presence_penalty: float = flag(0.0, "The amount subtracted from the logit of earlier tokens.")
     frequency_penalty: float = flag(0.0, "The amount subtracted for each time a token occurred.")

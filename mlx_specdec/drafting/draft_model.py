@@ -59,7 +59,7 @@ class DraftModel(Proposer):
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Opens the draft's own context, unless the prompt alone is more than the draft takes."""
-        self._distribution = Distribution(self._settings, self._vocabulary)
+        self._distribution = Distribution(self._settings, self._vocabulary, prompt)
         self._context, self._seen = None, 0
         known = self._known(prompt)
         self._unread = len(self._model.prefix(known)) - 1

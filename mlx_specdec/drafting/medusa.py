@@ -70,7 +70,7 @@ class Medusa(Proposer):
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forgets the last sequence."""
-        self._distribution = Distribution(self._settings, self._vocabulary)
+        self._distribution = Distribution(self._settings, self._vocabulary, prompt)
         self._state = None
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:

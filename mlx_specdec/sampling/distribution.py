@@ -1,7 +1,8 @@
-"""Logits -> log-probabilities: bias, penalties, temperature, top-k, top-p, min-p, in that order.
+"""Logits -> log-probabilities: bias, penalties, temperature, top-k, top-p, min-p, XTC, in order.
 
-That is the order of transformers. Pure functions on arrays and one small counter of committed
-tokens; draft and target go through the very same functions, so that p and q are filtered alike.
+That is the order of transformers, which has no XTC. Pure functions on arrays and one small counter
+of committed tokens; draft and target go through the very same functions, so that p and q are
+filtered alike.
 Every array is (..., vocabulary); every result is log p up to a constant per row.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
+from .noise import Coins
 from .settings import Sampling
 
 SEGMENTS = 256
@@ -107,6 +109,22 @@ def keep_min_p(logits: mx.array, p: float) -> mx.array:
     return mx.where(logits < best + math.log(p), -mx.inf, logits)
 
 
+def exclude_top_choices(
+    logits: mx.array, threshold: float, special: Sequence[int] = ()
+) -> mx.array:
+    """XTC: of the tokens more likely than the threshold keep the least likely one alone.
+
+    special: ids that stay. A row with fewer than two such tokens stays as it is. Source: mlx-lm's
+    and llama.cpp's filter of that name.
+    """
+    probabilities = mx.softmax(logits, axis=-1)
+    above = mx.where(probabilities > threshold, probabilities, mx.inf)
+    excluded = probabilities > mx.min(above, axis=-1, keepdims=True)
+    if special:
+        excluded[..., mx.array(special)] = False
+    return mx.where(excluded, -mx.inf, logits)
+
+
 def log_probabilities(
     logits: mx.array, settings: Sampling, vocabulary: int, counts: mx.array | None = None
 ) -> mx.array:
@@ -136,15 +154,20 @@ class Distribution:
     """The distributions of one sequence in one model: settings, vocabulary, and the tokens counted.
 
     Target and draft each own one, because each may look at a different moment of the sequence.
+    prompt: token ids, which with the seed decide where top choices are excluded.
     """
 
-    def __init__(self, settings: Sampling, vocabulary: int) -> None:
+    def __init__(self, settings: Sampling, vocabulary: int, prompt: Sequence[int] = ()) -> None:
         self._settings = settings
         self._vocabulary = vocabulary
         self._counted = 0
         self._counts: mx.array | None = None
         if settings.counts_tokens:
             self._counts = mx.zeros((vocabulary,), dtype=mx.float32)
+        self._coins: Coins | None = None
+        if settings.temperature > 0 and settings.xtc_probability > 0:
+            self._coins = Coins(settings.seed, prompt, settings.xtc_probability)
+        self._special = [token for token in settings.xtc_special_tokens if token < vocabulary]
 
     def log_probabilities(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
@@ -156,7 +179,17 @@ class Distribution:
         drafted: (1, n) int32 tokens after them, m <= n + 1; penalties advance through them.
         """
         counts = self._count(committed, drafted, logits.shape[1])
-        return log_probabilities(logits, self._settings, self._vocabulary, counts)
+        log_p = log_probabilities(logits, self._settings, self._vocabulary, counts)
+        behind = len(committed) + (0 if drafted is None else drafted.shape[1]) + 1
+        return log_p if self._coins is None else self._exclude(log_p, behind, self._coins)
+
+    def _exclude(self, log_p: mx.array, behind: int, coins: Coins) -> mx.array:
+        """Without the top choices of rows whose coins say so, the last row being at behind - 1."""
+        tossed = [coins.at(position) for position in range(behind - log_p.shape[1], behind)]
+        if not any(tossed):
+            return log_p
+        without = exclude_top_choices(log_p, self._settings.xtc_threshold, self._special)
+        return mx.where(mx.array(tossed)[:, None], without, log_p)
 
     def _count(
         self, committed: Sequence[int], drafted: mx.array | None, rows: int
