@@ -84,6 +84,7 @@ def stream_generate(
     if caution := pair.target.caution(len(ids)):
         warnings.warn(caution, stacklevel=2)
     _check_bias(pair, options)
+    pair = _with_extra_eos(pair, options)
     options = _with_special_tokens(pair, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
@@ -201,7 +202,13 @@ def encode(pair: Pair, prompt: str | Sequence[int] | Messages, options: Options)
     """Token ids of a prompt; see `text.tokenizer.prompt_ids`."""
     if isinstance(prompt, str) and prompt.strip():
         prompt = missing_prefix(pair, prompt, options) + prompt
-    return prompt_ids(pair.tokenizer, prompt, chat_template=options.chat_template)
+    return prompt_ids(
+        pair.tokenizer,
+        prompt,
+        chat_template=options.chat_template,
+        system_prompt=options.system_prompt,
+        chat_settings=options.chat_template_config,
+    )
 
 
 def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
@@ -209,6 +216,20 @@ def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
     config.json asks for; mostly nothing."""
     wanted = options.chat_template and not prompt.startswith(pair.task_prefix.rstrip())
     return pair.task_prefix if wanted else ""
+
+
+def _with_extra_eos(pair: Pair, options: Options) -> Pair:
+    """Raises OptionError for a token that the model does not have."""
+    if not options.extra_eos_token:
+        return pair
+    ids = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}
+    extra = set()
+    for token in map(str, cast(tuple[str | int, ...], options.extra_eos_token)):
+        id = int(token) if token.isascii() and token.isdigit() else ids.get(token, -1)
+        if not 0 <= id < pair.vocabulary:
+            raise OptionError(f"extra-eos-token: the model has no token {token!r:.80}")
+        extra.add(id)
+    return replace(pair, eos_token_ids=pair.eos_token_ids | extra)
 
 
 def _with_special_tokens(pair: Pair, options: Options) -> Options:
@@ -255,7 +276,7 @@ def _decoding(
         rule=rule,
         batch=Batch([sequence]),
         draft_length=lengths,
-        reader=PromptReader(context, prefix, ids, proposer, progress),
+        reader=PromptReader(context, prefix, ids, proposer, progress, options.prefill_step_size),
         watch=watch,
     )
 

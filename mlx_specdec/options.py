@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from .drafting import DRAFTERS
 from .errors import OptionError
@@ -29,6 +29,7 @@ NUMBERS = (
     "frequency_penalty",
 )
 """Settings that are numbers of any kind."""
+NOT_NUMBERS = (("ngram_min", None), ("num_draft", "auto"), ("prefill_step_size", None))
 SELF = "self"
 """Named as draft model: the target's own layers at fewer bits."""
 
@@ -56,11 +57,14 @@ class Options:
     posterior_threshold, posterior_alpha: of the typical rule, (0, 1) each: a drafted token stays
         where p > min(threshold, alpha exp(-entropy)).
     stop: strings that end the text, or a single one; they are not part of it.
+    extra_eos_token: tokens, or their ids, that end the text as well as the model's own.
     simulated_acceptance: keep each drafted token with this probability instead of verifying it, to
         measure what decoding costs; None verifies. What is emitted is then no text.
     cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
-        one task prefix that a T5's config.json asks for.
+        one task prefix that a T5's config.json asks for. system_prompt: the message that the
+        template puts first. chat_template_config: more variables for it.
+    prefill_step_size: tokens of the prompt in one pass; None takes 512.
     xtc_special_tokens: ids that XTC never excludes; None means line ends and what ends a text.
     The others: see `sampling.settings.Sampling`.
 
@@ -78,10 +82,14 @@ class Options:
     posterior_alpha: float = 0.3
     seed: int = 0
     stop: str | Iterable[str] = ()
+    extra_eos_token: str | int | Iterable[str | int] = ()
     regular: bool = False
     cost_cache: bool = True
     simulated_acceptance: float | None = None
     chat_template: bool = True
+    system_prompt: str | None = None
+    chat_template_config: Mapping[str, Any] = field(default_factory=dict)
+    prefill_step_size: int | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -128,14 +136,21 @@ class Options:
                 raise OptionError(f"{name} must lie between 0 and 1, not {value}")
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
+        if self.prefill_step_size is not None and self.prefill_step_size < 1:
+            raise OptionError(f"prefill-step-size must be 1 or more, not {self.prefill_step_size}")
+        if not self.chat_template and (self.chat_template_config or self.system_prompt is not None):
+            raise OptionError(
+                "system-prompt and chat-template-config are for the chat template: leave out "
+                "no-chat-template"
+            )
         self.sampling  # noqa: B018  its own checks run here
 
     def _take_what_is_meant(self) -> None:
         """Numbers of numpy become Python's, one stop string a tuple, and the biases a copy."""
         taken: dict[str, object] = {}
-        for name in ("max_tokens", "num_draft", "ngram_min", "seed", "top_k"):
+        for name in ("max_tokens", "num_draft", "ngram_min", "seed", "top_k", "prefill_step_size"):
             value = getattr(self, name)
-            if (name, value) not in (("ngram_min", None), ("num_draft", "auto")):
+            if (name, value) not in NOT_NUMBERS:
                 taken[name] = integer(name.replace("_", "-"), value)
         for name in NUMBERS:
             taken[name] = number(name.replace("_", "-"), getattr(self, name))
@@ -151,6 +166,17 @@ class Options:
         if not all(isinstance(text, str) for text in stop):
             raise OptionError(f"stop must be a string or several, not {self.stop!r}")
         taken["stop"] = stop
+        extra = self.extra_eos_token
+        if isinstance(extra, str) or not isinstance(extra, Iterable):
+            extra = (extra,)
+        taken["extra_eos_token"] = tuple(extra)
+        if not (self.system_prompt is None or isinstance(self.system_prompt, str)):
+            raise OptionError(f"system-prompt must be a string, not {self.system_prompt!r}")
+        if not isinstance(self.chat_template_config, Mapping):
+            raise OptionError(
+                f"chat-template-config must name values, not be {self.chat_template_config!r}"
+            )
+        taken["chat_template_config"] = dict(self.chat_template_config)
         taken["logit_bias"] = {
             integer("a token id of logit-bias", token): number("logit-bias", bias)
             for token, bias in dict(self.logit_bias).items()

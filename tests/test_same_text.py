@@ -52,7 +52,7 @@ class Numbers:
     def decode(self, ids) -> str:
         return "".join(f"{id} " for id in ids)
 
-    def apply_chat(self, text: str) -> list[int]:
+    def apply_chat(self, text: str, settings: object = None) -> list[int]:
         raise AssertionError("no chat template")
 
     def pieces(self) -> list[str | None]:

@@ -77,6 +77,8 @@ def bench(
         raise OptionError(
             "baselines verify what they draft: leave out --simulate-acceptance or --baselines"
         )
+    if measuring.baselines and models.adapter_path is not None:
+        raise OptionError("baselines take no adapters: leave out --adapter-path or --baselines")
     lengths = _lengths(measuring.num_draft)
     for name, count, least in (
         ("limit", measuring.limit, 1),

@@ -128,12 +128,16 @@ class Penalties(Flags):
     stop: list[str] | None = flag(
         None, "A string before which the text ends; the flag may be repeated."
     )
+    extra_eos_token: list[str] | None = flag(
+        None, "A token, or its id, that ends the text as well; the flag may be repeated."
+    )
 
     def for_options(self) -> dict[str, Any]:
         return {
             **super().for_options(),
             "logit_bias": _biases(self.logit_bias or ()),
             "stop": tuple(self.stop or ()),
+            "extra_eos_token": tuple(self.extra_eos_token or ()),
         }
 
 

@@ -20,7 +20,7 @@ class PromptReader:
     """Feeds a target's context the prefix of one sequence, and a proposer what the target saw.
 
     prefix: `Model.prefix` of the prompt. prompt: what `Proposer.begin` is told. progress: counts
-    tokens of the prompt.
+    tokens of the prompt. step_size: tokens in one pass, CHUNK where it is None.
     """
 
     def __init__(
@@ -30,12 +30,14 @@ class PromptReader:
         prompt: Sequence[int],
         proposer: Proposer | None = None,
         progress: Progress | None = None,
+        step_size: int | None = None,
     ) -> None:
         self._target = target
         self._prefix = list(prefix[:-1])
         self._prompt = prompt
         self._proposer = proposer
         self._progress = progress
+        self._step_size = step_size or CHUNK
         self._read = 0
         self.done = False
 
@@ -45,7 +47,7 @@ class PromptReader:
             self._report(0)
             if self._proposer is not None:
                 self._proposer.begin(self._prompt)
-        chunk = self._prefix[self._read : self._read + CHUNK]
+        chunk = self._prefix[self._read : self._read + self._step_size]
         if chunk:
             self._feed(chunk)
         self._target.evaluate()

@@ -121,7 +121,7 @@ def exclude_top_choices(
     above = mx.where(probabilities > threshold, probabilities, mx.inf)
     excluded = probabilities > mx.min(above, axis=-1, keepdims=True)
     if special:
-        excluded[..., mx.array(special)] = False
+        excluded[..., mx.array(list(special))] = False
     return mx.where(excluded, -mx.inf, logits)
 
 

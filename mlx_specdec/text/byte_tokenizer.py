@@ -72,7 +72,9 @@ class ByteTokenizer:
         bytes_only = [id - FIRST for id in ids if FIRST <= id < FIRST + BYTES]
         return bytes(bytes_only).decode("utf-8", errors="ignore")
 
-    def apply_chat(self, prompt: str | Messages) -> list[int]:
+    def apply_chat(
+        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """There is no template to apply."""
         raise CheckpointError("this model has no chat template")
 

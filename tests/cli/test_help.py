@@ -103,6 +103,8 @@ def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
         ("-p", "Les pates"),
         ("--prompt", "Les pates", "--ignore-chat-template"),
         ("-p", "Les pates", "--num-draft-tokens", 3, "--proposer", "ngram"),
+        ("-p", "Les pates", "--prefill-step-size", 2, "--xtc-probability", 0.5),
+        ("-p", "Les pates", "--extra-eos-token", "<unk>", "--extra-eos-token", 1),
     ],
 )
 def test_the_names_that_mlx_lm_has_are_taken(run: Run, t5: Path, flags: tuple) -> None:
