@@ -41,6 +41,7 @@ class Measuring(Flags):
         None,
         "A drafter to measure; the flag may be repeated.",
         metavar="|".join(proposers()[:-1]),
+        autocompletion=proposers,
     )
     num_draft: str = flag(
         "1,2,3,5,8,auto",

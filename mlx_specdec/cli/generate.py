@@ -51,6 +51,7 @@ class Drafting(Flags):
         "The drafter: a draft model, n-gram lookup in the prompt and the text, Medusa heads, "
         "lookup before one of the others (auto), or none.",
         metavar="|".join(proposers()),
+        autocompletion=proposers,
     )
     num_draft: str = flag(
         "auto",

@@ -132,3 +132,25 @@ def test_a_revision_reaches_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -
 def test_completion_is_offered() -> None:
     done = asked("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert done.returncode == 0 and "complete" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "completions"),
+    [
+        ("gen", {"generate"}),
+        ("generate --proposer n", {"ngram", "none"}),
+        ("generate --rule b", {"block"}),
+        ("generate --draft-m", {"--draft-model", "--draft-model-name"}),
+    ],
+)
+def test_what_is_typed_is_completed(typed: str, completions: set[str]) -> None:
+    words = f"mlx-specdec {typed}"
+    asked_for = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    installed = "import sys; sys.argv = ['mlx-specdec']; from mlx_specdec.cli import start"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{installed}; start.main()"],
+        env={**os.environ, **asked_for, "_MLX_SPECDEC_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+    )
+    assert set(done.stdout.split()) == completions
