@@ -125,6 +125,16 @@ def test_models_that_are_not_there_are_named(run: Run, t5: Path, monkeypatch) ->
     told(run("generate", PROMPT, "--model", t5, "--draft-model", "./none"), "./none")
 
 
+@pytest.mark.parametrize(
+    "flag", ["--model", "--draft-model", "--prompt-file", "--lookup-file", "--adapter-path"]
+)
+def test_names_that_no_file_can_have_are_told(run: Run, llama: Path, flag: str) -> None:
+    asked = {"--model": str(llama), flag: "x" * 5000}
+    prompt = () if flag == "--prompt-file" else (PROMPT,)
+    done = run("generate", *prompt, *(word for pair in asked.items() for word in pair))
+    told(done, "long" if flag != "--lookup-file" else "--lookup-file")
+
+
 def test_a_file_in_place_of_a_directory_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "model").write_text("x")
     told(run("generate", PROMPT, "--model", tmp_path / "model"), "is a file")
