@@ -153,7 +153,7 @@ class Output(Json):
 
 @command(
     'mlx-specdec generate "translate English to French: I am cold."',
-    'mlx-specdec generate "def add(a, b):" --model weights/py-llama --proposer ngram -m 60',
+    'mlx-specdec generate "def f(x):" --model weights/py-llama --proposer ngram',
 )
 def generate(
     prompt: Prompt,

@@ -90,6 +90,13 @@ def test_the_help_is_as_wide_as_the_terminal() -> None:
         assert columns - 12 < max(map(len, texts)) <= columns
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_line_is_wider_than_a_plain_terminal(name: str) -> None:
+    done = asked(name, "-h", COLUMNS="80", TERM="dumb")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "\x1b" not in done.stdout
+
+
 def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
     assert flags.options(*GROUPS) == Options()
     library_only = ["xtc_special_tokens"]
