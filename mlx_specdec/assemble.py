@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -81,8 +82,7 @@ def stream_generate(
     """
     options = options or Options()
     mx.reset_peak_memory()
-    ids = encode(pair, prompt, options)
-    check_bias(pair, options)
+    ids, pair, options = prepared(pair, prompt, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
     if proposer is not None and not pair.target.rows_agree:
@@ -187,7 +187,13 @@ def encode(pair: Pair, prompt: str | Sequence[int] | Messages, options: Options)
     """Token ids of a prompt; see `text.tokenizer.prompt_ids`."""
     if isinstance(prompt, str) and prompt.strip():
         prompt = missing_prefix(pair, prompt, options) + prompt
-    return prompt_ids(pair.tokenizer, prompt, chat_template=options.chat_template)
+    return prompt_ids(
+        pair.tokenizer,
+        prompt,
+        chat_template=options.chat_template,
+        system_prompt=options.system_prompt,
+        chat_settings=options.chat_template_config,
+    )
 
 
 def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
@@ -197,7 +203,44 @@ def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
     return pair.task_prefix if wanted else ""
 
 
-def check_bias(pair: Pair, options: Options) -> None:
+def prepared(
+    pair: Pair, prompt: str | Sequence[int] | Messages, options: Options
+) -> tuple[list[int], Pair, Options]:
+    """Token ids of a prompt, and pair and options with what its options ask of the model.
+
+    Warns of a prompt that is longer than the model has learned. Raises PromptError, OptionError.
+    """
+    ids = encode(pair, prompt, options)
+    if caution := pair.target.caution(len(ids)):
+        warnings.warn(caution, stacklevel=3)
+    _check_bias(pair, options)
+    pair = _with_extra_eos(pair, options)
+    return ids, pair, _with_special_tokens(pair, options)
+
+
+def _with_extra_eos(pair: Pair, options: Options) -> Pair:
+    """Raises OptionError for a token that the model does not have."""
+    if not options.extra_eos_token:
+        return pair
+    ids = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}
+    extra = set()
+    for token in map(str, cast(tuple[str | int, ...], options.extra_eos_token)):
+        id = int(token) if token.isascii() and token.isdigit() else ids.get(token, -1)
+        if not 0 <= id < pair.vocabulary:
+            raise OptionError(f"extra-eos-token: the model has no token {token!r:.80}")
+        extra.add(id)
+    return replace(pair, eos_token_ids=pair.eos_token_ids | extra)
+
+
+def _with_special_tokens(pair: Pair, options: Options) -> Options:
+    """As mlx-lm has it, XTC excludes neither line ends nor what ends a text."""
+    if options.xtc_probability == 0 or options.xtc_special_tokens is not None:
+        return options
+    special = {*pair.tokenizer.encode("\n"), *pair.eos_token_ids}
+    return replace(options, xtc_special_tokens=tuple(sorted(special)))
+
+
+def _check_bias(pair: Pair, options: Options) -> None:
     """Raises OptionError where every token is banned, and for ids that texts do not have."""
     beyond = max(options.logit_bias, default=0)
     if beyond >= pair.vocabulary:
@@ -227,7 +270,9 @@ def _decoding(
         rule=rule,
         batch=Batch([sequence]),
         draft_length=lengths,
-        reader=PromptReader(context, [sequence.committed], [ids], proposer, progress),
+        reader=PromptReader(
+            context, [sequence.committed], [ids], proposer, progress, options.prefill_step_size
+        ),
         watch=watch,
     )
 
@@ -237,7 +282,7 @@ def make_sequence(pair: Pair, ids: Sequence[int], options: Options) -> Decoded:
     prefix = pair.target.prefix(ids)
     return Decoded(
         prefix,
-        Distribution(options.sampling, pair.vocabulary),
+        Distribution(options.sampling, pair.vocabulary, ids),
         _noise(pair, ids, options),
         _stop_criteria(pair, options, len(prefix)),
     )

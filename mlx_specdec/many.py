@@ -15,12 +15,11 @@ import mlx.core as mx
 
 from .assemble import (
     Pair,
-    check_bias,
-    encode,
     environment,
     make_labels,
     make_rule,
     make_sequence,
+    prepared,
 )
 from .checkpoints.disk.sizes import memory
 from .decoding.batch_size import AutoBatchSize, BatchSize, FixedBatchSize
@@ -179,16 +178,15 @@ class ManyRun:
         self._window_began, self._window_tokens = now, 0
         for number, request in window:
             try:
-                ids = encode(self._pair, request.prompt, request.options)
-                check_bias(self._pair, request.options)
+                ids, pair, options = prepared(self._pair, request.prompt, request.options)
                 target = self._pair.target
                 check_prompt(ids, target.vocabulary, target.max_length)
             except SpecdecError as problem:
                 self._failed.append(Part(number, Emission((), ()), error=str(problem)))
                 continue
-            sequence = make_sequence(self._pair, ids, request.options)
-            alike = replace(request.options, seed=0, max_tokens=1, stop=())
-            self._jobs[sequence] = job = _Job(number, request.options, ids, sequence, alike)
+            sequence = make_sequence(pair, ids, options)
+            alike = replace(options, seed=0, max_tokens=1, stop=())
+            self._jobs[sequence] = job = _Job(number, options, ids, sequence, alike)
             self._waiting.append(job)
         self._waiting.sort(key=lambda job: (repr(job.alike), len(job.ids)))
 
@@ -207,7 +205,13 @@ class ManyRun:
             rule=make_rule(options),
             batch=Batch(sequences),
             draft_length=self._lengths,
-            reader=PromptReader(context, [s.committed for s in sequences], prompts, proposer),
+            reader=PromptReader(
+                context,
+                [each.committed for each in sequences],
+                prompts,
+                proposer,
+                step_size=options.prefill_step_size,
+            ),
             watch=self._watch,
         )
 

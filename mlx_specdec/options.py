@@ -5,9 +5,9 @@ It imports no MLX, so that a wrong setting is told at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from .drafting import DRAFTERS
 from .errors import OptionError
@@ -42,11 +42,14 @@ class Options(Sampling):
     posterior_threshold, posterior_alpha: of the typical rule, (0, 1) each: a drafted token stays
         where p > min(threshold, alpha exp(-entropy)).
     stop: strings that end the text, or a single one; they are not part of it.
+    extra_eos_token: tokens, or their ids, that end the text as well as the model's own.
     simulated_acceptance: keep each drafted token with this probability instead of verifying it, to
         measure what decoding costs; None verifies. What is emitted is then no text.
     cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
-        one task prefix that a T5's config.json asks for.
+        one task prefix that a T5's config.json asks for. system_prompt: the message that the
+        template puts first. chat_template_config: more variables for it.
+    prefill_step_size: tokens of the prompt in one pass; None takes 512.
     How tokens are drawn: see `sampling.settings.Sampling`.
 
     Raises OptionError for a value out of range or a contradiction.
@@ -63,10 +66,14 @@ class Options(Sampling):
     posterior_alpha: float = 0.3
     seed: int = 0
     stop: str | Iterable[str] = ()
+    extra_eos_token: str | int | Iterable[str | int] = ()
     regular: bool = False
     cost_cache: bool = True
     simulated_acceptance: float | None = None
     chat_template: bool = True
+    system_prompt: str | None = None
+    chat_template_config: Mapping[str, Any] = field(default_factory=dict)
+    prefill_step_size: int | None = None
 
     def __post_init__(self) -> None:
         self._take_what_is_meant()
@@ -81,11 +88,16 @@ class Options(Sampling):
         self._check_simulation()
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
+        if not self.chat_template and (self.chat_template_config or self.system_prompt is not None):
+            raise OptionError(
+                "system-prompt and chat-template-config are for the chat template: leave out "
+                "no-chat-template"
+            )
         super().__post_init__()
 
     def _ranges(self) -> Iterator[tuple[str, bool, str]]:
         """Of a setting, whether it is as it must be, and how that is."""
-        count, least = self.num_draft, self.ngram_min
+        count, least, step = self.num_draft, self.ngram_min, self.prefill_step_size
         names, among = (None, *proposers()), f"be one of {', '.join(proposers())}"
         drafted = count == "auto" or 0 <= count <= MOST_DRAFTED
         yield "max_tokens", self.max_tokens >= 0, "be 0 or more"
@@ -97,6 +109,7 @@ class Options(Sampling):
         yield "rule", self.rule in (None, *RULES), f"be one of {', '.join(RULES)}"
         yield "posterior_threshold", 0 < self.posterior_threshold < 1, "lie between 0 and 1"
         yield "posterior_alpha", 0 < self.posterior_alpha < 1, "lie between 0 and 1"
+        yield "prefill_step_size", step is None or step >= 1, "be 1 or more"
 
     def _take_what_is_meant(self) -> None:
         """Numbers of numpy become Python's, one stop string a tuple, and the biases a copy."""
@@ -110,10 +123,26 @@ class Options(Sampling):
         if self.simulated_acceptance is not None:
             share = number("simulate-acceptance", self.simulated_acceptance)
             taken["simulated_acceptance"] = share
+        if self.xtc_special_tokens is not None:
+            taken["xtc_special_tokens"] = tuple(
+                integer("a token id of xtc-special-tokens", token)
+                for token in self.xtc_special_tokens
+            )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(text, str) for text in stop):
             raise OptionError(f"stop must be a string or several, not {self.stop!r}")
         taken["stop"] = stop
+        extra = self.extra_eos_token
+        if isinstance(extra, str) or not isinstance(extra, Iterable):
+            extra = (extra,)
+        taken["extra_eos_token"] = tuple(extra)
+        if not (self.system_prompt is None or isinstance(self.system_prompt, str)):
+            raise OptionError(f"system-prompt must be a string, not {self.system_prompt!r}")
+        if not isinstance(self.chat_template_config, Mapping):
+            raise OptionError(
+                f"chat-template-config must name values, not be {self.chat_template_config!r}"
+            )
+        taken["chat_template_config"] = dict(self.chat_template_config)
         taken["logit_bias"] = {
             integer("a token id of logit-bias", token): number("logit-bias", bias)
             for token, bias in dict(self.logit_bias).items()

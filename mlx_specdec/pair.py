@@ -79,6 +79,7 @@ def load(
     draft_model: str | Path | None = None,
     *,
     revision: str | None = None,
+    adapter_path: str | Path | None = None,
     dtype: str = "auto",
     q_bits: int | None = None,
     draft_q_bits: int | None = None,
@@ -91,7 +92,8 @@ def load(
 
     model, draft_model: a directory or a name on the Hugging Face Hub; a model that is Medusa heads
     brings the base model that it names, and the draft "self" is the target's own layers at
-    `draft_q_bits` (4). dtype: "auto" computes in float32 on the CPU and as stored elsewhere; or
+    `draft_q_bits` (4). adapter_path: a directory with an adapter that mlx-lm has trained for the
+    target. dtype: "auto" computes in float32 on the CPU and as stored elsewhere; or
     float32, float16, bfloat16. q_bits: quantize on load. caches: quantized or cut KV caches; a
     draft that cannot have them keeps its own. draft_vocab: "same" refuses a draft with other
     tokens, "intersect" drafts the tokens that both have. random_weights: for measuring; a model
@@ -103,7 +105,8 @@ def load(
     threads.clear_at_end()
     started = time.perf_counter()
     given = Loading(dtype, caches, random_weights, progress)
-    target, tokenizer, heads = _load_target(str(model), revision, q_bits, given)
+    adapter = None if adapter_path is None else Path(adapter_path)
+    target, tokenizer, heads = _load_target(str(model), revision, q_bits, given, adapter)
     pair = Pair(
         name=str(model),
         draft_name=None if draft_model is None else str(draft_model),
@@ -154,13 +157,13 @@ def with_documents(
 
 
 def _load_target(
-    name: str, revision: str | None, q_bits: int | None, given: Loading
+    name: str, revision: str | None, q_bits: int | None, given: Loading, adapter: Path | None
 ) -> tuple[Loaded, Tokenizer, MedusaHeads | None]:
     directory = _fetch(name, revision, given)
     if not medusa_files.is_medusa(directory):
-        return (*_load_from(directory, q_bits, given), None)
+        return (*_load_from(directory, q_bits, given, adapter), None)
     read = medusa_files.read(directory)
-    base, tokenizer = _load_from(_base(directory, read.base, given), q_bits, given)
+    base, tokenizer = _load_from(_base(directory, read.base, given), q_bits, given, adapter)
     return base, tokenizer, attach(read, base.model)
 
 
@@ -209,12 +212,18 @@ def _fetch(name: str, revision: str | None, given: Loading) -> Path:
         given.fetching.append(time.perf_counter() - started)
 
 
-def _load_from(source: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
+def _load_from(
+    source: Path, q_bits: int | None, given: Loading, adapter: Path | None = None
+) -> tuple[Loaded, Tokenizer]:
     with ExitStack() as held:
         directory = held.enter_context(as_directory(source))
         if given.random_weights and not shards.format_of(directory):
+            if adapter is not None:
+                raise OptionError(f"{directory} has no weights to adapt: leave adapter-path out")
             return stand_in(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
-        loaded = load_model(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
+        loaded = load_model(
+            directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches, adapter=adapter
+        )
         tokenizer = load_tokenizer(directory, kind=loaded.kind)
         # Files of a chat template are read when it is first asked for.
         weakref.finalize(tokenizer, held.pop_all().close)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -37,6 +37,11 @@ def test_numbers_of_numpy_are_pythons() -> None:
         ("ngram_min", 1.5),
         ("top_k", None),
         ("temperature", "0.5"),
+        ("xtc_probability", "0.5"),
+        ("xtc_special_tokens", ("a",)),
+        ("prefill_step_size", 2.5),
+        ("system_prompt", 3),
+        ("chat_template_config", "thinking"),
         ("delta", None),
         ("simulated_acceptance", "half"),
         ("stop", (3,)),
@@ -71,3 +76,29 @@ def test_numpy_ids_are_a_prompt_and_bytes_are_none(pair: Pair) -> None:
     for prompt in (b"bytes", [{"role": "user", "content": "messages"}], [1.5]):
         with pytest.raises(PromptError, match=r"a prompt is text|no chat template"):
             generate(pair, prompt, asked)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_the_prompt_is_read_in_steps_of_the_asked_size(pair: Pair, size: int) -> None:
+    reported: list[int] = []
+    asked = Options(max_tokens=5, prefill_step_size=size)
+    run = stream_generate(pair, PROMPT, asked, progress=lambda done, total: reported.append(done))
+    assert (
+        run.result().tokens == generate(pair, PROMPT, replace(asked, prefill_step_size=None)).tokens
+    )
+    assert reported == [*range(0, len(PROMPT) - 1, size), len(PROMPT)]
+
+
+@pytest.mark.parametrize("extra", [np.int64, str, lambda id: [id], lambda id: (str(id), 63)])
+def test_extra_tokens_end_the_text_too(pair: Pair, extra) -> None:
+    plain = generate(pair, PROMPT, Options(max_tokens=20))
+    ends = plain.tokens[4]
+    done = generate(pair, PROMPT, Options(max_tokens=20, extra_eos_token=extra(ends)))
+    assert done.finish_reason == "eos"
+    assert done.tokens == plain.tokens[: plain.tokens.index(ends) + 1]
+
+
+@pytest.mark.parametrize("token", ["<|end|>", SIZE, -1, "2.5"])
+def test_extra_tokens_that_the_model_lacks_are_refused(pair: Pair, token: object) -> None:
+    with pytest.raises(OptionError, match="extra-eos-token: the model has no token"):
+        stream_generate(pair, PROMPT, Options(extra_eos_token=token))

@@ -52,7 +52,7 @@ class Numbers:
     def decode(self, ids) -> str:
         return "".join(f"{id} " for id in ids)
 
-    def apply_chat(self, text: str) -> list[int]:
+    def apply_chat(self, text: str, settings: object = None) -> list[int]:
         raise AssertionError("no chat template")
 
     def pieces(self) -> list[str | None]:
@@ -194,6 +194,38 @@ def test_the_identical_draft_is_always_right() -> None:
         assert stats.tokens_per_round == 5.0
 
 
+@pytest.mark.parametrize("family", ["llama", "own-head-scaled"])
+def test_top_choices_are_excluded_from_draft_and_target_alike(family: str) -> None:
+    asked = {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.02, "seed": 3}
+    check(pair_for(family), **asked)
+    plain = Options(max_tokens=LENGTH, regular=True, **asked)
+    target = pair_for(family).target
+    own = pair_of(target, target)
+    without = replace(plain, xtc_probability=0.0)
+    assert generate(own, PROMPT, plain).tokens != generate(own, PROMPT, without).tokens
+    for rule in ("coupled", "token", "block"):
+        options = replace(plain, regular=False, num_draft=4, proposer="draft", rule=rule)
+        assert generate(own, PROMPT, options).stats.acceptance_rate == 1.0
+
+
+def test_line_ends_and_what_ends_a_text_are_never_excluded() -> None:
+    class Lines(Numbers):
+        def encode(self, text: str) -> list[int]:
+            return [7] if text == "\n" else super().encode(text)
+
+    pair = replace(decoder_only("llama"), tokenizer=Lines())
+    # Two top choices everywhere, of which the likelier one is excluded unless it is special.
+    biases = {7: 1e6, 8: 0.999e6}
+    asked = Options(
+        max_tokens=20, temperature=1e3, xtc_probability=1.0, xtc_threshold=0.2, logit_bias=biases
+    )
+    excluded = generate(pair, PROMPT, replace(asked, xtc_special_tokens=()))
+    assert set(excluded.tokens) == {8}
+    assert set(generate(pair, PROMPT, asked).tokens) == {7, 8}
+    ends = replace(decoder_only("llama"), eos_token_ids=frozenset({7}))
+    assert generate(ends, PROMPT, asked).finish_reason == "eos"
+
+
 pairs: dict[str, Pair] = {}
 families = ("llama", "own-head-scaled", "gemma3_wrapped", "mamba2", "gated-silu")
 anything = given(
@@ -205,6 +237,8 @@ anything = given(
     top_k=st.sampled_from([0, 1, 5]),
     top_p=st.sampled_from([1.0, 0.9, 0.3]),
     min_p=st.sampled_from([0.0, 0.1]),
+    xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.02, 0.1]),
     repetition_penalty=st.sampled_from([1.0, 1.3]),
     presence_penalty=st.sampled_from([0.0, 0.5]),
     frequency_penalty=st.sampled_from([0.0, 0.3]),

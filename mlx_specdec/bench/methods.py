@@ -67,6 +67,8 @@ def own_methods(
     Without proposers: the draft, else the heads, else lookup; and, if "auto" is among the lengths,
     what `generate` does without flags. Raises OptionError for a proposer that the pair lacks.
     """
+    # Methods are handed token ids: the chat template was applied before.
+    options = replace(options, system_prompt=None, chat_template_config={})
     own = next(
         (each.name for each in drafters(pair, replace(options, num_draft=1, proposer=None))), FREE
     )

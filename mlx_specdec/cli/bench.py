@@ -42,6 +42,7 @@ class Measuring(Flags):
         None,
         "A drafter to measure; the flag may be repeated.",
         metavar="|".join(proposers()[:-1]),
+        autocompletion=proposers,
     )
     num_draft: str = flag(
         "1,2,3,5,8,auto",
@@ -78,6 +79,8 @@ def bench(
         raise OptionError(
             "baselines verify what they draft: leave out --simulate-acceptance or --baselines"
         )
+    if measuring.baselines and models.adapter_path is not None:
+        raise OptionError("baselines take no adapters: leave out --adapter-path or --baselines")
     lengths = _lengths(measuring.num_draft)
     if sampling.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {sampling.max_tokens}")

@@ -23,7 +23,10 @@ class Measuring(Flags):
     turns: int = flag(8, "The number of rounds of every draft length.", min=ROUNDS_FOR_COSTS)
 
 
-@command("mlx-specdec calibrate --model weights/py-llama --draft-model weights/py-llama-draft")
+@command(
+    "mlx-specdec calibrate --model weights/py-llama \\",
+    "  --draft-model weights/py-llama-draft",
+)
 def calibrate(models: Models, measuring: Measuring) -> None:
     """Measure what rounds of a pair cost on this machine.
 

@@ -34,7 +34,7 @@ class EffortFlags(Flags):
     seconds: float = flag(60.0, "The time in seconds that measuring may take.")
 
 
-@command("mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B --q-bits 4")
+@command("mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model auto --q-bits 4")
 def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     """Predict what a pair gains, before it is downloaded.
 

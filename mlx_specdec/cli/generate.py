@@ -52,6 +52,7 @@ class Drafting(Flags):
         "The drafter: a draft model, n-gram lookup in the prompt and the text, Medusa heads, "
         "lookup before one of the others (auto), or none.",
         metavar="|".join(proposers()),
+        autocompletion=proposers,
     )
     num_draft: str = flag(
         "auto",
@@ -109,9 +110,15 @@ class Drafting(Flags):
 
 @dataclass(frozen=True)
 class Penalties(Flags):
-    """What changes single logits, and what ends the text."""
+    """What changes the chances of single tokens, and what ends the text."""
 
     panel = "Sampling"
+    xtc_probability: float = flag(
+        0.0, "The share of positions whose top choices are excluded; 0 excludes none."
+    )
+    xtc_threshold: float = flag(
+        0.1, "The probability above which all tokens but the least likely one are top choices."
+    )
     repetition_penalty: float = flag(1.0, "The factor against earlier tokens; 1 is off.")
     presence_penalty: float = flag(0.0, "The amount subtracted from the logit of earlier tokens.")
     frequency_penalty: float = flag(0.0, "The amount subtracted for each time a token occurred.")
@@ -123,12 +130,16 @@ class Penalties(Flags):
     stop: list[str] | None = flag(
         None, "A string before which the text ends; the flag may be repeated."
     )
+    extra_eos_token: list[str] | None = flag(
+        None, "A token, or its id, that ends the text as well; the flag may be repeated."
+    )
 
     def for_options(self) -> dict[str, Any]:
         return {
             **super().for_options(),
             "logit_bias": _biases(self.logit_bias or ()),
             "stop": tuple(self.stop or ()),
+            "extra_eos_token": tuple(self.extra_eos_token or ()),
         }
 
 
@@ -143,7 +154,7 @@ class Output(Json):
 
 @command(
     'mlx-specdec generate "translate English to French: I am cold."',
-    'mlx-specdec generate "def add(a, b):" --model weights/py-llama --proposer ngram -m 60',
+    'mlx-specdec generate "def f(x):" --model weights/py-llama --proposer ngram',
 )
 def generate(
     prompt: Prompt,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..cache_settings import CacheSettings
+from ..errors import OptionError
 from ..training.config import DataConfig, DistillConfig, HeadsConfig
 from .flags import REQUIRED, Flags, flag
 
@@ -54,6 +56,9 @@ class Sources(Flags):
 class Models(Sources):
     """A pair that is loaded."""
 
+    adapter_path: Path | None = flag(
+        None, "An adapter for the target: a directory that mlx-lm has trained.", metavar="DIR"
+    )
     draft_vocab: Literal["same", "intersect"] = flag(
         "same", "With intersect, a draft of another vocabulary drafts what both models can write."
     )
@@ -85,9 +90,37 @@ class ChatTemplate(Flags):
     no_chat_template: bool = flag(
         False, "Use no chat template; take the prompt as it is.", "--ignore-chat-template"
     )
+    system_prompt: str | None = flag(
+        None, "The system's message, which the chat template puts before the prompt."
+    )
+    chat_template_config: str | None = flag(
+        None,
+        "Variables for the chat template, for example '{\"enable_thinking\": false}'.",
+        metavar="JSON",
+    )
+    prefill_step_size: int | None = flag(
+        None, "The number of tokens of the prompt in one pass.", show_default="512"
+    )
 
     def for_options(self) -> dict[str, Any]:
-        return {"chat_template": not self.no_chat_template}
+        return {
+            **super().for_options(),
+            "chat_template": not self.no_chat_template,
+            "chat_template_config": _json_object(self.chat_template_config),
+        }
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    try:
+        told = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise OptionError(
+            f'--chat-template-config must be a JSON object, for example {{"key": true}}, not '
+            f"{text!r:.80}"
+        )
+    return told
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -40,6 +41,9 @@ def exit_with(program: typer.Typer) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as problem:
+        if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
+            render.error(f"a name is too long to be one of a file: {problem.filename!s:.60}...")
+            sys.exit(2)
         _exit_on_usage(problem)
         raise
 

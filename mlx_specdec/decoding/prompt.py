@@ -18,7 +18,8 @@ class PromptReader:
     """Feeds a target's context the prefixes of its sequences, and a proposer what the target saw.
 
     prefixes: `Model.prefix` of each prompt. prompts: what `Proposer.begin` is told. progress:
-    counts tokens of the longest prompt.
+    counts tokens of the longest prompt. step_size: tokens of each in one pass, CHUNK where it is
+    None.
     """
 
     def __init__(
@@ -28,12 +29,14 @@ class PromptReader:
         prompts: Sequence[Sequence[int]],
         proposer: Proposer | None = None,
         progress: Progress | None = None,
+        step_size: int | None = None,
     ) -> None:
         self._target = target
         self._prefixes = [prefix[:-1] for prefix in prefixes]
         self._prompts = prompts
         self._proposer = proposer
         self._progress = progress
+        self._step_size = step_size or CHUNK
         self._read = 0
         self.done = False
 
@@ -43,7 +46,8 @@ class PromptReader:
             self._report(0)
             if self._proposer is not None:
                 self._proposer.begin(self._prompts)
-        chunks = [list(prefix[self._read : self._read + CHUNK]) for prefix in self._prefixes]
+        upto = self._read + self._step_size
+        chunks = [list(prefix[self._read : upto]) for prefix in self._prefixes]
         if any(chunks):
             self._feed(chunks)
         self._target.evaluate()

@@ -114,9 +114,9 @@ class Batch:
         int32 tokens; see Distribution.before_filters."""
         return before_filters_of(self._distributions, logits, self.committed, following)
 
-    def apply_filters(self, rows: mx.array) -> mx.array:
+    def apply_filters(self, rows: mx.array, following: mx.array) -> mx.array:
         """(batch, m, vocabulary): what `before_filters` gave, each row by its own settings."""
-        return apply_filters_of(self._distributions, rows)
+        return apply_filters_of(self._distributions, rows, self.committed, following)
 
     @property
     def _distributions(self) -> list[Distribution]:

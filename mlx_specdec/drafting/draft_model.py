@@ -65,7 +65,9 @@ class DraftModel(Proposer):
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """Opens the draft's own context. A prompt that alone is more than the draft takes is not
         read: its first token stands there."""
-        self._distributions = [Distribution(self._settings, self._vocabulary) for _ in prompts]
+        self._distributions = [
+            Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
+        ]
         self._seen = [0] * len(prompts)
         known = [self._known(prompt) for prompt in prompts]
         self._unread = [len(self._model.prefix(prompt)) - 1 for prompt in known]

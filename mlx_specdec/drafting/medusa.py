@@ -72,7 +72,9 @@ class Medusa(Proposer):
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """Forgets the last sequences."""
-        self._distributions = [Distribution(self._settings, self._vocabulary) for _ in prompts]
+        self._distributions = [
+            Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
+        ]
         self._states = [None] * len(prompts)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:

@@ -26,6 +26,10 @@ class Base(TargetModel, Protocol):
         speculation rests on. Where not, a RuntimeWarning says so once."""
         ...
 
+    def caution(self, prompt_tokens: int) -> str:
+        """What a user should know before a prompt of this length is read; mostly nothing."""
+        ...
+
 
 def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) -> None:
     """Raises PromptError for what `contracts.Model.open` refuses."""

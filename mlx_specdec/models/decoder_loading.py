@@ -20,6 +20,7 @@ from ..checkpoints.plans.mlx_lm import cannot_build, open_model
 from ..checkpoints.tensors import dtype_name
 from ..errors import CheckpointError, OptionError, SpecdecError, first_line
 from . import agreement
+from .adapters import adapt
 from .decoder_only import DecoderOnlyModel
 from .number_format import NumberFormat, expands, on_cpu
 
@@ -29,10 +30,14 @@ def load(
     config: Mapping[str, Any],
     numbers: NumberFormat,
     caches: CacheSettings | None,
+    adapter: Path | None = None,
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
     """See `families.Family.load`. The directory may have torch's archives in the place of
     model*.safetensors; layers are quantized that mlx-lm's converter would quantize."""
-    model = in_asked_numbers(_read(directory, config), str(directory), numbers)
+    read = _read(directory, config)
+    if adapter is not None:
+        adapt(read, adapter)
+    model = in_asked_numbers(read, str(directory), numbers)
     try:
         mx.eval(model.parameters())
         identity = agreement.identity(config, in_words(model), caches)

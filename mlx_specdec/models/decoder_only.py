@@ -156,6 +156,10 @@ class DecoderOnlyModel:
             return DecoderOnlyContext(self, self._batched, 1)
         return ReplayingContext(self, self._make_caches())
 
+    def caution(self, prompt_tokens: int) -> str:
+        """Nothing: what is too long is refused."""
+        return ""
+
     @cached_property
     def batches(self) -> bool:
         """As contracts.Model says; found out when first asked for."""

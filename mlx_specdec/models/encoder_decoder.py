@@ -11,6 +11,7 @@ from functools import cached_property
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..checkpoints.disk import sizes
 from ..contracts import FINAL, Context, Scores, rectangle
 from .base import check_prompt
 from .kv_cache import STEP, KVCache, padded
@@ -80,6 +81,17 @@ class EncoderDecoderModel:
         Raises PromptError for an empty prompt, or one with ids that the model does not have.
         """
         return self.open_batch([prompt])
+
+    def caution(self, prompt_tokens: int) -> str:
+        """Beyond the sources that the model was trained on, relative positions go on working."""
+        trained = self.network.config.trained_length
+        if prompt_tokens <= trained:
+            return ""
+        takes = sizes.show(self.network.source_nbytes(prompt_tokens))
+        return (
+            f"the prompt has {prompt_tokens:,} tokens, and the model was trained on {trained:,} at "
+            f"most: the text may be worse, and reading the prompt takes about {takes} of memory"
+        )
 
     @property
     def batches(self) -> bool:

@@ -31,7 +31,12 @@ class Family(Protocol):
     kind: Kind
 
     def load(
-        self, directory: Path, config: Config, numbers: NumberFormat, caches: CacheSettings | None
+        self,
+        directory: Path,
+        config: Config,
+        numbers: NumberFormat,
+        caches: CacheSettings | None,
+        adapter: Path | None = None,
     ) -> tuple[Base, tuple[int, ...], str]:
         """The model, the ids that end a text (maybe none), and its numbers in words, such as
         "bfloat16" or "4-bit, bfloat16". Raises CheckpointError, OptionError."""

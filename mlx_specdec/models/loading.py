@@ -38,12 +38,13 @@ def load_model(
     q_bits: int | None = None,
     q_group_size: int = 64,
     caches: CacheSettings | None = None,
+    adapter: Path | None = None,
 ) -> Loaded:
     """Load a checkpoint in Hugging Face's or mlx-lm's layout.
 
-    dtype, q_bits, q_group_size: see `NumberFormat`. caches: for decoder-only models. Raises
-    CheckpointError for damaged or unsupported files, OptionError for settings that do not suit
-    them.
+    dtype, q_bits, q_group_size: see `NumberFormat`. caches: for decoder-only models, as is adapter,
+    a directory that mlx-lm wrote. Raises CheckpointError for damaged or unsupported files,
+    OptionError for settings that do not suit them.
     """
     numbers = NumberFormat(dtype, q_bits, q_group_size)
     config = files.read_config(directory)
@@ -51,7 +52,7 @@ def load_model(
     if mx.metal.is_available():
         # As mlx-lm has it: what the GPU works on is not to be swapped out between two passes.
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
-    model, eos_token_ids, words = family.load(directory, config, numbers, caches)
+    model, eos_token_ids, words = family.load(directory, config, numbers, caches, adapter)
     return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config))
 
 

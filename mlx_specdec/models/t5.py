@@ -17,6 +17,9 @@ from .kv_cache import KVCache
 from .t5_config import T5Config
 
 KeysValues = tuple[mx.array, mx.array]
+SOURCE_ROWS = 512
+"""Of a source, that attend in one pass: what a longer one takes then grows with its length alone,
+not with its square."""
 
 
 def relu(states: mx.array) -> mx.array:
@@ -105,6 +108,26 @@ class SelfAttentionLayer(nn.Module):
         if cache is not None:
             given = cache.append(*given)
         return states + self.SelfAttention(normed, given, mask)
+
+    def attend_in_parts(
+        self, states: mx.array, bias: mx.array, rows: int, hidden: mx.array | None
+    ) -> mx.array:
+        """The encoder's, (batch, n, d_model): `rows` of the source at a time attend to all of it.
+
+        bias: from `Stack.source_biases`. hidden: added to the scores as well.
+        """
+        normed = self.layer_norm(states)
+        given = self.SelfAttention.keys_values(normed)
+        length, mixed = states.shape[1], []
+        for first in range(0, length, rows):
+            part = normed[:, first : first + rows]
+            nearest = bias.shape[-1] - length - first
+            mask = bias[:, :, : part.shape[1], nearest : nearest + length]
+            mask = mask if hidden is None else mask + hidden
+            mixed.append(self.SelfAttention(part, given, mask))
+            # One part after the other, or the scores of all would be in memory together.
+            [bias] = mx.depends([bias], mixed[-1:])
+        return states + mx.concatenate(mixed, axis=1)
 
 
 class CrossAttentionLayer(nn.Module):
@@ -206,6 +229,19 @@ class Stack(nn.Module):
             tables.append(table)
         return tables
 
+    def source_biases(self, length: int, rows: int) -> list[mx.array]:
+        """Per layer of the encoder (1, heads, rows, width): the score bias of a source's last
+        `rows` positions, with more keys behind it: of those before them it is a window further on.
+
+        Layers that share a bias share the array.
+        """
+        last = (length - 1) // rows * rows
+        reach = last + rows
+        keys, queries = np.arange(last + length)[None], np.arange(last, reach)[:, None]
+        index = mx.array(reach - 1 + keys - queries)
+        biases = [mx.take(table, index, axis=1)[None] for table in self.bias_tables(reach)]
+        return biases * (len(self.block) // len(biases))
+
     def masks(
         self, tables: Sequence[mx.array], reach: int, start: int, rows: int
     ) -> list[mx.array]:
@@ -253,15 +289,24 @@ class T5(nn.Module):
         (batch, n, d_model).
         """
         length = tokens.shape[1]
-        tables = self.encoder.bias_tables(length)
-        biases = self.encoder.masks(tables, length, 0, length)
+        parts = -(-length // SOURCE_ROWS)
+        rows = -(-length // parts)
+        biases = self.encoder.source_biases(length, rows)
         hidden = _hide(mask, biases[0].dtype)
         states = self.shared(tokens)
         for block, bias in zip(self.encoder.block, biases, strict=True):
             attend, feed_forward = block.layer
-            total = bias if hidden is None else bias + hidden
-            states = feed_forward(attend(states, total, None))
+            states = feed_forward(attend.attend_in_parts(states, bias, rows, hidden))
         return self.encoder.final_layer_norm(states)
+
+    def source_nbytes(self, length: int) -> int:
+        """About what `encode` and `project_encoded` take for a source: bias, scores and their
+        softmax of as many rows as attend at a time, and what a layer hands on."""
+        config = self.config
+        scores = 5 * config.num_heads * min(length, SOURCE_ROWS)
+        states = 6 * config.d_model + 3 * config.d_ff
+        kept = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
+        return length * (scores + states + kept) * self.encoder.final_layer_norm.weight.dtype.size
 
     def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
         """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv).

@@ -9,12 +9,16 @@ from typing import Any
 from ..checkpoints.keys import LARGEST, feed_forward, scales_output, whole_number
 from ..errors import CheckpointError
 
+TRAINED_LENGTH, LONGER = 512, 1024
+"""Tokens of a text in pretraining, where config.json does not say: of T5 (Raffel et al., arXiv
+1910.10683, section 3.1.2), and of mT5 (2010.11934), its successor UMT5, and ByT5 (2105.13626)."""
 FEED_FORWARDS = ("relu", "gelu", "silu", "gated-relu", "gated-gelu", "gated-silu")
 
 
 @dataclass(frozen=True)
 class T5Config:
-    """Shapes and facts of one T5. own_head: lm_head is there and not a copy of shared."""
+    """Shapes and facts of one T5. own_head: lm_head is there and not a copy of shared.
+    trained_length: of the sources that it was trained on, in tokens."""
 
     vocab_size: int
     d_model: int
@@ -31,6 +35,7 @@ class T5Config:
     bias_per_layer: bool
     scales_output: bool
     own_head: bool
+    trained_length: int = TRAINED_LENGTH
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, own_head: bool) -> T5Config:
@@ -62,7 +67,17 @@ class T5Config:
             bias_per_layer=config.get("model_type") == "umt5",
             scales_output=scales_output(config),
             own_head=own_head,
+            trained_length=_trained_length(config),
         )
+
+
+def _trained_length(config: Mapping[str, Any]) -> int:
+    longer = (
+        config.get("model_type") in ("mt5", "umt5")
+        or config.get("tokenizer_class") == "ByT5Tokenizer"
+    )
+    told = config.get("n_positions")
+    return told if type(told) is int and told > 0 else LONGER if longer else TRAINED_LENGTH
 
 
 def _epsilon(config: Mapping[str, Any]) -> float:

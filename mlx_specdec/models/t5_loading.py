@@ -27,12 +27,17 @@ def load(
     config: Mapping[str, Any],
     numbers: NumberFormat,
     caches: CacheSettings | None,
+    adapter: Path | None = None,
 ) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
     """See `families.Family.load`."""
     if caches is not None and caches != CacheSettings():
         raise OptionError(
             f"{directory} is a T5 model, whose caches are neither quantized nor cut: leave "
             "kv-bits and max-kv-size out"
+        )
+    if adapter is not None:
+        raise OptionError(
+            f"{directory} is a T5 model, for which mlx-lm has no adapters: leave adapter-path out"
         )
     stored = stored_quantization(config)
     numbers.check_plain(directory, stored)

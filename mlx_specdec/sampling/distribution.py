@@ -1,7 +1,8 @@
-"""Logits -> log-probabilities: bias, penalties, temperature, top-k, top-p, min-p, in that order.
+"""Logits -> log-probabilities: bias, penalties, temperature, top-k, top-p, min-p, XTC, in order.
 
-That is the order of transformers. Pure functions on arrays and one small counter of committed
-tokens; draft and target go through the very same functions, so that p and q are filtered alike.
+That is the order of transformers, which has no XTC. Pure functions on arrays and one small counter
+of committed tokens; draft and target go through the very same functions, so that p and q are
+filtered alike.
 Every array is (..., vocabulary); every result is log p up to a constant per row.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
+from .noise import Coins
 from .settings import Sampling
 
 SEGMENTS = 256
@@ -107,6 +109,22 @@ def keep_min_p(logits: mx.array, p: float) -> mx.array:
     return mx.where(logits < best + math.log(p), -mx.inf, logits)
 
 
+def exclude_top_choices(
+    logits: mx.array, threshold: float, special: Sequence[int] = ()
+) -> mx.array:
+    """XTC: of the tokens more likely than the threshold keep the least likely one alone.
+
+    special: ids that stay. A row with fewer than two such tokens stays as it is. Source: mlx-lm's
+    and llama.cpp's filter of that name.
+    """
+    probabilities = mx.softmax(logits, axis=-1)
+    above = mx.where(probabilities > threshold, probabilities, mx.inf)
+    excluded = probabilities > mx.min(above, axis=-1, keepdims=True)
+    if special:
+        excluded[..., mx.array(list(special))] = False
+    return mx.where(excluded, -mx.inf, logits)
+
+
 def log_probabilities(
     logits: mx.array, settings: Sampling, vocabulary: int, counts: mx.array | None = None
 ) -> mx.array:
@@ -150,15 +168,20 @@ class Distribution:
     """The distributions of one sequence in one model: settings, vocabulary, and the tokens counted.
 
     Target and draft each own one, because each may look at a different moment of the sequence.
+    prompt: token ids, which with the seed decide where top choices are excluded.
     """
 
-    def __init__(self, settings: Sampling, vocabulary: int) -> None:
+    def __init__(self, settings: Sampling, vocabulary: int, prompt: Sequence[int] = ()) -> None:
         self.settings = settings
         self._vocabulary = vocabulary
         self._counted = 0
         self._counts: mx.array | None = None
         if settings.counts_tokens:
             self._counts = mx.zeros((vocabulary,), dtype=mx.float32)
+        self._coins: Coins | None = None
+        if settings.temperature > 0 and settings.xtc_probability > 0:
+            self._coins = Coins(settings.seed, prompt, settings.xtc_probability)
+        self._special = [id for id in settings.xtc_special_tokens or () if id < vocabulary]
 
     @property
     def samples(self) -> bool:
@@ -167,7 +190,8 @@ class Distribution:
 
     def alike(self, other: Distribution) -> bool:
         """Whether rows of both may be given to either."""
-        return self is other or (self._counts is None and self.settings == other.settings)
+        own = self._counts is not None or self._coins is not None
+        return self is other or (not own and self.settings.draws_as(other.settings))
 
     def log_probabilities(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
@@ -178,7 +202,8 @@ class Distribution:
         committed: all committed tokens, growing from call to call.
         drafted: (1, n) int32 tokens after them, m <= n + 1; penalties advance through them.
         """
-        return apply_filters(self.before_filters(logits, committed, drafted), self.settings)
+        rows = self.before_filters(logits, committed, drafted)
+        return self.apply_filters(rows, committed, drafted)
 
     def before_filters(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
@@ -186,6 +211,22 @@ class Distribution:
         """`log_probabilities` up to temperature."""
         counts = self._count(committed, drafted, logits.shape[1])
         return before_filters(logits, self.settings, self._vocabulary, counts)
+
+    def apply_filters(
+        self, rows: mx.array, committed: Sequence[int], drafted: mx.array | None = None
+    ) -> mx.array:
+        """From what `before_filters` gave to what `log_probabilities` gives."""
+        log_p = apply_filters(rows, self.settings)
+        behind = len(committed) + (0 if drafted is None else drafted.shape[1]) + 1
+        return log_p if self._coins is None else self._exclude(log_p, behind, self._coins)
+
+    def _exclude(self, log_p: mx.array, behind: int, coins: Coins) -> mx.array:
+        """Without the top choices of rows whose coins say so, the last row being at behind - 1."""
+        tossed = [coins.at(position) for position in range(behind - log_p.shape[1], behind)]
+        if not any(tossed):
+            return log_p
+        without = exclude_top_choices(log_p, self.settings.xtc_threshold, self._special)
+        return mx.where(mx.array(tossed)[:, None], without, log_p)
 
     def _count(
         self, committed: Sequence[int], drafted: mx.array | None, rows: int
@@ -227,12 +268,22 @@ def before_filters_of(
     return mx.concatenate(rows)
 
 
-def apply_filters_of(distributions: Sequence[Distribution], rows: mx.array) -> mx.array:
-    """`apply_filters` of every sequence of a batch, (batch, m, vocabulary), by its own settings."""
-    settings = [each.settings for each in distributions]
-    if all(each == settings[0] for each in settings):
-        return apply_filters(rows, settings[0])
-    return mx.concatenate([apply_filters(rows[i : i + 1], each) for i, each in enumerate(settings)])
+def apply_filters_of(
+    distributions: Sequence[Distribution],
+    rows: mx.array,
+    committed: Sequence[Sequence[int]],
+    drafted: mx.array | None = None,
+) -> mx.array:
+    """`Distribution.apply_filters` of every sequence of a batch, (batch, m, vocabulary)."""
+    first = distributions[0]
+    if all(each.alike(first) for each in distributions):
+        return first.apply_filters(rows, committed[0], drafted)
+    return mx.concatenate(
+        [
+            each.apply_filters(rows[i : i + 1], committed[i], drafted)
+            for i, each in enumerate(distributions)
+        ]
+    )
 
 
 def log_probabilities_of(
@@ -243,7 +294,7 @@ def log_probabilities_of(
 ) -> mx.array:
     """`Distribution.log_probabilities` of every sequence of a batch; see `before_filters_of`."""
     rows = before_filters_of(distributions, logits, committed, drafted)
-    return apply_filters_of(distributions, rows)
+    return apply_filters_of(distributions, rows, committed, drafted)
 
 
 def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:

@@ -35,8 +35,29 @@ def derive_key(seed: int, *path: int | str) -> mx.array:
 
     Equal on every platform. Hashed to 64 bits, so that neighbouring positions share nothing.
     """
+    return mx.random.key(_hashed(seed, *path))
+
+
+def _hashed(seed: int, *path: int | str) -> int:
     digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest()
-    return mx.random.key(int.from_bytes(digest, "big"))
+    return int.from_bytes(digest, "big")
+
+
+class Coins:
+    """One toss for each position of a sequence, the same whoever asks and however often.
+
+    Draft and target see the same ones, and what is drawn at a position depends on no other, so that
+    every rule is as exact with them as without: they only say which law a position has.
+    """
+
+    def __init__(self, seed: int, prompt: Sequence[int], probability: float) -> None:
+        self._seed = seed
+        self._digest = digest_of(prompt)
+        self._below = probability * 2**64
+
+    def at(self, position: int) -> bool:
+        """Whether the toss of a position, counted from the first committed token, says yes."""
+        return _hashed(self._seed, self._digest, "coin", position) < self._below
 
 
 class SilentNoise:

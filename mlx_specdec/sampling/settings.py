@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Real
 
 from ..errors import OptionError
@@ -28,6 +28,11 @@ class Sampling:
     presence_penalty, frequency_penalty: subtracted once per token seen, and once per occurrence; at
         most LARGEST.
     logit_bias: added to the logits of single token ids; at most LARGEST, or -inf, which bans.
+    xtc_probability: [0, 1], 0 = off, of excluding the top choices of a position.
+    xtc_threshold: [0, 0.5], the probability above which a token is one of them.
+    xtc_special_tokens: ids that are never excluded; None means none, and of an `options.Options`
+        line ends and what ends a text.
+    seed: decides at which positions they are.
 
     Raises OptionError for a value out of range.
     """
@@ -40,6 +45,10 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    xtc_special_tokens: tuple[int, ...] | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         coldest, hottest = TEMPERATURES
@@ -64,6 +73,11 @@ class Sampling:
             _require(
                 abs(value) <= LARGEST, f"{name} must be at most {LARGEST:g} in size, not {value}"
             )
+        for name, value, most in (
+            ("xtc-probability", self.xtc_probability, 1),
+            ("xtc-threshold", self.xtc_threshold, 0.5),
+        ):
+            _require(0 <= value <= most, f"{name} must lie in [0, {most}], not {value}")
         for token, bias in self.logit_bias.items():
             _require(
                 token >= 0 and (abs(bias) <= LARGEST or bias == -math.inf),
@@ -79,6 +93,11 @@ class Sampling:
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
         )
+
+    def draws_as(self, other: Sampling) -> bool:
+        """Whether both have the same distribution for the same logits; their seeds may differ."""
+        names = (each.name for each in fields(Sampling) if each.name != "seed")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     @property
     def filters(self) -> bool:

@@ -14,10 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import CheckpointError, first_line
+from ..errors import CheckpointError, OptionError, first_line
 
 Messages = Sequence[Mapping[str, str]]
 """Each has "role" and "content"."""
+FIXED = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
 LARGEST = 1 << 24
 """What a multiplication may give: a number, or the length of a string or list."""
 SECONDS, MEMORY_BYTES = 5.0, 1 << 30
@@ -28,21 +29,25 @@ class TemplateError(ValueError):
     """A template asks for more than any chat needs."""
 
 
-def apply(tokenizer: Any, prompt: str | Messages) -> list[int]:
+def apply(
+    tokenizer: Any, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+) -> list[int]:
     """Token ids of messages, or of a text as one of the user's, up to where the answer begins.
 
-    tokenizer: of transformers. Raises CheckpointError where the template fails or takes too much.
+    tokenizer: of transformers. settings: variables that the template may ask for. Raises
+    CheckpointError where the template fails or takes too much, OptionError for settings that are
+    not the caller's.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    asked = settings or {}
+    for name in ("conversation", *FIXED):
+        if name in asked:
+            raise OptionError(f"chat-template-config may not set {name}: leave it out")
     try:
         from transformers.utils import chat_template_utils
 
         chat_template_utils.ImmutableSandboxedEnvironment = _bounded()  # type: ignore[attr-defined]
-        return list(
-            tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        )
+        return list(tokenizer.apply_chat_template(messages, **asked, **FIXED))
     except Exception as problem:  # templates are programs and fail in their own ways
         raise CheckpointError(
             f"the chat template cannot be applied ({first_line(problem):.200}): use "

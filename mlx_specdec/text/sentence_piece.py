@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,9 @@ class SentencePieceTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._processor.decode([id for id in ids if id not in self.special_ids])
 
-    def apply_chat(self, prompt: str | Messages) -> list[int]:
+    def apply_chat(
+        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+    ) -> list[int]:
         raise CheckpointError("this model has no chat template")
 
     def pieces(self) -> list[str | None]:

@@ -5,7 +5,8 @@ For measuring; its text means nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import CheckpointError
 from .chat import Messages
@@ -30,7 +31,9 @@ class StandInTokenizer:
         """One letter an id."""
         return "".join(chr(ord("a") + token % 26) for token in ids)
 
-    def apply_chat(self, prompt: str | Messages) -> list[int]:
+    def apply_chat(
+        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """There is no template to apply."""
         raise CheckpointError("this model has no chat template")
 

@@ -61,8 +61,12 @@ class Tokenizer(Protocol):
         """Text of ids, special tokens left out."""
         ...
 
-    def apply_chat(self, prompt: str | Messages) -> list[int]:
-        """Ids of messages, or of a text as the user's only one, up to where the answer begins."""
+    def apply_chat(
+        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Ids of messages, or of a text as the user's only one, up to where the answer begins.
+
+        settings: more variables of the template."""
         ...
 
     def pieces(self) -> list[str | None]:
@@ -94,30 +98,53 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
 
 
 def prompt_ids(
-    tokenizer: Tokenizer, prompt: str | Sequence[int] | Messages, *, chat_template: bool
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[int] | Messages,
+    *,
+    chat_template: bool,
+    system_prompt: str | None = None,
+    chat_settings: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids of a prompt: text, messages of a chat, or ids, which stay as they are.
 
-    chat_template: text is the user's message where there is a template; messages need one. Raises
-    PromptError for what is empty or neither of these.
+    chat_template: text is the user's message where there is a template; messages need one.
+    system_prompt: the message before them. chat_settings: for the template. Raises PromptError for
+    what is empty or neither of these, and for a system prompt or settings without a template.
     """
     if isinstance(prompt, bytes):
         raise PromptError("the prompt is bytes: decode them, a prompt is text")
     if not (prompt.strip() if isinstance(prompt, str) else len(prompt)):
         raise PromptError("the prompt is empty: give some text")
+    messages = _messages(prompt) if chat_template or not isinstance(prompt, str) else None
+    if messages is not None and tokenizer.has_chat_template:
+        if system_prompt is not None:
+            messages = [{"role": "system", "content": system_prompt}, *messages]
+        return tokenizer.apply_chat(messages, chat_settings)
+    if system_prompt is not None or chat_settings:
+        raise PromptError(
+            "a system prompt and settings of a chat template need one, and "
+            + ("this model has none" if messages else "token ids take none")
+            + ": leave them out"
+        )
     if isinstance(prompt, str):
-        templated = chat_template and tokenizer.has_chat_template
-        return tokenizer.apply_chat(prompt) if templated else tokenizer.encode(prompt)
-    if all(isinstance(each, Mapping) and each.keys() >= {"role", "content"} for each in prompt):
-        if not tokenizer.has_chat_template:
-            raise PromptError("this model has no chat template: give the prompt as text")
-        return tokenizer.apply_chat(cast(Messages, prompt))
+        return tokenizer.encode(prompt)
+    if messages is not None:
+        raise PromptError("this model has no chat template: give the prompt as text")
     try:
         return [operator.index(cast(int, each)) for each in prompt]
     except TypeError:
         raise PromptError(
             'a prompt is text, token ids, or messages, each {"role": ..., "content": ...}'
         ) from None
+
+
+def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:
+    """A text as the user's only message, messages as they are, None for anything else."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if all(isinstance(each, Mapping) and each.keys() >= {"role", "content"} for each in prompt):
+        return cast(Messages, prompt)
+    return None
 
 
 class FileTokenizer:
@@ -162,9 +189,11 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def apply_chat(self, prompt: str | Messages) -> list[int]:
+    def apply_chat(
+        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+    ) -> list[int]:
         with no_panic(self._directory):
-            return chat.apply(_from_transformers(self._directory), prompt)
+            return chat.apply(_from_transformers(self._directory), prompt, settings)
 
     def pieces(self) -> list[str | None]:
         return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self.size)
@@ -199,9 +228,11 @@ class TransformersTokenizer:
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
-    def apply_chat(self, prompt: str | Messages) -> list[int]:
+    def apply_chat(
+        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+    ) -> list[int]:
         with no_panic(self._directory):
-            return chat.apply(self._tokenizer, prompt)
+            return chat.apply(self._tokenizer, prompt, settings)
 
     def pieces(self) -> list[str | None]:
         return _by_id(self._tokenizer.get_vocab(), self.size)

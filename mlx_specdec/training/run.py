@@ -95,8 +95,13 @@ class Training:
 def work_directory(output: Path) -> Iterator[Path]:
     """The hidden directory; it is removed when the block ends well, and stays otherwise.
 
-    Raises OutputError where `output` exists, and for anything the system refuses in the block.
+    Raises OutputError where `output` exists or has a name that MLX cannot write to, and for
+    anything the system refuses in the block.
     """
+    try:
+        str(output).encode("utf-8")
+    except UnicodeError:  # MLX writes to no other path
+        raise OutputError(f"{str(output)!a} is not UTF-8: choose another --output") from None
     if os.path.lexists(output):
         raise OutputError(f"{output} exists: delete it, or choose another --output")
     work = output.with_name(f".{output.name}.training")

@@ -50,6 +50,14 @@ def told(outcome, *parts: str) -> None:
         (("--top-p", "1.2"), "top-p"),
         (("--top-k", "-1"), "top-k"),
         (("--min-p", "1"), "min-p"),
+        (("--prefill-step-size", "0"), "prefill-step-size must be 1 or more"),
+        (("--chat-template-config", "{"), "--chat-template-config must be a JSON object"),
+        (("--chat-template-config", "[1]"), "--chat-template-config must be a JSON object"),
+        (("--system-prompt", "be brief", "--no-chat-template"), "leave out no-chat-template"),
+        (("--xtc-probability", "1.1"), "xtc-probability must lie in [0, 1]"),
+        (("--xtc-probability", "nan"), "xtc-probability"),
+        (("--xtc-threshold", "0.6"), "xtc-threshold must lie in [0, 0.5]"),
+        (("--xtc-threshold", "-0.1"), "xtc-threshold"),
         (("--num-draft", "-1"), "num-draft"),
         (("--num-draft", "65"), "num-draft"),
         (("--num-draft", "many"), "--num-draft"),
@@ -117,6 +125,16 @@ def test_models_that_are_not_there_are_named(run: Run, t5: Path, monkeypatch) ->
     told(run("generate", PROMPT, "--model", t5, "--draft-model", "./none"), "./none")
 
 
+@pytest.mark.parametrize(
+    "flag", ["--model", "--draft-model", "--prompt-file", "--lookup-file", "--adapter-path"]
+)
+def test_names_that_no_file_can_have_are_told(run: Run, llama: Path, flag: str) -> None:
+    asked = {"--model": str(llama), flag: "x" * 5000}
+    prompt = () if flag == "--prompt-file" else (PROMPT,)
+    done = run("generate", *prompt, *(word for pair in asked.items() for word in pair))
+    told(done, "long" if flag != "--lookup-file" else "--lookup-file")
+
+
 def test_a_file_in_place_of_a_directory_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "model").write_text("x")
     told(run("generate", PROMPT, "--model", tmp_path / "model"), "is a file")
@@ -182,6 +200,16 @@ def test_caches_that_a_model_cannot_have_are_refused(run: Run, t5: Path, llama: 
     told(run("generate", PROMPT, "--model", llama, "--kv-bits", 5), "kv-bits")
     told(run("generate", PROMPT, "--model", llama, "--kv-bits", 8), "groups of 64")
     told(run("generate", PROMPT, "--model", llama, "--max-kv-size", 0), "max-kv-size")
+
+
+def test_what_a_model_does_not_have_is_refused(run: Run, t5: Path, llama: Path) -> None:
+    for model in (t5, llama):
+        asked = ("generate", PROMPT, "--model", model)
+        told(run(*asked, "--system-prompt", "be brief"), "this model has none")
+        told(run(*asked, "--chat-template-config", '{"a": 1}'), "this model has none")
+        told(run(*asked, "--extra-eos-token", "<|none|>"), "no token '<|none|>'")
+    told(run("generate", PROMPT, "--model", t5, "--adapter-path", llama), "T5", "adapter-path")
+    told(run("generate", PROMPT, "--model", llama, "--adapter-path", llama), "no adapter of mlx-lm")
 
 
 def test_a_prompt_longer_than_the_model_can_take_is_refused(run: Run, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_specdec.cli.bench import sample
 
-from .conftest import Run, strict
+from .conftest import Run, make_llama, strict
 from .test_bad_input import told
 
 
@@ -59,6 +59,17 @@ def test_proposers_are_measured_side_by_side(run: Run, llama: Path, tmp_path: Pa
     done = run(*asked, "--proposer", "ngram", "--proposer", "auto")
     assert done.code == 0
     assert "plain" in done.out and "ngram 3" in done.out and "auto 3" in done.out
+
+
+def test_what_the_chat_template_is_told_counts_for_every_method(run: Run, tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\\n{% endfor %}{{ end }}"
+    named = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
+    model, file = make_llama(tmp_path, **named), tmp_path / "prompts.txt"
+    file.write_text("def read(path):\n", encoding="utf-8")
+    asked = ("bench", file, "--model", model, "--num-draft", 3, "--repeats", 1, "-m", 4, "--json")
+    done = run(*asked, "--system-prompt", "be brief", "--chat-template-config", '{"end": "!"}')
+    assert done.code == 0, done.err
+    assert strict(done.out)["methods"][1]["differences"] == []
 
 
 def test_what_cannot_be_measured_is_told(run: Run, t5: Path, prompts: Path, tmp_path: Path) -> None:

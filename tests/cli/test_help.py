@@ -90,9 +90,17 @@ def test_the_help_is_as_wide_as_the_terminal() -> None:
         assert columns - 12 < max(map(len, texts)) <= columns
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_line_is_wider_than_a_plain_terminal(name: str) -> None:
+    done = asked(name, "-h", COLUMNS="80", TERM="dumb")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "\x1b" not in done.stdout
+
+
 def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
     assert flags.options(*GROUPS) == Options()
-    reached = [name for group in GROUPS for name in group.for_options()]
+    library_only = ["xtc_special_tokens"]
+    reached = [name for group in GROUPS for name in group.for_options()] + library_only
     assert sorted(reached) == sorted(field.name for field in dataclasses.fields(Options))
 
 
@@ -102,6 +110,8 @@ def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
         ("-p", "Les pates"),
         ("--prompt", "Les pates", "--ignore-chat-template"),
         ("-p", "Les pates", "--num-draft-tokens", 3, "--proposer", "ngram"),
+        ("-p", "Les pates", "--prefill-step-size", 2, "--xtc-probability", 0.5),
+        ("-p", "Les pates", "--extra-eos-token", "<unk>", "--extra-eos-token", 1),
     ],
 )
 def test_the_names_that_mlx_lm_has_are_taken(run: Run, t5: Path, flags: tuple) -> None:
@@ -129,3 +139,25 @@ def test_a_revision_reaches_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -
 def test_completion_is_offered() -> None:
     done = asked("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert done.returncode == 0 and "complete" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "completions"),
+    [
+        ("gen", {"generate"}),
+        ("generate --proposer n", {"ngram", "none"}),
+        ("generate --rule b", {"block"}),
+        ("generate --draft-m", {"--draft-model", "--draft-model-name"}),
+    ],
+)
+def test_what_is_typed_is_completed(typed: str, completions: set[str]) -> None:
+    words = f"mlx-specdec {typed}"
+    asked_for = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    installed = "import sys; sys.argv = ['mlx-specdec']; from mlx_specdec.cli import start"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{installed}; start.main()"],
+        env={**os.environ, **asked_for, "_MLX_SPECDEC_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+    )
+    assert set(done.stdout.split()) == completions

@@ -47,6 +47,7 @@ def test_heads_are_trained_and_used(
     ("flags", "said"),
     [
         (["--heads", 0], "heads must be 1 to 16, not 0"),
+        (["--output", "heads\udcff"], "is not UTF-8: choose another --output"),
         (["--samples", 1], "samples must be 2 or more"),
         (["--data", "/nowhere/texts"], "cannot read the data from /nowhere/texts"),
         (["--model", "/nowhere"], "there is no directory /nowhere"),

@@ -328,3 +328,21 @@ def test_a_rotary_base_for_each_layer_is_for_mlx_lm_to_understand(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps(config))
     scores = load_model(tmp_path).model.open([3, 4]).advance(mx.array([[5, 6]]))
     assert mx.all(mx.isfinite(scores.logits)).item()
+
+
+def test_the_text_of_a_model_that_sees_images_is_loaded(tmp_path: Path) -> None:
+    """As Gemma 3 lies on the Hub from 4B on: what looks at images is left out."""
+    tiny.write("gemma3_wrapped", tmp_path)
+    file = tmp_path / "model.safetensors"
+    text = dict(mx.load(str(file)))
+    mx.eval(text)
+    seeing = {
+        "vision_tower.vision_model.embeddings.patch_embedding.weight": mx.zeros((4, 3, 2, 2)),
+        "multi_modal_projector.mm_input_projection_weight": mx.zeros((4, 4)),
+    }
+    alone = load_model(tmp_path).model
+    mx.save_safetensors(str(file), text | seeing)
+    whole = load_model(tmp_path).model
+    assert whole.nbytes == alone.nbytes
+    tokens = mx.array([[5, 6, 7]])
+    assert mx.array_equal(whole.network(tokens), alone.network(tokens))

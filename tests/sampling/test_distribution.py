@@ -12,6 +12,7 @@ from mlx_specdec.sampling.distribution import (
     Distribution,
     apply_penalties,
     choose,
+    exclude_top_choices,
     fit_vocabulary,
     keep_min_p,
     keep_top_k,
@@ -62,6 +63,34 @@ def test_min_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
     for row in normalized(logits):
         theirs = sample_utils.apply_min_p(row[None], p)
         assert kept(keep_min_p(row[None], p)) == kept(theirs)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.1, 0.3, 0.5])
+@pytest.mark.parametrize("special", [[], [0, 7, 39], list(range(VOCABULARY))])
+def test_xtc_keeps_what_mlx_lm_keeps(seed: int, threshold: float, special: list[int]) -> None:
+    logits = keep_top_p(random_logits(seed), 0.95)
+    for row in normalized(logits):
+        theirs = sample_utils.apply_xtc(row[None], 1.0, threshold, special)
+        assert kept(exclude_top_choices(row[None], threshold, special)) == kept(theirs)
+
+
+def test_top_choices_are_excluded_where_the_coins_say_so_in_a_block_as_token_by_token() -> None:
+    settings = Sampling(temperature=1, xtc_probability=0.5, xtc_threshold=0.02, seed=9)
+    prompt, block = [5, 6, 6], [7, 7, 5, 9, 8, 8, 1]
+    logits = random_logits(6, rows=8)[None]
+    at_once = Distribution(settings, VOCABULARY, prompt).log_probabilities(
+        logits, prompt, mx.array([block])
+    )
+    single, excluded = Distribution(settings, VOCABULARY, prompt), []
+    for index in range(8):
+        row = single.log_probabilities(logits[:, index : index + 1], prompt + block[:index])
+        assert mx.array_equal(row[0, 0], at_once[0, index])
+        excluded.append(not mx.array_equal(row, logits[:, index : index + 1]))
+    assert set(excluded) == {True, False}
+    cold = Sampling(xtc_probability=1, xtc_threshold=0)
+    greedy = Distribution(cold, VOCABULARY, prompt).log_probabilities(logits, prompt + block)
+    assert mx.array_equal(greedy, logits), "filters are for drawing"
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 2.0])
@@ -166,6 +195,8 @@ def test_greedy_without_settings_leaves_logits_untouched() -> None:
         {"min_p": 1.0},
         {"min_p": -0.1},
         {"repetition_penalty": 0.0},
+        {"xtc_probability": -0.1},
+        {"xtc_threshold": 0.51},
         {"presence_penalty": float("inf")},
         {"logit_bias": {-1: 1.0}},
     ],

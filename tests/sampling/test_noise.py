@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.sampling.noise import (
+    Coins,
     CoupledNoise,
     IndependentNoise,
     SilentNoise,
@@ -78,3 +79,17 @@ def test_one_seed_couples_neither_two_prompts_nor_a_text_and_its_continuation(se
         assert same < 4 * count / size
     used = IndependentNoise(seed, size, prompt).at(0, 0).accept(50)
     assert not mx.any(used == IndependentNoise(seed, size, [5, 6, 8]).at(0, 0).accept(50))
+
+
+def test_coins_depend_on_seed_prompt_and_position_and_come_up_as_often_as_asked() -> None:
+    def tosses(seed: int, prompt: list[int], probability: float = 0.3) -> np.ndarray:
+        coins = Coins(seed, prompt, probability)
+        return np.array([coins.at(position) for position in range(4000)])
+
+    first = tosses(1, [5, 6])
+    assert np.array_equal(first, tosses(1, [5, 6]))
+    assert abs(first.mean() - 0.3) < 0.03
+    assert abs((first[1:] & first[:-1]).mean() - 0.09) < 0.02
+    for other in (tosses(2, [5, 6]), tosses(1, [5, 7])):
+        assert abs((first & other).mean() - 0.09) < 0.02
+    assert not tosses(1, [5], 0.0).any() and tosses(1, [5], 1.0).all()

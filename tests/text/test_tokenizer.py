@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_specdec.errors import CheckpointError, PromptError
+from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.text import chat
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer, prompt_ids
 
@@ -125,6 +125,45 @@ def test_a_prompt_is_text_ids_or_messages(tmp_path: Path) -> None:
         ids = prompt_ids(tokenizer, given, chat_template=chat_template)
         assert tokenizer.decode(ids) == text
     assert prompt_ids(plain, np.array([3, 4]), chat_template=True) == [3, 4]
+
+
+def test_the_template_is_given_the_system_prompt_and_settings(tmp_path: Path) -> None:
+    tokenizer = chatty(
+        tmp_path,
+        "{% for m in messages %}[{{ m['role'] }} {{ m['content'] }}]{% endfor %}"
+        "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}",
+    )
+    for prompt in ("hello", MESSAGES):
+        ids = prompt_ids(
+            tokenizer,
+            prompt,
+            chat_template=True,
+            system_prompt="be brief",
+            chat_settings={"enable_thinking": False},
+        )
+        assert tokenizer.decode(ids) == "[system be brief][user hello]False"
+
+
+@pytest.mark.parametrize("name", ["tokenize", "conversation", "add_generation_prompt"])
+def test_settings_of_our_own_are_not_the_templates(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OptionError, match=f"chat-template-config may not set {name}"):
+        chatty(tmp_path, "x").apply_chat("hello", {name: True})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "says"),
+    [
+        ("hello", {"system_prompt": ""}, "this model has none"),
+        ("hello", {"chat_settings": {"a": 1}}, "this model has none"),
+        ([3, 4], {"system_prompt": "be brief"}, "token ids take none"),
+    ],
+)
+def test_what_a_template_would_read_is_refused_without_one(
+    tmp_path: Path, prompt: Any, asked: dict[str, Any], says: str
+) -> None:
+    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
+    with pytest.raises(PromptError, match=says):
+        prompt_ids(tokenizer, prompt, chat_template=True, **asked)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def round_law(
         if not weight:
             continue
         block = [next(noises(p[k], q[k], *chosen[k])) for k in range(n)]
-        for bonus in range(SYMBOLS):
+        for bonus in (k for k in range(SYMBOLS) if p[n][k]):
             rows.append([logs(row) for row in p])
             draft_rows.append([logs(row) for row in q])
             drafts.append(x)

@@ -1,0 +1,137 @@
+"""Adapters that mlx-lm has trained give what mlx-lm computes with them, or one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.utils import load_adapters, load_model
+
+from mlx_specdec.assemble import generate
+from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.models import loading
+from mlx_specdec.models.self_draft import self_draft
+from mlx_specdec.options import Options
+
+from .. import tiny
+from ..test_same_text import PROMPT, pair_of
+
+LORA = {"rank": 4, "scale": 10.0, "dropout": 0.5}
+
+
+def write_adapter(base: Path, directory: Path, kind: str = "lora", **changes: Any) -> Path:
+    """As mlx-lm's training writes it, with weights that do something."""
+    directory.mkdir()
+    told = {"fine_tune_type": kind, "num_layers": 2, "lora_parameters": LORA, **changes}
+    (directory / "adapter_config.json").write_text(json.dumps(told))
+    model, _ = load_model(base)
+    if kind != "full":
+        model.freeze()
+        linear_to_lora_layers(model, 2, LORA, use_dora=kind == "dora")
+    names = sorted(name for name, _ in tree_flatten(model.trainable_parameters()))
+    given = dict(tree_flatten(model.parameters()))
+    keys = mx.random.split(mx.random.key(3), len(names))
+    weights = {
+        name: given[name] + 0.05 * mx.random.normal(given[name].shape, key=key)
+        for name, key in zip(names, keys, strict=True)
+    }
+    mx.save_safetensors(str(directory / "adapters.safetensors"), weights)
+    return directory
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tiny.write("llama", tmp_path / "base", hidden_size=64, intermediate_size=64)
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Path:
+    return write_adapter(base, tmp_path / "adapter")
+
+
+def logits(network: nn.Module) -> np.ndarray:
+    return np.array(network(mx.array([PROMPT])))
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
+def test_an_adapter_computes_what_mlx_lm_computes(base: Path, tmp_path: Path, kind: str) -> None:
+    directory = write_adapter(base, tmp_path / "adapter", kind)
+    theirs, _ = load_model(base)
+    without = logits(theirs)
+    load_adapters(theirs, str(directory))
+    theirs.eval()
+    ours = loading.load_model(base, adapter=directory).model.network
+    assert np.abs(logits(ours) - logits(theirs)).max() < 1e-5
+    assert np.abs(logits(ours) - without).max() > 0.01
+
+
+@pytest.mark.parametrize("q_bits", [None, 8])
+def test_speculation_keeps_the_text_of_an_adapted_target(
+    base: Path, adapter: Path, q_bits: int | None
+) -> None:
+    target = loading.load_model(base, adapter=adapter, q_bits=q_bits).model
+    own, _ = self_draft(target, 4)
+    plain_base = loading.load_model(base).model
+    asked = {"max_tokens": 30, "temperature": 1.0, "seed": 5}
+    plain = generate(pair_of(target, None), PROMPT, Options(regular=True, **asked))
+    for draft in (own, plain_base):
+        drafted = generate(pair_of(target, draft), PROMPT, Options(num_draft=3, **asked))
+        assert drafted.tokens == plain.tokens and drafted.stats.accepted > 0
+
+
+def without(name: str) -> Callable[[Path], object]:
+    return lambda directory: (directory / name).unlink()
+
+
+def of_peft(directory: Path) -> None:
+    (directory / "adapters.safetensors").rename(directory / "adapter_model.safetensors")
+
+
+def told(**config: Any) -> Callable[[Path], object]:
+    text = json.dumps({"num_layers": 2, "lora_parameters": LORA, **config})
+    return lambda directory: (directory / "adapter_config.json").write_text(text)
+
+
+def cut(directory: Path) -> None:
+    file = directory / "adapters.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (shutil.rmtree, "is no adapter of mlx-lm: it has no adapter_config.json"),
+        (without("adapter_config.json"), "it has no adapter_config.json"),
+        (without("adapters.safetensors"), "it has no adapters.safetensors"),
+        (of_peft, "it is an adapter of PEFT"),
+        (told(num_layers="two"), "does not fit the model"),
+        (told(lora_parameters={"rank": 4}), "does not fit the model .*'scale'"),
+        (told(lora_parameters={**LORA, "rank": 8}), "does not fit the model .*shape"),
+        (cut, "adapters.safetensors"),
+        (lambda d: (d / "adapter_config.json").write_text("{}"), "has no num_layers"),
+        (lambda d: (d / "adapter_config.json").write_text("{"), "not JSON"),
+        (lambda d: (d / "adapter_config.json").write_text("[]"), "not a JSON object"),
+    ],
+)
+def test_what_is_no_adapter_of_the_model_is_told_in_one_line(
+    base: Path, adapter: Path, spoil: Callable[[Path], object], says: str
+) -> None:
+    spoil(adapter)
+    with pytest.raises(CheckpointError, match=says) as problem:
+        loading.load_model(base, adapter=adapter)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_t5_has_no_adapters(adapter: Path) -> None:
+    kind = Path(__file__).parents[1] / "fixtures" / "t5" / "own-head-scaled"
+    with pytest.raises(OptionError, match="adapter-path"):
+        loading.load_model(kind, adapter=adapter)
