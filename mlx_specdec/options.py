@@ -118,7 +118,7 @@ class Options(Sampling):
             name, value = one.name.replace("_", "-"), getattr(self, one.name)
             if one.type == "float":
                 taken[one.name] = number(name, value)
-            elif one.type == "int" or (value != one.default and str(one.type).startswith("int")):
+            elif one.type == "int" or (str(one.type).startswith("int") and value != one.default):
                 taken[one.name] = integer(name, value)
         if self.simulated_acceptance is not None:
             share = number("simulate-acceptance", self.simulated_acceptance)
