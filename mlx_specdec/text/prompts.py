@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,18 +54,28 @@ def read_lines(
     numbered = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
     lines = [(f"line {at} of {file}", line) for at, line in numbered[:limit]]
     if lines and lines[0][1].lstrip().startswith("{"):
-        return [(where, _object(line, where)) for where, line in lines]
+        return [(where, json_object(line, where)) for where, line in lines]
     return [(where, line.rstrip("\r").replace("\\n", "\n")) for where, line in lines]
 
 
-def _object(line: str, where: str) -> dict[str, Any]:
+def json_object(line: str, where: str) -> dict[str, Any]:
+    """The object that a line of JSON holds. Raises PromptError for anything else, and for an object
+    that says something twice; where: the line's name."""
     try:
-        entry: Any = json.loads(line)
+        entry: Any = json.loads(line, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as problem:
         reason = getattr(problem, "msg", "nested too deeply, or a number with too many digits")
         raise PromptError(f"{where} is not JSON ({reason}): each line must be an object") from None
     if not isinstance(entry, dict):
         raise PromptError(f'{where} must be an object with "prompt"')
+    return entry
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entry = dict(pairs)
+    if len(entry) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise json.JSONDecodeError(f"it has {json.dumps(twice)} twice", "", 0)
     return entry
 
 

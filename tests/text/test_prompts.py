@@ -50,6 +50,7 @@ def test_json_lines_have_prompts_turns_and_categories(tmp_path: Path) -> None:
         (b"\xff\xfe", "not UTF-8"),
         ('{"prompt": "a"}\n{"prompt": ', "line 2"),
         ('{"prompt": "a"}\nplain', "line 2 .* not JSON"),
+        ('{"prompt": "a", "prompt": "b"}', 'line 1 .* "prompt" twice'),
         ('{"prompt": "a"}\n\n[1]', "line 3 .* object"),
         ('{"text": "a"}', "either"),
         ('{"prompt": "a", "turns": ["a"]}', "either"),
