@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..cache_settings import CacheSettings
 from ..checkpoints.disk.sizes import show
 from ..errors import OptionError, PromptError
 from ..options import SELF, Options, proposers
@@ -174,9 +175,8 @@ def generate(
     Without arguments, the shipped translator translates a sample sentence, and says how much faster
     than plain decoding it was.
     """
-    proposer = drafting.chosen_proposer(models)
     groups = (template, drafting, costs, verification, lenience, sampling, penalties)
-    asked = options(*groups, proposer=proposer)
+    asked = options(*groups, proposer=drafting.chosen_proposer(models))
     caches = cache.settings()
     simulated = asked.simulated_acceptance is not None
     text = read_prompt(prompt.prompt_words, prompt.prompt, prompt.prompt_file)
@@ -187,23 +187,16 @@ def generate(
         raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
-    model, draft_model = named(models)
-    if asked.regular or proposer not in (None, "auto", "draft"):
-        draft_model = None
-    pair = load_pair(
-        model, draft_model, caches=caches, random_weights=simulated, **models.loading()
+    pair, asked = load_drafting(
+        models,
+        drafting,
+        caches,
+        asked,
+        random_weights=simulated,
+        told=not (output.quiet or output.json),
     )
     from ..assemble import missing_prefix
 
-    if drafting.searches:
-        from ..assemble import with_documents
-
-        with render.progress("indexing what to look up") as report:
-            pair = with_documents(pair, drafting.lookup_file or (), progress=report)
-    if draft_model == SELF and pair.draft is not None and not (output.quiet or output.json):
-        render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
-    if pair.heads is not None and drafting.guessed(models) and not drafting.lookup_file:
-        asked = replace(asked, proposer=None)
     told = not (output.quiet or output.json or simulated)
     if told and demo:
         render.tell(f"prompt: {text}")
@@ -216,6 +209,37 @@ def generate(
         raise KeyboardInterrupt
     if told and demo and not asked.regular:
         tell_speedup(pair, text, asked, run.result())
+
+
+def load_drafting(
+    models: Models,
+    drafting: Drafting,
+    caches: CacheSettings,
+    asked: Options,
+    *,
+    random_weights: bool = False,
+    told: bool = True,
+) -> tuple[Pair, Options]:
+    """Load what drafts and what it drafts for, documents included, and settle who that is.
+
+    told: say what a draft takes that nobody named. Raises as `pairs.load_pair` and
+    `assemble.with_documents` do."""
+    model, draft_model = named(models)
+    if asked.regular or asked.proposer not in (None, "auto", "draft"):
+        draft_model = None
+    pair = load_pair(
+        model, draft_model, caches=caches, random_weights=random_weights, **models.loading()
+    )
+    if drafting.searches:
+        from ..assemble import with_documents
+
+        with render.progress("indexing what to look up") as report:
+            pair = with_documents(pair, drafting.lookup_file or (), progress=report)
+    if draft_model == SELF and pair.draft is not None and told:
+        render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
+    if pair.heads is not None and drafting.guessed(models) and not drafting.lookup_file:
+        asked = replace(asked, proposer=None)
+    return pair, asked
 
 
 def _draft_count(text: str) -> int | Literal["auto"]:

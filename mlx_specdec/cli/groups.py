@@ -135,7 +135,7 @@ class CostCache(Flags):
 
 
 @dataclass(frozen=True)
-class Verification(Flags):
+class Rule(Flags):
     """How drafts are verified."""
 
     panel = "Verification"
@@ -145,6 +145,12 @@ class Verification(Flags):
         "decoding, token and block keep its distribution, typical is lossy.",
         show_default="coupled",
     )
+
+
+@dataclass(frozen=True)
+class Verification(Rule):
+    """How drafts are verified, or are said to be."""
+
     simulate_acceptance: float | None = flag(
         None,
         "Measure decoding as if each draft token were accepted with this probability. No text is "
@@ -152,7 +158,7 @@ class Verification(Flags):
     )
 
     def for_options(self) -> dict[str, Any]:
-        return {"rule": self.rule, "simulated_acceptance": self.simulate_acceptance}
+        return {**super().for_options(), "simulated_acceptance": self.simulate_acceptance}
 
 
 @dataclass(frozen=True)
