@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .decoding.run import Run as Run
     from .decoding.stop_criteria import Emission as Emission
     from .errors import SpecdecError as SpecdecError
+    from .many import Request as Request
+    from .many import generate_many as generate_many
+    from .many import stream_many as stream_many
     from .options import Options as Options
 
 _HOMES = {
@@ -32,13 +35,16 @@ _HOMES = {
     "Emission": "decoding.stop_criteria",
     "Options": "options",
     "Pair": "assemble",
+    "Request": "many",
     "Result": "decoding.run",
     "Run": "decoding.run",
     "SpecdecError": "errors",
     "convert": "checkpoints.convert",
     "generate": "assemble",
+    "generate_many": "many",
     "load": "assemble",
     "stream_generate": "assemble",
+    "stream_many": "many",
     "with_documents": "assemble",
 }
 
