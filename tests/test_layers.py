@@ -64,6 +64,7 @@ MAY_IMPORT = {
         "options",
         "text",
     },
+    "batch": {"decoding", "errors", "many", "options", "pair", "text"},
     "compare_models": {"checkpoints", "errors", "models", "text"},
     "training": {
         "assemble",
@@ -104,6 +105,7 @@ MAY_IMPORT = {
     "cli": {
         "training",
         "assemble",
+        "batch",
         "bench",
         "blas",
         "checkpoints",

@@ -1,0 +1,240 @@
+"""Results on disk: appended as they are complete, put in the order of their lines at the end.
+
+The journal lies beside the output as OUTPUT.partial: a header, then a result a line, in the order
+in which they were complete. Whatever ends the run, a later one reads it and goes on; no result
+waits for another in memory, and the output itself appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from .. import __version__
+from ..errors import OutputError
+
+FORMAT = "mlx-specdec batch 1"
+_NONE = -1
+
+
+class Journal:
+    """The results of a run so far. A context manager.
+
+    output: where they go in the end. header: what the results depend on: "input", "sha256",
+    "settings" by flag. count: lines of the input. overwrite: replace an output, and a journal of
+    another header. done: results that are there; failed: those that are errors.
+
+    Nothing is written before `begin`. Raises OutputError for an output that cannot or may not be
+    written, and while another process writes it.
+    """
+
+    def __init__(
+        self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False
+    ) -> None:
+        self.output = output
+        self.partial = output.with_name(f"{output.name}.partial")
+        self.done = self.failed = 0
+        self._header = json.loads(
+            json.dumps({"format": FORMAT, "version": __version__, **header}, default=str)
+        )
+        self._places = array("q", [_NONE]) * count
+        self._stream: FileIO | None = None
+        self._end = 0
+        self._check_place()
+        try:
+            if os.path.lexists(self.partial):
+                self._open()
+                self._read(overwrite)
+            if self._end == 0 and os.path.lexists(output) and not overwrite:
+                raise OutputError(
+                    f"{output} exists: give --overwrite to replace it, or choose another --output"
+                )
+        except BaseException:
+            self._close()
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._close()
+
+    def __contains__(self, line: int) -> bool:
+        """Whether the result of this line is there."""
+        return self._places[line - 1] != _NONE
+
+    def begin(self) -> None:
+        """Make the file, or cut off what a killed process left unfinished at its end."""
+        if self._stream is None:
+            self._open()
+        assert self._stream is not None
+        with self._writing():
+            self._stream.truncate(self._end)
+            self._stream.seek(self._end)
+        if self._end == 0:
+            self._write(self._header)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Keep the result of the line `record["line"]`; it is on its way to the disk afterwards,
+        whole."""
+        place = self._end
+        self._write(record)
+        self._note(record, place)
+
+    def finish(self, *, as_text: bool = False) -> None:
+        """Write the output and remove the journal. as_text: a line of text for each line of the
+        input, empty where there is none, line breaks as `\\n`."""
+        made = self.output.with_name(f"{self.output.name}.sorted")
+        try:
+            with self._writing():
+                with made.open("wb") as file, self.partial.open("rb") as journal:
+                    for line in self._in_order(journal):
+                        file.write(_as_text(line) if as_text else line)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(made, self.output)
+                self.partial.unlink(missing_ok=True)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            raise
+
+    def errors(self) -> Iterator[tuple[int, str]]:
+        """Line and sentence of each result that is an error, in the order of the lines."""
+        if self.failed:
+            with self.partial.open("rb") as journal:
+                for line in self._in_order(journal):
+                    record = json.loads(line or b"{}")
+                    if "error" in record:
+                        yield record["line"], record["error"]
+
+    def _in_order(self, journal: BinaryIO) -> Iterator[bytes]:
+        """The result of each line of the input, with its end; nothing where there is none."""
+        for place in self._places:
+            if place != _NONE:
+                journal.seek(place)
+            yield journal.readline() if place != _NONE else b""
+
+    def _check_place(self) -> None:
+        output = self.output
+        if not output.parent.is_dir():
+            raise OutputError(
+                f"{output.parent} is no directory: make it, or choose another --output"
+            )
+        for path in (output, self.partial):
+            if os.path.lexists(path) and not path.is_file():
+                raise OutputError(f"{path} is no regular file: choose another --output")
+
+    def _open(self) -> None:
+        with self._writing():
+            stream = FileIO(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+            self._stream = stream
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"another run is writing {self.output}: wait until it has ended"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _read(self, overwrite: bool) -> None:
+        """Take what is there, if it is of this run. Raises OutputError if it is not."""
+        with self._writing(), self.partial.open("rb") as lines:
+            first = lines.readline()
+            if first:
+                differs = self._difference(_header(first, self.partial))
+                holds_results = lines.peek(1) != b""
+                if differs and holds_results and not overwrite:
+                    raise OutputError(
+                        f"{self.partial} was left by a run {differs}: run that one again, choose "
+                        "another --output, or give --overwrite to begin anew"
+                    )
+                if not differs:
+                    self._end = lines.tell()
+                    self._take(lines)
+
+    def _take(self, lines: Iterator[bytes]) -> None:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+                self._note(record, self._end)
+            except (ValueError, TypeError, KeyError, IndexError):
+                raise OutputError(
+                    f"{self.partial} is damaged behind {self.done} results: delete it"
+                ) from None
+            self._end += len(line)
+
+    def _difference(self, header: Mapping[str, Any]) -> str:
+        """How a journal's run differs from this one, in a few words; nothing where it does not."""
+        if header.get("sha256") != self._header["sha256"]:
+            return f"over another input ({header.get('input')})"
+        if header.get("version") != __version__:
+            return f"of version {header.get('version')}, not {__version__}"
+        before, now = header.get("settings", {}), self._header["settings"]
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                flag = "--" + name.replace("_", "-")
+                return f"with {flag} {_told(before.get(name))}, not {_told(now.get(name))}"
+        return ""
+
+    def _note(self, record: Mapping[str, Any], place: int) -> None:
+        line = record["line"]
+        if line < 1:
+            raise IndexError(line)
+        self._places[line - 1] = place
+        self.done += 1
+        self.failed += "error" in record
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8")
+        with self._writing():
+            assert self._stream is not None
+            if self._stream.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._end += len(line)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            reason = problem.strerror or str(problem)
+            raise OutputError(
+                f"{self.output} cannot be written: {reason}: the same command goes on from here "
+                "once it can"
+            ) from problem
+
+
+def _header(line: bytes, partial: Path) -> Mapping[str, Any]:
+    try:
+        header: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        header = None
+    known = isinstance(header, dict) and header.get("format") == FORMAT
+    if not known or not line.endswith(b"\n"):
+        raise OutputError(f"{partial} was not left by a run of this program: move it away")
+    return cast(Mapping[str, Any], header)
+
+
+def _told(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if value is not None else "unset"
+
+
+def _as_text(line: bytes) -> bytes:
+    text: str = json.loads(line).get("text", "") if line else ""
+    return (text.replace("\r", "\\r").replace("\n", "\\n") + "\n").encode("utf-8")

@@ -1,0 +1,140 @@
+"""The lines of a file of prompts: what is taken, what is named, and how little is held."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.batch import lines
+from mlx_specdec.batch.lines import Line, Lines
+from mlx_specdec.errors import PromptError
+
+
+def read(file: Path) -> list[tuple[int, str | None]]:
+    with Lines(file) as read_lines:
+        taken = [(line.number, line.text) for line in read_lines]
+        assert len(taken) == read_lines.prompts
+        assert [(line.number, line.text) for line in read_lines] == taken
+        return taken
+
+
+@pytest.mark.parametrize(
+    ("content", "taken", "count"),
+    [
+        (b"a\nb\n", [(1, "a"), (2, "b")], 2),
+        (b"a\nb", [(1, "a"), (2, "b")], 2),
+        (b"a\r\n b \r\n", [(1, "a"), (2, " b ")], 2),
+        (b"\xef\xbb\xbfa\nb", [(1, "a"), (2, "b")], 2),
+        (b"\n  \na\n\n", [(3, "a")], 4),
+        ("é\u2028\x0cö\nü".encode(), [(1, "é\u2028\x0cö"), (2, "ü")], 2),
+    ],
+)
+def test_lines_keep_their_numbers(
+    tmp_path: Path, content: bytes, taken: list[tuple[int, str]], count: int
+) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_bytes(content)
+    assert read(file) == taken
+    with Lines(file) as read_lines:
+        assert read_lines.count == count
+        assert read_lines.sha256 == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "as_json"),
+    [
+        ("a.txt", '{"prompt": "a"}\nb\n', True),
+        ("a.txt", '\n\n  {"prompt": "a"}\n', True),
+        ("a.txt", "{ is a brace\n", False),
+        ("a.txt", '["a"]\n', False),
+        ("a.txt", 'a\n{"prompt": "a"}\n', False),
+        ("a.jsonl", "not yet\n", True),
+        ("a.NDJSON", "[\n", True),
+    ],
+)
+def test_a_file_is_json_by_its_name_or_its_first_object(
+    tmp_path: Path, name: str, content: str, as_json: bool
+) -> None:
+    (tmp_path / name).write_text(content)
+    with Lines(tmp_path / name) as read_lines:
+        assert read_lines.as_json is as_json
+
+
+@pytest.mark.parametrize("size", [7, 8, 9, 16, 17, 25])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_line_that_is_too_long_is_passed_over_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, end: str
+) -> None:
+    monkeypatch.setattr(lines, "LONGEST", 8)
+    file = tmp_path / "lines.txt"
+    file.write_text("a\n" + "é" * (size // 2) + "x" * (size % 2) + "\nb\n" + "y" * size + end)
+    long, last = (None if size > 7 else "ééé" + "x"), (None if size > 7 else "y" * size)
+    assert read(file) == [(1, "a"), (2, long), (3, "b"), (4, last)]
+
+
+def test_lines_of_10_megabytes_take_no_memory(tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_bytes(3 * (b"x" * 10_000_000 + b"\n") + b"a\n")
+    tracemalloc.start()
+    try:
+        assert read(file) == [(1, None), (2, None), (3, None), (4, "a")]
+        assert tracemalloc.get_traced_memory()[1] < 5 * lines.LONGEST
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_first_line_that_is_too_long_tells_by_its_brace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LONGEST", 8)
+    (tmp_path / "a").write_text('{"prompt": "a"}\n')
+    with Lines(tmp_path / "a") as read_lines:
+        assert read_lines.as_json and list(read_lines) == [Line(1, None)]
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"", ("has no prompts",)),
+        (b" \n\r\n\n", ("has no prompts",)),
+        (b"\xef\xbb\xbf", ("has no prompts",)),
+        (b"a\nb\0c\n", ("is binary", "line 2")),
+        (b"a\nb\nd\xe9j\xe0\n", ("not UTF-8 text", "line 3")),
+        (b"a\n\xc3", ("not UTF-8 text", "line 2")),
+        ("prompt".encode("utf-16"), ("not UTF-8 text", "line 1")),
+    ],
+)
+def test_a_file_that_holds_no_text_is_named(
+    tmp_path: Path, content: bytes, parts: tuple[str, ...]
+) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_bytes(content)
+    with pytest.raises(PromptError) as told:
+        Lines(file)
+    assert all(part in str(told.value) for part in (str(file), *parts)), told.value
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match=r"cannot read the prompts from .*none\.txt: No such"):
+        Lines(tmp_path / "none.txt")
+    with pytest.raises(PromptError, match="no regular file"):
+        Lines(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PromptError, match="no regular file"):
+        Lines(tmp_path / "pipe")
+
+
+def test_what_is_added_meanwhile_is_left_for_another_run(tmp_path: Path) -> None:
+    file, count = tmp_path / "lines.txt", 10_000
+    file.write_text("ab\n" * count)
+    with Lines(file) as read_lines:
+        with file.open("a") as more:
+            more.write("c\n")
+        assert [line.text for line in read_lines] == ["ab"] * count
+        file.write_bytes(b"\xff\xff\n" * count)
+        with pytest.raises(PromptError, match="changed while it was read"):
+            list(read_lines)
