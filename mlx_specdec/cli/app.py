@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from .batch import batch
 from .bench import bench
 from .calibrate import calibrate
 from .convert import convert
@@ -24,6 +25,7 @@ from .train import train_draft, train_medusa
 
 COMMANDS = (
     generate,
+    batch,
     pairs,
     convert,
     inspect,

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..batch.run import BatchRun, Figures
     from ..decoding.draft_length import Change
-    from ..decoding.run import Result
+    from ..decoding.run import Labels, Result
+    from ..decoding.statistics import Statistics
 
 
 def summary(result: Result) -> str:
@@ -21,14 +23,29 @@ def summary(result: Result) -> str:
         first = (
             f"simulated acceptance probability {labels.simulated_acceptance:g}, no text: {first}"
         )
-    second = "plain decoding"
-    if labels.proposer != "none":
-        rate = f" ({stats.acceptance_rate:.0%})" if stats.acceptance_rate is not None else ""
-        second = f"{stats.accepted} of {stats.drafted} draft tokens accepted{rate} in "
-        second += f"{stats.rounds} rounds, rule {labels.rule}"
-        if labels.lossy:
-            second += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
-    return f"{first}\n{second}\n{_around(result)}"
+    return f"{first}\n{_drafts(stats, labels)}\n{_around(result)}"
+
+
+def batch_summary(run: BatchRun) -> str:
+    """The statistics of a run over a file in three lines; of earlier runs nothing is known."""
+    made, many = run.figures, run.many
+    together = f"up to {many.batch_size} texts in a pass"
+    if many.why_not is not None:
+        together = f"one text at a time: {many.why_not}"
+    first = f"{made.texts} texts, {_pace(made.tokens, made.seconds, made.tokens_per_second)}"
+    second = "nothing was decoded" if made.labels is None else _drafts(made, made.labels)
+    return f"{first}\n{second}\n{together}"
+
+
+def _drafts(counted: Statistics | Figures, labels: Labels) -> str:
+    if labels.proposer == "none":
+        return "plain decoding"
+    rate = f" ({counted.accepted / counted.drafted:.0%})" if counted.drafted else ""
+    told = f"{counted.accepted} of {counted.drafted} draft tokens accepted{rate} in "
+    told += f"{counted.rounds} rounds, rule {labels.rule}"
+    if labels.lossy:
+        told += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
+    return told
 
 
 def _around(result: Result) -> str:

@@ -14,6 +14,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_specdec.cli.app import (
+    batch,
     bench,
     calibrate,
     convert,
@@ -33,6 +34,7 @@ from .. import tiny
 from ..text.makers import byte_level, unigram
 
 COMMANDS = {
+    "batch": batch,
     "bench": bench,
     "calibrate": calibrate,
     "convert": convert,
@@ -134,6 +136,13 @@ def t5_draft(t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """Where the batch command writes, with nothing beside it."""
+    (tmp_path / "results").mkdir()
+    return tmp_path / "results" / "out.jsonl"
 
 
 Run = Callable[..., Outcome]

@@ -1,0 +1,132 @@
+"""The batch command: a file of prompts in, a file of texts out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..batch.journal import Journal
+from ..batch.lines import Lines
+from . import figures, render
+from .flags import REQUIRED, Flags, command, flag, options
+from .generate import Drafting, Penalties, load_drafting
+from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule, Sampling
+
+if TYPE_CHECKING:
+    from ..batch.run import BatchRun
+
+SHOWN_EVERY = 0.2
+"""Seconds between two looks of the progress bar."""
+
+
+@dataclass(frozen=True)
+class Files(Flags):
+    """What is read and written, and how much of it at once."""
+
+    panel = "Batch"
+    input: Path = flag(
+        REQUIRED,
+        "The file of prompts: one a line; or JSON lines, where its name ends in .jsonl or its "
+        "first line is an object, each with prompt or messages, and maybe id, max_tokens, seed, "
+        "temperature, top_p, stop.",
+        argument=True,
+        metavar="INPUT",
+    )
+    output: Path = flag(
+        REQUIRED, "The file to write: JSON lines in the order of the input.", "-o", metavar="FILE"
+    )
+    batch_size: int | None = flag(
+        None, "The number of texts that are decoded at once.", show_default="16", min=1
+    )
+    text: bool = flag(
+        False, "Write the texts alone, a line for each line of the input, with \\n for line breaks."
+    )
+    strict: bool = flag(
+        False, "Stop at the first line that cannot become a text, instead of going on."
+    )
+    overwrite: bool = flag(
+        False, "Replace an output, and what a run with other settings left unfinished."
+    )
+    quiet: bool = flag(False, "Print no statistics.")
+
+
+@command(
+    "mlx-specdec batch sentences.txt --output translations.jsonl",
+    "mlx-specdec batch prompts.jsonl -o texts.jsonl --model weights/py-llama --batch-size 8",
+)
+def batch(
+    files: Files,
+    template: ChatTemplate,
+    models: Models,
+    cache: KVCache,
+    drafting: Drafting,
+    costs: CostCache,
+    rule: Rule,
+    lenience: Lenience,
+    sampling: Sampling,
+    penalties: Penalties,
+) -> None:
+    """Generate a text for each line of a file, many at once.
+
+    A text is what its prompt becomes alone. The same command goes on where an interrupted one was.
+    """
+    groups = (template, drafting, rule, lenience, sampling, penalties)
+    asked = options(*groups, costs, proposer=drafting.chosen_proposer(models))
+    caches = cache.settings()
+    settings: dict[str, Any] = {}
+    for group in (models, cache, *groups):
+        settings |= vars(group)
+    with Lines(files.input) as lines:
+        header = {"input": str(files.input), "sha256": lines.sha256, "settings": settings}
+        with Journal(files.output, header, lines.count, overwrite=files.overwrite) as journal:
+            if journal.done and not files.quiet:
+                render.tell(f"going on: {journal.done} of {lines.prompts} texts are there")
+            pair, asked = load_drafting(models, drafting, caches, asked, told=not files.quiet)
+            if pair.task_prefix and asked.chat_template and not files.quiet:
+                render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
+            from ..batch.run import BatchRun
+
+            size = {} if files.batch_size is None else {"batch_size": files.batch_size}
+            run = BatchRun(pair, lines, journal, asked, strict=files.strict, **size)
+            try:
+                _decode(run, journal, lines.prompts)
+                _tell_errors(journal, each=files.text)
+                journal.finish(as_text=files.text)
+            except KeyboardInterrupt:
+                render.tell(
+                    f"interrupted: {journal.done} of {lines.prompts} texts are in "
+                    f"{journal.partial}; the same command goes on from here"
+                )
+                raise
+    if not files.quiet:
+        render.tell(figures.batch_summary(run))
+    if journal.failed:
+        raise typer.Exit(1)
+
+
+def _decode(run: BatchRun, journal: Journal, prompts: int) -> None:
+    """Decode what is missing, in view."""
+    before, shown = journal.done, 0.0
+    with render.progress("reading prompts") as report:
+        for _ in run:
+            if time.monotonic() - shown < SHOWN_EVERY:
+                continue
+            shown, speed = time.monotonic(), run.figures.tokens_per_second
+            label = f"{journal.done} of {prompts} texts"
+            label += f", {speed:.0f} tokens/s" if speed else ""
+            report(journal.done - before, prompts - before, label)
+
+
+def _tell_errors(journal: Journal, *, each: bool) -> None:
+    """How many lines gave no text, and why; each: of all, which are written nowhere else."""
+    for line, error in journal.errors():
+        render.tell(f"line {line}: {error}")
+        if not each:
+            break
+    if journal.failed:
+        where = "" if each else f': see "error" in {journal.output}'
+        render.tell(f"{journal.failed} of {journal.done} lines gave no text{where}")

@@ -1,0 +1,286 @@
+"""The batch command: what comes out is what each prompt becomes alone, whatever ends the run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_specdec import Options, generate, load
+from mlx_specdec.batch import lines
+from mlx_specdec.batch import run as running
+from mlx_specdec.batch.journal import Journal
+from mlx_specdec.batch.lines import Lines
+from mlx_specdec.batch.run import BatchRun
+from mlx_specdec.many import DEFAULT_BATCH
+
+from .batches import ENDLESS, left_in, records, sentences, write
+from .conftest import Run, make_llama
+from .test_progress import Terminal
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "settings"),
+    [
+        ("t5", (), {}),
+        ("t5", ("--temperature", 0.9, "--seed", 4), {"temperature": 0.9, "seed": 4}),
+        ("t5", ("--batch-size", 1), {}),
+        ("t5", ("--temp", 0.9, "--rule", "token", "--num-draft", 2), {"rule": "token"}),
+        ("llama", ("--stop", "e", "--proposer", "ngram"), {"stop": "e", "proposer": "ngram"}),
+        ("llama", ("--batch-size", 3, "--regular-decode"), {"regular": True}),
+    ],
+)
+def test_each_text_is_that_of_its_prompt_alone(
+    run: Run,
+    tmp_path: Path,
+    output: Path,
+    kind: str,
+    flags: tuple[object, ...],
+    settings: dict[str, Any],
+    request: pytest.FixtureRequest,
+) -> None:
+    model = request.getfixturevalue(kind)
+    draft = ("--draft-model", request.getfixturevalue("t5_draft")) if kind == "t5" else ()
+    prompts = sentences(7)
+    file = write(tmp_path / "in.txt", prompts)
+    done = run("batch", file, "--output", output, "--model", model, *draft, "-m", 9, *flags)
+    assert (done.code, done.out) == (0, "") and left_in(output.parent) == ["out.jsonl"]
+    if settings.get("rule") == "token":
+        settings = {"temperature": 0.9, "rule": "token", "num_draft": 2}
+    pair = load(model, *draft[1:])
+    wanted = [generate(pair, prompt, Options(max_tokens=9, **settings)) for prompt in prompts]
+    assert records(output) == [
+        {
+            "line": number,
+            "text": result.text,
+            "finish_reason": result.finish_reason,
+            "prompt_tokens": result.labels.prompt_tokens,
+            "generated_tokens": len(result.tokens),
+            "seed": result.labels.seed,
+        }
+        for number, result in enumerate(wanted, start=1)
+    ]
+
+
+def test_lines_have_names_and_settings_of_their_own(
+    run: Run, t5: Path, tmp_path: Path, output: Path
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "les pates", "id": "first"},
+        {"prompt": "a midi", "max_tokens": 3},
+        {"prompt": "a midi", "id": 3, "temperature": 0.9, "seed": 5, "top_p": 0.8},
+        {"prompt": "deux oeufs", "stop": ["e", "a"], "comment": "kept out"},
+        {"prompt": "deux oeufs", "max_tokens": 0},
+    ]
+    file = write(tmp_path / "in.jsonl", rows)
+    done = run("batch", file, "-o", output, "--model", t5, "-m", 8, *ENDLESS)
+    assert done.code == 0
+    pair, told = load(t5), records(output)
+    for row, record in zip(rows, told, strict=True):
+        own = {k: v for k, v in row.items() if k not in ("prompt", "id", "comment")}
+        options = Options(**{"max_tokens": 8, "logit_bias": {1: -1e9}, **own})
+        alone = generate(pair, row["prompt"], options)
+        assert (record["text"], record["seed"]) == (alone.text, options.seed)
+        assert record.get("id") == row.get("id")
+    assert [each["generated_tokens"] for each in told[:3]] == [8, 3, 8]
+
+
+def test_messages_go_through_the_chat_template(run: Run, tmp_path: Path, output: Path) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    model = make_llama(tmp_path / "chat", chat_template=template)
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "les pates"}]
+    file = write(tmp_path / "in.jsonl", [{"messages": messages}, {"prompt": "les pates"}])
+    assert run("batch", file, "-o", output, "--model", model, "-m", 5).code == 0
+    pair = load(model)
+    wanted = [generate(pair, one, Options(max_tokens=5)) for one in (messages, "les pates")]
+    assert [each["text"] for each in records(output)] == [each.text for each in wanted]
+    assert records(output)[0]["prompt_tokens"] > records(output)[1]["prompt_tokens"]
+
+
+def test_text_has_a_line_for_each_line(run: Run, t5: Path, tmp_path: Path, output: Path) -> None:
+    file = tmp_path / "in.txt"
+    file.write_bytes(b"\xef\xbb\xbfles pates\r\n\r\na midi\r\ndeux\\noeufs")
+    asked = ("batch", file, "--model", t5, "-m", 6)
+    assert run(*asked, "-o", output).code == 0
+    texts = {each["line"]: each["text"] for each in records(output)}
+    assert sorted(texts) == [1, 3, 4]
+    assert texts[4] == generate(load(t5), "deux\noeufs", Options(max_tokens=6)).text
+    assert run(*asked, "-o", output.with_name("out.txt"), "--text").code == 0
+    written = output.with_name("out.txt").read_text(encoding="utf-8")
+    assert written.split("\n") == [texts[1], "", texts[3], texts[4], ""]
+
+
+BAD = [
+    {"prompt": "les pates"},
+    {"text": "no prompt"},
+    "nonsense",
+    {"prompt": "a midi", "temperature": -1, "id": "cold"},
+    {"messages": [{"role": "user", "content": "no template"}]},
+    {"prompt": "x" * 1000},
+    {"prompt": "a midi"},
+]
+
+
+def test_bad_lines_become_errors_and_the_run_goes_on(
+    run: Run, t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LONGEST", 1000)
+    file = write(tmp_path / "in.jsonl", BAD)
+    done = run("batch", file, "-o", output, "--model", t5, "-m", 5)
+    assert done.code == 1 and '5 of 7 lines gave no text: see "error" in' in done.err
+    told = records(output)
+    assert [each["line"] for each in told] == [1, 2, 3, 4, 5, 6, 7]
+    assert ["text" in each for each in told] == [True, *5 * [False], True]
+    assert [each.get("id") for each in told if "id" in each] == ["cold"]
+    for number, part in ((2, '"prompt"'), (3, "JSON"), (4, "temp"), (5, "chat"), (6, "bytes")):
+        assert part in told[number - 1]["error"]
+
+
+def test_errors_of_text_are_told(
+    run: Run, t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LONGEST", 1000)
+    file = write(tmp_path / "in.jsonl", BAD)
+    done = run("batch", file, "-o", output, "--model", t5, "-m", 5, "--text", "--quiet")
+    assert done.code == 1 and done.err.count("\n") == 6, done.err
+    assert "line 3: the line is not JSON" in done.err and "5 of 7 lines" in done.err
+    assert [bool(line) for line in output.read_text().split("\n")[1:6]] == 5 * [False]
+
+
+@pytest.mark.parametrize(("row", "part"), [(BAD[2], "not JSON"), (BAD[4], "no chat template")])
+def test_strict_stops_at_once(
+    run: Run, t5: Path, tmp_path: Path, output: Path, row: object, part: str
+) -> None:
+    file = write(tmp_path / "in.jsonl", [BAD[0], row, BAD[6]])
+    asked = ("batch", file, "-o", output, "--model", t5, "-m", 5)
+    done = run(*asked, "--strict", "--quiet")
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert f"line 2 of {file}: " in done.err and part in done.err and not output.exists()
+    # Without --strict the same run goes on, and with it what is there already counts.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "finish", lambda *_, **__: None)
+        assert run(*asked).code == 1
+    assert run(*asked, "--strict").code == 2
+    assert run(*asked).code == 1 and len(records(output)) == 3
+
+
+@pytest.mark.xfail(strict=True, reason="many.ManyRun ends at a window of refused prompts")
+def test_many_refused_lines_in_a_row_end_nothing(
+    run: Run, t5: Path, tmp_path: Path, output: Path
+) -> None:
+    file = write(tmp_path / "in.jsonl", [*20 * [BAD[4]], BAD[0]])
+    done = run("batch", file, "-o", output, "--model", t5, "-m", 5, "--batch-size", 1)
+    assert done.code == 1 and len(records(output)) == 21
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"", "has no prompts"),
+        (b"a\0b\n", "is binary"),
+        (b"\xe9t\xe9\n", "not UTF-8 text (line 1)"),
+        (None, "No such file"),
+    ],
+)
+def test_inputs_that_hold_no_prompts_are_named(
+    run: Run, tmp_path: Path, output: Path, content: bytes | None, part: str
+) -> None:
+    file = tmp_path / "in.txt"
+    if content is not None:
+        file.write_bytes(content)
+    done = run("batch", file, "-o", output, "--model", "/nowhere")
+    assert done.code == 2 and done.err.count("\n") == 1 and left_in(output.parent) == []
+    assert str(file) in done.err and part in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (("--batch-size", 0), "--batch-size"),
+        (("--batch-size", "many"), "--batch-size"),
+        (("--top-p", 0), "top-p must lie"),
+        (("--simulate-acceptance", 0.5), "--simulate-acceptance"),
+        (("--lookup-file", __file__, "--proposer", "draft"), "--proposer ngram"),
+        (("--kv-bits", 5), "kv-bits"),
+        (("more",), "more"),
+    ],
+)
+def test_wrong_flags_are_named_before_anything_is_loaded(
+    run: Run, tmp_path: Path, output: Path, flags: tuple[object, ...], part: str
+) -> None:
+    file = write(tmp_path / "in.txt", ["a"])
+    done = run("batch", file, "-o", output, "--model", "/nowhere", *flags)
+    assert done.code == 2 and done.err.count("\n") == 1 and part in done.err, done.err
+    assert left_in(output.parent) == []
+
+
+def test_a_model_that_is_not_there_leaves_nothing(run: Run, tmp_path: Path, output: Path) -> None:
+    file = write(tmp_path / "in.txt", ["a"])
+    done = run("batch", file, "-o", output, "--model", "./nowhere")
+    assert done.code == 2 and "./nowhere" in done.err and left_in(output.parent) == []
+    done = run("batch", file, "-o", output.parent / "none" / "out", "--model", "./nowhere")
+    assert done.code == 2 and "none is no directory: make it" in done.err
+
+
+def test_a_finished_output_is_kept_unless_told_otherwise(
+    run: Run, t5: Path, tmp_path: Path, output: Path
+) -> None:
+    file = write(tmp_path / "in.txt", sentences(3))
+    asked = ("batch", file, "-o", output, "--model", t5, "-m", 5)
+    assert run(*asked).code == 0
+    before = output.read_bytes()
+    done = run(*asked)
+    assert done.code == 2 and f"{output} exists: give --overwrite" in done.err
+    assert run(*asked, "--overwrite").code == 0 and output.read_bytes() == before
+    done = run("batch", output, "-o", output, "--model", t5, "-m", 5)
+    assert done.code == 2 and output.read_bytes() == before
+
+
+def test_the_end_says_what_was_done(run: Run, t5: Path, tmp_path: Path, output: Path) -> None:
+    assert f"[default: ({DEFAULT_BATCH});" in " ".join(run("batch", "-h").out.split())
+    file = write(tmp_path / "in.txt", sentences(5))
+    asked = ("batch", file, "-o", output, "--model", t5, "-m", 6, "--overwrite", *ENDLESS)
+    told = run(*asked).err
+    assert "5 texts, 30 tokens in " in told and "plain decoding" in told
+    assert "up to 16 texts in a pass" in told
+    told = run(*asked, "--batch-size", 1, "--proposer", "ngram").err
+    assert "one text at a time: the batch size is 1" in told and "draft tokens accepted" in told
+    assert run(*asked, "--quiet").err == ""
+
+
+def test_a_terminal_sees_how_far_it_is(
+    run: Run, t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("mlx_specdec.cli.batch.SHOWN_EVERY", 0.0)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    file = write(tmp_path / "in.txt", sentences(6))
+    run("batch", file, "-o", output, "--model", t5, "-m", 6, "--batch-size", 2, *ENDLESS)
+    shown = terminal.getvalue()
+    assert "of 6 texts, " in shown and "tokens/s" in shown and ":--" in shown
+
+
+def test_little_is_read_ahead_and_little_is_held(
+    t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = 0
+    shipped = running.ask
+
+    def ask(*given: Any, **more: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        return shipped(*given, **more)
+
+    monkeypatch.setattr(running, "ask", ask)
+    file = write(tmp_path / "in.txt", sentences(100))
+    header = {"input": "", "sha256": "", "settings": {}}
+    with Lines(file) as read, Journal(output, header, read.count) as journal:
+        batch = BatchRun(load(t5), read, journal, Options(max_tokens=3), batch_size=2)
+        for _ in batch:
+            assert taken - journal.done <= 2 * 8 * 2 + 2
+            assert len(batch._asked) == taken - journal.done
+        assert journal.done == 100

@@ -1,0 +1,98 @@
+"""The batch command, ended early: the same command goes on, and ends with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_specdec.batch.journal import Journal
+
+from .batches import ENDLESS, left_in, sentences, write
+from .conftest import Run
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def interrupt_after(count: int, patch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C does, once this many results are written."""
+    shipped = Journal.append
+
+    def append(self: Journal, record: dict[str, Any]) -> None:
+        shipped(self, record)
+        if self.done == count:
+            raise KeyboardInterrupt
+
+    patch.setattr(Journal, "append", append)
+
+
+@pytest.mark.parametrize("count", [1, 5, 11])
+def test_an_interrupted_run_goes_on_with_the_same_bytes(
+    run: Run, t5: Path, t5_draft: Path, tmp_path: Path, output: Path, count: int
+) -> None:
+    file = write(tmp_path / "in.txt", sentences(11))
+    asked = ("--model", t5, "--draft-model", t5_draft, "-m", 9, "--temp", 0.8)
+    assert run("batch", file, "-o", tmp_path / "whole", *asked).code == 0
+    asked = ("batch", file, "-o", output, *asked)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(count, patch)
+        done = run(*asked, "--batch-size", 4)
+    assert done.code == 130 and left_in(output.parent) == ["out.jsonl.partial"]
+    assert f"interrupted: {count} of 11 texts are in" in done.err
+    assert "the same command goes on from here" in done.err
+    done = run(*asked, "--top-k", 3)
+    assert done.code == 2 and "with --top-k 0, not 3" in done.err
+    done = run(*asked, "--batch-size", 3)
+    assert done.code == 0 and f"going on: {count} of 11 texts are there" in done.err
+    assert f"\n{11 - count} texts, " in done.err
+    assert output.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert left_in(output.parent) == ["out.jsonl"]
+
+
+def command(file: Path, output: Path, model: Path) -> list[str]:
+    asked = ["batch", file, "-o", output, "--model", model, "-m", 40, "--batch-size", 4, *ENDLESS]
+    return [sys.executable, "-m", "mlx_specdec", *map(str, asked), "--temperature", "0.9"]
+
+
+def stop_after(
+    results: int, line: list[str], partial: Path, how: signal.Signals
+) -> tuple[int, str]:
+    """Start, and send a signal once so many results are on the disk; how it ended."""
+    process = subprocess.Popen(line, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None:
+        if partial.exists() and partial.read_bytes().count(b"\n") > results:
+            process.send_signal(how)
+            break
+        time.sleep(0.001)
+    _, told = process.communicate()
+    return process.returncode, told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_stopped_again_and_again_ends_with_the_same_bytes(
+    t5: Path, tmp_path: Path, output: Path, how: signal.Signals
+) -> None:
+    file = write(tmp_path / "in.txt", sentences(60))
+    partial = output.with_name("out.jsonl.partial")
+    subprocess.run(command(file, tmp_path / "whole", t5), check=True, env=ENVIRONMENT)
+    line, stopped = command(file, output, t5), 0
+    for results in (0, 1, 7, 20, 33, 50):
+        code, told = stop_after(results, line, partial, how)
+        assert "Traceback" not in told
+        assert code in (0, -signal.SIGKILL if how == signal.SIGKILL else 130)
+        if code == 130:
+            assert "the same command goes on from here" in told
+        stopped += code != 0
+    assert stopped >= 4
+    if not output.exists():
+        subprocess.run(line, check=True, env=ENVIRONMENT)
+    assert output.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert left_in(output.parent) == ["out.jsonl"]
