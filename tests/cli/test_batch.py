@@ -15,7 +15,10 @@ from mlx_specdec.batch.journal import Journal
 from mlx_specdec.batch.lines import Lines
 from mlx_specdec.batch.run import BatchRun
 from mlx_specdec.many import DEFAULT_BATCH
+from mlx_specdec.text.tokenizer import load_tokenizer
 
+from .. import tiny
+from ..text.makers import byte_level
 from .batches import ENDLESS, left_in, records, sentences, write
 from .conftest import Run, make_llama
 from .test_progress import Terminal
@@ -62,6 +65,21 @@ def test_each_text_is_that_of_its_prompt_alone(
         }
         for number, result in enumerate(wanted, start=1)
     ]
+
+
+def test_a_model_that_takes_one_sequence_a_pass_is_decoded_in_turns(
+    run: Run, tmp_path: Path, output: Path
+) -> None:
+    directory = tmp_path / "recurrent"
+    directory.mkdir()
+    size = load_tokenizer(byte_level(directory), kind="decoder-only").size
+    model, prompts = tiny.write("mamba2", directory, vocab_size=size), sentences(3)
+    file = write(tmp_path / "in.txt", prompts)
+    done = run("batch", file, "-o", output, "--model", model, "-m", 6)
+    assert done.code == 0 and f"one text at a time: {model} cannot take several" in done.err
+    pair = load(model)
+    wanted = [generate(pair, prompt, Options(max_tokens=6)).text for prompt in prompts]
+    assert [each["text"] for each in records(output)] == wanted
 
 
 def test_lines_have_names_and_settings_of_their_own(
