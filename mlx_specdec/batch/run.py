@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..decoding.run import Labels
 from ..errors import PromptError
-from ..many import DEFAULT_BATCH, Part, Request, stream_many
+from ..many import Part, Request, stream_many
 from ..options import Options
 from ..pair import Pair
 from .asked import Asked, ask
@@ -41,8 +41,9 @@ class Figures:
 class BatchRun:
     """Iterate to decode the lines that the journal lacks; each step is a little work.
 
-    strict: raise PromptError for the first line that cannot become a text; otherwise its result
-    says why. many: how the lines are decoded. Raises as many.stream_many and Journal do.
+    batch_size: None leaves it to many.stream_many. strict: raise PromptError for the first line
+    that cannot become a text; otherwise its result says why. many: how the lines are decoded.
+    Raises as many.stream_many and Journal do.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class BatchRun:
         journal: Journal,
         options: Options,
         *,
-        batch_size: int = DEFAULT_BATCH,
+        batch_size: int | None = None,
         strict: bool = False,
     ) -> None:
         self.figures = Figures()
@@ -61,7 +62,8 @@ class BatchRun:
         self._options = options
         self._strict = strict
         self._asked: dict[int, Asked] = {}
-        self.many = stream_many(pair, self._requests(), options, batch_size=batch_size)
+        size = {} if batch_size is None else {"batch_size": batch_size}
+        self.many = stream_many(pair, self._requests(), options, **size)
 
     def __iter__(self) -> Iterator[None]:
         """Ends when every line has a result."""

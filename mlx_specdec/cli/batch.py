@@ -11,9 +11,10 @@ import typer
 
 from ..batch.journal import Journal
 from ..batch.lines import Lines
+from ..errors import OptionError
 from . import figures, render
 from .flags import REQUIRED, Flags, command, flag, options
-from .generate import Drafting, Penalties, load_drafting
+from .generate import Drafting, Penalties, count_or_auto, load_drafting
 from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule, Sampling
 
 if TYPE_CHECKING:
@@ -39,8 +40,11 @@ class Files(Flags):
     output: Path = flag(
         REQUIRED, "The file to write: JSON lines in the order of the input.", "-o", metavar="FILE"
     )
-    batch_size: int | None = flag(
-        None, "The number of texts that are decoded at once.", show_default="16", min=1
+    batch_size: str = flag(
+        "auto",
+        "The number of texts that are decoded at once; auto takes what brings most tokens a "
+        "second.",
+        metavar="N|auto",
     )
     text: bool = flag(
         False, "Write the texts alone, a line for each line of the input, with \\n for line breaks."
@@ -52,6 +56,15 @@ class Files(Flags):
         False, "Replace an output, and what a run with other settings left unfinished."
     )
     quiet: bool = flag(False, "Print no statistics.")
+
+    def most_at_once(self) -> int | None:
+        """None where that is not for the user to say. Raises OptionError."""
+        size = count_or_auto("--batch-size", self.batch_size)
+        if size == "auto":
+            return None
+        if size < 1:
+            raise OptionError(f"--batch-size must be 1 or more, not {size}")
+        return size
 
 
 @command(
@@ -76,7 +89,7 @@ def batch(
     """
     groups = (template, drafting, rule, lenience, sampling, penalties)
     asked = options(*groups, costs, proposer=drafting.chosen_proposer(models))
-    caches = cache.settings()
+    caches, batch_size = cache.settings(), files.most_at_once()
     settings: dict[str, Any] = {}
     for group in (models, cache, *groups):
         settings |= vars(group)
@@ -90,8 +103,7 @@ def batch(
                 render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
             from ..batch.run import BatchRun
 
-            size = {} if files.batch_size is None else {"batch_size": files.batch_size}
-            run = BatchRun(pair, lines, journal, asked, strict=files.strict, **size)
+            run = BatchRun(pair, lines, journal, asked, batch_size=batch_size, strict=files.strict)
             try:
                 _decode(run, journal, lines.prompts)
                 _tell_errors(journal, each=files.text)

@@ -102,10 +102,11 @@ class Drafting(Flags):
         return self.proposer is None and models.draft_model is None
 
     def for_options(self) -> dict[str, Any]:
+        number = self.num_draft if self.speculate is None else str(self.speculate)
         return {
             **super().for_options(),
             "regular": self.regular_decode,
-            "num_draft": _draft_count(self.num_draft) if self.speculate is None else self.speculate,
+            "num_draft": count_or_auto("--num-draft", number),
         }
 
 
@@ -242,13 +243,14 @@ def load_drafting(
     return pair, asked
 
 
-def _draft_count(text: str) -> int | Literal["auto"]:
+def count_or_auto(name: str, text: str) -> int | Literal["auto"]:
+    """What a flag says that takes a number or auto. Raises OptionError."""
     if text == "auto":
         return "auto"
     try:
         return int(text)
     except ValueError:
-        raise OptionError(f"--num-draft must be a number or auto, not {text!r}") from None
+        raise OptionError(f"{name} must be a number or auto, not {text!r}") from None
 
 
 def _biases(items: Sequence[str]) -> dict[int, float]:

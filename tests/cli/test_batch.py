@@ -14,7 +14,6 @@ from mlx_specdec.batch import run as running
 from mlx_specdec.batch.journal import Journal
 from mlx_specdec.batch.lines import Lines
 from mlx_specdec.batch.run import BatchRun
-from mlx_specdec.many import DEFAULT_BATCH
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from .. import tiny
@@ -216,8 +215,8 @@ def test_inputs_that_hold_no_prompts_are_named(
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
-        (("--batch-size", 0), "--batch-size"),
-        (("--batch-size", "many"), "--batch-size"),
+        (("--batch-size", 0), "--batch-size must be 1 or more, not 0"),
+        (("--batch-size", "many"), "--batch-size must be a number or auto"),
         (("--top-p", 0), "top-p must lie"),
         (("--simulate-acceptance", 0.5), "--simulate-acceptance"),
         (("--lookup-file", __file__, "--proposer", "draft"), "--proposer ngram"),
@@ -257,10 +256,9 @@ def test_a_finished_output_is_kept_unless_told_otherwise(
 
 
 def test_the_end_says_what_was_done(run: Run, t5: Path, tmp_path: Path, output: Path) -> None:
-    assert f"[default: ({DEFAULT_BATCH});" in " ".join(run("batch", "-h").out.split())
     file = write(tmp_path / "in.txt", sentences(5))
     asked = ("batch", file, "-o", output, "--model", t5, "-m", 6, "--overwrite", *ENDLESS)
-    told = run(*asked).err
+    told = run(*asked, "--batch-size", 16).err
     assert "5 texts, 30 tokens in " in told and "plain decoding" in told
     assert "up to 16 texts in a pass" in told
     told = run(*asked, "--batch-size", 1, "--proposer", "ngram").err
