@@ -114,6 +114,7 @@ class ManyRun:
         self._running: Decoding | None = None
         self._rule_key: object = None
         self._jobs: dict[Decoded, _Job] = {}
+        self._exhausted = False
         self._window_began = 0.0
         self._window_tokens = 0
 
@@ -131,7 +132,7 @@ class ManyRun:
                 self._read()
             if self._running is not None:
                 yield from self._step(self._running)
-            elif self._reading is None and not self._waiting:
+            elif self._reading is None and not self._waiting and self._exhausted:
                 return
 
     def on_round(self, report: RoundReport) -> None:
@@ -170,6 +171,7 @@ class ManyRun:
     def _fill_window(self) -> None:
         window = list(itertools.islice(self._requests, WINDOW * self.batch_size))
         if not window:
+            self._exhausted = True
             return
         now = self._watch.clock()
         if self._window_tokens:

@@ -183,7 +183,6 @@ def test_strict_stops_at_once(
     assert run(*asked).code == 1 and len(records(output)) == 3
 
 
-@pytest.mark.xfail(strict=True, reason="many.ManyRun ends at a window of refused prompts")
 def test_many_refused_lines_in_a_row_end_nothing(
     run: Run, t5: Path, tmp_path: Path, output: Path
 ) -> None:
