@@ -7,6 +7,7 @@ that "ngram" is asked first.
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
@@ -15,7 +16,9 @@ import mlx.core as mx
 from . import blas
 from .contracts import Proposer
 from .costs import cache as cost_cache
+from .costs import experience
 from .costs.cache import CostKey
+from .costs.experience import TextKey
 from .costs.online import Acceptance
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength
 from .decoding.lengths_by_rows import LengthsByRows
@@ -28,6 +31,8 @@ from .errors import OptionError
 from .options import Options
 from .pair import Pair
 
+TEMPERATURES = (0.0, 0.4, 0.8, 1.2)
+"""Ends of the ranges in which texts are taken to be accepted alike."""
 FREE = "ngram"
 """The drafter that costs nothing: `auto` asks it before the one with weights."""
 _version = functools.cache(version)
@@ -121,17 +126,19 @@ def _by_source(lengths: Mapping[str, DraftLength]) -> DraftLength:
 def keep_costs(
     pair: Pair, chosen: Sequence[Drafter], options: Options, lengths: DraftLength
 ) -> None:
-    """Write down the costs that a sequence has measured, if they are to be kept."""
+    """Write down what a sequence has taught, if it is to be kept."""
     if not options.cost_cache:
         return
-    measured: dict[str, dict[int, float]] = {}
+    learning: Mapping[str, AutoLength] = {}
     if isinstance(lengths, LengthsBySource):
-        measured = lengths.measured()
+        learning = lengths.learning
     elif isinstance(lengths, AutoLength) and chosen:
-        measured = {chosen[0].name: lengths.measured()}
+        learning = {chosen[0].name: lengths}
     for each in chosen:
-        if each.name in measured:
-            cost_cache.merge(cost_key(pair, chosen, each, options), measured[each.name])
+        if each.name in learning:
+            its, key = learning[each.name], cost_key(pair, chosen, each, options)
+            cost_cache.merge(key, its.measured())
+            experience.merge(_text_key(key, options), its.verdicts, its.saved)
 
 
 def cost_key(pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options) -> CostKey:
@@ -165,6 +172,27 @@ def _length(
 ) -> DraftLength:
     if options.num_draft != "auto":
         return FixedLength(options.num_draft)
+    free = not drafter.nbytes
+    if not options.cost_cache:
+        return AutoLength(None, drafter.most, free=free)
     key = cost_key(pair, chosen, drafter, options)
-    known = cost_cache.read(key) if options.cost_cache else None
-    return AutoLength(known, drafter.most, free=not drafter.nbytes)
+    earlier = experience.read(_text_key(key, options))
+    if earlier is None:
+        return AutoLength(cost_cache.read(key), drafter.most, free=free)
+    acceptance = Acceptance(drafter.most, earlier=earlier.verdicts)
+    return AutoLength(
+        cost_cache.read(key), drafter.most, acceptance, free=free, saved=earlier.saved
+    )
+
+
+def _text_key(key: CostKey, options: Options) -> TextKey:
+    """What acceptance depends on: no clock is in it, but how tokens are drawn and verified."""
+    return TextKey(
+        key.target,
+        key.target_bytes,
+        key.draft,
+        key.draft_bytes,
+        key.dtype,
+        bisect_left(TEMPERATURES, options.temperature),
+        f"{options.rule_name} {options.delta:g}",
+    )

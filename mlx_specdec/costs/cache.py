@@ -16,6 +16,9 @@ from pathlib import Path
 
 from .. import user_cache
 
+FAR_APART = 4.0
+"""Of two costs of the same length: one of them is wrong."""
+
 
 @dataclass(frozen=True)
 class CostKey:
@@ -46,10 +49,20 @@ def read(key: CostKey) -> dict[int, float]:
 
 
 def merge(key: CostKey, costs: Mapping[int, float]) -> None:
-    """Add what a text measured: halfway between it and what was known of the same length."""
+    """Add what a text measured; see `together`."""
     if costs:
-        known = read(key)
-        write(key, known | {n: (known.get(n, cost) + cost) / 2 for n, cost in costs.items()})
+        write(key, together(read(key), costs))
+
+
+def together(known: Mapping[int, float], costs: Mapping[int, float]) -> dict[int, float]:
+    """Halfway between what was known of a length and what was measured; what was measured, where
+    that is no matter of noise."""
+    result = dict(known)
+    for n, cost in costs.items():
+        before = known.get(n, cost)
+        alike = before / FAR_APART < cost < before * FAR_APART
+        result[n] = (before + cost) / 2 if alike else cost
+    return result
 
 
 def write(key: CostKey, costs: Mapping[int, float]) -> None:

@@ -29,6 +29,10 @@ NORMAL_MEDIAN_DEVIATION = 0.6745
 PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 3.0
 POOLED_WEIGHT = 4.0
+EARLIER_ROUNDS = 12.0
+"""How many rounds of this text the verdicts of earlier texts count for, at most."""
+CONTRADICTED = 0.25
+"""A round can take longer than it costs, never so much less: an earlier cost is then wrong."""
 
 
 class _Median:
@@ -72,6 +76,7 @@ class RoundCosts:
         self._draft = _Median()
         self._unit = _Median()
         self._known = {0: 1.0, **known} if known else {}
+        self._corrected: set[int] = set()
         self._totals: list[float] | None = None
 
     @property
@@ -85,6 +90,10 @@ class RoundCosts:
         price of another token, and too few rounds were timed in parts."""
         return not (self._free or self._known) and len(self._draft) < ROUNDS_FOR_COSTS
 
+    def only_earlier(self, count: int) -> bool:
+        """Whether all that is known of a length was measured earlier."""
+        return count in self._known and not len(self._rounds[count])
+
     @property
     def in_seconds(self) -> bool:
         """Whether totals are seconds. Costs measured earlier are plain steps, until a round of such
@@ -95,7 +104,13 @@ class RoundCosts:
         """A round with `count` drafted tokens; draft: seconds of drafting, where timed."""
         self._rounds[count].add(seconds)
         if count in self._known:
-            self._unit.add(seconds / self._known[count])
+            plain, steps = self._rounds[0].value, len(self._rounds[0])
+            sure = count > 0 and steps >= PLAIN_STEPS_FOR_COSTS
+            if sure and seconds < CONTRADICTED * self._known[count] * plain:
+                del self._known[count]
+                self._corrected.add(count)
+            else:
+                self._unit.add(seconds / self._known[count])
         if draft is not None and count:
             self._draft.add(draft / count)
         self._totals = None
@@ -121,7 +136,11 @@ class RoundCosts:
             return {}
         plain = steps.value
         longer = enumerate(self._rounds[1:], start=1)
-        return {n: seen.value / plain for n, seen in longer if len(seen) >= ROUNDS_FOR_COSTS}
+        return {
+            n: seen.value / plain
+            for n, seen in longer
+            if len(seen) >= (1 if n in self._corrected else ROUNDS_FOR_COSTS)
+        }
 
     def doubt(self) -> Sequence[float]:
         """Relative standard error of each total, roughly; 0 for plain steps."""
@@ -179,16 +198,35 @@ class RoundCosts:
         return between({below: start, above: end}, count)
 
 
+Verdicts = tuple[tuple[float, ...], tuple[float, ...]]
+"""By position of a draft: how many tokens were verified, and how many of these accepted."""
+
+
 class Acceptance:
     """How likely the first i drafted tokens are all accepted; old rounds are slowly forgotten.
 
-    memory: rounds after which a round's weight has fallen to 1/e.
+    memory: rounds after which a round's weight has fallen to 1/e. earlier: verdicts of earlier
+    texts, which count for at most EARLIER_ROUNDS together: a text that behaves otherwise is
+    believed soon.
     """
 
-    def __init__(self, most: int, memory: float = 60.0) -> None:
+    def __init__(self, most: int, memory: float = 60.0, earlier: Verdicts | None = None) -> None:
         self._decay = 1.0 - 1.0 / memory
         self._reached = [0.0] * most
         self._passed = [0.0] * most
+        self._own = ([0.0] * most, [0.0] * most)
+        if earlier is not None and earlier[0] and earlier[0][0] > 0:
+            share = min(1.0, EARLIER_ROUNDS / earlier[0][0])
+            for index, (reached, passed) in enumerate(zip(*earlier, strict=True)):
+                if index < most:
+                    self._reached[index] = share * reached
+                    self._passed[index] = share * passed
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What was added, all of it at full weight."""
+        reached, passed = self._own
+        return tuple(reached), tuple(passed)
 
     def add(self, verdicts: Sequence[tuple[int, int]]) -> None:
         """A round: tokens drafted and accepted, per sequence. Positions behind the first rejection
@@ -200,6 +238,8 @@ class Acceptance:
             for index in range(min(drafted, accepted + 1, len(self._reached))):
                 self._reached[index] += 1.0
                 self._passed[index] += index < accepted
+                self._own[0][index] += 1.0
+                self._own[1][index] += index < accepted
 
     def emitted(self) -> list[float]:
         """Expected tokens of a round for every length, the target's own token included."""

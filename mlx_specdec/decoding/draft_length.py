@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..costs.online import Acceptance, RoundCosts
+from ..costs.online import Acceptance, RoundCosts, Verdicts
 from ..errors import OptionError
 from .rounds import RoundListener, RoundReport
 
@@ -116,12 +116,13 @@ class AutoLength:
     known: costs of rounds by drafted length in plain steps, measured earlier. Without them the text
     begins with a few plain steps and one round of FIRST_DRAFT tokens. most: where a proposer has no
     more. acceptance: learned elsewhere, and shared from here on. free: drafting itself takes no
-    time.
+    time. saved: of the budget of earlier texts, where there were any.
 
     What may be worse than the best known length is tried only out of a budget: BUDGET_AT_START
-    plain steps, and BUDGET_SHARE of the time since. It pays for trials of lengths that would be
-    better if their costs, badly known, were kind, since costs need not rise in a line; and while
-    plain decoding is best for probes, so that a draft that turns good is noticed.
+    plain steps, or BUDGET_PER_TEXT and what earlier texts left, which save for one another; and
+    BUDGET_SHARE of the time since. It pays for trials of lengths that would be better if their
+    costs, badly known, were kind, since costs need not rise in a line; and while plain decoding is
+    best for probes, so that a draft that turns good is noticed.
 
     After the first ROUNDS_ALWAYS_PLANNED rounds it thinks again once in PLANS_EVERY rounds only,
     and never where the proposer abstained: thinking is not free.
@@ -132,6 +133,10 @@ class AutoLength:
     PLAIN_STEPS_FIRST = 4
     WORTH_CHANGING = 1.04
     BUDGET_AT_START = 1.5
+    BUDGET_PER_TEXT = 0.25
+    MOST_SAVED = 3.0
+    LARGEST_LOSS = 1.0
+    """In plain steps, of a trial of a length that only earlier texts knew: they may be wrong."""
     BUDGET_SHARE = 0.008
     ROUNDS_ALWAYS_PLANNED = 24
     PLANS_EVERY = 4
@@ -143,11 +148,13 @@ class AutoLength:
         acceptance: Acceptance | None = None,
         *,
         free: bool = False,
+        saved: float | None = None,
     ) -> None:
         self._most = min(most, self.LONGEST_DRAFT)
         known = {n: cost for n, cost in (known or {}).items() if n <= self._most}
         self._costs = RoundCosts(self._most, known, free=free)
         self._acceptance = acceptance or Acceptance(self._most)
+        self._at_start = self.BUDGET_AT_START if saved is None else saved + self.BUDGET_PER_TEXT
         self._begun = bool(known)
         self._plain = 0
         self._speculative = 0
@@ -177,6 +184,19 @@ class AutoLength:
     def measured(self) -> dict[int, float]:
         """Costs of rounds by drafted length in plain steps, where this text had enough of them."""
         return self._costs.measured()
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What this text's drafts came to."""
+        return self._acceptance.verdicts
+
+    @property
+    def saved(self) -> float:
+        """What of the budget was not spent, in plain steps, for a text that is yet to come; less
+        than 0 where more was spent."""
+        plain = self._costs.plain
+        left = self._budget(plain) / plain if plain else self._at_start
+        return min(max(-self.MOST_SAVED, left), self.MOST_SAVED)
 
     def choose(self, remaining: int, rows: int = 1) -> int:
         """The current choice, cut where the text is about to end."""
@@ -255,6 +275,8 @@ class AutoLength:
         if trial is None or trial == best:
             return best
         loss = max(0.0, safe[trial] - tokens[trial] * self._price)
+        if self._costs.only_earlier(trial):
+            loss = min(loss, self.LARGEST_LOSS * costs[0])
         if self._parked_for:
             loss += self._catch_up
         if loss > budget and trial <= self._costs.tried[-1]:
@@ -263,7 +285,7 @@ class AutoLength:
         return trial
 
     def _budget(self, plain: float) -> float:
-        return self.BUDGET_AT_START * plain + self.BUDGET_SHARE * self._elapsed - self._spent
+        return self._at_start * plain + self.BUDGET_SHARE * self._elapsed - self._spent
 
     def _parked_and_broke(self) -> bool:
         """Nothing could change: plain steps alone say nothing of drafts, and trials cost."""

@@ -35,10 +35,10 @@ class LengthsBySource:
         """What any of them wants."""
         return any(length.wants_parts for length in self._lengths.values())
 
-    def measured(self) -> dict[str, dict[int, float]]:
-        """Costs of rounds by source, where this text had enough of them."""
-        autos = ((n, one) for n, one in self._lengths.items() if isinstance(one, AutoLength))
-        return {name: length.measured() for name, length in autos}
+    @property
+    def learning(self) -> dict[str, AutoLength]:
+        """The controllers that learn, by source."""
+        return {n: one for n, one in self._lengths.items() if isinstance(one, AutoLength)}
 
     def choose(self, remaining: int, rows: int = 1) -> int:
         """The longest draft that any source may make."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mlx_specdec.costs.cache import together
+from mlx_specdec.costs.online import Acceptance, Verdicts
 from mlx_specdec.decoding.draft_length import AutoLength, FixedLength
 from mlx_specdec.errors import OptionError
 
@@ -192,3 +194,58 @@ def test_a_few_costs_of_earlier_texts_are_no_trap(known: dict[int, float]) -> No
         chosen.append(quick.choose(1000))
         quick.on_round(a_round(chosen[-1], min(chosen[-1], 1), 0.004 * (1.0 + 0.3 * chosen[-1])))
     assert sum(count <= 2 for count in chosen) > 45
+
+
+class Texts:
+    """Texts one after the other, each of which begins with what the ones before it taught."""
+
+    def __init__(self, machine: Machine, tokens: int, costs: dict[int, float]) -> None:
+        self.machine, self.tokens, self.costs = machine, tokens, costs
+        self.verdicts: Verdicts | None = None
+        self.saved = 0.0
+        self.seed = 0
+
+    def run(self, count: int) -> float:
+        """Tokens per plain step over so many texts."""
+        clock, emitted = 0.0, 0
+        for _ in range(count):
+            acceptance = Acceptance(AutoLength.LONGEST_DRAFT, earlier=self.verdicts)
+            lengths = AutoLength(self.costs, acceptance=acceptance, saved=self.saved)
+            took, tokens = self.machine.time(lengths, self.tokens, self.seed)
+            clock, emitted, self.seed = clock + took, emitted + tokens, self.seed + 1
+            self.costs = together(self.costs, lengths.measured())
+            self.verdicts, self.saved = lengths.verdicts, lengths.saved
+        return emitted / clock
+
+
+def costs_of(machine: Machine) -> dict[int, float]:
+    return dict(enumerate(machine.costs()[1:], start=1))
+
+
+@pytest.mark.parametrize("poison", [10.0, 100.0, 0.1])
+def test_costs_that_are_wrong_mend_themselves_within_ten_texts(poison: float) -> None:
+    machine = Machine(CURVES["M4 Pro 4-bit"], 0.1, constant(0.8))
+    wrong = {length: cost * poison for length, cost in costs_of(machine).items()}
+    texts = Texts(machine, 12, wrong)
+    texts.run(10)
+    best = machine.best_fixed(12, 40)[1]
+    assert texts.run(40) > 0.85 * best
+
+
+@pytest.mark.parametrize("name", ["M3 Ultra bf16", "M4 Pro 4-bit", "flat", "linear"])
+@pytest.mark.parametrize("alpha", [0.1, 0.6, 0.9])
+def test_short_texts_that_follow_others_come_near_the_best(name: str, alpha: float) -> None:
+    machine = Machine(CURVES[name], 0.15, constant(alpha))
+    texts = Texts(machine, 12, costs_of(machine))
+    texts.run(5)
+    reached, best = texts.run(60), machine.best_fixed(12, 60)[1]
+    assert reached > 0.84 * best
+
+
+def test_a_text_that_behaves_otherwise_is_believed_soon() -> None:
+    machine = Machine(CURVES["M4 Pro 4-bit"], 0.1, constant(0.05))
+    always = ((1000.0,) * 16, (990.0,) * 16)
+    acceptance = Acceptance(AutoLength.LONGEST_DRAFT, earlier=always)
+    lengths = AutoLength(costs_of(machine), acceptance=acceptance, saved=0.0)
+    machine.time(lengths, 60, 0)
+    assert lengths.choose(100) <= 1

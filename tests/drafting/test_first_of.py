@@ -99,4 +99,4 @@ def test_verdicts_go_to_their_source_and_plain_steps_to_all() -> None:
     assert lengths.limit("good", 16) > 4
     assert lengths.limit("bad", 16) == 0
     assert {change.source for change in lengths.changes} == {"good", "bad"}
-    assert set(lengths.measured()) == {"good", "bad"} and lengths.measured()["good"]
+    assert set(lengths.learning) == {"good", "bad"} and lengths.learning["good"].measured()
