@@ -114,6 +114,7 @@ class ManyRun:
         self._running: Decoding | None = None
         self._rule_key: object = None
         self._jobs: dict[Decoded, _Job] = {}
+        self._begun = 0
         self._exhausted = False
         self._window_began = 0.0
         self._window_tokens = 0
@@ -156,10 +157,9 @@ class ManyRun:
             self._fill_window()
         if not self._waiting:
             return
-        held = 0 if self._running is None else sum(not s.ended for s in self._running.sequences)
-        room = self.batch_size - held
+        room = self.batch_size - self._begun
         key = _rule_key(self._waiting[0].options)
-        if held and (room < max(1, JOINS_AT * self.batch_size) or key != self._rule_key):
+        if self._begun and (room < max(1, JOINS_AT * self.batch_size) or key != self._rule_key):
             return
         group: list[_Job] = []
         alike = self._waiting[0].alike
@@ -199,6 +199,7 @@ class ManyRun:
         context = model.open_batch(prompts) if self.batched else model.open(prompts[0])
         proposer = make_proposer(self._chosen, options, self._lengths, batch=self.batched)
         sequences = [job.sequence for job in group]
+        self._begun += len(group)
         for job in group:
             job.began = self._watch.clock()
         return Decoding(
@@ -249,6 +250,7 @@ class ManyRun:
         if not sequence.ended:
             return Part(job.number, emission)
         del self._jobs[sequence]
+        self._begun -= 1
         try:
             return Part(job.number, emission, self._result(job, emission))
         except DecodingError as problem:

@@ -10,6 +10,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.decoding.loop import Decoding
+from mlx_specdec.decoding.stop_criteria import Emission
 from mlx_specdec.errors import DecodingError, OptionError
 from mlx_specdec.many import ManyRun, Request, generate_many, stream_many
 from mlx_specdec.models.medusa_heads import MedusaHeads
@@ -164,6 +166,23 @@ def test_windows_and_recurrent_states_are_decoded_in_turns(family: str) -> None:
     assert run.batch_size == 1
     texts = {p.number: (p.result.text, p.result.finish_reason) for p in run if p.result}
     assert [texts[number] for number in range(4)] == alone(pair, requests)
+
+
+@pytest.mark.parametrize("num_draft", [0, 2])
+def test_no_more_go_through_a_pass_than_were_asked_for(
+    pair: Pair, num_draft: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, step = [], Decoding.step
+
+    def counted(self: Decoding) -> tuple[Emission, ...]:
+        emissions = step(self)
+        seen.append(len(self.sequences))
+        return emissions
+
+    monkeypatch.setattr(Decoding, "step", counted)
+    requests = [request(seed, num_draft=num_draft) for seed in range(24)]
+    generate_many(pair, requests, requests[0].options, batch_size=5)
+    assert max(seen) == 5
 
 
 def test_prompts_are_taken_when_they_are_wanted(pair: Pair) -> None:
