@@ -96,6 +96,7 @@ MAY_IMPORT = {
         "decoding",
         "drafters",
         "errors",
+        "many",
         "models",
         "options",
         "text",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import OptionError
 from ..options import Options, proposers
@@ -19,10 +19,14 @@ from .pairs import ROOT, load_pair, named
 if TYPE_CHECKING:
     from ..assemble import Pair
     from ..bench.analysis import Analysis
-    from ..bench.methods import Length, Method
+    from ..bench.methods import Length
     from ..bench.setting import Setting
+    from ..bench.table import Measured
+    from ..bench.throughput import Throughput
     from ..text.prompts import Prompt
 
+M = TypeVar("M")
+LENGTHS = "1,2,3,5,8,auto"
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
 """Prompt files of the shipped targets, by the name of their directory; their heads' too."""
 
@@ -44,11 +48,18 @@ class Measuring(Flags):
         metavar="|".join(proposers()[:-1]),
         autocompletion=proposers,
     )
-    num_draft: str = flag(
-        "1,2,3,5,8,auto",
-        "The draft lengths to measure, separated by commas.",
+    num_draft: str | None = flag(
+        None,
+        "The draft lengths to measure, separated by commas; with --batch-size one.",
         "--num-draft-tokens",
         metavar="N,...,auto",
+        show_default=f"{LENGTHS}; with --batch-size auto",
+    )
+    batch_size: str | None = flag(
+        None,
+        "Measure the throughput over the whole file, so many texts at a time: numbers separated "
+        "by commas.",
+        metavar="N,...",
     )
     baselines: bool = flag(
         False, "Measure mlx-lm as well, and transformers where torch is installed.", "--peers"
@@ -81,7 +92,12 @@ def bench(
         )
     if measuring.baselines and models.adapter_path is not None:
         raise OptionError("baselines take no adapters: leave out --adapter-path or --baselines")
-    lengths = _lengths(measuring.num_draft)
+    sizes = _sizes(measuring)
+    if sizes and asked.simulated_acceptance is not None:
+        raise OptionError("simulate-acceptance measures one text: leave it out or --batch-size")
+    lengths = _lengths(measuring.num_draft or ("auto" if sizes else LENGTHS))
+    if sizes and len(lengths) > 1:
+        raise OptionError("with --batch-size, name one length in --num-draft")
     if sampling.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {sampling.max_tokens}")
     _check_report(measuring.report)
@@ -92,19 +108,11 @@ def bench(
     prompts = read_prompts(file, measuring.limit)
     simulated = asked.simulated_acceptance is not None
     pair = load_pair(model, draft_model, random_weights=simulated, **models.loading())
-    from ..bench.methods import own_methods
-
-    proposers = list(dict.fromkeys(measuring.proposer or []))
-    methods = own_methods(pair, asked, proposers, lengths)
-    notes: Sequence[str] = ()
-    if measuring.baselines:
-        from ..bench.baselines import find_baselines
-
-        others, notes = find_baselines(pair, asked, lengths)
-        methods += others
-        if not others:
-            print("no baseline can run these models here", file=sys.stderr)
-    analysis = _measure(pair, asked, prompts, methods, measuring)
+    analysis: Measured
+    if sizes:
+        analysis, notes = _throughput(pair, asked, prompts, lengths[0], sizes, measuring)
+    else:
+        analysis, notes = _speculation(pair, asked, prompts, lengths, measuring)
     from ..bench.setting import setting
 
     _tell(analysis, setting(pair, asked, file, notes), measuring.report, output.json)
@@ -115,10 +123,27 @@ def bench(
 def _lengths(text: str) -> list[Length]:
     lengths: list[Length] = []
     for word in map(str.strip, text.split(",")):
-        if word != "auto" and not (word.isascii() and word.isdigit() and int(word) > 0):
+        if word != "auto" and not _counts(word):
             raise OptionError(f"num-draft must look like 1,3,8,auto; {word!r} is no length")
         lengths.append(Options(num_draft="auto" if word == "auto" else int(word)).num_draft)
     return list(dict.fromkeys(lengths))
+
+
+def _sizes(measuring: Measuring) -> list[int]:
+    """Batch sizes, the smallest one first; none where throughput is not asked for."""
+    if measuring.batch_size is None:
+        return []
+    words = [word.strip() for word in measuring.batch_size.split(",")]
+    for word in words:
+        if not _counts(word):
+            raise OptionError(f"batch-size must look like 1,4,16; {word!r} is no batch size")
+    if len(set(measuring.proposer or [])) > 1:
+        raise OptionError("with --batch-size, name one --proposer")
+    return sorted(set(map(int, words)))
+
+
+def _counts(word: str) -> bool:
+    return word.isascii() and word.isdigit() and int(word) > 0
 
 
 def _check_report(file: Path | None) -> None:
@@ -144,18 +169,55 @@ def sample(model: str) -> Path:
     return ROOT / "prompts" / name
 
 
-def _measure(
+def _throughput(
     pair: Pair,
     options: Options,
     prompts: Sequence[Prompt],
-    methods: Sequence[Method],
+    length: Length,
+    sizes: Sequence[int],
     measuring: Measuring,
-) -> Analysis:
+) -> tuple[Throughput, list[str]]:
+    from ..bench.throughput import encoded, file_methods, measure_files, throughput
+
+    ids, skipped = encoded(pair, prompts, options)
+    proposer = next(iter(measuring.proposer or []), None)
+    methods, notes = file_methods(pair, options, proposer, length, sizes)
+    if measuring.baselines:
+        from ..bench.baselines import find_file_baselines
+
+        others, more = find_file_baselines(pair, options, sizes)
+        methods, notes = [*methods, *_told(others)], [*notes, *more]
+    with render.progress("measuring") as bar:
+        repeats, warmup = measuring.repeats, measuring.warmup
+        measured = measure_files(
+            list(ids.values()), methods, repeats=repeats, warmup=warmup, progress=bar
+        )
+    analysis = throughput(measured, list(ids), skipped)
+    if analysis is None:
+        raise KeyboardInterrupt
+    return analysis, notes
+
+
+def _speculation(
+    pair: Pair,
+    options: Options,
+    prompts: Sequence[Prompt],
+    lengths: Sequence[Length],
+    measuring: Measuring,
+) -> tuple[Analysis, list[str]]:
     from ..assemble import encode
     from ..bench.analysis import analyse
     from ..bench.measure import measure
-    from ..bench.methods import TURNS, pass_timer
+    from ..bench.methods import TURNS, own_methods, pass_timer
 
+    proposers = list(dict.fromkeys(measuring.proposer or []))
+    methods = own_methods(pair, options, proposers, lengths)
+    notes: list[str] = []
+    if measuring.baselines:
+        from ..bench.baselines import find_baselines
+
+        others, notes = find_baselines(pair, options, lengths)
+        methods += _told(others)
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pair, first, [method.num_draft for method in methods])
     turns = -(-TURNS // (measuring.repeats * len(prompts)))
@@ -172,10 +234,16 @@ def _measure(
     analysis = analyse(measured, passes.costs())
     if analysis is None:
         raise KeyboardInterrupt
-    return analysis
+    return analysis, notes
 
 
-def _tell(analysis: Analysis, setting: Setting, report: Path | None, as_json: bool) -> None:
+def _told(baselines: list[M]) -> list[M]:
+    if not baselines:
+        print("no baseline can run these models here", file=sys.stderr)
+    return baselines
+
+
+def _tell(analysis: Measured, setting: Setting, report: Path | None, as_json: bool) -> None:
     from ..bench.report import write_report
     from ..bench.table import as_dict
 
