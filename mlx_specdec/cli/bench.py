@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ..errors import OptionError
 from ..options import Options, proposers
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..bench.throughput import Throughput
     from ..text.prompts import Prompt
 
-M = TypeVar("M")
 LENGTHS = "1,2,3,5,8,auto"
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
 """Prompt files of the shipped targets, by the name of their directory; their heads' too."""
@@ -186,7 +185,7 @@ def _throughput(
         from ..bench.baselines import find_file_baselines
 
         others, more = find_file_baselines(pair, options, sizes)
-        methods, notes = [*methods, *_told(others)], [*notes, *more]
+        methods, notes = [*methods, *others], [*notes, *more]
     with render.progress("measuring") as bar:
         repeats, warmup = measuring.repeats, measuring.warmup
         measured = measure_files(
@@ -217,7 +216,9 @@ def _speculation(
         from ..bench.baselines import find_baselines
 
         others, notes = find_baselines(pair, options, lengths)
-        methods += _told(others)
+        methods += others
+        if not others:
+            print("no baseline can run these models here", file=sys.stderr)
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pair, first, [method.num_draft for method in methods])
     turns = -(-TURNS // (measuring.repeats * len(prompts)))
@@ -235,12 +236,6 @@ def _speculation(
     if analysis is None:
         raise KeyboardInterrupt
     return analysis, notes
-
-
-def _told(baselines: list[M]) -> list[M]:
-    if not baselines:
-        print("no baseline can run these models here", file=sys.stderr)
-    return baselines
 
 
 def _tell(analysis: Measured, setting: Setting, report: Path | None, as_json: bool) -> None:
