@@ -16,7 +16,6 @@ from ..options import Options
 from .hugging_face import HuggingFace, NoBaselineError, hugging_face, try_out
 from .methods import Length, Method, Runner, Sample, any_token, room
 from .throughput import FileMethod, Prompts, Texts
-from .transformers_baseline import transformers_file_methods, transformers_methods
 
 T = TypeVar("T", Method, FileMethod)
 
@@ -25,40 +24,12 @@ PREFILL_BATCH_SIZE = 8
 
 
 def find_baselines(
-    pair: Pair,
-    options: Options,
-    lengths: Sequence[Length],
-    installed: Callable[[], HuggingFace] = hugging_face,
-) -> tuple[list[Method], list[str]]:
-    """All that can run these models here, and a sentence on each program: what it ran on or why it
-    did not. installed: raises NoBaselineError where torch is not."""
-    return _found(
-        lambda: mlx_lm_methods(pair, options, lengths),
-        lambda hugging: transformers_methods(pair, options, lengths, hugging),
-        installed,
-    )
-
-
-def find_file_baselines(
-    pair: Pair,
-    options: Options,
-    sizes: Sequence[int],
-    installed: Callable[[], HuggingFace] = hugging_face,
-) -> tuple[list[FileMethod], list[str]]:
-    """The same for whole files, plain decoding at these batch sizes: neither program speculates
-    with more than one sequence."""
-    return _found(
-        lambda: mlx_lm_file_methods(pair, options, sizes),
-        lambda hugging: transformers_file_methods(pair, options, sizes, hugging),
-        installed,
-    )
-
-
-def _found(
     mlx_lm: Callable[[], list[T]],
     transformers: Callable[[HuggingFace], list[T]],
-    installed: Callable[[], HuggingFace],
+    installed: Callable[[], HuggingFace] = hugging_face,
 ) -> tuple[list[T], list[str]]:
+    """All methods that can run here, and a sentence on each program: what it ran on or why it did
+    not. installed: raises NoBaselineError where torch is not."""
     methods: list[T] = []
     notes: list[str] = []
     try:

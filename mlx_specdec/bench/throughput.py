@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from statistics import median
 
@@ -91,16 +91,8 @@ class FileRun:
         return sum(sample.counted for sample in self.samples.values()) / self.seconds
 
 
-@dataclass
-class FileRuns:
-    """runs: of every method by repeat. The first method is plain decoding, one text at a time."""
-
-    methods: Sequence[FileMethod]
-    runs: Sequence[dict[int, FileRun]] = field(init=False)
-    interrupted: bool = False
-
-    def __post_init__(self) -> None:
-        self.runs = [{} for _ in self.methods]
+Runs = dict[int, FileRun]
+"""Of one method, by repeat."""
 
 
 def file_methods(
@@ -161,17 +153,22 @@ def encoded(
 
 
 def measure_files(
-    prompts: Prompts,
+    prompts: Mapping[int, Sequence[int]],
     methods: Sequence[FileMethod],
     *,
+    skipped: Mapping[int, str],
     repeats: int = 3,
     warmup: int = 1,
     progress: Progress = ignore_progress,
     clock: Clock = time.perf_counter,
-) -> FileRuns:
-    """All runs, or those that were complete before Ctrl-C. warmup: batches that do not count."""
-    measured = FileRuns(methods, interrupted=True)
-    warm = [prompts[: warmup * method.batch_size] for method in methods]
+) -> Throughput | None:
+    """All figures, or those of the runs that were complete before Ctrl-C; None where plain decoding
+    has none. The first method is plain decoding, one text at a time.
+
+    prompts, skipped: by their numbers in the file. warmup: batches that do not count.
+    """
+    ids, runs = list(prompts.values()), [Runs() for _ in methods]
+    warm = [ids[: warmup * method.batch_size] for method in methods]
     total = sum(map(len, warm)) + repeats * len(methods) * len(prompts)
     counter = count(1)
 
@@ -186,41 +183,23 @@ def measure_files(
         return FileRun(samples, seconds, mx.get_peak_memory() if method.in_mlx else None)
 
     progress(0, total)
+    both = list(zip(methods, runs, strict=True))
+    interrupted = True
     with suppress(KeyboardInterrupt):
         for method, few in zip(methods, warm, strict=True):
             run(method, few)
         for repeat in range(repeats):
-            for method, runs in turned(list(zip(methods, measured.runs, strict=True)), repeat):
-                runs[repeat] = run(method, prompts)
-        measured.interrupted = False
-    return measured
-
-
-def throughput(
-    measured: FileRuns, numbers: Sequence[int], skipped: Mapping[int, str]
-) -> Throughput | None:
-    """All figures, or None where plain decoding has no run. numbers: of the prompts in the file."""
-    first = measured.runs[0]
-    if not first:
+            for method, done in turned(both, repeat):
+                done[repeat] = run(method, ids)
+        interrupted = False
+    if not runs[0]:
         return None
-    plain = {
-        method.batch_size: runs
-        for method, runs in zip(measured.methods, measured.runs, strict=True)
-        if method.family == "plain"
-    }
-    return Throughput(
-        methods=tuple(
-            _figures(method, runs, first, plain[method.batch_size], numbers)
-            for method, runs in zip(measured.methods, measured.runs, strict=True)
-        ),
-        texts=len(numbers),
-        repeats=len(first),
-        skipped=skipped,
-        interrupted=measured.interrupted,
+    plain = {method.batch_size: done for method, done in both if method.family == "plain"}
+    figures = (
+        _figures(method, done, runs[0], plain[method.batch_size], list(prompts))
+        for method, done in both
     )
-
-
-Runs = Mapping[int, FileRun]
+    return Throughput(tuple(figures), len(prompts), len(runs[0]), skipped, interrupted)
 
 
 def _figures(

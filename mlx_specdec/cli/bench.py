@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import OptionError
 from ..options import Options, proposers
 from . import bench_table, render
+from .bench_throughput import batch_sizes, check_one_method, is_count, measure_throughput
 from .flags import Flags, command, flag, options
 from .groups import ChatTemplate, CostCache, Json, Models, Sampling, Verification
 from .pairs import ROOT, load_pair, named
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from ..bench.methods import Length
     from ..bench.setting import Setting
     from ..bench.table import Measured
-    from ..bench.throughput import Throughput
     from ..text.prompts import Prompt
 
 LENGTHS = "1,2,3,5,8,auto"
@@ -65,11 +66,16 @@ class Measuring(Flags):
     )
     limit: int | None = flag(None, "The number of prompts to use, from the first one on.", min=1)
     repeats: int = flag(3, "The number of times that each text is generated.", min=1)
-    warmup: int = flag(1, "The number of texts of each method that do not count.", min=0)
+    warmup: int = flag(
+        1, "The number of texts, or batches, of each method that do not count.", min=0
+    )
     report: Path | None = flag(None, "The HTML file to write plots to.", metavar="FILE")
 
 
-@command("mlx-specdec bench prompts/translation.jsonl --limit 10 --report report.html")
+@command(
+    "mlx-specdec bench prompts/translation.jsonl --limit 10 --report report.html",
+    "mlx-specdec bench --batch-size 1,4,16",
+)
 def bench(
     measuring: Measuring,
     models: Models,
@@ -91,12 +97,11 @@ def bench(
         )
     if measuring.baselines and models.adapter_path is not None:
         raise OptionError("baselines take no adapters: leave out --adapter-path or --baselines")
-    sizes = _sizes(measuring)
-    if sizes and asked.simulated_acceptance is not None:
-        raise OptionError("simulate-acceptance measures one text: leave it out or --batch-size")
-    lengths = _lengths(measuring.num_draft or ("auto" if sizes else LENGTHS))
-    if sizes and len(lengths) > 1:
-        raise OptionError("with --batch-size, name one length in --num-draft")
+    many = bool(batch_sizes(measuring.batch_size))
+    lengths = _lengths(measuring.num_draft or ("auto" if many else LENGTHS))
+    proposers = list(dict.fromkeys(measuring.proposer or []))
+    if many:
+        check_one_method(asked, proposers, lengths)
     if sampling.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {sampling.max_tokens}")
     _check_report(measuring.report)
@@ -108,10 +113,10 @@ def bench(
     simulated = asked.simulated_acceptance is not None
     pair = load_pair(model, draft_model, random_weights=simulated, **models.loading())
     analysis: Measured
-    if sizes:
-        analysis, notes = _throughput(pair, asked, prompts, lengths[0], sizes, measuring)
+    if many:
+        analysis, notes = measure_throughput(pair, asked, prompts, proposers, lengths[0], measuring)
     else:
-        analysis, notes = _speculation(pair, asked, prompts, lengths, measuring)
+        analysis, notes = _speculation(pair, asked, prompts, proposers, lengths, measuring)
     from ..bench.setting import setting
 
     _tell(analysis, setting(pair, asked, file, notes), measuring.report, output.json)
@@ -122,27 +127,10 @@ def bench(
 def _lengths(text: str) -> list[Length]:
     lengths: list[Length] = []
     for word in map(str.strip, text.split(",")):
-        if word != "auto" and not _counts(word):
+        if word != "auto" and not is_count(word):
             raise OptionError(f"num-draft must look like 1,3,8,auto; {word!r} is no length")
         lengths.append(Options(num_draft="auto" if word == "auto" else int(word)).num_draft)
     return list(dict.fromkeys(lengths))
-
-
-def _sizes(measuring: Measuring) -> list[int]:
-    """Batch sizes, the smallest one first; none where throughput is not asked for."""
-    if measuring.batch_size is None:
-        return []
-    words = [word.strip() for word in measuring.batch_size.split(",")]
-    for word in words:
-        if not _counts(word):
-            raise OptionError(f"batch-size must look like 1,4,16; {word!r} is no batch size")
-    if len(set(measuring.proposer or [])) > 1:
-        raise OptionError("with --batch-size, name one --proposer")
-    return sorted(set(map(int, words)))
-
-
-def _counts(word: str) -> bool:
-    return word.isascii() and word.isdigit() and int(word) > 0
 
 
 def _check_report(file: Path | None) -> None:
@@ -168,39 +156,11 @@ def sample(model: str) -> Path:
     return ROOT / "prompts" / name
 
 
-def _throughput(
-    pair: Pair,
-    options: Options,
-    prompts: Sequence[Prompt],
-    length: Length,
-    sizes: Sequence[int],
-    measuring: Measuring,
-) -> tuple[Throughput, list[str]]:
-    from ..bench.throughput import encoded, file_methods, measure_files, throughput
-
-    ids, skipped = encoded(pair, prompts, options)
-    proposer = next(iter(measuring.proposer or []), None)
-    methods, notes = file_methods(pair, options, proposer, length, sizes)
-    if measuring.baselines:
-        from ..bench.baselines import find_file_baselines
-
-        others, more = find_file_baselines(pair, options, sizes)
-        methods, notes = [*methods, *others], [*notes, *more]
-    with render.progress("measuring") as bar:
-        repeats, warmup = measuring.repeats, measuring.warmup
-        measured = measure_files(
-            list(ids.values()), methods, repeats=repeats, warmup=warmup, progress=bar
-        )
-    analysis = throughput(measured, list(ids), skipped)
-    if analysis is None:
-        raise KeyboardInterrupt
-    return analysis, notes
-
-
 def _speculation(
     pair: Pair,
     options: Options,
     prompts: Sequence[Prompt],
+    proposers: Sequence[str],
     lengths: Sequence[Length],
     measuring: Measuring,
 ) -> tuple[Analysis, list[str]]:
@@ -209,13 +169,16 @@ def _speculation(
     from ..bench.measure import measure
     from ..bench.methods import TURNS, own_methods, pass_timer
 
-    proposers = list(dict.fromkeys(measuring.proposer or []))
     methods = own_methods(pair, options, proposers, lengths)
     notes: list[str] = []
     if measuring.baselines:
-        from ..bench.baselines import find_baselines
+        from ..bench.baselines import find_baselines, mlx_lm_methods
+        from ..bench.transformers_baseline import transformers_methods
 
-        others, notes = find_baselines(pair, options, lengths)
+        others, notes = find_baselines(
+            partial(mlx_lm_methods, pair, options, lengths),
+            partial(transformers_methods, pair, options, lengths),
+        )
         methods += others
         if not others:
             print("no baseline can run these models here", file=sys.stderr)

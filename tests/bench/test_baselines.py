@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.generate import BatchGenerator
 
 from mlx_specdec.assemble import Pair, load
-from mlx_specdec.bench.baselines import find_baselines, find_file_baselines
+from mlx_specdec.bench.baselines import find_baselines, mlx_lm_file_methods, mlx_lm_methods
 from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError, threads, weights
 from mlx_specdec.bench.transformers_baseline import (
     Listener,
@@ -135,7 +135,11 @@ def test_what_transformers_cannot_run_is_known_before_anything_is_measured(pair:
 
 def test_every_program_is_told_about(pair: Pair) -> None:
     fake, _ = fake_for(pair)
-    found, notes = find_baselines(pair, Options(), [2], lambda: fake.installed)
+    found, notes = find_baselines(
+        lambda: mlx_lm_methods(pair, Options(), [2]),
+        lambda hugging: transformers_methods(pair, Options(), [2], hugging),
+        lambda: fake.installed,
+    )
     assert [one.name for one in found] == [
         "mlx-lm plain",
         "mlx-lm 2",
@@ -149,7 +153,9 @@ def test_without_torch_the_others_run_and_a_note_says_so(pair: Pair) -> None:
     def missing() -> HuggingFace:
         raise NoBaselineError("torch is not installed")
 
-    found, notes = find_baselines(pair, Options(), [2], missing)
+    found, notes = find_baselines(
+        lambda: mlx_lm_methods(pair, Options(), [2]), lambda hugging: [], missing
+    )
     assert [one.family for one in found] == ["mlx-lm", "mlx-lm"]
     assert notes == ["transformers is left out: torch is not installed"]
 
@@ -227,7 +233,11 @@ def test_a_program_that_cannot_batch_a_model_is_left_out_with_its_reason(
         target.generate = refuse  # type: ignore[method-assign]
     else:
         monkeypatch.setattr(BatchGenerator, "insert", refuse)
-    methods, notes = find_file_baselines(pair, Options(), [2], lambda: fake.installed)
+    methods, notes = find_baselines(
+        lambda: mlx_lm_file_methods(pair, Options(), [2]),
+        lambda hugging: transformers_file_methods(pair, Options(), [2], hugging),
+        lambda: fake.installed,
+    )
     other = {"mlx-lm", "transformers"} - {program}
     assert {one.family for one in methods} == other
     assert f"{program} is left out: it cannot generate: no batches here" in notes

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.assemble import Pair
-from mlx_specdec.bench.baselines import find_file_baselines
+from mlx_specdec.bench.baselines import find_baselines, mlx_lm_file_methods
 from mlx_specdec.bench.charts import charts
 from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError
 from mlx_specdec.bench.methods import Sample
@@ -25,7 +25,6 @@ from mlx_specdec.bench.throughput import (
     encoded,
     file_methods,
     measure_files,
-    throughput,
 )
 from mlx_specdec.errors import PromptError
 from mlx_specdec.options import Options
@@ -62,9 +61,9 @@ class Bench:
         return FileMethod(name, name, size, True, run, in_mlx=name != "transformers")
 
     def measure(self, methods: Sequence[FileMethod], **asked: Any) -> Throughput | None:
-        prompts = [[3]] * 4
-        measured = measure_files(prompts, methods, clock=lambda: self.seconds, **asked)
-        return throughput(measured, [0, 1, 3, 4], {2: "too long"})
+        prompts = {number: [3] for number in (0, 1, 3, 4)}
+        skipped, clock = {2: "too long"}, lambda: self.seconds
+        return measure_files(prompts, methods, skipped=skipped, clock=clock, **asked)
 
 
 def figures() -> Throughput:
@@ -180,15 +179,22 @@ def test_what_the_model_cannot_take_is_skipped_with_its_reason() -> None:
         encoded(pair, [Prompt((texts[2],))], GREEDY)
 
 
-def missing() -> HuggingFace:
-    raise NoBaselineError("torch is not installed")
+def baselines(pair: Pair, sizes: Sequence[int]) -> tuple[list[FileMethod], list[str]]:
+    """Those that run without torch."""
+
+    def missing() -> HuggingFace:
+        raise NoBaselineError("torch is not installed")
+
+    return find_baselines(
+        lambda: mlx_lm_file_methods(pair, GREEDY, sizes), lambda hugging: [], missing
+    )
 
 
 @pytest.mark.parametrize("eos", [frozenset(), frozenset(range(3, 30))])
 def test_mlx_lm_makes_the_same_texts_in_batches(eos: frozenset[int]) -> None:
     pair = decoder_only("llama")
     pair = Pair(**{**vars(pair), "eos_token_ids": eos})
-    methods, notes = find_file_baselines(pair, GREEDY, [1, 3], missing)
+    methods, notes = baselines(pair, [1, 3])
     assert [(one.name, one.batch_size) for one in methods] == [
         ("mlx-lm plain", 1),
         ("mlx-lm plain", 3),
@@ -201,7 +207,7 @@ def test_mlx_lm_makes_the_same_texts_in_batches(eos: frozenset[int]) -> None:
 
 
 def test_mlx_lm_is_left_out_for_a_model_that_it_does_not_have() -> None:
-    methods, notes = find_file_baselines(encoder_decoder("mt5", 0.1), GREEDY, [2], missing)
+    methods, notes = baselines(encoder_decoder("mt5", 0.1), [2])
     assert methods == []
     assert notes[0] == "mlx-lm is left out: it has no model of this kind"
 
