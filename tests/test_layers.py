@@ -97,6 +97,7 @@ MAY_IMPORT = {
         "decoding",
         "drafters",
         "errors",
+        "many",
         "models",
         "options",
         "text",

@@ -11,7 +11,7 @@ from statistics import median
 from ..costs.passes import PassCosts
 from ..costs.speedup import speedups
 from .bootstrap import Paired, SpeedUp, speed_up
-from .measure import Key, Measurements
+from .measure import Case, Key, Measurements
 from .methods import Length, Method, Sample
 
 
@@ -114,6 +114,27 @@ def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
     return tuple(kept / count for kept, count in totals if count)
 
 
+def tokens_per_round(samples: Iterable[Sample]) -> float | None:
+    """The acceptance length, of those whose rounds were told."""
+    told = [(sample.counted, sample.rounds) for sample in samples if sample.rounds]
+    return _ratio(sum(counted for counted, _ in told), sum(rounds for _, rounds in told))
+
+
+def difference(case: Case, own: Sample, sample: Sample) -> Difference:
+    """Where a text leaves plain decoding's own."""
+    pairs = zip(own.tokens, sample.tokens, strict=False)
+    shorter = min(len(own.tokens), len(sample.tokens))
+    stats = [one.stats for one in (own, sample) if one.stats is not None]
+    margins = [one.smallest_margin.value for one in stats if one.smallest_margin is not None]
+    return Difference(
+        prompt=case.prompt,
+        turn=case.turn,
+        position=next((at for at, (a, b) in enumerate(pairs) if a != b), shorter),
+        # A margin without a second candidate is infinite.
+        margin=min(filter(math.isfinite, margins), default=None),
+    )
+
+
 def _predictions(
     measured: Measurements, costs: PassCosts | None, step: float
 ) -> dict[str, tuple[float, ...]]:
@@ -135,7 +156,6 @@ def _figures(
 ) -> Figures:
     samples = measured.samples[method.name]
     stats = [sample.stats for sample in samples.values() if sample.stats is not None]
-    rounds = [sample for sample in samples.values() if sample.rounds]
     length, promised = method.num_draft, predictions.get(method.family, ())
     by_category = {
         name: speed_up(_paired(measured, method, name))
@@ -151,9 +171,7 @@ def _figures(
         tokens_per_second=_tokens_per_second(samples),
         speed_up=speed_up(_paired(measured, method)),
         by_category={name: ratio for name, ratio in by_category.items() if ratio is not None},
-        tokens_per_round=_ratio(
-            sum(sample.counted for sample in rounds), sum(sample.rounds or 0 for sample in rounds)
-        ),
+        tokens_per_round=tokens_per_round(samples.values()),
         acceptance_rate=_ratio(
             sum(entry.accepted for entry in stats), sum(entry.drafted for entry in stats)
         ),
@@ -197,18 +215,7 @@ def _differences(measured: Measurements, method: Method) -> Iterable[Difference]
         own = measured.plain.get(key)
         if own is None or own.tokens == sample.tokens:
             continue
-        pairs = zip(own.tokens, sample.tokens, strict=False)
-        shorter = min(len(own.tokens), len(sample.tokens))
-        stats = [one.stats for one in (own, sample) if one.stats is not None]
-        margins = [one.smallest_margin.value for one in stats if one.smallest_margin is not None]
-        case = measured.cases[key[0]]
-        yield Difference(
-            prompt=case.prompt,
-            turn=case.turn,
-            position=next((at for at, (a, b) in enumerate(pairs) if a != b), shorter),
-            # A margin without a second candidate is infinite.
-            margin=min(filter(math.isfinite, margins), default=None),
-        )
+        yield difference(measured.cases[key[0]], own, sample)
 
 
 def _round_parts(measured: Measurements, method: Method) -> RoundParts | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -12,27 +13,36 @@ from ..assemble import Pair
 from ..costs.passes import Clock
 from ..models.decoder_only import DecoderOnlyModel
 from ..options import Options
-from .hugging_face import HuggingFace, NoBaselineError, hugging_face
-from .methods import Length, Method, Runner, Sample
-from .transformers_baseline import transformers_methods
+from .hugging_face import HuggingFace, NoBaselineError, hugging_face, try_out
+from .methods import Length, Method, Runner, Sample, any_token, room
+from .throughput import FileMethod, Prompts, Texts
+
+T = TypeVar("T", Method, FileMethod)
+
+PREFILL_BATCH_SIZE = 8
+"""Prompts that mlx-lm reads together unless it is told otherwise."""
 
 
 def find_baselines(
-    pair: Pair,
-    options: Options,
-    lengths: Sequence[Length],
+    mlx_lm: Callable[[], list[T]],
+    transformers: Callable[[HuggingFace], list[T]],
     installed: Callable[[], HuggingFace] = hugging_face,
-) -> tuple[list[Method], list[str]]:
-    """All that can run these models here, and a sentence on each program: what it ran on or why it
-    did not. installed: raises NoBaselineError where torch is not."""
-    ours = mlx_lm_methods(pair, options, lengths)
-    notes = [] if ours else ["mlx-lm is left out: it has no model of this kind"]
+) -> tuple[list[T], list[str]]:
+    """All methods that can run here, and a sentence on each program: what it ran on or why it did
+    not. installed: raises NoBaselineError where torch is not."""
+    methods: list[T] = []
+    notes: list[str] = []
+    try:
+        methods += mlx_lm()
+    except NoBaselineError as problem:
+        notes.append(f"mlx-lm is left out: {problem}")
     try:
         hugging = installed()
-        theirs = transformers_methods(pair, options, lengths, hugging)
+        methods += transformers(hugging)
+        notes.append(hugging.describe())
     except NoBaselineError as problem:
-        return ours, [*notes, f"transformers is left out: {problem}"]
-    return [*ours, *theirs], [*notes, hugging.describe()]
+        notes.append(f"transformers is left out: {problem}")
+    return methods, notes
 
 
 def mlx_lm_methods(
@@ -42,13 +52,11 @@ def mlx_lm_methods(
     clock: Clock = time.perf_counter,
 ) -> list[Method]:
     """mlx-lm's own plain decoding of the same weights, in the same process, and its speculative
-    decoding where there is a draft; none for a pair that it cannot run.
+    decoding where there is a draft. Raises NoBaselineError for a pair that it cannot run.
 
     Both run their prompt pass before they yield the first token, which is therefore not counted.
     """
-    if not isinstance(pair.target, DecoderOnlyModel) or pair.translation is not None:
-        return []
-    networks = [pair.target.network]
+    networks = [_network(pair)]
     fixed = [0]
     if isinstance(pair.draft, DecoderOnlyModel):
         networks.append(pair.draft.network)
@@ -66,21 +74,71 @@ def mlx_lm_methods(
     ]
 
 
+def mlx_lm_file_methods(pair: Pair, options: Options, sizes: Sequence[int]) -> list[FileMethod]:
+    """mlx-lm's own batch generation of the same weights, in the same process. Raises
+    NoBaselineError for a model that it cannot run so."""
+    network, same_text, token = _network(pair), options.temperature == 0, any_token(pair)
+    try_out(lambda: list(_batches(network, pair, options, 2, [[token], [token, token]])))
+    return [
+        FileMethod(
+            "mlx-lm plain",
+            "mlx-lm",
+            size,
+            same_text,
+            partial(_batches, network, pair, options, size),
+        )
+        for size in sizes
+    ]
+
+
+def _batches(network: Any, pair: Pair, options: Options, size: int, prompts: Prompts) -> Texts:
+    """As mlx_lm.generate.batch_generate, which leaves out EOS and tells nothing before the end."""
+    from mlx_lm.generate import BatchGenerator
+
+    generator = BatchGenerator(
+        network,
+        stop_tokens=[[token] for token in sorted(pair.eos_token_ids)],
+        sampler=_sampler(options),
+        completion_batch_size=size,
+        prefill_batch_size=min(size, PREFILL_BATCH_SIZE),
+    )
+    rooms = [room(pair, options, prompt) for prompt in prompts]
+    numbers = {uid: n for n, uid in enumerate(generator.insert(list(map(list, prompts)), rooms))}
+    texts: list[list[int]] = [[] for _ in prompts]
+    try:
+        while responses := generator.next_generated():
+            for each in responses:
+                tokens = texts[numbers[each.uid]]
+                tokens.append(each.token)
+                if each.finish_reason is not None:
+                    yield numbers[each.uid], Sample(tuple(tokens), len(tokens), 0.0)
+    finally:
+        generator.close()
+
+
+def _network(pair: Pair) -> Any:
+    if not isinstance(pair.target, DecoderOnlyModel) or pair.translation is not None:
+        raise NoBaselineError("it has no model of this kind")
+    return pair.target.network
+
+
+def _sampler(options: Options) -> Any:
+    from mlx_lm.sample_utils import make_sampler
+
+    return make_sampler(
+        temp=options.temperature,
+        top_p=options.top_p if options.top_p < 1 else 0.0,
+        min_p=options.min_p,
+        top_k=options.top_k,
+    )
+
+
 def _runner(
     networks: Sequence[Any], eos: frozenset[int], options: Options, length: int, clock: Clock
 ) -> Runner:
     from mlx_lm.generate import generate_step, speculative_generate_step
-    from mlx_lm.sample_utils import make_sampler
 
-    asked: dict[str, Any] = {
-        "max_tokens": options.max_tokens,
-        "sampler": make_sampler(
-            temp=options.temperature,
-            top_p=options.top_p if options.top_p < 1 else 0.0,
-            min_p=options.min_p,
-            top_k=options.top_k,
-        ),
-    }
+    asked: dict[str, Any] = {"max_tokens": options.max_tokens, "sampler": _sampler(options)}
 
     def run(prompt: Sequence[int]) -> Sample:
         ids = mx.array(list(prompt))

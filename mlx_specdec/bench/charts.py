@@ -1,4 +1,4 @@
-"""The five charts of a report, with a legend; where there is nothing to show, none."""
+"""The charts of a report, with a legend; where there is nothing to show, none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from operator import itemgetter
 from .analysis import Analysis, Figures, fastest, overall
 from .bootstrap import Estimate
 from .drawing import Bar, Series, bar_chart, line_chart
+from .table import Measured
+from .throughput import FileFigures, Throughput
 
 PARTS = ("draft", "verify", "other")
 
@@ -23,10 +25,28 @@ class Chart:
     legend: Sequence[Series] = ()
 
 
-def charts(analysis: Analysis) -> list[Chart]:
+def charts(analysis: Measured) -> list[Chart]:
     """Those that the figures suffice for."""
+    if isinstance(analysis, Throughput):
+        return [_throughput(analysis.methods)]
     drawn = (_speedup, _acceptance, _parts, _costs, _categories)
     return [chart for draw in drawn if (chart := draw(analysis)) is not None]
+
+
+def _throughput(methods: Sequence[FileFigures]) -> Chart:
+    series = []
+    for family in dict.fromkeys(one.family for one in methods):
+        points = [
+            (one.batch_size, Estimate(one.tokens_per_second))
+            for one in methods
+            if one.family == family and one.tokens_per_second is not None
+        ]
+        series.append(Series(family, "none" if family == "plain" else family, points))
+    text = "Generated tokens per second of the whole file, the prompts' time included."
+    top = 1.06 * max(one.tokens_per_second or 0.0 for one in methods)
+    chart = _lines("Throughput", text, ("texts at a time", "tokens per second"), series, top)
+    assert chart is not None
+    return chart
 
 
 def _speedup(analysis: Analysis) -> Chart | None:

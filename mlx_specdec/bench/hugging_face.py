@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +71,14 @@ def hugging_face() -> HuggingFace:
         transformers = _import("transformers")
     transformers.utils.logging.set_verbosity_error()
     return HuggingFace(torch, transformers, threads())
+
+
+def try_out(run: Callable[[], object]) -> None:
+    """Find out before a long measurement. Raises NoBaselineError."""
+    try:
+        run()
+    except Exception as problem:  # another program's, about models that it cannot run so
+        raise NoBaselineError(f"it cannot generate: {first_line(problem)}") from problem
 
 
 def _import(name: str) -> Any:

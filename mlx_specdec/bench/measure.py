@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TypeVar
 
 from ..contracts import Progress
 from ..errors import PromptError
 from ..text.prompts import Prompt
 from .methods import Method, Sample
 
+T = TypeVar("T")
 Key = tuple[int, int]
 """A case and a repeat of it."""
 
@@ -111,13 +113,13 @@ def measure(
             progress(next(counter), total)
         for repeat in range(repeats):
             for index in range(len(cases)):
-                for method in _turned(methods, index + repeat):
+                for method in turned(methods, index + repeat):
                     if index not in measured.skipped:
                         run(index, repeat, method)
                     progress(next(counter), total)
                 between()
         for index in range(len(cases)):
-            for method in _turned(timed, index):
+            for method in turned(timed, index):
                 if index not in measured.skipped and method.in_parts is not None:
                     parts = measured.parts.setdefault(method.name, {})
                     parts[index] = method.in_parts(ids(index))
@@ -129,6 +131,7 @@ def measure(
     return measured
 
 
-def _turned(methods: Sequence[Method], by: int) -> list[Method]:
+def turned(methods: Sequence[T], by: int) -> list[T]:
+    """The same ones in a circle, beginning with another one."""
     first = by % len(methods) if methods else 0
     return [*methods[first:], *methods[:first]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from ..decoding.statistics import Statistics
 from ..decoding.stopwatch import Timed
 from ..drafters import FREE, drafters, proposer_kind
 from ..errors import PromptError
+from ..models.base import check_prompt
 from ..options import Options
 
 ALWAYS_TIMED = 9
@@ -98,6 +100,21 @@ def keeps_text(options: Options) -> bool:
     if options.lossy:
         return False
     return options.temperature == 0 or options.rule_name == "coupled"
+
+
+def any_token(pair: Pair) -> int:
+    """One that the pair has, to try a program out with."""
+    return min(pair.vocabulary - 1, 2)
+
+
+def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
+    """How many tokens a text may have. Raises PromptError where the model takes none."""
+    longest = pair.target.max_length
+    check_prompt(prompt, pair.target.vocabulary, longest)
+    prefix = len(pair.target.prefix(prompt))
+    if longest is not None and prefix >= longest:
+        raise PromptError(f"the prompt has {prefix} tokens and the model takes {longest}")
+    return min(options.max_tokens, sys.maxsize if longest is None else longest - prefix)
 
 
 def _runner(pair: Pair, options: Options, *, timed: Timed = "wanted") -> Runner:

@@ -15,12 +15,18 @@ from .analysis import Analysis, fastest, overall
 from .charts import Chart, charts
 from .drawing import color
 from .setting import Setting
-from .table import COLUMNS, as_dict, cells, verdict
+from .table import Measured, Table, as_dict, most, table, verdict
+from .throughput import Throughput
 
 MOST_DIFFERENCES = 20
+ONE_COUNTS = (
+    "one counts with the median of its repeats, without its prompt pass. Intervals by bootstrap "
+    "over sequences, from five on"
+)
+ALL_COUNT = "the time of all together counts, prompt passes included, as the median of the repeats"
 
 
-def write_report(analysis: Analysis, setting: Setting, file: Path) -> None:
+def write_report(analysis: Measured, setting: Setting, file: Path) -> None:
     """Write the page. Nothing is left half-written; raises OutputError."""
     started = file.with_name(f".{file.name}.part")
     try:
@@ -30,8 +36,11 @@ def write_report(analysis: Analysis, setting: Setting, file: Path) -> None:
         raise OutputError(f"cannot write the report to {file}: {problem.strerror}") from None
 
 
-def page(analysis: Analysis, setting: Setting) -> str:
+def page(analysis: Measured, setting: Setting) -> str:
     """The whole page. Its own figures are in it once more, as JSON."""
+    what, counts = "what speculation gains", ONE_COUNTS
+    if isinstance(analysis, Throughput):
+        what, counts = "throughput by batch size", ALL_COUNT
     template, style = (
         files(__package__).joinpath(name).read_text(encoding="utf-8")
         for name in ("report.html", "report.css")
@@ -39,14 +48,15 @@ def page(analysis: Analysis, setting: Setting) -> str:
     data = json.dumps(as_dict(analysis, setting), ensure_ascii=False, allow_nan=False)
     return Template(template).substitute(
         style=style,
-        title=escape(f"{_short(setting.model)}: what speculation gains"),
+        title=escape(f"{_short(setting.model)}: {what}"),
         subtitle=escape(_subtitle(setting)),
         warnings="".join(_warnings(analysis, setting)),
         verdict=escape(verdict(analysis)),
         tiles="".join(_tiles(analysis)),
         texts=analysis.texts,
         repeats=analysis.repeats,
-        table=_table(analysis),
+        counts=counts,
+        table=_table(table(analysis)),
         charts="".join(map(_chart, charts(analysis))),
         differences="".join(_differences(analysis)),
         facts=_facts(setting),
@@ -63,7 +73,7 @@ def _subtitle(setting: Setting) -> str:
     )
 
 
-def _warnings(analysis: Analysis, setting: Setting) -> Iterator[str]:
+def _warnings(analysis: Measured, setting: Setting) -> Iterator[str]:
     share = setting.simulated_acceptance
     if analysis.interrupted:
         yield _warning("Interrupted: these are the sequences measured until then.")
@@ -83,12 +93,14 @@ def _warning(text: str) -> str:
     return f'<p class="warning">{escape(text, quote=False)}</p>'
 
 
-def _tiles(analysis: Analysis) -> Iterator[str]:
+def _tiles(analysis: Measured) -> Iterator[str]:
     plain, *others = analysis.methods
-    best = fastest(one for one in others if one.acceptance_rate is not None)
-    if best is not None:
-        yield _tile(f"{overall(best):.2f} ×", f"plain decoding, at best ({best.name})")
-        yield _tile(f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})")
+    if isinstance(analysis, Throughput):
+        most_of_all = most(analysis.methods)
+        name = f"plain decoding of one text at a time, at best ({most_of_all.name})"
+        yield _tile(f"{most_of_all.speed_up:.2f} ×", name)
+    else:
+        yield from _speculation_tiles(analysis)
     if plain.tokens_per_second is not None:
         yield _tile(f"{plain.tokens_per_second:.1f}", "tokens/s, plain and pipelined")
     compared = sum(one.compared for one in others)
@@ -97,21 +109,28 @@ def _tiles(analysis: Analysis) -> Iterator[str]:
         yield _tile(f"{same} of {compared}", "sequences are plain decoding's own, token for token")
 
 
+def _speculation_tiles(analysis: Analysis) -> Iterator[str]:
+    _, *others = analysis.methods
+    best = fastest(one for one in others if one.acceptance_rate is not None)
+    if best is not None:
+        yield _tile(f"{overall(best):.2f} ×", f"plain decoding, at best ({best.name})")
+        yield _tile(f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})")
+
+
 def _tile(big: str, what: str) -> str:
     return f'<div class="tile"><b>{escape(big)}</b><span>{escape(what)}</span></div>'
 
 
-def _table(analysis: Analysis) -> str:
-    best = fastest(analysis.methods)
-    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+def _table(shown: Table) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in shown.columns)
     rows = []
-    for one in analysis.methods:
-        row = "".join(f"<td>{escape(cell)}</td>" for cell in cells(one))
-        rows.append(f"<tr{' class=best' if one is best else ''}>{row}</tr>")
+    for number, cells in enumerate(shown.rows):
+        row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        rows.append(f"<tr{' class=best' if number == shown.best else ''}>{row}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _differences(analysis: Analysis) -> Iterator[str]:
+def _differences(analysis: Measured) -> Iterator[str]:
     lines = [
         f"{one.name}, prompt {each.prompt + 1}, token {each.position}"
         + (f", least margin {each.margin:.3g}" if each.margin is not None else "")
@@ -135,7 +154,7 @@ def _facts(setting: Setting) -> str:
         "device": f"{setting.device}, BLAS {setting.blas}",
         "machine": f"{setting.machine}, {setting.system}",
         "versions": f"Python {setting.python}, {versions}",
-        "other programs": "; ".join(setting.notes) or "not measured",
+        "notes": "; ".join(setting.notes) or "no other programs",
         "date": setting.date,
     }
     rows = (f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items())

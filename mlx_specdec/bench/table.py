@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .analysis import Analysis, Figures, fastest, overall
 from .setting import Setting
+from .throughput import FileFigures, Throughput
 
 COLUMNS = (
     "method",
@@ -21,16 +23,55 @@ COLUMNS = (
 )
 
 
-def as_dict(analysis: Analysis, setting: Setting) -> dict[str, Any]:
+FILE_COLUMNS = (
+    "method",
+    "tokens/s",
+    "texts/s",
+    "speedup",
+    "over plain",
+    "acceptance length",
+    "peak memory",
+    "same text",
+)
+Measured = Analysis | Throughput
+
+
+@dataclass(frozen=True)
+class Table:
+    """A row of cells for every method. best: the row of the fastest one, if any is."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    best: int | None
+
+
+def table(analysis: Measured) -> Table:
+    """All figures in words."""
+    if isinstance(analysis, Throughput):
+        rows = tuple(map(_file_cells, analysis.methods))
+        return Table(FILE_COLUMNS, rows, analysis.methods.index(most(analysis.methods)))
+    best = fastest(analysis.methods)
+    place = next((at for at, one in enumerate(analysis.methods) if one is best), None)
+    return Table(COLUMNS, tuple(map(cells, analysis.methods)), place)
+
+
+def most(methods: Iterable[FileFigures]) -> FileFigures:
+    """The one with the highest throughput."""
+    return max(methods, key=lambda one: one.speed_up or 0.0)
+
+
+def as_dict(analysis: Measured, setting: Setting) -> dict[str, Any]:
     """All figures and what they were taken with, as plain dictionaries and lists, for JSON."""
     return {"setting": asdict(setting), **asdict(analysis)}
 
 
-def verdict(analysis: Analysis) -> str:
+def verdict(analysis: Measured) -> str:
     """What a reader wants to know first, in a sentence; empty where nothing but plain decoding ran.
 
     The length that was chosen while decoding is held against the best.
     """
+    if isinstance(analysis, Throughput):
+        return _file_verdict(analysis.methods)
     best = fastest(analysis.methods[1:])
     if best is None:
         return ""
@@ -46,12 +87,22 @@ def verdict(analysis: Analysis) -> str:
     return text + "."
 
 
+def _file_verdict(methods: Sequence[FileFigures]) -> str:
+    best = most(methods)
+    if best.speed_up is None or len(methods) < 2:
+        return ""
+    text = f"{best.name} is fastest: {best.speed_up:.2f} times plain decoding of one text at a time"
+    own = [one for one in methods if one.tokens_per_round and one.over_plain]
+    if own:
+        gains = ", ".join(f"{one.over_plain:.2f} with {one.batch_size}" for one in own)
+        text += f"; speculation over plain decoding by batch size: {gains}"
+    return text + "."
+
+
 def cells(one: Figures) -> tuple[str, ...]:
     """A method's figures, one for each of COLUMNS; empty where there is none."""
     is_plain = one.family == "plain"
-    same = "" if is_plain else "not promised"
-    if one.compared and not is_plain:
-        same = f"{one.compared - len(one.differences)} of {one.compared}"
+    same = "" if is_plain else _same_text(one)
     speedup, interval, per_text = ("1", "", "") if is_plain else ("", "", "")
     if one.speed_up is not None and not is_plain:
         ratio = one.speed_up.overall
@@ -68,6 +119,26 @@ def cells(one: Figures) -> tuple[str, ...]:
         _number(one.acceptance_rate, ".0%"),
         same,
     )
+
+
+def _file_cells(one: FileFigures) -> tuple[str, ...]:
+    """One for each of FILE_COLUMNS."""
+    memory = one.peak_memory_bytes
+    return (
+        one.name,
+        _number(one.tokens_per_second, ".1f"),
+        _number(one.texts_per_second, ".2f"),
+        _number(one.speed_up, ".2f"),
+        _number(one.over_plain, ".2f"),
+        _number(one.tokens_per_round, ".2f"),
+        "" if memory is None else f"{memory / 1e6:.0f} MB",
+        _same_text(one),
+    )
+
+
+def _same_text(one: Figures | FileFigures) -> str:
+    same = one.compared - len(one.differences)
+    return f"{same} of {one.compared}" if one.compared else "not promised"
 
 
 def _number(value: float | None, form: str) -> str:

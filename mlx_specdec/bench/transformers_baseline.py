@@ -15,10 +15,11 @@ from ..assemble import Pair
 from ..checkpoints import files
 from ..checkpoints.source import as_directory, resolve_config
 from ..costs.passes import Clock
-from ..errors import PromptError, first_line
+from ..models.decoder_only import DecoderOnlyModel
 from ..options import SELF, Options
-from .hugging_face import HuggingFace, NoBaselineError, build
-from .methods import Length, Method, Runner, Sample
+from .hugging_face import HuggingFace, NoBaselineError, build, try_out
+from .methods import Length, Method, Runner, Sample, any_token, room
+from .throughput import FileMethod, Prompts, Texts
 
 
 def transformers_methods(
@@ -34,10 +35,7 @@ def transformers_methods(
     Sampled texts are another generator's, so that only greedy ones are held to plain decoding's,
     and those only where both sides compute in float32. Raises NoBaselineError.
     """
-    if pair.heads is not None:
-        raise NoBaselineError("it has no Medusa heads: name their base model as the model")
-    generation = _Generation(pair, options, hugging, clock, _built(hugging, pair.name, pair.target))
-    same_text = options.temperature == 0 and pair.dtype == "float32"
+    generation = _generation(pair, options, hugging, clock)
     runs: dict[int, Runner] = {0: generation.run}
     assisted = [length for length in lengths if isinstance(length, int) and length > 0]
     # An assistant has the target's own vocabulary, and weights of its own.
@@ -45,17 +43,34 @@ def transformers_methods(
     if assists and assisted:
         draft = _built(hugging, str(pair.draft_name), pair.draft)
         runs |= {n: partial(generation.run, draft=draft, length=n) for n in assisted}
-    token = min(pair.vocabulary - 1, 2)
     for run in runs.values():
-        # Found out before a long measurement.
-        try:
-            run([token, token])
-        except Exception as problem:  # another program's, about models that it cannot run so
-            raise NoBaselineError(f"it cannot generate: {first_line(problem)}") from problem
+        try_out(partial(run, [any_token(pair)] * 2))
+    same_text = generation.same_text
     return [
         Method(f"transformers {length or 'plain'}", "transformers", length, same_text, run)
         for length, run in runs.items()
     ]
+
+
+def transformers_file_methods(
+    pair: Pair, options: Options, sizes: Sequence[int], hugging: HuggingFace
+) -> list[FileMethod]:
+    """Plain, so many texts in one call of `generate`, the longest prompts first. Raises
+    NoBaselineError."""
+    generation = _generation(pair, options, hugging, time.perf_counter)
+    name, token, same_text = "transformers", any_token(pair), generation.same_text
+    try_out(lambda: list(generation.run_all(2, [[token], [token, token]])))
+    runs = {size: partial(generation.run_all, size) for size in sizes}
+    return [
+        FileMethod(f"{name} plain", name, size, same_text, run, in_mlx=False)
+        for size, run in runs.items()
+    ]
+
+
+def _generation(pair: Pair, options: Options, hugging: HuggingFace, clock: Clock) -> _Generation:
+    if pair.heads is not None:
+        raise NoBaselineError("it has no Medusa heads: name their base model as the model")
+    return _Generation(pair, options, hugging, clock, _built(hugging, pair.name, pair.target))
 
 
 def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
@@ -73,6 +88,34 @@ class _Generation:
     hugging: HuggingFace
     clock: Clock
     model: Any
+
+    @property
+    def same_text(self) -> bool:
+        """Whether the texts are held to plain decoding's."""
+        return self.options.temperature == 0 and self.pair.dtype == "float32"
+
+    def run_all(self, size: int, prompts: Prompts) -> Texts:
+        """All prompts, `size` of like length in one call."""
+        torch, configured = self.hugging.torch, self.hugging.transformers.GenerationConfig
+        # Sources are padded on the right.
+        left = isinstance(self.pair.target, DecoderOnlyModel)
+        order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]), reverse=True)
+        for group in (order[start : start + size] for start in range(0, len(order), size)):
+            # The longest prompt has the least room.
+            longest = len(prompts[group[0]])
+            told = _settings(self.pair, self.options, prompts[group[0]])
+            rows = [_padded(prompts[n], longest, told["pad_token_id"], left) for n in group]
+            mask = [_padded([1] * len(prompts[n]), longest, 0, left) for n in group]
+            with self.hugging.at_work(self.options.seed):
+                made = self.model.generate(
+                    torch.tensor(rows),
+                    attention_mask=torch.tensor(mask),
+                    generation_config=configured(**told),
+                )
+            for number, row in zip(group, made.tolist(), strict=True):
+                # In front is the padded prompt, or the decoder's start token.
+                tokens = _until_eos(row[longest if left else 1 :], self.pair.eos_token_ids)
+                yield number, Sample(tokens, len(tokens), 0.0)
 
     def run(self, prompt: Sequence[int], draft: Any = None, length: int = 0) -> Sample:
         """length: drafted tokens a round, where there is a draft. Raises PromptError where the
@@ -100,19 +143,25 @@ class _Generation:
 
 
 def _settings(pair: Pair, options: Options, prompt: Sequence[int]) -> dict[str, Any]:
-    prefix, longest, room = pair.target.prefix(prompt), pair.target.max_length, options.max_tokens
-    if longest is not None:
-        room = min(room, longest - len(prefix))
-    if room < 1:
-        raise PromptError(f"the prompt has {len(prefix)} tokens and the model takes {longest}")
     eos = sorted(pair.eos_token_ids)
     return {
-        "max_new_tokens": room,
+        "max_new_tokens": room(pair, options, prompt),
         "eos_token_id": eos or None,
         "pad_token_id": eos[0] if eos else 0,
-        "decoder_start_token_id": prefix[-1],
+        "decoder_start_token_id": pair.target.prefix(prompt)[-1],
         **sampling(options),
     }
+
+
+def _padded(row: Sequence[int], length: int, token: int, left: bool) -> list[int]:
+    padding = [token] * (length - len(row))
+    return [*padding, *row] if left else [*row, *padding]
+
+
+def _until_eos(tokens: Sequence[int], eos: frozenset[int]) -> tuple[int, ...]:
+    """What comes behind an EOS is padding."""
+    ends = (at for at, token in enumerate(tokens, start=1) if token in eos)
+    return tuple(tokens[: next(ends, len(tokens))])
 
 
 def sampling(options: Options) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import OptionError
 from ..options import Options, proposers
 from . import bench_table, render
+from .bench_throughput import batch_sizes, check_one_method, is_count, measure_throughput
 from .flags import Flags, command, flag, options
 from .groups import ChatTemplate, CostCache, Json, Models, Sampling, Verification
 from .pairs import ROOT, load_pair, named
@@ -19,10 +21,12 @@ from .pairs import ROOT, load_pair, named
 if TYPE_CHECKING:
     from ..assemble import Pair
     from ..bench.analysis import Analysis
-    from ..bench.methods import Length, Method
+    from ..bench.methods import Length
     from ..bench.setting import Setting
+    from ..bench.table import Measured
     from ..text.prompts import Prompt
 
+LENGTHS = "1,2,3,5,8,auto"
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
 """Prompt files of the shipped targets, by the name of their directory; their heads' too."""
 
@@ -44,22 +48,34 @@ class Measuring(Flags):
         metavar="|".join(proposers()[:-1]),
         autocompletion=proposers,
     )
-    num_draft: str = flag(
-        "1,2,3,5,8,auto",
-        "The draft lengths to measure, separated by commas.",
+    num_draft: str | None = flag(
+        None,
+        "The draft lengths to measure, separated by commas; with --batch-size one.",
         "--num-draft-tokens",
         metavar="N,...,auto",
+        show_default=f"{LENGTHS}; with --batch-size auto",
+    )
+    batch_size: str | None = flag(
+        None,
+        "Measure the throughput over the whole file, so many texts at a time: numbers separated "
+        "by commas.",
+        metavar="N,...",
     )
     baselines: bool = flag(
         False, "Measure mlx-lm as well, and transformers where torch is installed.", "--peers"
     )
     limit: int | None = flag(None, "The number of prompts to use, from the first one on.", min=1)
     repeats: int = flag(3, "The number of times that each text is generated.", min=1)
-    warmup: int = flag(1, "The number of texts of each method that do not count.", min=0)
+    warmup: int = flag(
+        1, "The number of texts, or batches, of each method that do not count.", min=0
+    )
     report: Path | None = flag(None, "The HTML file to write plots to.", metavar="FILE")
 
 
-@command("mlx-specdec bench prompts/translation.jsonl --limit 10 --report report.html")
+@command(
+    "mlx-specdec bench prompts/translation.jsonl --limit 10 --report report.html",
+    "mlx-specdec bench --batch-size 1,4,16",
+)
 def bench(
     measuring: Measuring,
     models: Models,
@@ -81,7 +97,11 @@ def bench(
         )
     if measuring.baselines and models.adapter_path is not None:
         raise OptionError("baselines take no adapters: leave out --adapter-path or --baselines")
-    lengths = _lengths(measuring.num_draft)
+    many = bool(batch_sizes(measuring.batch_size))
+    lengths = _lengths(measuring.num_draft or ("auto" if many else LENGTHS))
+    proposers = list(dict.fromkeys(measuring.proposer or []))
+    if many:
+        check_one_method(asked, proposers, lengths)
     if sampling.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {sampling.max_tokens}")
     _check_report(measuring.report)
@@ -92,19 +112,11 @@ def bench(
     prompts = read_prompts(file, measuring.limit)
     simulated = asked.simulated_acceptance is not None
     pair = load_pair(model, draft_model, random_weights=simulated, **models.loading())
-    from ..bench.methods import own_methods
-
-    proposers = list(dict.fromkeys(measuring.proposer or []))
-    methods = own_methods(pair, asked, proposers, lengths)
-    notes: Sequence[str] = ()
-    if measuring.baselines:
-        from ..bench.baselines import find_baselines
-
-        others, notes = find_baselines(pair, asked, lengths)
-        methods += others
-        if not others:
-            print("no baseline can run these models here", file=sys.stderr)
-    analysis = _measure(pair, asked, prompts, methods, measuring)
+    analysis: Measured
+    if many:
+        analysis, notes = measure_throughput(pair, asked, prompts, proposers, lengths[0], measuring)
+    else:
+        analysis, notes = _speculation(pair, asked, prompts, proposers, lengths, measuring)
     from ..bench.setting import setting
 
     _tell(analysis, setting(pair, asked, file, notes), measuring.report, output.json)
@@ -115,7 +127,7 @@ def bench(
 def _lengths(text: str) -> list[Length]:
     lengths: list[Length] = []
     for word in map(str.strip, text.split(",")):
-        if word != "auto" and not (word.isascii() and word.isdigit() and int(word) > 0):
+        if word != "auto" and not is_count(word):
             raise OptionError(f"num-draft must look like 1,3,8,auto; {word!r} is no length")
         lengths.append(Options(num_draft="auto" if word == "auto" else int(word)).num_draft)
     return list(dict.fromkeys(lengths))
@@ -144,18 +156,32 @@ def sample(model: str) -> Path:
     return ROOT / "prompts" / name
 
 
-def _measure(
+def _speculation(
     pair: Pair,
     options: Options,
     prompts: Sequence[Prompt],
-    methods: Sequence[Method],
+    proposers: Sequence[str],
+    lengths: Sequence[Length],
     measuring: Measuring,
-) -> Analysis:
+) -> tuple[Analysis, list[str]]:
     from ..assemble import encode
     from ..bench.analysis import analyse
     from ..bench.measure import measure
-    from ..bench.methods import TURNS, pass_timer
+    from ..bench.methods import TURNS, own_methods, pass_timer
 
+    methods = own_methods(pair, options, proposers, lengths)
+    notes: list[str] = []
+    if measuring.baselines:
+        from ..bench.baselines import find_baselines, mlx_lm_methods
+        from ..bench.transformers_baseline import transformers_methods
+
+        others, notes = find_baselines(
+            partial(mlx_lm_methods, pair, options, lengths),
+            partial(transformers_methods, pair, options, lengths),
+        )
+        methods += others
+        if not others:
+            print("no baseline can run these models here", file=sys.stderr)
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pair, first, [method.num_draft for method in methods])
     turns = -(-TURNS // (measuring.repeats * len(prompts)))
@@ -172,10 +198,10 @@ def _measure(
     analysis = analyse(measured, passes.costs())
     if analysis is None:
         raise KeyboardInterrupt
-    return analysis
+    return analysis, notes
 
 
-def _tell(analysis: Analysis, setting: Setting, report: Path | None, as_json: bool) -> None:
+def _tell(analysis: Measured, setting: Setting, report: Path | None, as_json: bool) -> None:
     from ..bench.report import write_report
     from ..bench.table import as_dict
 

@@ -10,29 +10,39 @@ from . import render
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.analysis import Analysis
     from ..bench.setting import Setting
+    from ..bench.table import Measured
+    from ..bench.table import Table as Told
 
-DISPENSABLE = (5, 4, 6, 3, 7, 8)
+DISPENSABLE = (
+    "predicted",
+    "median sequence",
+    "texts/s",
+    "acceptance length",
+    "95 % interval",
+    "acceptance rate",
+    "peak memory",
+    "same text",
+)
 """Columns that a narrow terminal does without, the first one first."""
 
 
-def show(analysis: Analysis, setting: Setting, stream: TextIO) -> None:
+def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
     """Write the table. Raises as render.write does."""
-    from ..bench.table import COLUMNS, verdict
+    from ..bench.table import table, verdict
 
-    console = render.console_for(stream)
-    shown, anywhere = list(range(len(COLUMNS))), console.options.update(width=1000)
-    dispensable = iter(DISPENSABLE)
-    table = _table(analysis, shown)
-    while console.measure(table, options=anywhere).maximum > console.width and len(shown) > 3:
-        shown.remove(next(dispensable))
-        table = _table(analysis, shown)
+    console, told = render.console_for(stream), table(analysis)
+    shown, anywhere = list(told.columns), console.options.update(width=1000)
+    dispensable = [name for name in DISPENSABLE if name in shown]
+    laid = _table(told, shown)
+    while console.measure(laid, options=anywhere).maximum > console.width and dispensable:
+        shown.remove(dispensable.pop(0))
+        laid = _table(told, shown)
     notes = (text for text in (_caption(analysis), verdict(analysis), *setting.notes) if text)
-    render.write(stream, render.laid_out(stream, _title(setting), table, *notes))
+    render.write(stream, render.laid_out(stream, _title(setting), laid, *notes))
 
 
-def differences(analysis: Analysis) -> Iterator[str]:
+def differences(analysis: Measured) -> Iterator[str]:
     """One line for every method whose texts were not what they had to be."""
     for one in analysis.methods:
         if one.differences:
@@ -44,19 +54,16 @@ def differences(analysis: Analysis) -> Iterator[str]:
             )
 
 
-def _table(analysis: Analysis, columns: Sequence[int]) -> Table:
+def _table(told: Told, columns: Sequence[str]) -> Table:
     """With no cell cut; headings of two words take two lines."""
-    from ..bench.analysis import fastest
-    from ..bench.table import COLUMNS, cells
-
-    names = [COLUMNS[at].replace(" ", "\n") if at else COLUMNS[at] for at in columns]
+    places = [told.columns.index(name) for name in columns]
+    names = [name.replace(" ", "\n") for name in columns]
     table = render.table(*(f">{name}" if at else name for at, name in enumerate(names)))
     for numbers in table.columns[1:]:
         numbers.no_wrap = True
-    best = fastest(analysis.methods)
-    for figures in analysis.methods:
-        row = cells(figures)
-        table.add_row(*(row[at] for at in columns), style="bold" if figures is best else None)
+    for number, row in enumerate(told.rows):
+        style = "bold" if number == told.best else None
+        table.add_row(*(row[at] for at in places), style=style)
     return table
 
 
@@ -70,7 +77,7 @@ def _title(setting: Setting) -> str:
     )
 
 
-def _caption(analysis: Analysis) -> str:
+def _caption(analysis: Measured) -> str:
     skipped = f"; {len(analysis.skipped)} skipped" if analysis.skipped else ""
     interrupted = "; interrupted" if analysis.interrupted else ""
     return (

@@ -22,6 +22,7 @@ class FakeModel:
         self.loaded: dict[str, np.ndarray] = {}
         self.asked: list[dict[str, Any]] = []
         self.says: list[list[int]] = [[5], [6, 7], [1]]
+        self.decoder_only = True
         self._shapes, self._tied = shapes, tied
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -39,11 +40,15 @@ class FakeModel:
     def eval(self) -> FakeModel:
         return self
 
-    def generate(self, tokens: np.ndarray, streamer: Any, **asked: Any) -> None:
+    def generate(self, tokens: np.ndarray, streamer: Any = None, **asked: Any) -> np.ndarray:
         self.asked.append({"tokens": tokens, **asked})
-        for each in [[0], *self.says]:
-            streamer.put(np.array(each))
-        streamer.end()
+        if streamer is not None:
+            for each in [[0], *self.says]:
+                streamer.put(np.array(each))
+            streamer.end()
+        said = [token for each in self.says for token in each]
+        before = tokens if self.decoder_only else np.zeros((len(tokens), 1), int)
+        return np.concatenate([before, [said] * len(tokens)], axis=1)
 
 
 class FakeHuggingFace:

@@ -10,15 +10,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mlx_lm.generate import BatchGenerator
 
 from mlx_specdec.assemble import Pair, load
-from mlx_specdec.bench.baselines import find_baselines
+from mlx_specdec.bench.baselines import find_baselines, mlx_lm_file_methods, mlx_lm_methods
 from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError, threads, weights
-from mlx_specdec.bench.transformers_baseline import Listener, sampling, transformers_methods
+from mlx_specdec.bench.transformers_baseline import (
+    Listener,
+    sampling,
+    transformers_file_methods,
+    transformers_methods,
+)
 from mlx_specdec.errors import PromptError
 from mlx_specdec.options import SELF, Options
 
-from ..cli.conftest import make_llama
+from ..cli.conftest import make_llama, make_t5
 from .fake_hugging_face import FakeHuggingFace, FakeModel
 
 
@@ -129,7 +135,11 @@ def test_what_transformers_cannot_run_is_known_before_anything_is_measured(pair:
 
 def test_every_program_is_told_about(pair: Pair) -> None:
     fake, _ = fake_for(pair)
-    found, notes = find_baselines(pair, Options(), [2], lambda: fake.installed)
+    found, notes = find_baselines(
+        lambda: mlx_lm_methods(pair, Options(), [2]),
+        lambda hugging: transformers_methods(pair, Options(), [2], hugging),
+        lambda: fake.installed,
+    )
     assert [one.name for one in found] == [
         "mlx-lm plain",
         "mlx-lm 2",
@@ -143,7 +153,9 @@ def test_without_torch_the_others_run_and_a_note_says_so(pair: Pair) -> None:
     def missing() -> HuggingFace:
         raise NoBaselineError("torch is not installed")
 
-    found, notes = find_baselines(pair, Options(), [2], missing)
+    found, notes = find_baselines(
+        lambda: mlx_lm_methods(pair, Options(), [2]), lambda hugging: [], missing
+    )
     assert [one.family for one in found] == ["mlx-lm", "mlx-lm"]
     assert notes == ["transformers is left out: torch is not installed"]
 
@@ -162,3 +174,70 @@ def test_torch_gets_the_threads_that_were_asked_for_or_every_core(
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert threads() == (count or cores)
+
+
+def test_transformers_gets_texts_of_like_length_in_one_call(pair: Pair) -> None:
+    fake, (target, _) = fake_for(pair)
+    methods = transformers_file_methods(pair, Options(), [1, 2], fake.installed)
+    assert [(one.name, one.batch_size) for one in methods] == [
+        ("transformers plain", 1),
+        ("transformers plain", 2),
+    ]
+    assert all(one.same_text and not one.in_mlx for one in methods)
+    target.asked.clear()
+    target.says = [[5, 6], [sorted(pair.eos_token_ids)[0], 7]]
+    made = dict(methods[1].run([[3], [4, 5, 6], [8, 9]]))
+    pad = target.asked[0]["generation_config"].pad_token_id
+    assert [each["tokens"].tolist() for each in target.asked] == [
+        [[4, 5, 6], [pad, 8, 9]],
+        [[3]],
+    ]
+    assert target.asked[0]["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
+    # Behind an EOS is padding.
+    assert [made[number].tokens for number in range(3)] == [(5, 6, *sorted(pair.eos_token_ids))] * 3
+    assert set(fake.threads) == {2}
+
+
+def test_the_longest_prompt_of_a_call_has_room_for_its_text(pair: Pair) -> None:
+    fake, (target, _) = fake_for(pair)
+    [method] = transformers_file_methods(pair, Options(max_tokens=50), [2], fake.installed)
+    longest = pair.target.max_length
+    assert longest is not None
+    list(method.run([[3], [3] * (longest - 20)]))
+    assert target.asked[-1]["generation_config"].max_new_tokens == 20
+
+
+def test_sources_of_a_translator_are_padded_on_the_right(tmp_path: Path) -> None:
+    pair = load(make_t5(tmp_path), dtype="float32")
+    fake, (target,) = fake_for(pair, 1)
+    target.decoder_only = False
+    target.says = [[5, 6]]
+    [method] = transformers_file_methods(pair, Options(), [3], fake.installed)
+    made = dict(method.run([[3], [4, 5]]))
+    pad = target.asked[-1]["generation_config"].pad_token_id
+    assert target.asked[-1]["tokens"].tolist() == [[4, 5], [3, pad]]
+    assert target.asked[-1]["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    assert [made[number].tokens for number in range(2)] == [(5, 6)] * 2
+
+
+@pytest.mark.parametrize("program", ["mlx-lm", "transformers"])
+def test_a_program_that_cannot_batch_a_model_is_left_out_with_its_reason(
+    pair: Pair, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, (target, _) = fake_for(pair)
+
+    def refuse(*given: Any, **asked: Any) -> None:
+        raise ValueError("no batches here\nbecause")
+
+    if program == "transformers":
+        target.generate = refuse  # type: ignore[method-assign]
+    else:
+        monkeypatch.setattr(BatchGenerator, "insert", refuse)
+    methods, notes = find_baselines(
+        lambda: mlx_lm_file_methods(pair, Options(), [2]),
+        lambda hugging: transformers_file_methods(pair, Options(), [2], hugging),
+        lambda: fake.installed,
+    )
+    other = {"mlx-lm", "transformers"} - {program}
+    assert {one.family for one in methods} == other
+    assert f"{program} is left out: it cannot generate: no batches here" in notes

@@ -118,6 +118,63 @@ def test_peers_are_not_looked_for_unless_asked_for(
     assert run(*asked).code == 0
 
 
+def test_throughput_is_measured_at_every_batch_size(
+    run: Run, t5: Path, t5_draft: Path, prompts: Path, tmp_path: Path
+) -> None:
+    asked = ("bench", prompts, "--model", t5, "--draft-model", t5_draft, "--batch-size", "4, 2,4")
+    page = tmp_path / "report.html"
+    more = ("--repeats", 1, "-m", 12, "--num-draft", 2, "--proposer", "draft")
+    done = run(*asked, *more, "--json", "--report", page)
+    assert done.code == 0
+    measured = strict(done.out)
+    assert [method["name"] for method in measured["methods"]] == [
+        "plain, batch 1",
+        "plain, batch 2",
+        "draft 2, batch 2",
+        "plain, batch 4",
+        "draft 2, batch 4",
+    ]
+    assert measured["texts"] == 2
+    for method in measured["methods"]:
+        assert (method["compared"], method["differences"]) == (2, [])
+        assert method["tokens_per_second"] > 0 and method["peak_memory_bytes"] > 0
+    assert "draft 2, batch 4" in done.err
+    assert "throughput by batch size" in page.read_text(encoding="utf-8")
+
+
+def test_throughput_of_other_programs_is_measured_beside(
+    run: Run, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    file = tmp_path / "prompts.txt"
+    file.write_text("def read(path):\ndef write(path, text):\n", encoding="utf-8")
+    asked = ("bench", file, "--model", llama, "--batch-size", 2, "--repeats", 1, "-m", 8)
+    done = run(*asked, "--baselines", "--json")
+    assert done.code == 0
+    measured = strict(done.out)
+    assert measured["methods"][-1]["name"] == "mlx-lm plain, batch 2"
+    assert measured["methods"][-1]["differences"] == []
+    assert "transformers is left out: torch is not installed" in measured["setting"]["notes"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (("--batch-size", "0"), "batch-size must look like 1,4,16; '0' is no batch size"),
+        (("--batch-size", "1,many"), "'many' is no batch size"),
+        (("--batch-size", "1,,4"), "'' is no batch size"),
+        (("--batch-size", "4", "--num-draft", "1,2"), "name one length in --num-draft"),
+        (("--batch-size", "4", "--proposer", "ngram", "--proposer", "draft"), "one --proposer"),
+        (("--batch-size", "4", "--simulate-acceptance", "0.5"), "measures one text"),
+        (("--batch-size", "4", "--proposer", "draft"), "draft-model"),
+    ],
+)
+def test_throughput_that_cannot_be_measured_is_told(
+    run: Run, t5: Path, prompts: Path, asked: tuple[str, ...], says: str
+) -> None:
+    told(run("bench", prompts, "--model", t5, *asked), says)
+
+
 @pytest.mark.parametrize("name", ["t5-enfr", "t5-enfr-medusa", "py-llama", "py-llama-medusa"])
 def test_every_shipped_target_has_sample_prompts(name: str) -> None:
     assert sample(f"weights/{name}").is_file()

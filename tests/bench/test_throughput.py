@@ -1,0 +1,245 @@
+"""Whole files: turns, medians and ratios, and texts that do not depend on the batch size."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from mlx_specdec.assemble import Pair
+from mlx_specdec.bench.baselines import find_baselines, mlx_lm_file_methods
+from mlx_specdec.bench.charts import charts
+from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError
+from mlx_specdec.bench.methods import Sample
+from mlx_specdec.bench.report import page
+from mlx_specdec.bench.table import FILE_COLUMNS, table, verdict
+from mlx_specdec.bench.throughput import (
+    FileMethod,
+    Prompts,
+    Texts,
+    Throughput,
+    encoded,
+    file_methods,
+    measure_files,
+)
+from mlx_specdec.errors import PromptError
+from mlx_specdec.options import Options
+from mlx_specdec.text.prompts import Prompt
+
+from ..test_same_text import SIZE, decoder_only, encoder_decoder
+from .test_report import Checker, setting
+
+GREEDY = Options(max_tokens=12, cost_cache=False)
+
+
+@dataclass
+class Bench:
+    """Methods that take chosen times and make chosen texts; log: what ran, in order."""
+
+    seconds: float = 0.0
+    log: list[tuple[str, int]] = field(default_factory=list)
+    before: Callable[[], None] = lambda: None
+
+    def method(
+        self, name: str, size: int, takes: Sequence[float], says: Sequence[int] = (1, 2)
+    ) -> FileMethod:
+        """takes: by run, the warmup first. says: the tokens of every text."""
+        times, rounds = iter(takes), None if name == "transformers" else 1
+
+        def run(prompts: Prompts) -> Texts:
+            self.log.append((f"{name} {size}", len(prompts)))
+            # Those at the end are complete first.
+            for number in reversed(range(len(prompts))):
+                self.before()
+                yield number, Sample(tuple(says), len(says), 0.0, rounds)
+            self.seconds += next(times)
+
+        return FileMethod(name, name, size, True, run, in_mlx=name != "transformers")
+
+    def measure(self, methods: Sequence[FileMethod], **asked: Any) -> Throughput | None:
+        prompts = {number: [3] for number in (0, 1, 3, 4)}
+        skipped, clock = {2: "too long"}, lambda: self.seconds
+        return measure_files(prompts, methods, skipped=skipped, clock=clock, **asked)
+
+
+def figures() -> Throughput:
+    """Plain decoding at 1 and 4, speculation and another program at 4."""
+    bench = Bench()
+    methods = [
+        bench.method("plain", 1, [0, 4, 8, 5]),
+        bench.method("plain", 4, [0, 2, 2, 1]),
+        bench.method("draft", 4, [0, 1, 1, 2], says=(1, 9)),
+        bench.method("transformers", 4, [0, 8, 8, 10]),
+    ]
+    found = bench.measure(methods)
+    assert found is not None
+    return found
+
+
+def test_methods_take_turns_over_the_whole_file() -> None:
+    bench = Bench()
+    methods = [bench.method("plain", 1, [1] * 3), bench.method("plain", 3, [1] * 3)]
+    told: list[tuple[int, int]] = []
+    bench.measure(methods, repeats=2, warmup=1, progress=lambda *at: told.append(at))
+    warm, counted = bench.log[:2], bench.log[2:]
+    assert warm == [("plain 1", 1), ("plain 3", 3)]
+    assert counted == [("plain 1", 4), ("plain 3", 4), ("plain 3", 4), ("plain 1", 4)]
+    assert told == [(done, 20) for done in range(21)]
+
+
+def test_figures_are_medians_and_ratios_are_taken_within_a_repeat() -> None:
+    found = figures()
+    plain, four, draft, other = found.methods
+    # Eight tokens and four texts.
+    assert [one.tokens_per_second for one in found.methods] == [1.6, 4, 8, 1]
+    assert [one.texts_per_second for one in found.methods] == [0.8, 2, 4, 0.5]
+    assert (plain.speed_up, plain.over_plain) == (1, None)
+    assert (four.speed_up, four.over_plain) == (4, None)
+    # 2, 2 and 1/2 over plain decoding of the same size; 4, 8 and 5/2 over one text at a time.
+    assert (draft.speed_up, draft.over_plain) == (4, 2)
+    assert other.peak_memory_bytes is None and plain.peak_memory_bytes is not None
+    assert (found.texts, found.repeats, found.skipped) == (4, 3, {2: "too long"})
+
+
+def test_texts_that_are_not_those_of_one_at_a_time_are_named() -> None:
+    plain, _, draft, _ = figures().methods
+    assert (plain.compared, plain.differences) == (12, ())
+    assert [(each.prompt, each.position) for each in draft.differences] == [
+        (0, 1),
+        (1, 1),
+        (3, 1),
+        (4, 1),
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("texts", "known"), [(5, ()), (2 + 4, ("plain",)), (2 + 9, ("plain", "x"))]
+)
+def test_ctrl_c_keeps_the_runs_that_were_complete(texts: int, known: tuple[str, ...]) -> None:
+    left = iter(range(texts))
+
+    def interrupt() -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    bench = Bench(before=interrupt)
+    methods = [bench.method("plain", 1, [1] * 9), bench.method("x", 1, [1] * 9)]
+    found = bench.measure(methods, repeats=3, warmup=1)
+    if not known:
+        assert found is None
+        return
+    assert found is not None and found.interrupted
+    assert tuple(one.family for one in found.methods if one.speed_up is not None) == known
+
+
+def prompts_of(count: int) -> list[list[int]]:
+    dice = random.Random(count)
+    return [[dice.randrange(3, SIZE) for _ in range(dice.choice([1, 4, 9]))] for _ in range(count)]
+
+
+def texts_of(method: FileMethod, prompts: Prompts) -> list[tuple[int, ...]]:
+    made = dict(method.run(prompts))
+    return [made[number].tokens for number in range(len(prompts))]
+
+
+@pytest.mark.parametrize("family", ["llama", "own-head-scaled", "gemma3_wrapped"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_batch_size_makes_the_texts_of_plain_decoding_alone(
+    family: str, temperature: float
+) -> None:
+    pair = encoder_decoder(family, 0.1) if "-" in family else decoder_only(family)
+    options = Options(max_tokens=12, temperature=temperature, cost_cache=False)
+    methods, notes = file_methods(pair, options, "draft", 2, [3, 5])
+    assert [(one.name, one.batch_size) for one in methods] == [
+        ("plain", 1),
+        ("plain", 3),
+        ("draft 2", 3),
+        ("plain", 5),
+        ("draft 2", 5),
+    ]
+    assert all(one.same_text for one in methods)
+    prompts = prompts_of(6)
+    alone, *others = (texts_of(method, prompts) for method in methods)
+    assert all(texts == alone for texts in others)
+    turns = "target cannot take several sequences in one pass: its texts were made in turns"
+    assert notes == ([turns] if family == "gemma3_wrapped" else [])
+
+
+def test_what_the_model_cannot_take_is_skipped_with_its_reason() -> None:
+    pair = decoder_only("llama")
+    texts = ["5 6", "", str(SIZE + 1), "8"]
+    taken, skipped = encoded(pair, [Prompt((text, "9")) for text in texts], GREEDY)
+    assert taken == {0: [5, 6], 3: [8]}
+    assert "empty" in skipped[1] and "not among" in skipped[2]
+    with pytest.raises(PromptError, match=r"no prompt can be measured; .*not among"):
+        encoded(pair, [Prompt((texts[2],))], GREEDY)
+
+
+def baselines(pair: Pair, sizes: Sequence[int]) -> tuple[list[FileMethod], list[str]]:
+    """Those that run without torch."""
+
+    def missing() -> HuggingFace:
+        raise NoBaselineError("torch is not installed")
+
+    return find_baselines(
+        lambda: mlx_lm_file_methods(pair, GREEDY, sizes), lambda hugging: [], missing
+    )
+
+
+@pytest.mark.parametrize("eos", [frozenset(), frozenset(range(3, 30))])
+def test_mlx_lm_makes_the_same_texts_in_batches(eos: frozenset[int]) -> None:
+    pair = decoder_only("llama")
+    pair = Pair(**{**vars(pair), "eos_token_ids": eos})
+    methods, notes = baselines(pair, [1, 3])
+    assert [(one.name, one.batch_size) for one in methods] == [
+        ("mlx-lm plain", 1),
+        ("mlx-lm plain", 3),
+    ]
+    assert notes == ["transformers is left out: torch is not installed"]
+    prompts = prompts_of(7)
+    own = texts_of(file_methods(pair, GREEDY, None, "auto", [1])[0][0], prompts)
+    assert any(len(text) < 12 for text in own) == bool(eos)
+    assert all(one.same_text and texts_of(one, prompts) == own for one in methods)
+
+
+def test_mlx_lm_is_left_out_for_a_model_that_it_does_not_have() -> None:
+    methods, notes = baselines(encoder_decoder("mt5", 0.1), [2])
+    assert methods == []
+    assert notes[0] == "mlx-lm is left out: it has no model of this kind"
+
+
+def test_the_table_has_a_cell_for_every_column() -> None:
+    told = table(figures())
+    assert told.columns == FILE_COLUMNS and told.best == 1
+    plain, _, draft, other = told.rows
+    assert plain[:5] == ("plain, batch 1", "1.6", "0.80", "1.00", "")
+    assert draft[:6] == ("draft, batch 4", "8.0", "4.00", "4.00", "2.00", "2.00")
+    assert re.fullmatch(r"\d+ MB", draft[6]) and draft[7] == "0 of 12"
+    assert other[6:] == ("", "12 of 12")
+
+
+def test_the_verdict_says_what_speculation_brings_at_every_size() -> None:
+    assert verdict(figures()) == (
+        "plain, batch 4 is fastest: 4.00 times plain decoding of one text at a time; speculation "
+        "over plain decoding by batch size: 2.00 with 4."
+    )
+
+
+def test_the_report_shows_throughput_by_batch_size() -> None:
+    found = figures()
+    text = page(found, setting(notes=("mlx-lm is left out",)))
+    checker = Checker()
+    checker.feed(text)
+    assert (checker.open, checker.wrong, checker.references) == ([], [], [])
+    assert "big: throughput by batch size</title>" in text
+    assert "<td>draft, batch 4</td><td>8.0</td>" in text
+    assert "1 prompts were skipped; the first: too long" in text
+    assert "draft, batch 4, prompt 4, token 1" in text and "mlx-lm is left out" in text
+    [chart] = charts(found)
+    assert "<title>plain, 1: 1.60</title>" in chart.drawing
+    assert "<title>plain, 4: 4.00</title>" in chart.drawing
+    assert [one.name for one in chart.legend] == ["plain", "draft", "transformers"]
