@@ -244,7 +244,7 @@ class AutoLength:
             self._spent += max(0.0, seconds - (accepted + 1) * self._price)
             self._trying = False
         if drafted <= self._most:
-            if self._parked_for and self._speculative > 1:
+            if self._parked_for and (self._speculative > 1 or len(report.sequences) > 1):
                 # This round also paid for what the draft had not read yet.
                 self._catch_up = max(0.0, seconds - self._costs.totals()[drafted])
                 self._repeat = drafted

@@ -19,6 +19,8 @@ from .translation import Translation
 
 CATCH_UP = 4
 """Unseen tokens of a sequence, beyond which those of a batch are read before the newest."""
+CHUNK = 512
+"""Of these, in one pass."""
 MISSING = "there is no draft model to propose: name one with draft-model"
 
 
@@ -58,13 +60,15 @@ class DraftModel(Proposer):
         self._translation = translation
         self._distributions: list[Distribution] = []
         self._context: Context | None = None
+        self._unopened: list[list[int]] = []
         self._reads: list[bool] = []
         self._unread: list[int] = []
         self._seen: list[int] = []
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Opens the draft's own context. A prompt that alone is more than the draft takes is not
-        read: its first token stands there."""
+        """Opens the draft's own context; that of several sequences when they are drafted for, since
+        batches often do best without. A prompt that alone is more than the draft takes is not read:
+        its first token stands there."""
         self._distributions = [
             Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
         ]
@@ -72,10 +76,12 @@ class DraftModel(Proposer):
         known = [self._known(prompt) for prompt in prompts]
         self._unread = [len(self._model.prefix(prompt)) - 1 for prompt in known]
         self._reads = [self._room(len(prompt)) > 0 for prompt in prompts]
-        taken = [p if reads else p[:1] for p, reads in zip(known, self._reads, strict=True)]
-        model = self._model
-        self._context = model.open(*taken) if len(taken) == 1 else model.open_batch(taken)
-        self._context.evaluate()
+        self._context = None
+        self._unopened = [
+            p if reads else p[:1] for p, reads in zip(known, self._reads, strict=True)
+        ]
+        if len(prompts) == 1:
+            self._open().evaluate()
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
         """Whether a text still fits into the draft's positions."""
@@ -86,9 +92,10 @@ class DraftModel(Proposer):
         has outgrown the draft's positions."""
         rooms = self._rooms(committed)
         limit = min([limit, *(room for room in rooms if room > 0)])
-        if self._context is None or not any(rooms):
+        if not any(rooms):
             return no_proposal(len(committed))
-        logits = self._read(self._context, committed, rooms)
+        context = self._open()
+        logits = self._read(context, committed, rooms)
         drafted: list[mx.array] = []
         rows: list[mx.array] = []
         for index in range(limit):
@@ -101,7 +108,7 @@ class DraftModel(Proposer):
             rows.append(row)
             if index + 1 < limit:
                 fed = tokens if self._translation is None else self._translation.feed_array(tokens)
-                logits = self._context.advance(fed, proposed=1).logits
+                logits = context.advance(fed, proposed=1).logits
         sampled = any(each.samples for each in self._distributions)
         return Proposal(
             mx.concatenate(drafted, axis=1),
@@ -120,12 +127,14 @@ class DraftModel(Proposer):
                 feed(self._context, known)
                 self._context.evaluate()
         else:
-            self._context.rewind(tuple(map(min, self._context.lengths, self._seen)))
+            lengths = self._context.lengths
+            self._context.rewind(tuple(map(min, lengths, self._seen[: len(lengths)])))
 
     def join(self, other: DraftModel) -> None:
         """As contracts.Proposer says."""
-        assert self._context is not None and other._context is not None, "both have begun"
-        self._context.join(other._context)
+        if other._context is not None:
+            self._open_with(other._context)
+        self._unopened += other._unopened
         self._distributions += other._distributions
         self._reads += other._reads
         self._unread += other._unread
@@ -133,12 +142,37 @@ class DraftModel(Proposer):
 
     def filter(self, keep: Sequence[int]) -> None:
         """As contracts.Proposer says."""
-        if self._context is not None:
-            self._context.filter(keep)
+        opened = 0 if self._context is None else len(self._context.lengths)
+        self._unopened = [self._unopened[row - opened] for row in keep if row >= opened]
+        kept = [row for row in keep if row < opened]
+        if self._context is not None and kept:
+            self._context.filter(kept)
+        else:
+            self._context = None
         self._distributions = [self._distributions[row] for row in keep]
         self._reads = [self._reads[row] for row in keep]
         self._unread = [self._unread[row] for row in keep]
         self._seen = [self._seen[row] for row in keep]
+
+    def _open(self) -> Context:
+        """The context of all sequences, those included that nobody has drafted for yet."""
+        if self._unopened:
+            model, prompts = self._model, self._unopened
+            self._unopened = []
+            self._open_with(
+                model.open(*prompts) if len(prompts) == 1 else model.open_batch(prompts)
+            )
+        assert self._context is not None, "a sequence has begun"
+        return self._context
+
+    def _open_with(self, context: Context) -> None:
+        """Take a context of further sequences behind the own ones."""
+        if self._unopened:
+            self._open()
+        if self._context is None:
+            self._context = context
+        else:
+            self._context.join(context)
 
     def _read(self, context: Context, texts: Sequence[Sequence[int]], rooms: list[int]) -> mx.array:
         """Feed what the draft has not seen of the texts that it has room for; returns its logits
@@ -150,7 +184,9 @@ class DraftModel(Proposer):
         ]
         if len(texts) > 1 and max(map(len, unseen)) > CATCH_UP:
             # Of a long rectangle nobody wants the logits.
-            feed(context, [tokens[:-1] for tokens in unseen])
+            for start in range(0, max(map(len, unseen)) - 1, CHUNK):
+                feed(context, [tokens[:-1][start : start + CHUNK] for tokens in unseen])
+                context.evaluate()
             unseen = [tokens[-1:] for tokens in unseen]
         logits = feed(context, unseen).logits
         if len(set(map(len, unseen))) == 1:
