@@ -57,7 +57,7 @@ def together(pair: Pair, requests: list[Request], batch_size: int) -> list[tuple
     return [(result.text, result.finish_reason) for result in results]
 
 
-@pytest.mark.parametrize("batch_size", [2, 5])
+@pytest.mark.parametrize("batch_size", [pytest.param(2, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize(
     "asked",
     [

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = "weights/"
 """How names of models begin that come with the program; they mean the same from everywhere."""
+_LONGEST_HUB_NAME = 96  # huggingface_hub refuses longer ones
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -82,8 +83,10 @@ def _local(name: str) -> Path | None:
     if os.path.lexists(path):
         kind = "a file" if os.path.exists(path) else "a broken link"
         raise SourceError(f"{name} is {kind}: give the directory that holds the model")
-    if not _HUB_NAME.fullmatch(name) or name.split("/")[0] in ("weights", "."):
-        shown = repr(name) if not name.strip() or not name.isprintable() else name
+    too_long = len(name) > _LONGEST_HUB_NAME
+    if too_long or not _HUB_NAME.fullmatch(name) or name.split("/")[0] in ("weights", "."):
+        start = f"{name[:60]}... ({len(name):,} characters long)" if too_long else name
+        shown = repr(start) if not start.strip() or not start.isprintable() else start
         raise SourceError(
             f"there is no directory {shown}, and it cannot be a name on the Hub: check the path"
         )

@@ -69,7 +69,7 @@ class Files(Flags):
 
 @command(
     "mlx-specdec batch sentences.txt --output translations.jsonl",
-    "mlx-specdec batch prompts.jsonl -o texts.jsonl --model weights/py-llama --batch-size 8",
+    "mlx-specdec batch a.txt -o b.txt --model weights/py-llama --batch-size 8",
 )
 def batch(
     files: Files,

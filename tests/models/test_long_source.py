@@ -58,7 +58,7 @@ def test_a_source_of_one_part_is_encoded_as_by_one_mask(kind: str) -> None:
 
 
 def test_what_a_long_source_takes_grows_with_its_length() -> None:
-    wide = {**SHAPE, "num_heads": 8, "d_model": 64}
+    wide = {**SHAPE, "num_heads": 8, "d_model": 64, "num_layers": 1}
     network = T5(T5Config.from_dict(wide, own_head=False))
     mx.eval(network.parameters())
 
@@ -70,10 +70,10 @@ def test_what_a_long_source_takes_grows_with_its_length() -> None:
         mx.eval(network.project_encoded(network.encode(tokens)))
         return mx.get_peak_memory() - before
 
-    # MLX runs ahead of what is computed, so that peaks vary; a square would be 16 times as much.
-    short, long = peak(1024), peak(4096)
-    assert long < 8 * short
-    for length, taken in ((1024, short), (4096, long)):
+    # MLX runs ahead of what is computed, so that peaks vary; a square would be 9 times as much.
+    short, long = peak(1024), peak(3072)
+    assert long < 5 * short
+    for length, taken in ((1024, short), (3072, long)):
         assert 0.5 * taken < network.source_nbytes(length) < 2 * taken
 
 
