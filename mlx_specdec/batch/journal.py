@@ -39,6 +39,8 @@ class Journal:
     def __init__(
         self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False
     ) -> None:
+        if not output.name:
+            raise OutputError(f"{output} is a directory: name a file in it with --output")
         self.output = output
         self.partial = output.with_name(f"{output.name}.partial")
         self.done = self.failed = 0
@@ -173,7 +175,7 @@ class Journal:
             try:
                 record = json.loads(line)
                 self._note(record, self._end)
-            except (ValueError, TypeError, KeyError, IndexError):
+            except (ValueError, TypeError, KeyError, IndexError, RecursionError):
                 raise OutputError(
                     f"{self.partial} is damaged behind {self.done} results: delete it"
                 ) from None
@@ -194,14 +196,19 @@ class Journal:
 
     def _note(self, record: Mapping[str, Any], place: int) -> None:
         line = record["line"]
-        if line < 1:
+        if line < 1 or line in self:
             raise IndexError(line)
+        for name in ("text", "error"):
+            if not isinstance(record.get(name, ""), str):
+                raise TypeError(name)
         self._places[line - 1] = place
         self.done += 1
         self.failed += "error" in record
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8")
+        told = json.dumps(record, ensure_ascii=False) + "\n"
+        # Half a character, as in a file's name that is no UTF-8, becomes JSON's own \udc80.
+        line = told.encode("utf-8", "backslashreplace")
         with self._writing():
             assert self._stream is not None
             if self._stream.write(line) != len(line):
@@ -226,6 +233,7 @@ def _header(line: bytes, partial: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         header = None
     known = isinstance(header, dict) and header.get("format") == FORMAT
+    known = known and isinstance(header.get("settings"), dict)
     if not known or not line.endswith(b"\n"):
         raise OutputError(f"{partial} was not left by a run of this program: move it away")
     return cast(Mapping[str, Any], header)
