@@ -156,9 +156,12 @@ def test_settings_of_our_own_are_not_the_templates(tmp_path: Path, name: str) ->
         ("hello", {"system_prompt": ""}, "this model has none"),
         ("hello", {"chat_settings": {"a": 1}}, "this model has none"),
         ([3, 4], {"system_prompt": "be brief"}, "token ids take none"),
+        (None, {}, "a prompt is text, token ids, or messages"),
+        ("a\udcff", {}, "half a character"),
+        ("hello", {"system_prompt": "a\ud800"}, "half a character"),
     ],
 )
-def test_what_a_template_would_read_is_refused_without_one(
+def test_what_is_no_prompt_or_asks_for_a_template_is_refused(
     tmp_path: Path, prompt: Any, asked: dict[str, Any], says: str
 ) -> None:
     tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
