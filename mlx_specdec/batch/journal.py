@@ -42,6 +42,7 @@ class Journal:
         if not output.name:
             raise OutputError(f"{output} is a directory: name a file in it with --output")
         self.output = output
+        self._overwrite = overwrite
         self.partial = output.with_name(f"{output.name}.partial")
         self.done = self.failed = 0
         self._header = json.loads(
@@ -55,10 +56,7 @@ class Journal:
             if os.path.lexists(self.partial):
                 self._open()
                 self._read(overwrite)
-            if self._end == 0 and os.path.lexists(output) and not overwrite:
-                raise OutputError(
-                    f"{output} exists: give --overwrite to replace it, or choose another --output"
-                )
+            self._check_output()
         except BaseException:
             self._close()
             raise
@@ -76,6 +74,7 @@ class Journal:
     def begin(self) -> None:
         """Make the file, or cut off what a killed process left unfinished at its end."""
         if self._stream is None:
+            self._check_output()  # another run may have ended meanwhile
             self._open()
         assert self._stream is not None
         with self._writing():
@@ -133,6 +132,12 @@ class Journal:
         for path in (output, self.partial):
             if os.path.lexists(path) and not path.is_file():
                 raise OutputError(f"{path} is no regular file: choose another --output")
+
+    def _check_output(self) -> None:
+        if self._end == 0 and os.path.lexists(self.output) and not self._overwrite:
+            raise OutputError(
+                f"{self.output} exists: give --overwrite to replace it, or choose another --output"
+            )
 
     def _open(self) -> None:
         with self._writing():

@@ -267,3 +267,11 @@ def test_names_that_are_no_utf_8_are_kept_as_json(output: Path) -> None:
         journal.append({"line": 1, "error": "no a\udcff"})
     with opened(output, settings=settings) as journal:
         assert journal.done == 1 and list(journal.errors()) == [(1, "no a\udcff")]
+
+
+def test_an_output_that_another_run_wrote_meanwhile_is_kept(output: Path) -> None:
+    with opened(output) as late:
+        output.write_bytes(b"the other's")
+        with pytest.raises(OutputError, match="out exists: give --overwrite"):
+            late.begin()
+    assert output.read_bytes() == b"the other's" and names(output.parent) == ["out"]
