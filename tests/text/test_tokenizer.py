@@ -93,6 +93,13 @@ def chatty(directory: Path, template: str) -> Tokenizer:
         ("{{ 'x' * 10**10 }}", "more than 16777216 of something"),
         ("{{ [1] * (10**7 * 10) }}", "more than 16777216 of something"),
         ("{{ 10**10**9 }}", "more than 16777216 of something"),
+        ("{{ '%1000000000d' % 3 }}", "more than 16777216 of something"),
+        ("{{ '%*d' % (10**9, 3) }}", "more than 16777216 of something"),
+        ("{{ '{:>1000000000}'.format(3) }}", "more than 16777216 of something"),
+        ("{{ '%1000000000d'|format(3) }}", "more than 16777216 of something"),
+        ("{{ 'x'.center(10**9) }}", "more than 16777216 of something"),
+        ("{{ 'x'|center(10**9) }}", "more than 16777216 of something"),
+        ("{{ ('a' * 9**6)|replace('a', 'b' * 9**6) }}", "more than 16777216 of something"),
         (
             "{% set n = namespace(x='x') %}{% for i in range(40) %}"
             "{% set n.x = n.x ~ n.x %}{% endfor %}",
