@@ -7,6 +7,7 @@ Prompts of a window are taken in the order of their lengths: little of a rectang
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -35,9 +36,10 @@ from .decoding.stop_criteria import Emission
 from .decoding.stopwatch import Stopwatch
 from .drafters import drafters, make_batch_length, make_proposer
 from .drafting.drafter import Drafter
-from .errors import DecodingError, OptionError, SpecdecError
+from .errors import DecodingError, OptionError, PromptError, SpecdecError
 from .models.base import check_prompt
 from .options import Options
+from .sampling.settings import integer
 from .text.chat import Messages
 
 Prompt = str | Sequence[int] | Messages
@@ -169,7 +171,8 @@ class ManyRun:
         self._rule_key = key
 
     def _fill_window(self) -> None:
-        window = list(itertools.islice(self._requests, WINDOW * self.batch_size))
+        ahead = min(WINDOW * self.batch_size, sys.maxsize)
+        window = list(itertools.islice(self._requests, ahead))
         if not window:
             self._exhausted = True
             return
@@ -289,11 +292,13 @@ def stream_many(
     prompts: may be an endless iterator; a Request has options of its own, of which proposer, rule
     and draft length must be those of `options`. A completion is what its prompt becomes alone.
     Where the model cannot take several sequences, they are decoded one after the other.
-    Raises OptionError.
+    Raises OptionError, and PromptError for a text in place of a list.
     """
     options = options or Options()
-    if batch_size != "auto" and batch_size < 1:
+    if batch_size != "auto" and integer("batch-size", batch_size) < 1:
         raise OptionError(f"batch-size must be 1 or more, not {batch_size}")
+    if isinstance(prompts, str | bytes):
+        raise PromptError("prompts must be a list: put the text into one")
     if options.simulated_acceptance is not None:
         raise OptionError("simulate-acceptance measures one text: leave it out for many")
     mx.reset_peak_memory()

@@ -12,7 +12,7 @@ import pytest
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.stop_criteria import Emission
-from mlx_specdec.errors import DecodingError, OptionError
+from mlx_specdec.errors import DecodingError, OptionError, PromptError
 from mlx_specdec.many import ManyRun, Request, generate_many, stream_many
 from mlx_specdec.models.medusa_heads import MedusaHeads
 from mlx_specdec.options import Options
@@ -55,6 +55,14 @@ def alone(pair: Pair, requests: list[Request]) -> list[tuple[str, str]]:
 def together(pair: Pair, requests: list[Request], batch_size: int) -> list[tuple[str, str]]:
     results = generate_many(pair, requests, requests[0].options, batch_size=batch_size)
     return [(result.text, result.finish_reason) for result in results]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 10**30])
+@pytest.mark.parametrize("lengths", [[0], [0, 0, 0], [9, 0, 5, 0, 0, 0, 7]])
+def test_prompts_that_ask_for_nothing_end(pair: Pair, lengths: list[int], batch_size: int) -> None:
+    asked = {"num_draft": 2, "proposer": "draft"}
+    requests = [request(seed, max_tokens=most, **asked) for seed, most in enumerate(lengths)]
+    assert together(pair, requests, batch_size) == alone(pair, requests)
 
 
 @pytest.mark.parametrize("batch_size", [pytest.param(2, marks=pytest.mark.slow), 5])
@@ -226,6 +234,8 @@ def test_figures_of_a_text_are_its_own(pair: Pair) -> None:
     ("batch_size", "options", "message"),
     [
         (0, Options(), "batch-size must be 1 or more, not 0"),
+        ("4", Options(), "batch-size must be a whole number, not '4'"),
+        (1.5, Options(), "batch-size must be a whole number, not 1.5"),
         (2, Options(simulated_acceptance=0.5), "simulate-acceptance measures one text"),
     ],
 )
@@ -234,6 +244,11 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(OptionError, match=message):
         stream_many(pair, [], options, batch_size=batch_size)
+
+
+def test_a_text_is_no_list_of_prompts(pair: Pair) -> None:
+    with pytest.raises(PromptError, match="put the text into one"):
+        stream_many(pair, "hello")
 
 
 def test_no_prompts_give_no_texts(pair: Pair) -> None:

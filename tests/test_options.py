@@ -37,6 +37,7 @@ def test_numbers_of_numpy_are_pythons() -> None:
         ("ngram_min", 1.5),
         ("top_k", None),
         ("temperature", "0.5"),
+        ("temperature", 10**400),
         ("xtc_probability", "0.5"),
         ("xtc_special_tokens", ("a",)),
         ("prefill_step_size", 2.5),

@@ -39,7 +39,10 @@ class Journal:
     def __init__(
         self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False
     ) -> None:
+        if not output.name:
+            raise OutputError(f"{output} is a directory: name a file in it with --output")
         self.output = output
+        self._overwrite = overwrite
         self.partial = output.with_name(f"{output.name}.partial")
         self.done = self.failed = 0
         self._header = json.loads(
@@ -53,10 +56,7 @@ class Journal:
             if os.path.lexists(self.partial):
                 self._open()
                 self._read(overwrite)
-            if self._end == 0 and os.path.lexists(output) and not overwrite:
-                raise OutputError(
-                    f"{output} exists: give --overwrite to replace it, or choose another --output"
-                )
+            self._check_output()
         except BaseException:
             self._close()
             raise
@@ -74,6 +74,7 @@ class Journal:
     def begin(self) -> None:
         """Make the file, or cut off what a killed process left unfinished at its end."""
         if self._stream is None:
+            self._check_output()  # another run may have ended meanwhile
             self._open()
         assert self._stream is not None
         with self._writing():
@@ -132,6 +133,12 @@ class Journal:
             if os.path.lexists(path) and not path.is_file():
                 raise OutputError(f"{path} is no regular file: choose another --output")
 
+    def _check_output(self) -> None:
+        if self._end == 0 and os.path.lexists(self.output) and not self._overwrite:
+            raise OutputError(
+                f"{self.output} exists: give --overwrite to replace it, or choose another --output"
+            )
+
     def _open(self) -> None:
         with self._writing():
             stream = FileIO(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+")
@@ -173,7 +180,7 @@ class Journal:
             try:
                 record = json.loads(line)
                 self._note(record, self._end)
-            except (ValueError, TypeError, KeyError, IndexError):
+            except (ValueError, TypeError, KeyError, IndexError, RecursionError):
                 raise OutputError(
                     f"{self.partial} is damaged behind {self.done} results: delete it"
                 ) from None
@@ -194,14 +201,19 @@ class Journal:
 
     def _note(self, record: Mapping[str, Any], place: int) -> None:
         line = record["line"]
-        if line < 1:
+        if line < 1 or line in self:
             raise IndexError(line)
+        for name in ("text", "error"):
+            if not isinstance(record.get(name, ""), str):
+                raise TypeError(name)
         self._places[line - 1] = place
         self.done += 1
         self.failed += "error" in record
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8")
+        told = json.dumps(record, ensure_ascii=False) + "\n"
+        # Half a character, as in a file's name that is no UTF-8, becomes JSON's own \udc80.
+        line = told.encode("utf-8", "backslashreplace")
         with self._writing():
             assert self._stream is not None
             if self._stream.write(line) != len(line):
@@ -226,6 +238,7 @@ def _header(line: bytes, partial: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         header = None
     known = isinstance(header, dict) and header.get("format") == FORMAT
+    known = known and isinstance(header.get("settings"), dict)
     if not known or not line.endswith(b"\n"):
         raise OutputError(f"{partial} was not left by a run of this program: move it away")
     return cast(Mapping[str, Any], header)

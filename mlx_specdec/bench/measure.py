@@ -106,7 +106,8 @@ def measure(
 
     progress(next(counter), total)
     try:
-        for method in list(methods) * warmup:
+        for number in range(warmup * len(methods)):
+            method = methods[number % len(methods)]
             # A prompt that cannot be taken is told, and skipped, when its turn comes.
             with suppress(PromptError):
                 method.run(ids(0))

@@ -212,4 +212,4 @@ def _tell(analysis: Measured, setting: Setting, report: Path | None, as_json: bo
         render.write(sys.stdout, render.as_json(as_dict(analysis, setting)))
     if report is not None:
         write_report(analysis, setting, report)
-        print(f"report: {report}", file=sys.stderr)
+        render.tell(f"report: {report}")

@@ -15,11 +15,14 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 import typer
 
 from .. import __version__
+from ..errors import OptionError
 from ..options import Options
 
 Command = Callable[..., None]
 REQUIRED = MISSING
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
+MOST = 2**31 - 1
+"""Of a whole number, seeds apart: MLX counts no further."""
 METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
 
 
@@ -60,6 +63,10 @@ def command(*examples: str) -> Callable[[Command], Command]:
         flat = [parameter for group in groups.values() for parameter in _parameters(group)]
 
         def run(**given: Any) -> None:
+            for name, value in given.items():
+                if name != "seed" and isinstance(value, int) and value > MOST:
+                    flag_name = name.replace("_", "-")
+                    raise OptionError(f"--{flag_name} must be {MOST} or less, not {value}")
             function(
                 **{
                     name: group(**{one.name: given[one.name] for one in fields(group)})

@@ -13,6 +13,8 @@ from . import render
 
 PIPE_SECONDS = 5.0
 """How long the first byte of a pipe that nobody asked for may take."""
+LONGEST = 1 << 25
+"""Characters of a prompt: more than any model takes; a device has no end."""
 
 
 def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
@@ -24,10 +26,13 @@ def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str
     try:
         text: str | None
         if isinstance(source, Path):
-            text = source.read_text(encoding="utf-8")
+            with source.open(encoding="utf-8") as stream:
+                text = stream.read(LONGEST + 1)
         else:
-            text = sys.stdin.read() if source == "-" else source
+            text = sys.stdin.read(LONGEST + 1) if source == "-" else source
         if text is not None:
+            if len(text) > LONGEST:
+                raise PromptError(f"the prompt has more than {LONGEST} characters: shorten it")
             text.encode("utf-8")  # Bytes that are no text come as lone surrogates.
     except OSError as problem:
         place = "standard input" if file is None else file

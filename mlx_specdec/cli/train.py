@@ -80,7 +80,7 @@ def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: Hea
     with _watching(line) as watching:
         done = train(pair, texts.data, output, collecting, fitting, watching)
     told = f"{done.output}: {_learned(done)}; on {done.held_out} held-out tokens "
-    print(told + _by_head(done.outcome.figures), file=sys.stderr)
+    render.tell(told + _by_head(done.outcome.figures))
 
 
 @command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
@@ -105,7 +105,7 @@ def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: Draf
         if done.outcome.best > 0 and done.start is not None
         else f"no gain, the start is kept, after {_learned(done)}"
     )
-    print(f"{done.output}: {told}", file=sys.stderr)
+    render.tell(f"{done.output}: {told}")
 
 
 def _default_output(model: str, what: str) -> Path:

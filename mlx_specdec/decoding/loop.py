@@ -111,11 +111,11 @@ class Decoding:
     def _step(self) -> tuple[Emission, ...]:
         if self._in_flight is None:
             self._change()
-        if self._batch.remaining == 0:
-            return self.finish("length")
         if self.reading:
             self._reader.step()
             return tuple(Emission((), ()) for _ in self._batch.sequences)
+        if self._batch.remaining == 0:
+            return self.finish("length")
         rows = len(self.sequences)
         count = self._draft_length.choose(self._batch.remaining, rows) if self._proposer else 0
         if self._proposer is None or count == 0:

@@ -43,7 +43,10 @@ def measure(
     """
     kinds = list(dict.fromkeys(kind for timer in timers for kind in timer.kinds))
     total = (turns + 1) * len(kinds)
+    idle = 0
     for done in range(total):
+        if idle == len(kinds):
+            break  # what did not fit before will not later
         progress(done, total)
         turn, kind = done // len(kinds), kinds[done % len(kinds)]
         if kind[0] == "pass" and kind[1] in SIZES_BETWEEN and turn < ALONE:
@@ -53,6 +56,9 @@ def measure(
         if needs or clock() + sum(timer.expected(kind) for timer in those) <= deadline:
             for timer in those:
                 timer.time(kind)
+            idle = 0
+        else:
+            idle += 1
     progress(total, total)
 
 

@@ -30,6 +30,8 @@ LAYERS = 4
 which keeps the price under that of a few tokens."""
 ATTEMPTS = 3
 """With other tokens: in half precision, rounding may send a token to another expert."""
+WIDEST = 1 << 16
+"""Keys of a window that is filled; a wider one, which only users ask for, treats rows alike."""
 OUTWEIGHS = 4
 """How much larger values are than those that leave the window after them."""
 LIMIT = 0.001
@@ -85,6 +87,9 @@ def _fill(entries: list[Any], key: mx.array) -> None:
     or too few of them shows however wide the window is.
     """
     caches = [slot.cache for slot in slots(entries)]
+    for cache in caches:
+        if type(cache) is RotatingKVCache:
+            cache.max_size = min(cache.max_size, WIDEST)
     size = max((cache.max_size for cache in caches if type(cache) is RotatingKVCache), default=0)
     for cache in caches:
         if size <= BEGUN or type(cache) not in (KVCache, RotatingKVCache) or cache.keys is None:

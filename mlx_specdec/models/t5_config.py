@@ -82,8 +82,8 @@ def _trained_length(config: Mapping[str, Any]) -> int:
 
 def _epsilon(config: Mapping[str, Any]) -> float:
     value = config.get("layer_norm_epsilon", 1e-6)
-    if type(value) not in (int, float) or not 0 <= value < 1:
-        raise CheckpointError(f"config.json has layer_norm_epsilon {value!r}: need 0 <= it < 1")
+    if type(value) not in (int, float) or not 0 < value < 1:
+        raise CheckpointError(f"config.json has layer_norm_epsilon {value!r}: need 0 < it < 1")
     return float(value)
 
 

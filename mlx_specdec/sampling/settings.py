@@ -115,9 +115,12 @@ def integer(name: str, value: object) -> int:
 
 def number(name: str, value: object) -> float:
     """As `integer`, for numbers of any kind."""
-    if isinstance(value, Real):
+    if not isinstance(value, Real):
+        raise OptionError(f"{name} must be a number, not {value!r}")
+    try:
         return float(value)
-    raise OptionError(f"{name} must be a number, not {value!r}")
+    except OverflowError:
+        raise OptionError(f"{name} is too large for a number with a fraction") from None
 
 
 def _require(condition: bool, sentence: str) -> None:

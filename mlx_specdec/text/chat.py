@@ -1,13 +1,14 @@
 """Messages -> token ids, by a checkpoint's chat template, which is a program of a stranger's.
 
 transformers runs it in jinja's sandbox, which keeps it from files and leaves it all of the memory
-and time; here both are bounded. A single step that makes one huge string of literals of its own
-gets through, where its numbers do not say so.
+and time; here both are bounded. A single step gets through whose numbers do not say that it makes
+something huge.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import resource
 import sys
 import time
@@ -21,6 +22,12 @@ Messages = Sequence[Mapping[str, str]]
 FIXED = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
 LARGEST = 1 << 24
 """What a multiplication may give: a number, or the length of a string or list."""
+WIDENING = frozenset(
+    ("center", "expandtabs", "format", "indent", "ljust", "replace", "rjust", "zfill")
+)
+"""Methods and filters that make long texts of short ones."""
+WIDE = re.compile(r"%[-+ #0-9.]*(\*|[0-9]{7})|\{[^}]*:[^}]*(\{|[0-9]{7})")
+"""A format that asks for much, or does not say for how much."""
 SECONDS, MEMORY_BYTES = 5.0, 1 << 30
 """Of one text: of this thread's processor, and beyond what the process had at its peak before."""
 
@@ -72,13 +79,51 @@ def _bounded() -> Any:
 
     class Environment(ImmutableSandboxedEnvironment):
         template_class = Template
-        intercepted_binops = frozenset(["*", "**"])
+        intercepted_binops = frozenset(["*", "**", "%"])
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            for name in WIDENING & self.filters.keys():
+                self.filters[name] = _checked(name, self.filters[name])
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            _check_product(operator, left, right)
+            if operator == "%":
+                _check_call("format", left)
+            else:
+                _check_product(operator, left, right)
             return super().call_binop(context, operator, left, right)
 
+        def call(self, context: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
+            name = getattr(what, "__name__", None)
+            if name in WIDENING:
+                # jinja puts a function of its own around str.format.
+                own = getattr(getattr(what, "__wrapped__", what), "__self__", None)
+                _check_call(name, own, *args, *kwargs.values())
+            return super().call(context, what, *args, **kwargs)
+
     return Environment
+
+
+def _checked(name: str, work: Any) -> Any:
+    @functools.wraps(work)
+    def run(*given: Any, **named: Any) -> Any:
+        _check_call(name, *given, *named.values())
+        return work(*given, **named)
+
+    return run
+
+
+def _check_call(name: str, *given: Any) -> None:
+    """What a text is filled up to, by a number or a format, and what replacing makes of it."""
+    if name == "format":
+        too_large = isinstance(given[0], str) and WIDE.search(given[0]) is not None
+    elif name == "replace":
+        texts = [each for each in given if isinstance(each, str)]
+        too_large = len(texts) == 3 and texts[0].count(texts[1]) * len(texts[2]) > LARGEST
+    else:
+        too_large = any(isinstance(each, int) and each > LARGEST for each in given)
+    if too_large:
+        raise TemplateError(f"it asks for more than {LARGEST} of something")
 
 
 def _check_product(operator: str, left: Any, right: Any) -> None:

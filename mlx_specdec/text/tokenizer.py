@@ -21,6 +21,8 @@ from .sentence_piece import SentencePieceTokenizer
 from .tokenizer_files import content_of, digest_of, no_panic, read_json
 
 Kind = Literal["encoder-decoder", "decoder-only"]
+NO_PROMPT = 'a prompt is text, token ids, or messages, each {"role": ..., "content": ...}'
+HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 """How tiktoken's files begin: a token in base 64, and its rank."""
 
@@ -113,8 +115,13 @@ def prompt_ids(
     """
     if isinstance(prompt, bytes):
         raise PromptError("the prompt is bytes: decode them, a prompt is text")
+    if not hasattr(prompt, "__len__"):
+        raise PromptError(NO_PROMPT)
     if not (prompt.strip() if isinstance(prompt, str) else len(prompt)):
         raise PromptError("the prompt is empty: give some text")
+    for text in (prompt, system_prompt):
+        if isinstance(text, str) and HALF_A_CHARACTER.search(text):
+            raise PromptError("a prompt has half a character in it, a lone surrogate: leave it out")
     messages = _messages(prompt) if chat_template or not isinstance(prompt, str) else None
     if messages is not None and tokenizer.has_chat_template:
         if system_prompt is not None:
@@ -133,9 +140,7 @@ def prompt_ids(
     try:
         return [operator.index(cast(int, each)) for each in prompt]
     except TypeError:
-        raise PromptError(
-            'a prompt is text, token ids, or messages, each {"role": ..., "content": ...}'
-        ) from None
+        raise PromptError(NO_PROMPT) from None
 
 
 def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:

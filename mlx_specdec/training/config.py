@@ -25,7 +25,7 @@ class DataConfig:
     texts_at_once: int = 16
 
     def __post_init__(self) -> None:
-        _at_least(self, samples=2, length=8, texts_at_once=1)
+        _at_least(self, samples=2, length=8, texts_at_once=1, seed=0)
         if not 0 <= self.temperature < float("inf"):
             raise OptionError(f"temperature must be 0 or more, not {self.temperature}")
 
@@ -46,7 +46,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(self, batch=1, epochs=1, patience=1)
+        _at_least(self, batch=1, epochs=1, patience=1, seed=0)
         if not 0 < self.learning_rate < 1:
             raise OptionError(f"learning-rate must lie between 0 and 1, not {self.learning_rate}")
 

@@ -25,6 +25,7 @@ RECORDS: list[dict[str, Any]] = [
 SORTED = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
 TEXTS = "one\\r\\nand \u2028 a half\n\n\n\n\nsix\n".encode()
 LINES = 6
+NO_SETTINGS = b'{"format": "mlx-specdec batch 1", "sha256": "12", "settings": [1]}\n{"line": 1}\n'
 
 
 def opened(output: Path, **changed: Any) -> Journal:
@@ -161,7 +162,15 @@ def test_an_output_that_exists_is_kept(output: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"my notes\n", b"{}\n", b'{"format": "mlx-specdec batch 1"', b"\xff\n", b"[1]\n"]
+    "content",
+    [
+        b"my notes\n",
+        b"{}\n",
+        b'{"format": "mlx-specdec batch 1"',
+        b"\xff\n",
+        b"[1]\n",
+        NO_SETTINGS,
+    ],
 )
 def test_a_file_of_somebody_else_is_never_taken_for_a_journal(output: Path, content: bytes) -> None:
     output.with_name("out.partial").write_bytes(content)
@@ -180,6 +189,10 @@ def test_a_file_of_somebody_else_is_never_taken_for_a_journal(output: Path, cont
         b'{"text": "a"}\n',
         b"[]\n",
         b'{"line": "a"}\n',
+        b'{"line": 3, "error": "again"}\n',
+        b'{"line": 1, "text": 5}\n',
+        b'{"line": 1, "error": {}}\n',
+        b"[" * 100_000 + b"\n",
     ],
 )
 def test_a_damaged_journal_is_named(output: Path, left: bytes, line: bytes) -> None:
@@ -196,6 +209,9 @@ def test_places_that_cannot_be_written_are_named(output: Path) -> None:
     os.mkfifo(output)
     with pytest.raises(OutputError, match="no regular file"):
         opened(output, overwrite=True)
+    for name in ("", "/"):
+        with pytest.raises(OutputError, match="is a directory: name a file in it"):
+            opened(Path(name))
     output.unlink()
     output.with_name("out.partial").mkdir()
     with pytest.raises(OutputError, match="no regular file"):
@@ -242,3 +258,20 @@ def test_an_output_that_cannot_be_finished_leaves_the_results(
             journal.finish()
     assert names(output.parent) == ["out.partial"]
     assert output.with_name("out.partial").read_bytes() == left
+
+
+def test_names_that_are_no_utf_8_are_kept_as_json(output: Path) -> None:
+    settings = {"lookup_file": "a\udcff"}
+    with opened(output, settings=settings) as journal:
+        journal.begin()
+        journal.append({"line": 1, "error": "no a\udcff"})
+    with opened(output, settings=settings) as journal:
+        assert journal.done == 1 and list(journal.errors()) == [(1, "no a\udcff")]
+
+
+def test_an_output_that_another_run_wrote_meanwhile_is_kept(output: Path) -> None:
+    with opened(output) as late:
+        output.write_bytes(b"the other's")
+        with pytest.raises(OutputError, match="out exists: give --overwrite"):
+            late.begin()
+    assert output.read_bytes() == b"the other's" and names(output.parent) == ["out"]

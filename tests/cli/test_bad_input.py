@@ -91,6 +91,10 @@ def test_prompt_files_that_cannot_be_read_are_named(run: Run, t5: Path, tmp_path
     told(run("generate", "--prompt-file", tmp_path / "latin.txt", "--model", t5), "UTF-8")
 
 
+def test_a_prompt_without_end_is_refused(run: Run, t5: Path) -> None:
+    told(run("generate", "--prompt-file", "/dev/zero", "--model", t5), "more than 33554432")
+
+
 @pytest.mark.parametrize(
     ("content", "part"),
     [(b"", "is empty"), (b"\x7fELF\0\0", "not UTF-8 text"), (b"\n \n", "is empty")],

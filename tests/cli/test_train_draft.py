@@ -47,9 +47,9 @@ def test_a_draft_is_trained_from_layers(run: Run, texts: Path, llama: Path, tmp_
 
 def test_no_gain_is_one_line(run: Run, texts: Path, t5: Path, tmp_path: Path) -> None:
     begun = ["--model", t5, "--draft-model", t5, "--data", texts]
-    done = run("train-draft", *begun, *few(tmp_path / "draft"), "--lr", 0.3)
+    done = run("train-draft", *begun, *few(tmp_path / "dra\x1bft"), "--lr", 0.3)
     assert done.code == 0
-    assert "no gain, the start is kept" in done.err.splitlines()[-1]
+    assert "dra\\x1bft: no gain, the start is kept" in done.err.splitlines()[-1]
 
 
 def test_an_interruption_is_one_line_and_leaves_no_result(
@@ -80,6 +80,9 @@ def test_an_interruption_is_one_line_and_leaves_no_result(
         (["--layers", 9], "layers must be 1 to the target's 2, not 9"),
         (["--layers", 1, "--divergence", "other"], "not one of 'forward', 'reverse'"),
         (["--layers", 1, "--samples", 1], "samples must be 2 or more"),
+        (["--layers", 1, "--samples", 10**20], "--samples must be 2147483647 or less"),
+        (["--layers", 1, "--epochs", 10**20], "--epochs must be 2147483647 or less"),
+        (["--layers", 1, "--seed", -1], "seed must be 0 or more, not -1"),
         (["--layers", 1, "--data", "/nowhere/texts"], "cannot read the data from /nowhere/texts"),
         (["--draft-model", "/nowhere"], "there is no directory /nowhere"),
     ],

@@ -65,6 +65,10 @@ def test_the_time_is_kept_and_longer_passes_are_what_is_left_out() -> None:
     assert all(set(few) <= set(more) for few, more in pairwise(seen))
 
 
+def test_turns_beyond_the_time_are_not_counted() -> None:
+    assert measured(timer(Clock()), 100.0, turns=10**15) == measured(timer(Clock()), 100.0, 10**3)
+
+
 def test_models_are_measured_in_turns() -> None:
     clock = Clock()
     order: list[str] = []

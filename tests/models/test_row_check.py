@@ -52,6 +52,13 @@ def test_a_window_of_any_width_is_passed(window: int) -> None:
     assert model_of("gpt_oss", sliding_window=max(window, 2)).rows_agree
 
 
+@pytest.mark.parametrize("window", [1 << 20, 1 << 31, 10**20])
+def test_a_window_wider_than_memory_costs_nothing(window: int) -> None:
+    network = tiny.from_config(config_of("llama"))
+    assert DecoderOnlyModel(network, caches=CacheSettings(max_size=window)).rows_agree
+    assert mx.get_peak_memory() < 1 << 30
+
+
 @pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
 def test_a_proposer_of_the_callers_own_is_not_asked() -> None:
     pair = pair_of(model_of("plamo3"), None)

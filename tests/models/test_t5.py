@@ -135,6 +135,7 @@ def test_buckets_are_exact_when_near_and_end_at_the_last() -> None:
         ({"d_model": None}, "d_model"),
         ({"num_heads": 0}, "num_heads"),
         ({"vocab_size": "many"}, "vocab_size"),
+        ({"layer_norm_epsilon": 0}, "layer_norm_epsilon 0: need 0 < it < 1"),
         ({"feed_forward_proj": "gated-swish9"}, "gated-swish9"),
     ],
 )

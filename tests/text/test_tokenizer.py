@@ -93,6 +93,13 @@ def chatty(directory: Path, template: str) -> Tokenizer:
         ("{{ 'x' * 10**10 }}", "more than 16777216 of something"),
         ("{{ [1] * (10**7 * 10) }}", "more than 16777216 of something"),
         ("{{ 10**10**9 }}", "more than 16777216 of something"),
+        ("{{ '%1000000000d' % 3 }}", "more than 16777216 of something"),
+        ("{{ '%*d' % (10**9, 3) }}", "more than 16777216 of something"),
+        ("{{ '{:>1000000000}'.format(3) }}", "more than 16777216 of something"),
+        ("{{ '%1000000000d'|format(3) }}", "more than 16777216 of something"),
+        ("{{ 'x'.center(10**9) }}", "more than 16777216 of something"),
+        ("{{ 'x'|center(10**9) }}", "more than 16777216 of something"),
+        ("{{ ('a' * 9**6)|replace('a', 'b' * 9**6) }}", "more than 16777216 of something"),
         (
             "{% set n = namespace(x='x') %}{% for i in range(40) %}"
             "{% set n.x = n.x ~ n.x %}{% endfor %}",
@@ -156,9 +163,12 @@ def test_settings_of_our_own_are_not_the_templates(tmp_path: Path, name: str) ->
         ("hello", {"system_prompt": ""}, "this model has none"),
         ("hello", {"chat_settings": {"a": 1}}, "this model has none"),
         ([3, 4], {"system_prompt": "be brief"}, "token ids take none"),
+        (None, {}, "a prompt is text, token ids, or messages"),
+        ("a\udcff", {}, "half a character"),
+        ("hello", {"system_prompt": "a\ud800"}, "half a character"),
     ],
 )
-def test_what_a_template_would_read_is_refused_without_one(
+def test_what_is_no_prompt_or_asks_for_a_template_is_refused(
     tmp_path: Path, prompt: Any, asked: dict[str, Any], says: str
 ) -> None:
     tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
