@@ -62,6 +62,7 @@ MAY_IMPORT = {
         "errors",
         "models",
         "options",
+        "sampling",
         "text",
     },
     "batch": {"decoding", "errors", "many", "options", "pair", "text"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ def _check_report(file: Path | None) -> None:
         return
     if file.is_dir():
         raise OptionError(f"{file} is a directory: name a file for the report")
+    if os.path.lexists(file) and not file.is_file():
+        raise OptionError(f"{file} is no regular file, and would be replaced by one")
     try:
         with TemporaryFile(dir=file.parent):
             pass

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from mlx_specdec.cli.bench import sample
+from mlx_specdec.cli.bench import _check_report, sample
+from mlx_specdec.errors import OptionError
 
 from .conftest import Run, make_llama, strict
 from .test_bad_input import told
@@ -178,3 +180,11 @@ def test_throughput_that_cannot_be_measured_is_told(
 @pytest.mark.parametrize("name", ["t5-enfr", "t5-enfr-medusa", "py-llama", "py-llama-medusa"])
 def test_every_shipped_target_has_sample_prompts(name: str) -> None:
     assert sample(f"weights/{name}").is_file()
+
+
+def test_a_device_is_not_replaced_by_a_report(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OptionError, match="is no regular file"):
+        _check_report(pipe)
+    _check_report(tmp_path / "report.html")
