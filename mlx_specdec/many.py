@@ -102,7 +102,6 @@ class ManyRun:
         self, pair: Pair, requests: Iterable[Request], options: Options, batch_size: BatchSize
     ) -> None:
         self._pair = pair
-        self._options = options
         self._requests = iter(enumerate(requests))
         self._chosen: Sequence[Drafter] = drafters(pair, options)
         self.why_not = _why_not(pair, self._chosen, batch_size.size)
@@ -130,7 +129,8 @@ class ManyRun:
         """The parts still to come, in the order in which they are decoded."""
         while True:
             self._admit()
-            yield from self._drain_failed()
+            failed, self._failed = self._failed, []
+            yield from failed
             if self._reading is not None:
                 self._read()
             if self._running is not None:
@@ -273,10 +273,6 @@ class ManyRun:
             blas=here.blas,
         )
         return Result("".join(job.texts), tuple(job.tokens), emission.finish_reason, labels, stats)
-
-    def _drain_failed(self) -> Iterator[Part]:
-        failed, self._failed = self._failed, []
-        yield from failed
 
 
 def stream_many(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
 
-from ..contracts import Context, Scores, rectangle
+from ..contracts import Scores, rectangle
 from .kv_cache import Buffer
-from .rows import Place, Rows
+from .rows import Place, Rows, RowsContext
 
 if TYPE_CHECKING:
     from .decoder_only import DecoderOnlyModel
@@ -130,23 +130,13 @@ def batched(own: Any) -> MakeCache | None:
     return None
 
 
-class DecoderOnlyContext:
+class DecoderOnlyContext(RowsContext):
     """contracts.Context: `count` sequences in a model with plain attention. make: one a layer."""
 
     def __init__(self, model: DecoderOnlyModel, make: Sequence[MakeCache], count: int) -> None:
+        rows = Rows(count)
+        super().__init__(rows, [each(rows) for each in make])
         self._model = model
-        self._rows = Rows(count)
-        self._caches = [each(self._rows) for each in make]
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens seen, rewound ones not counted."""
-        return self._rows.lengths
-
-    @property
-    def replays(self) -> bool:
-        """False: rewinding is free."""
-        return False
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says."""
@@ -155,27 +145,10 @@ class DecoderOnlyContext:
         self._rows.advance(tokens, proposed)
         return self._model.run(tokens, self._caches, taps)
 
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        """As contracts.Context says; exact and free."""
-        self._rows.rewind(lengths)
-
     def evaluate(self) -> None:
         """As contracts.Context says."""
         mx.eval([cache.state for cache in self._caches])
         mx.clear_cache()
-
-    def join(self, other: Context) -> None:
-        """As contracts.Context says."""
-        assert isinstance(other, DecoderOnlyContext)
-        self._rows.join(other._rows)
-        for cache, its in zip(self._caches, other._caches, strict=True):
-            cache.join(its)
-
-    def filter(self, keep: Sequence[int]) -> None:
-        """As contracts.Context says."""
-        self._rows.filter(keep)
-        for cache in self._caches:
-            cache.filter(keep)
 
 
 def fits(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> bool:

@@ -15,7 +15,7 @@ from ..checkpoints.disk import sizes
 from ..contracts import FINAL, Context, Scores, rectangle
 from .base import check_prompt
 from .kv_cache import STEP, KVCache, padded
-from .rows import Place, Rows
+from .rows import Place, Rows, RowsContext
 from .t5 import T5, KeysValues
 from .taps import layer_of
 
@@ -118,7 +118,7 @@ class EncoderDecoderModel:
         return decoder.uneven_masks(self._tables, self._reach, place.positions, place.end)
 
 
-class EncoderDecoderContext:
+class EncoderDecoderContext(RowsContext):
     """contracts.Context: sequences in the making.
 
     source: per decoder layer the cross-attention's keys and values of the encoder output.
@@ -131,21 +131,11 @@ class EncoderDecoderContext:
         source: list[KeysValues],
         source_lengths: tuple[int, ...],
     ) -> None:
+        rows = Rows(len(source_lengths))
+        super().__init__(rows, [KVCache(rows) for _ in source])
         self._model = model
         self._source = source
         self._set_lengths(source_lengths)
-        self._rows = Rows(len(source_lengths))
-        self._caches = [KVCache(self._rows) for _ in source]
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of each target text seen."""
-        return self._rows.lengths
-
-    @property
-    def replays(self) -> bool:
-        """False: rewinding is free."""
-        return False
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says."""
@@ -159,10 +149,6 @@ class EncoderDecoderContext:
         hidden = {n: outputs[layers[n]] if n in layers else states for n in taps} if outputs else {}
         return Scores(network.head(states), hidden)
 
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        """As contracts.Context says; exact and free."""
-        self._rows.rewind(lengths)
-
     def evaluate(self) -> None:
         """As contracts.Context says."""
         mx.eval(self._source, [cache.state for cache in self._caches])
@@ -171,9 +157,7 @@ class EncoderDecoderContext:
     def join(self, other: Context) -> None:
         """As contracts.Context says."""
         assert isinstance(other, EncoderDecoderContext)
-        self._rows.join(other._rows)
-        for cache, its in zip(self._caches, other._caches, strict=True):
-            cache.join(its)
+        super().join(other)
         self._set_lengths(self._source_lengths + other._source_lengths)
         longest = max(self._source_lengths)
         self._source = [
@@ -183,9 +167,7 @@ class EncoderDecoderContext:
 
     def filter(self, keep: Sequence[int]) -> None:
         """As contracts.Context says."""
-        self._rows.filter(keep)
-        for cache in self._caches:
-            cache.filter(keep)
+        super().filter(keep)
         self._set_lengths(tuple(self._source_lengths[row] for row in keep))
         index, longest = mx.array(list(keep), dtype=mx.int32), max(self._source_lengths)
         self._source = [

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from ..contracts import Context
 from .base import check_pass, check_rewind
 
 
@@ -86,3 +88,41 @@ class Rows:
         """As contracts.Context says."""
         self.lengths = tuple(self.lengths[row] for row in keep)
         self._final = tuple(self._final[row] for row in keep)
+
+
+class RowsContext:
+    """What contexts share whose rewinds change nothing but lengths; see contracts.Context.
+
+    caches: one a layer, all of which write the place that `rows` says.
+    """
+
+    def __init__(self, rows: Rows, caches: list[Any]) -> None:
+        self._rows = rows
+        self._caches = caches
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens seen per sequence, rewound ones not counted."""
+        return self._rows.lengths
+
+    @property
+    def replays(self) -> bool:
+        """False: rewinding is free."""
+        return False
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        """As contracts.Context says; exact and free."""
+        self._rows.rewind(lengths)
+
+    def join(self, other: Context) -> None:
+        """As contracts.Context says."""
+        assert isinstance(other, RowsContext)
+        self._rows.join(other._rows)
+        for cache, its in zip(self._caches, other._caches, strict=True):
+            cache.join(its)
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """As contracts.Context says."""
+        self._rows.filter(keep)
+        for cache in self._caches:
+            cache.filter(keep)
