@@ -188,6 +188,7 @@ def test_only_models_with_opaque_state_say_that_they_replay(family: str) -> None
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_plain_decoding_never_copies_a_cache(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_of(family), plain_logits(family, LENGTH)  # making models copies their configurations
     monkeypatch.setattr(copy, "deepcopy", _refuse)
     context = opened(family)
     for at in range(PROMPT, LENGTH):
@@ -198,6 +199,7 @@ def test_plain_decoding_never_copies_a_cache(family: str, monkeypatch: pytest.Mo
 def test_verifying_in_one_pass_never_copies_a_window(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model_of(family), plain_logits(family, LENGTH)  # making models copies their configurations
     monkeypatch.setattr(copy, "deepcopy", _refuse)
     assert target_rounds(family, random.Random(1)) > 3
 
