@@ -21,7 +21,7 @@ from .costs import cache as cost_cache
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength, Survey
 from .decoding.loop import Decoding
 from .decoding.prompt import PromptReader
-from .decoding.rounds import RoundListener, RoundReport
+from .decoding.rounds import RoundListener
 from .decoding.run import Environment, Labels, Result, Run
 from .decoding.sequence import Batch
 from .decoding.sequence import Sequence as Decoded
@@ -38,16 +38,14 @@ from .drafters import (
     proposer_kind,
 )
 from .drafting.drafter import Drafter
-from .drafting.translation import Translation
 from .errors import OptionError
-from .models.base import Base
-from .models.checked import CheckedModel
 from .options import Options
 from .pair import Pair as Pair
 from .pair import load as load
 from .pair import with_documents as with_documents
 from .sampling.distribution import Distribution
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
+from .shadow import checked
 from .text.chat import Messages
 from .text.stream import StopStrings, TextStream
 from .text.tokenizer import prompt_ids
@@ -88,7 +86,7 @@ def stream_generate(
     if proposer is not None and not pair.target.rows_agree:
         proposer, options = None, replace(options, regular=True)
     if os.environ.get(DEBUG):
-        target, pair, shadows = _checked(pair)
+        target, pair, shadows = checked(pair)
     chosen = () if proposer is not None else drafters(pair, options)
     lengths = draft_length or make_draft_length(pair, chosen, options)
     if proposer is not None and draft_length is None:
@@ -155,32 +153,6 @@ def generate(
 ) -> Result:
     """The whole text at once; see `stream_generate`."""
     return stream_generate(pair, prompt, options).result()
-
-
-class _Shadow:
-    """Compares a model's contexts with the committed tokens after every round that rewinds."""
-
-    def __init__(self, model: CheckedModel, translation: Translation | None = None) -> None:
-        self._model = model
-        self._translation = translation
-
-    def on_round(self, report: RoundReport) -> None:
-        if not report.pipelined and not report.ended:
-            committed = report.sequences[0].committed
-            feed = self._translation.feed if self._translation is not None else list
-            self._model.compare(feed(committed))
-
-
-def _checked(pair: Pair) -> tuple[Model, Pair, list[RoundListener]]:
-    """The same target and pair, whose contexts are compared with shadows of their own."""
-    target = CheckedModel(pair.target)
-    shadows: list[RoundListener] = [_Shadow(target)]
-    if pair.draft is not None:
-        draft = CheckedModel(pair.draft)
-        shadows.append(_Shadow(draft, pair.translation))
-        # Drafting only opens contexts of it.
-        pair = replace(pair, draft=cast(Base, draft))
-    return target, pair, shadows
 
 
 def encode(pair: Pair, prompt: str | Sequence[int] | Messages, options: Options) -> list[int]:

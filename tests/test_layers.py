@@ -38,6 +38,7 @@ MAY_IMPORT = {
         "threads",
     },
     "drafters": {"blas", "contracts", "costs", "decoding", "drafting", "errors", "options", "pair"},
+    "shadow": {"contracts", "decoding", "drafting", "models", "pair"},
     "assemble": {
         "blas",
         "contracts",
@@ -50,6 +51,7 @@ MAY_IMPORT = {
         "options",
         "pair",
         "sampling",
+        "shadow",
         "text",
         "verification",
     },

@@ -73,7 +73,8 @@ class BatchedCache:
         """As mlx-lm's caches: None, "causal" or an array."""
         place = self._rows.place
         if not place.even:
-            return place.visible(window_size)
+            mask = place.visible(window_size)
+            return mask if self._rows.mask_axes == 4 else mask[:, None]
         return create_attention_mask(
             rows, offset=place.starts[0], return_array=return_array, window_size=window_size
         )
@@ -131,10 +132,13 @@ def batched(own: Any) -> MakeCache | None:
 
 
 class DecoderOnlyContext(RowsContext):
-    """contracts.Context: `count` sequences in a model with plain attention. make: one a layer."""
+    """contracts.Context: `count` sequences in a model with plain attention. make: one a layer.
+    mask_axes: see Rows."""
 
-    def __init__(self, model: DecoderOnlyModel, make: Sequence[MakeCache], count: int) -> None:
-        rows = Rows(count)
+    def __init__(
+        self, model: DecoderOnlyModel, make: Sequence[MakeCache], count: int, mask_axes: int = 4
+    ) -> None:
+        rows = Rows(count, mask_axes)
         super().__init__(rows, [each(rows) for each in make])
         self._model = model
 
@@ -162,15 +166,20 @@ def fits(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> bool:
     return True
 
 
-def batches(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> bool:
-    """Whether sequences of different lengths, some of whose tokens were taken back, get the logits
-    from a batch that they get alone, but for rounding."""
+def mask_axes(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> int | None:
+    """With how many axes in their masks sequences of different lengths get the logits from a batch
+    that they get alone; None where they do not."""
+    return next((axes for axes in (4, 5) if _batches(model, make, axes)), None)
+
+
+def _batches(model: DecoderOnlyModel, make: Sequence[MakeCache], axes: int) -> bool:
+    """Whether they do but for rounding, some of whose tokens were taken back."""
     key = mx.random.key(0)
     tokens: list[list[int]] = [
         mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=each).tolist()  # type: ignore[misc]
         for each, (count, _) in zip(mx.random.split(key, len(TRIED)), TRIED, strict=True)
     ]
-    batch = DecoderOnlyContext(model, make, len(TRIED))
+    batch = DecoderOnlyContext(model, make, len(TRIED), axes)
     again = [row[-more:] for row, (_, more) in zip(tokens, TRIED, strict=True)]
     try:
         batch.advance(rectangle(tokens), proposed=max(map(len, tokens)))

@@ -21,7 +21,7 @@ from ..errors import CheckpointError, OptionError
 from . import agreement
 from .base import check_pass, check_prompt, check_rewind
 from .cache_kinds import cache_maker
-from .decoder_context import DecoderOnlyContext, MakeCache, batched, batches, fits
+from .decoder_context import DecoderOnlyContext, MakeCache, batched, fits, mask_axes
 from .rewinding import RewindableCache, evaluate
 from .row_check import ATTEMPTS, rows_agree
 from .taps import Shown, Tap, layer_of, state_of, tapped
@@ -160,18 +160,22 @@ class DecoderOnlyModel:
         """Nothing: what is too long is refused."""
         return ""
 
-    @cached_property
+    @property
     def batches(self) -> bool:
         """As contracts.Model says; found out when first asked for."""
-        return bool(self._batched) and batches(self, self._batched)
+        return self._mask_axes is not None
 
     def open_batch(self, prompts: Sequence[Sequence[int]]) -> DecoderOnlyContext:
         """As contracts.Model says."""
         for prompt in prompts:
             check_prompt(prompt, self._vocabulary, self._max_length)
-        if not self.batches:
+        if self._mask_axes is None:
             raise OptionError(f"{self._kind} models decode one sequence at a time")
-        return DecoderOnlyContext(self, self._batched, len(prompts))
+        return DecoderOnlyContext(self, self._batched, len(prompts), self._mask_axes)
+
+    @cached_property
+    def _mask_axes(self) -> int | None:
+        return mask_axes(self, self._batched) if self._batched else None
 
     @cached_property
     def _batched(self) -> list[MakeCache]:

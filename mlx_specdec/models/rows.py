@@ -58,9 +58,11 @@ class Place:
 
 
 class Rows:
-    """The lengths of `count` sequences, which the layers of a context share."""
+    """The lengths of `count` sequences, which the layers of a context share. mask_axes: of an
+    uneven pass's mask; 5 where scores have an axis for heads that share their keys."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, mask_axes: int = 4) -> None:
+        self.mask_axes = mask_axes
         self.lengths = (0,) * count
         self.place = Place(self.lengths, 0)
         self._final = self.lengths
