@@ -10,20 +10,18 @@ bytes of one that was let alone, or left anything beside them.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import random
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from killing import Victim
+
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "prompts" / "translation.jsonl"
-POLLED_EVERY = 0.001
 
 
 def prompts(file: Path, count: int) -> Path:
@@ -34,58 +32,24 @@ def prompts(file: Path, count: int) -> Path:
     return file
 
 
-def start(source: Path, output: Path, flags: list[str]) -> subprocess.Popen[bytes]:
-    """A run, once its first result could be on the disk; before, a kill leaves nothing."""
-    line = [sys.executable, "-m", "mlx_specdec", "batch", str(source), "--output", str(output)]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([*line, *flags], cwd=ROOT, **silent)
-    while process.poll() is None and not any(output.parent.iterdir()):
-        time.sleep(POLLED_EVERY)
-    return process
-
-
-def run(source: Path, output: Path, flags: list[str]) -> tuple[bool, float]:
-    """Whether a run that is let alone ends well, and the seconds of its decoding."""
-    process = start(source, output, flags)
-    begin = time.perf_counter()
-    return process.wait() == 0, time.perf_counter() - begin
-
-
-def kill(source: Path, output: Path, flags: list[str], moment: float) -> bool:
-    """Start, and kill so many seconds into the decoding; whether it was still running then."""
-    process = start(source, output, flags)
-    try:
-        process.wait(timeout=moment)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    return process.returncode == -signal.SIGKILL
-
-
 def kills(
     source: Path, output: Path, flags: list[str], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Each kill with what it left, and what the next run made of that."""
-    well, whole = run(source, output, flags)
+    line = [sys.executable, "-m", "mlx_specdec", "batch", str(source), "--output", str(output)]
+    batch = Victim([*line, *flags], output.parent)
+    well, seconds = batch.run()
     if not well:
         sys.exit("the run fails even when it is let alone")
     wanted = output.read_bytes()
-    draw = random.Random(seed)
-    while count:
-        output.unlink(missing_ok=True)
-        moment = draw.uniform(0, whole)
-        if not kill(source, output, flags, moment):
-            # It was faster this time, and ended before: no kill. Later ones come earlier.
-            whole = min(whole, moment)
-            continue
-        count -= 1
+    remove = functools.partial(output.unlink, missing_ok=True)
+    for killed in batch.kills(count, seconds, seed, remove):
         partial = output.with_name(f"{output.name}.partial")
         left = partial.read_bytes() if partial.exists() else b""
-        well, _ = run(source, output, flags)
+        well, _ = batch.run()
         clean = [path.name for path in output.parent.iterdir()] == [output.name]
         yield {
-            "killed_after": round(moment, 3),
-            "of": round(whole, 3),
+            **killed,
             "results_left": max(0, left.count(b"\n") - 1),
             "half_a_line_left": left[-1:] not in (b"", b"\n"),
             "same_bytes": well and clean and output.read_bytes() == wanted,

@@ -11,26 +11,23 @@ directory or the whole result, or where the next one failed or did not clean.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
-import random
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from killing import Victim
 from measure_conversion import WRITERS, command, configuration, make, total
 
 SMALL: dict[str, Any] = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_heads": 8}
 """t5-small's widths; t5-11b's do not fit into 100 MB."""
 SECONDS = 600
 """After which a conversion counts as hanging."""
-POLLED_EVERY = 0.001
 
 
 def small(nbytes: float) -> dict[str, Any]:
@@ -60,62 +57,28 @@ def left_in(parent: Path) -> dict[str, dict[str, int]]:
     return found
 
 
-def start(source: Path, target: Path, options: list[str]) -> subprocess.Popen[bytes]:
-    """A conversion, once there is something on the disk; before, a kill could leave nothing."""
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command(source, target, options), **silent)
-    while process.poll() is None and not any(target.parent.iterdir()):
-        time.sleep(POLLED_EVERY)
-    return process
-
-
-def run(source: Path, target: Path, options: list[str]) -> tuple[bool, float]:
-    """Whether a conversion that is let alone ends well, and the seconds of its writing."""
-    process = start(source, target, options)
-    begin = time.perf_counter()
-    return process.wait(timeout=SECONDS) == 0, time.perf_counter() - begin
-
-
-def kill(source: Path, target: Path, options: list[str], moment: float) -> bool:
-    """Start one and kill it so many seconds into its writing; whether it was still running then."""
-    process = start(source, target, options)
-    try:
-        process.wait(timeout=moment)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    return process.returncode == -signal.SIGKILL
-
-
 def kills(
     source: Path, target: Path, options: list[str], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Each kill with what it left, and what the next start made of that."""
     target.parent.mkdir(parents=True)
-    well, whole = run(source, target, options)
+    conversion = Victim(command(source, target, options), target.parent, SECONDS)
+    well, seconds = conversion.run()
     if not well:
         sys.exit("the conversion fails even when it is let alone")
     wanted = contents(target)
-    draw = random.Random(seed)
-    while count:
-        shutil.rmtree(target, ignore_errors=True)
-        moment = draw.uniform(0, whole)
-        if not kill(source, target, options, moment):
-            # It was faster this time, and ended before: no kill. Later ones come earlier.
-            whole = min(whole, moment)
-            continue
-        count -= 1
+    remove = functools.partial(shutil.rmtree, target, ignore_errors=True)
+    for killed in conversion.kills(count, seconds, seed, remove):
         left = left_in(target.parent)
         # A kill after the last step finds a result, which has to be the whole one.
         finished = target.is_dir()
         sound = contents(target) == wanted if finished else True
         hidden = all(name.startswith(f".{target.name}.") for name in left.keys() - {target.name})
-        shutil.rmtree(target, ignore_errors=True)
-        well, _ = run(source, target, options)
+        remove()
+        well, _ = conversion.run()
         clean = [path.name for path in target.parent.iterdir()] == [target.name]
         yield {
-            "killed_after": round(moment, 3),
-            "of": round(whole, 3),
+            **killed,
             "left": left,
             "finished": finished,
             "only_hidden_or_whole": hidden and sound,
