@@ -11,6 +11,7 @@ import base64
 import json
 import math
 import re
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,8 +57,9 @@ class Growth:
         plain = _ESCAPED.sub(lambda letter: chr(int(letter[1], 16)), text)
         try:
             self._steps = [_normalizer(step) for step in _steps(plain, "normalizer", "normalizers")]
-            self._times = math.prod(map(_times, _steps(plain, "post_processor", "processors")))
-            decoded = math.prod(map(_decoded, _steps(plain, "decoder", "decoders")))
+            self._times = _product(map(_times, _steps(plain, "post_processor", "processors")))
+            decoded = _product(map(_decoded, _steps(plain, "decoder", "decoders")))
+            _steps(plain, "pre_tokenizer", "pretokenizers")
             added = "".join(
                 token["content"]
                 for token in _told(plain, "added_tokens") or ()
@@ -66,7 +68,7 @@ class Growth:
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as problem:
             reason = f"{type(problem).__name__}: {first_line(problem)}"
             raise CheckpointError(f"{file} is damaged ({reason:.100}): download it again") from None
-        if decoded > GROWTH or len(self._steps) > MOST_STEPS:
+        if decoded > GROWTH:
             raise self._refusal("a few tokens")
         self.check(added)
 
@@ -74,7 +76,7 @@ class Growth:
         """Raises CheckpointError for a text of which the tokenizer would make far more."""
         letters = len(text)
         allowed = min(GROWTH * letters + FREE, max(2 * letters, LARGEST))
-        worst: float = letters
+        worst = float(letters)
         for step in self._steps:
             worst = step.most(worst)
         if worst * self._times > allowed and self._measured(text) * self._times > allowed:
@@ -132,7 +134,10 @@ def _told(text: str, name: str) -> Any:
 
 
 def _steps(text: str, name: str, parts: str) -> list[dict[str, Any]]:
-    """The steps under a name, sequences taken apart. parts: under which name they have theirs."""
+    """The steps under a name, sequences taken apart. parts: under which name they have theirs.
+
+    Raises ValueError for more than MOST_STEPS, which would take long for a word.
+    """
     told = _told(text, name)
     waiting, steps = [] if told is None else [told], []
     while waiting:
@@ -141,6 +146,8 @@ def _steps(text: str, name: str, parts: str) -> list[dict[str, Any]]:
             waiting += reversed(step[parts])
         else:
             steps.append(step)
+        if len(steps) + len(waiting) > MOST_STEPS:
+            raise ValueError(f"{name} has more than {MOST_STEPS} steps")
     return steps
 
 
@@ -166,6 +173,11 @@ def _replaced(told: dict[str, Any]) -> tuple[float, int]:
 def _decoded(told: dict[str, Any]) -> float:
     """How many times as long as its tokens a step of a decoder makes a text."""
     return _replaced(told)[0] if told["type"] == "Replace" else 1
+
+
+def _product(factors: Iterable[float]) -> float:
+    """1 at least: what repeats a text not at all has been given it."""
+    return max(1.0, math.prod(factors, start=1.0))
 
 
 def _times(told: dict[str, Any]) -> int:

@@ -63,6 +63,8 @@ def growth(**told: Any) -> Growth:
         ("b" * 900, {"post_processor": template(1000)}),
         ("b", {"post_processor": steps(*[template(2)] * 40, name="processors")}),
         ("a" * 300, {"normalizer": LETTER, "post_processor": template(9)}),
+        ("a", {"normalizer": NESTED, "post_processor": template(0)}),
+        ("ab", {"normalizer": steps(*[replace("", "b" * 2000), replace("ab", "bba")] * 300)}),
     ],
 )
 def test_what_multiplies_a_text_is_refused(text: str, told: dict[str, Any]) -> None:
@@ -76,7 +78,6 @@ def test_what_multiplies_a_text_is_refused(text: str, told: dict[str, Any]) -> N
     "told",
     [
         {"decoder": steps(*[replace("a", "a" * 10)] * 3, name="decoders")},
-        {"normalizer": steps(*[NFKD] * 2000)},
         {"normalizer": NESTED, "added_tokens": [{"content": "aaa", "normalized": True}]},
         {"normalizer": LETTER, "added_tokens": [{"content": "a" * 9000}]},
     ],
@@ -108,6 +109,9 @@ def test_escapes_hide_no_name() -> None:
         '{"post_processor": {"type": "TemplateProcessing", "single": 3}}',
         '{"decoder": {"type": "Sequence"}}',
         '{"added_tokens": [3]}',
+        json.dumps({"normalizer": steps(*[NFKD] * 2000)}),
+        json.dumps({"pre_tokenizer": steps(*[NFKD] * 2000, name="pretokenizers")}),
+        json.dumps({"decoder": steps(*[NFKD] * 2000, name="decoders")}),
     ],
 )
 def test_what_cannot_be_bounded_is_damaged(text: str) -> None:
