@@ -46,7 +46,7 @@ from .pair import with_documents as with_documents
 from .sampling.distribution import Distribution
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from .shadow import checked
-from .text.chat import Messages
+from .text.chat import Messages, check_settings
 from .text.stream import StopStrings, TextStream
 from .text.tokenizer import prompt_ids
 from .verification.block import BlockRule
@@ -78,7 +78,7 @@ def stream_generate(
     the statistics have no seconds of drafting and verifying without it.
     Raises PromptError, OptionError.
     """
-    options = options or Options()
+    options = checked_options(options)
     mx.reset_peak_memory()
     ids, pair, options = prepared(pair, prompt, options)
     target: Model = pair.target
@@ -182,12 +182,42 @@ def prepared(
 
     Warns of a prompt that is longer than the model has learned. Raises PromptError, OptionError.
     """
+    pair, options = for_model(pair, options)
     ids = encode(pair, prompt, options)
     if caution := pair.target.caution(len(ids)):
         warnings.warn(caution, stacklevel=3)
+    return ids, pair, options
+
+
+def checked_options(options: Options | None) -> Options:
+    """The defaults for None. Raises OptionError for what are no Options."""
+    if options is None:
+        return Options()
+    if not isinstance(options, Options):
+        raise OptionError(f"options must be made by Options(...), not be {options!r:.80}")
+    return options
+
+
+def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
+    """Pair and options with what the options ask of the model, whatever the prompt.
+
+    Raises OptionError for what the model does not have.
+    """
+    _check_chat(pair, options)
     _check_bias(pair, options)
     pair = _with_extra_eos(pair, options)
-    return ids, pair, _with_special_tokens(pair, options)
+    return pair, _with_special_tokens(pair, options)
+
+
+def _check_chat(pair: Pair, options: Options) -> None:
+    """Raises OptionError for settings of a chat template that none takes."""
+    check_settings(options.chat_template_config)
+    asked = options.system_prompt is not None or options.chat_template_config
+    if asked and not pair.tokenizer.has_chat_template:
+        raise OptionError(
+            "system-prompt and chat-template-config are for a chat template, and this model has "
+            "none: leave them out"
+        )
 
 
 def _with_extra_eos(pair: Pair, options: Options) -> Pair:

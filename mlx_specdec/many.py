@@ -16,7 +16,10 @@ import mlx.core as mx
 
 from .assemble import (
     Pair,
+    checked_options,
+    encode,
     environment,
+    for_model,
     make_labels,
     make_rule,
     make_sequence,
@@ -56,6 +59,12 @@ class Request:
 
     prompt: Prompt
     options: Options
+
+    def __post_init__(self) -> None:
+        """Raises OptionError."""
+        if self.options is None:
+            raise OptionError("a Request needs Options: give the prompt alone to have the others'")
+        checked_options(self.options)
 
 
 @dataclass(frozen=True)
@@ -288,12 +297,16 @@ def stream_many(
     prompts: may be an endless iterator; a Request has options of its own, of which proposer, rule
     and draft length must be those of `options`. A completion is what its prompt becomes alone.
     Where the model cannot take several sequences, they are decoded one after the other.
-    Raises OptionError, and PromptError for a text in place of a list.
+    Raises OptionError, CheckpointError for a chat template that refuses settings for it, and
+    PromptError for anything but a list or an iterator of prompts.
     """
-    options = options or Options()
+    options = checked_options(options)
+    for_model(pair, options)
+    if options.system_prompt is not None or options.chat_template_config:
+        encode(pair, "a", options)  # templates refuse such settings whatever the prompt
     if batch_size != "auto" and integer("batch-size", batch_size) < 1:
         raise OptionError(f"batch-size must be 1 or more, not {batch_size}")
-    if isinstance(prompts, str | bytes):
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         raise PromptError("prompts must be a list: put the text into one")
     if options.simulated_acceptance is not None:
         raise OptionError("simulate-acceptance measures one text: leave it out for many")

@@ -120,15 +120,22 @@ class Options(Sampling):
                 taken[one.name] = number(name, value)
             elif one.type == "int" or (str(one.type).startswith("int") and value != one.default):
                 taken[one.name] = integer(name, value)
+            elif one.type == "bool" and value not in (True, False):
+                raise OptionError(f"{name} must be True or False, not {value!r}")
         if self.simulated_acceptance is not None:
             share = number("simulate-acceptance", self.simulated_acceptance)
             taken["simulated_acceptance"] = share
         if self.xtc_special_tokens is not None:
+            if not isinstance(self.xtc_special_tokens, Iterable):
+                raise OptionError(
+                    f"xtc-special-tokens must be token ids, not {self.xtc_special_tokens!r}"
+                )
             taken["xtc_special_tokens"] = tuple(
                 integer("a token id of xtc-special-tokens", token)
                 for token in self.xtc_special_tokens
             )
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        several = isinstance(self.stop, Iterable) and not isinstance(self.stop, str | bytes)
+        stop = tuple(self.stop) if several else (self.stop,)
         if not all(isinstance(text, str) for text in stop):
             raise OptionError(f"stop must be a string or several, not {self.stop!r}")
         taken["stop"] = stop
@@ -143,9 +150,11 @@ class Options(Sampling):
                 f"chat-template-config must name values, not be {self.chat_template_config!r}"
             )
         taken["chat_template_config"] = dict(self.chat_template_config)
+        if not isinstance(self.logit_bias, Mapping):
+            raise OptionError(f"logit-bias must give token ids values, not be {self.logit_bias!r}")
         taken["logit_bias"] = {
             integer("a token id of logit-bias", token): number("logit-bias", bias)
-            for token, bias in dict(self.logit_bias).items()
+            for token, bias in self.logit_bias.items()
         }
         for name, value in taken.items():
             object.__setattr__(self, name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -249,6 +250,45 @@ def test_what_cannot_be_is_refused(
 def test_a_text_is_no_list_of_prompts(pair: Pair) -> None:
     with pytest.raises(PromptError, match="put the text into one"):
         stream_many(pair, "hello")
+
+
+@pytest.mark.parametrize("prompts", [3, None, True])
+def test_what_is_no_list_of_prompts_is_refused(pair: Pair, prompts: object) -> None:
+    with pytest.raises(PromptError, match="prompts must be a list"):
+        stream_many(pair, prompts)
+
+
+@pytest.mark.parametrize("asked", [{"max_tokens": 3}, {}, 0, "greedy", Options])
+def test_what_are_no_options_is_refused(pair: Pair, asked: object) -> None:
+    for wrong in (lambda: stream_many(pair, [], asked), lambda: Request([3], asked)):
+        with pytest.raises(OptionError, match=r"options must be made by Options\(\.\.\.\), not be"):
+            wrong()
+    with pytest.raises(OptionError, match="a Request needs Options"):
+        Request([3], None)
+
+
+@pytest.mark.parametrize("prompt", [3, None, True, [None], [[3]], object()])
+def test_what_is_no_prompt_is_an_error_of_its_own(pair: Pair, prompt: object) -> None:
+    requests = [prompt, Request(prompt, Options(max_tokens=2)), [3, 4]]
+    parts = [part for part in stream_many(pair, requests, Options(max_tokens=2)) if part.last]
+    errors = {part.number: part.error for part in parts}
+    assert all("a prompt is text, token ids, or messages" in errors[number] for number in (0, 1))
+    assert errors[2] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ({"system_prompt": "be brief"}, "this model has none"),
+        ({"chat_template_config": {"a": 1}}, "this model has none"),
+        ({"chat_template_config": {"tokenize": False}}, "may not set tokenize"),
+        ({"extra_eos_token": "<|none|>"}, "the model has no token '<|none|>'"),
+        ({"logit_bias": {10**6: 1.0}}, "there is no token 1000000"),
+    ],
+)
+def test_what_no_prompt_could_have_is_refused_at_once(pair: Pair, asked: dict, part: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(part)):
+        stream_many(pair, iter(()), Options(**asked))
 
 
 def test_no_prompts_give_no_texts(pair: Pair) -> None:

@@ -49,11 +49,26 @@ def test_numbers_of_numpy_are_pythons() -> None:
         ("stop", ("a", "")),
         ("logit_bias", {"3": 1.0}),
         ("logit_bias", {3: "a"}),
+        ("logit_bias", [3]),
+        ("logit_bias", None),
+        ("stop", 3),
+        ("stop", b"self"),
+        ("stop", None),
+        ("xtc_special_tokens", 3),
+        ("regular", "no"),
+        ("chat_template", None),
     ],
 )
 def test_what_is_no_number_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=name.replace("_", "-").replace("simulated", "simulate")):
         Options(**{name: value})
+
+
+@pytest.mark.parametrize("asked", [{"max_tokens": 3}, {}, 0, "greedy", Options])
+def test_what_are_no_options_is_refused(pair: Pair, asked: object) -> None:
+    for start in (generate, stream_generate):
+        with pytest.raises(OptionError, match=r"options must be made by Options\(\.\.\.\), not be"):
+            start(pair, PROMPT, asked)
 
 
 def test_a_string_is_one_stop_string() -> None:

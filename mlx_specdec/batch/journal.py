@@ -1,8 +1,9 @@
 """Results on disk: appended as they are complete, put in the order of their lines at the end.
 
 The journal lies beside the output as OUTPUT.partial: a header, then a result a line, in the order
-in which they were complete. Whatever ends the run, a later one reads it and goes on; no result
-waits for another in memory, and the output itself appears whole or not at all.
+in which they were complete, each with a tab and a checksum behind it. Whatever ends the run, a
+later one reads it and goes on; no result waits for another in memory, and the output itself appears
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ from typing import Any, BinaryIO, cast
 from .. import __version__
 from ..errors import OutputError
 
-FORMAT = "mlx-specdec batch 1"
+FORMAT = "mlx-specdec batch 2"
 _NONE = -1
 
 
@@ -121,7 +123,7 @@ class Journal:
         for place in self._places:
             if place != _NONE:
                 journal.seek(place)
-            yield journal.readline() if place != _NONE else b""
+            yield _unsealed(journal.readline()) + b"\n" if place != _NONE else b""
 
     def _check_place(self) -> None:
         output = self.output
@@ -178,7 +180,7 @@ class Journal:
             if not line.endswith(b"\n"):
                 return
             try:
-                record = json.loads(line)
+                record = json.loads(_unsealed(line))
                 self._note(record, self._end)
             except (ValueError, TypeError, KeyError, IndexError, RecursionError):
                 raise OutputError(
@@ -211,9 +213,9 @@ class Journal:
         self.failed += "error" in record
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        told = json.dumps(record, ensure_ascii=False) + "\n"
+        told = json.dumps(record, ensure_ascii=False)
         # Half a character, as in a file's name that is no UTF-8, becomes JSON's own \udc80.
-        line = told.encode("utf-8", "backslashreplace")
+        line = _sealed(told.encode("utf-8", "backslashreplace"))
         with self._writing():
             assert self._stream is not None
             if self._stream.write(line) != len(line):
@@ -234,14 +236,26 @@ class Journal:
 
 def _header(line: bytes, partial: Path) -> Mapping[str, Any]:
     try:
-        header: Any = json.loads(line)
+        header: Any = json.loads(_unsealed(line))
     except (ValueError, RecursionError):
         header = None
     known = isinstance(header, dict) and header.get("format") == FORMAT
-    known = known and isinstance(header.get("settings"), dict)
-    if not known or not line.endswith(b"\n"):
+    if not known or not isinstance(header.get("settings"), dict):
         raise OutputError(f"{partial} was not left by a run of this program: move it away")
     return cast(Mapping[str, Any], header)
+
+
+def _sealed(told: bytes) -> bytes:
+    """A line with its checksum; JSON has no tabs of its own."""
+    return b"%s\t%08x\n" % (told, zlib.crc32(told))
+
+
+def _unsealed(line: bytes) -> bytes:
+    """What was sealed. Raises ValueError for a line that is not as it was written."""
+    told = line.rpartition(b"\t")[0]
+    if _sealed(told) != line:
+        raise ValueError("the checksum differs")
+    return told
 
 
 def _told(value: object) -> str:

@@ -17,7 +17,7 @@ from . import bench_table, render
 from .bench_throughput import batch_sizes, check_one_method, is_count, measure_throughput
 from .flags import Flags, command, flag, options
 from .groups import ChatTemplate, CostCache, Json, Models, Sampling, Verification
-from .pairs import ROOT, load_pair, named
+from .pairs import ROOT, SHIPPED_TARGET, load_pair, named
 
 if TYPE_CHECKING:
     from ..assemble import Pair
@@ -108,6 +108,8 @@ def bench(
     _check_report(measuring.report)
     model, draft_model = named(models)
     file = measuring.prompts or sample(model)
+    if models.model is None:
+        _check_for_translator(file)
     from ..text.prompts import read_prompts
 
     prompts = read_prompts(file, measuring.limit)
@@ -157,6 +159,16 @@ def sample(model: str) -> Path:
     if name is None or not (ROOT / "prompts" / name).is_file():
         raise OptionError("no prompts: name a file with one prompt a line")
     return ROOT / "prompts" / name
+
+
+def _check_for_translator(file: Path) -> None:
+    """Raises OptionError for the repository's prompts of another target."""
+    of_translator = SAMPLES[Path(SHIPPED_TARGET).name]
+    if file.resolve().parent == ROOT / "prompts" and file.name != of_translator:
+        raise OptionError(
+            f"{file} is not for the translator, which is measured without --model: name the "
+            "target, for example --model weights/py-llama"
+        )
 
 
 def _speculation(

@@ -15,6 +15,8 @@ from . import render
 
 INTERRUPTED = 130
 STANDARD_OUTPUT = 1
+NO_MEMORY = "malloc]"
+"""In what MLX says where memory ends: [malloc] on a CPU, [metal::malloc] on a GPU."""
 
 
 def exit_with(program: typer.Typer) -> NoReturn:
@@ -43,6 +45,9 @@ def exit_with(program: typer.Typer) -> NoReturn:
     except Exception as problem:
         if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
             render.error(f"a name is too long to be one of a file: {problem.filename!s:.60}...")
+            sys.exit(2)
+        if isinstance(problem, MemoryError) or NO_MEMORY in str(problem):
+            render.error("the memory does not suffice: give less at once, or take a smaller model")
             sys.exit(2)
         _exit_on_usage(problem)
         raise

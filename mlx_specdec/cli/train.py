@@ -114,7 +114,7 @@ def _default_output(model: str, what: str) -> Path:
 
 
 def _learned(done: Trained) -> str:
-    again = ", going on from an earlier run" if done.resumed else ""
+    again = ", with what an earlier run had left" if done.resumed else ""
     return f"{done.outcome.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s{again}"
 
 

@@ -27,7 +27,8 @@ class Base(TargetModel, Protocol):
         ...
 
     def caution(self, prompt_tokens: int) -> str:
-        """What a user should know before a prompt of this length is read; mostly nothing."""
+        """What a user should know before a prompt of this length is read; mostly nothing. Raises
+        PromptError where it cannot be read for want of memory."""
         ...
 
 

@@ -13,11 +13,15 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.disk import sizes
 from ..contracts import FINAL, Context, Scores, rectangle
+from ..errors import PromptError
 from .base import check_prompt
 from .kv_cache import STEP, KVCache, padded
 from .rows import Place, Rows, RowsContext
 from .t5 import T5, KeysValues
 from .taps import layer_of
+
+USABLE = 0.9
+"""Of a machine's memory: the rest is the system's."""
 
 
 class EncoderDecoderModel:
@@ -83,14 +87,21 @@ class EncoderDecoderModel:
         return self.open_batch([prompt])
 
     def caution(self, prompt_tokens: int) -> str:
-        """Beyond the sources that the model was trained on, relative positions go on working."""
+        """Beyond the sources that the model was trained on, relative positions go on working, as
+        long as the machine's memory lasts. Raises PromptError."""
         trained = self.network.config.trained_length
         if prompt_tokens <= trained:
             return ""
-        takes = sizes.show(self.network.source_nbytes(prompt_tokens))
+        nbytes, memory = self.network.source_nbytes(prompt_tokens), USABLE * sizes.memory()
+        takes = f"reading the prompt takes about {sizes.show(nbytes)} of memory"
+        if self.nbytes + nbytes > memory:
+            raise PromptError(
+                f"the prompt has {prompt_tokens:,} tokens, and {takes}, where models may take "
+                f"{sizes.show(int(memory))} on this machine: shorten it"
+            )
         return (
             f"the prompt has {prompt_tokens:,} tokens, and the model was trained on {trained:,} at "
-            f"most: the text may be worse, and reading the prompt takes about {takes} of memory"
+            f"most: the text may be worse, and {takes}"
         )
 
     @property

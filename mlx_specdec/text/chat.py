@@ -12,14 +12,14 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import CheckpointError, OptionError, first_line
 
 Messages = Sequence[Mapping[str, str]]
 """Each has "role" and "content"."""
-FIXED = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+FIXED = {"add_generation_prompt": True, "tokenize": False, "return_dict": False}
 LARGEST = 1 << 24
 """What a multiplication may give: a number, or the length of a string or list."""
 WIDENING = frozenset(
@@ -36,25 +36,38 @@ class TemplateError(ValueError):
     """A template asks for more than any chat needs."""
 
 
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises OptionError for variables of a template that are not the caller's."""
+    for name in ("conversation", *FIXED):
+        if name in settings:
+            raise OptionError(f"chat-template-config may not set {name}: leave it out")
+
+
 def apply(
-    tokenizer: Any, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+    tokenizer: Any,
+    prompt: str | Messages,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
     """Token ids of messages, or of a text as one of the user's, up to where the answer begins.
 
-    tokenizer: of transformers. settings: variables that the template may ask for. Raises
-    CheckpointError where the template fails or takes too much, OptionError for settings that are
-    not the caller's.
+    tokenizer: of transformers. settings: variables that the template may ask for. check: is given
+    what the template writes, and may raise CheckpointError. Raises CheckpointError where the
+    template fails or takes too much, OptionError for settings that are not the caller's.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     asked = settings or {}
-    for name in ("conversation", *FIXED):
-        if name in asked:
-            raise OptionError(f"chat-template-config may not set {name}: leave it out")
+    check_settings(asked)
     try:
         from transformers.utils import chat_template_utils
 
         chat_template_utils.ImmutableSandboxedEnvironment = _bounded()  # type: ignore[attr-defined]
-        return list(tokenizer.apply_chat_template(messages, **asked, **FIXED))
+        text = tokenizer.apply_chat_template(messages, **asked, **FIXED)
+        check(text)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except CheckpointError:
+        raise
     except Exception as problem:  # templates are programs and fail in their own ways
         raise CheckpointError(
             f"the chat template cannot be applied ({first_line(problem):.200}): use "

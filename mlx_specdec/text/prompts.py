@@ -45,6 +45,8 @@ def read_lines(
     word.
     """
     try:
+        if file.is_char_device() or file.is_block_device():
+            raise PromptError(f"{file} is a device, maybe endless: save the {what} in a file")
         text = file.read_text(encoding="utf-8-sig")
     except OSError as problem:
         raise PromptError(f"cannot read the {what} from {file}: {problem.strerror}") from None

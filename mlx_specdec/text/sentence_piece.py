@@ -3,29 +3,73 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, first_line
 from .chat import Messages
+from .growth import GROWTH, longest
 from .tokenizer_files import digest_of, extra_ids
 
 EXTRA = 100
 """T5's sentinels, where nothing says how many there are."""
+_NORMALIZERS, _CHARSMAP = (3, 5), 2
+"""Numbers of fields: the normalizers of ModelProto (one is of the decoder), and in each the map."""
 _SENTINEL = re.compile(r" *<extra_id_(\d{1,6})> *", re.ASCII)
 
 
 def read(file: Path) -> Any:
-    """sentencepiece's own object. Raises CheckpointError for a damaged file."""
+    """sentencepiece's own object. Raises CheckpointError for a damaged file, and for one that
+    makes far more of a text than any tokenizer does."""
     import sentencepiece
 
     try:
-        return sentencepiece.SentencePieceProcessor(model_file=str(file))
-    except (RuntimeError, OSError) as problem:
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        growth = _growth(file.read_bytes())
+    except (RuntimeError, OSError, IndexError) as problem:
         raise CheckpointError(
             f"{file} is damaged ({first_line(problem)}): download it again"
         ) from None
+    if growth > GROWTH:
+        raise CheckpointError(
+            f"{file} is refused: it writes more than {GROWTH} letters for a few; take the file of "
+            "the model's makers"
+        )
+    return processor
+
+
+def _growth(model: bytes) -> int:
+    """How long the longest text is that the normalizers write for another, of a file that could
+    be read. Format: ModelProto in sentencepiece_model.proto."""
+    normalizers = (part for field, part in _fields(model) if field in _NORMALIZERS)
+    charsmaps = (map for each in normalizers for field, map in _fields(each) if field == _CHARSMAP)
+    return max(map(longest, filter(None, charsmaps)), default=1)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Number and content of the fields of a protobuf message; of numbers no content."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        kind, size = key & 7, 0
+        if kind == 0:
+            _, at = _varint(message, at)
+        elif kind == 2:
+            size, at = _varint(message, at)
+        else:
+            at += 8 if kind == 1 else 4
+        yield key >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    while message[at] & 0x80:
+        value |= (message[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return value | message[at] << shift, at + 1
 
 
 class SentencePieceTokenizer:

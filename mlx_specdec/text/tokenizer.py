@@ -17,6 +17,7 @@ from ..checkpoints.disk.reading import check_regular
 from ..errors import CheckpointError, PromptError, first_line
 from . import byte_level_bpe, chat, sentence_piece
 from .chat import Messages
+from .growth import Growth
 from .sentence_piece import SentencePieceTokenizer
 from .tokenizer_files import content_of, digest_of, no_panic, read_json
 
@@ -168,7 +169,10 @@ class FileTokenizer:
         made: Any = None,
     ) -> None:
         self._directory = directory
-        self._tokenizer = _from_file(directory / "tokenizer.json") if made is None else made
+        self._growth: Growth | None = None
+        if made is None:
+            made, self._growth = _from_file(directory / "tokenizer.json")
+        self._tokenizer = made
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         eos = self._tokenizer.token_to_id(content_of(settings.get("eos_token")) or "</s>")
@@ -188,6 +192,7 @@ class FileTokenizer:
 
     def encode(self, text: str) -> list[int]:
         with no_panic(self._directory):
+            self._check(text)
             ids: list[int] = self._tokenizer.encode(text).ids
         return ids if ids and ids[-1:] == [*self._closing] else [*ids, *self._closing]
 
@@ -198,10 +203,15 @@ class FileTokenizer:
         self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
     ) -> list[int]:
         with no_panic(self._directory):
-            return chat.apply(_from_transformers(self._directory), prompt, settings)
+            tokenizer = _from_transformers(self._directory)
+            return chat.apply(tokenizer, prompt, settings, check=self._check)
 
     def pieces(self) -> list[str | None]:
         return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self.size)
+
+    def _check(self, text: str) -> None:
+        if self._growth is not None:
+            self._growth.check(text)
 
 
 class TransformersTokenizer:
@@ -256,11 +266,16 @@ def _of_encoder_decoder(directory: Path, settings: dict[str, Any]) -> Tokenizer:
     return FileTokenizer(directory, settings, ends_with_eos=closes, made=made)
 
 
-def _from_file(file: Path) -> Any:
+def _from_file(file: Path) -> tuple[Any, Growth]:
     from tokenizers import Tokenizer as Loaded
 
     try:
-        return Loaded.from_file(str(file))
+        text = file.read_text(encoding="utf-8")
+        growth = Growth(file, text)
+        with no_panic(file.parent, " as it is read"):
+            return Loaded.from_str(text), growth
+    except CheckpointError:
+        raise
     except Exception as problem:  # the library raises plain Exception
         raise CheckpointError(
             f"{file} is damaged ({first_line(problem)}): download it again"

@@ -64,7 +64,7 @@ def ids_of_added(where: object, decoder: Any, added: Mapping[str, Any]) -> dict[
 
 
 @contextlib.contextmanager
-def no_panic(directory: Path) -> Iterator[None]:
+def no_panic(directory: Path, where: str = " on this text") -> Iterator[None]:
     """Raises CheckpointError, of a tokenizer's directory, where the library panics.
 
     Rust has told standard error of it by then; to keep that from there would take the whole
@@ -76,8 +76,8 @@ def no_panic(directory: Path) -> Iterator[None]:
         if type(problem).__name__ != "PanicException":
             raise
         raise CheckpointError(
-            f"the tokenizer of {directory} fails on this text ({first_line(problem):.100}): "
-            "download its tokenizer.json again"
+            f"the tokenizer of {directory} fails{where} ({first_line(problem):.100}): download its "
+            "tokenizer.json again"
         ) from None
 
 

@@ -39,7 +39,7 @@ class Watcher:
 class Trained:
     """start: of what was begun with, on the same held-out texts; None where it says nothing. rows,
     held_out: tokens that were learned from, and that were not. seconds: of this run alone; resumed:
-    whether an earlier one had begun it."""
+    whether an earlier one had left its texts, and maybe a training of the same settings."""
 
     output: Path
     start: Any

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,18 @@ RECORDS: list[dict[str, Any]] = [
 SORTED = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
 TEXTS = "one\\r\\nand \u2028 a half\n\n\n\n\nsix\n".encode()
 LINES = 6
-NO_SETTINGS = b'{"format": "mlx-specdec batch 1", "sha256": "12", "settings": [1]}\n{"line": 1}\n'
 
 
 def opened(output: Path, **changed: Any) -> Journal:
     overwrite = changed.pop("overwrite", False)
     return Journal(output, {**HEADER, **changed}, LINES, overwrite=overwrite)
+
+
+def sealed(*lines: bytes) -> bytes:
+    return b"".join(line + b"\t%08x\n" % zlib.crc32(line) for line in lines)
+
+
+NO_SETTINGS = sealed(b'{"format": "mlx-specdec batch 2", "settings": [1]}', b'{"line": 1}')
 
 
 def names(directory: Path) -> list[str]:
@@ -183,22 +190,32 @@ def test_a_file_of_somebody_else_is_never_taken_for_a_journal(output: Path, cont
 @pytest.mark.parametrize(
     "line",
     [
-        b"nonsense\n",
-        b'{"line": 7}\n',
-        b'{"line": 0}\n',
-        b'{"text": "a"}\n',
-        b"[]\n",
-        b'{"line": "a"}\n',
-        b'{"line": 3, "error": "again"}\n',
-        b'{"line": 1, "text": 5}\n',
-        b'{"line": 1, "error": {}}\n',
-        b"[" * 100_000 + b"\n",
+        b"nonsense",
+        b'{"line": 7}',
+        b'{"line": 0}',
+        b'{"text": "a"}',
+        b"[]",
+        b'{"line": "a"}',
+        b'{"line": 3, "error": "again"}',
+        b'{"line": 1, "text": 5}',
+        b'{"line": 1, "error": {}}',
+        b"[" * 100_000,
     ],
 )
 def test_a_damaged_journal_is_named(output: Path, left: bytes, line: bytes) -> None:
-    output.with_name("out.partial").write_bytes(left + line)
+    output.with_name("out.partial").write_bytes(left + sealed(line))
     with pytest.raises(OutputError, match="damaged behind 2 results: delete it"):
         opened(output)
+
+
+def test_a_changed_letter_anywhere_is_noticed(output: Path, left: bytes) -> None:
+    partial = output.with_name("out.partial")
+    for place, letter in enumerate(left[:-1]):
+        changed = bytearray(left)
+        changed[place] = letter ^ 1
+        partial.write_bytes(changed)
+        with pytest.raises(OutputError, match=r"is damaged behind . results|move it away"):
+            opened(output)
 
 
 def test_places_that_cannot_be_written_are_named(output: Path) -> None:

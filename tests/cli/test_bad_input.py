@@ -199,6 +199,24 @@ def test_a_draft_of_another_kind_is_refused(run: Run, t5: Path, llama: Path) -> 
     told(run("generate", PROMPT, "--model", t5, "--draft-model", llama), "decoder-only")
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        MemoryError(),
+        RuntimeError("[malloc] Unable to allocate 4398046511104 bytes."),
+        RuntimeError("[metal::malloc] Attempting to allocate 4398046511104 bytes"),
+    ],
+)
+def test_the_end_of_memory_is_told_in_one_line(
+    run: Run, t5: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise problem
+
+    monkeypatch.setattr("mlx_specdec.assemble.stream_generate", fail)
+    told(run("generate", PROMPT, "--model", t5), "the memory does not suffice")
+
+
 def test_caches_that_a_model_cannot_have_are_refused(run: Run, t5: Path, llama: Path) -> None:
     told(run("generate", PROMPT, "--model", t5, "--kv-bits", 8), "T5")
     told(run("generate", PROMPT, "--model", llama, "--kv-bits", 5), "kv-bits")

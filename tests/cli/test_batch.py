@@ -232,6 +232,40 @@ def test_wrong_flags_are_named_before_anything_is_loaded(
     assert left_in(output.parent) == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (("--system-prompt", "be brief"), "this model has none"),
+        (("--chat-template-config", '{"a": 1}'), "this model has none"),
+        (("--chat-template-config", '{"conversation": 1}'), "may not set conversation"),
+        (("--extra-eos-token", "<|none|>"), "no token '<|none|>'"),
+        (("--logit-bias", "1000000=1"), "there is no token 1000000"),
+        (("--proposer", "medusa"), "medusa"),
+        (("--adapter-path", "."), "adapter-path"),
+    ],
+)
+def test_what_no_line_could_have_is_refused_before_anything_is_written(
+    run: Run, t5: Path, tmp_path: Path, output: Path, flags: tuple[str, ...], part: str
+) -> None:
+    file = write(tmp_path / "in.txt", sentences(3))
+    done = run("batch", file, "-o", output, "--model", t5, *flags)
+    assert done.code == 2 and done.err.count("\n") == 1 and part in done.err, done.err
+    assert left_in(output.parent) == []
+
+
+def test_a_template_that_refuses_a_system_prompt_is_told_once(
+    run: Run, tmp_path: Path, output: Path
+) -> None:
+    no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    named = {"chat_template": no_system + "a", "tokenizer_class": "PreTrainedTokenizerFast"}
+    model, file = make_llama(tmp_path / "chat", **named), write(tmp_path / "in.txt", sentences(3))
+    asked = ("batch", file, "-o", output, "--model", model, "-m", 2)
+    done = run(*asked, "--system-prompt", "be brief")
+    assert done.code == 2 and done.err.count("\n") == 1 and "no system" in done.err, done.err
+    assert left_in(output.parent) == []
+    assert run(*asked).code == 0
+
+
 def test_a_model_that_is_not_there_leaves_nothing(run: Run, tmp_path: Path, output: Path) -> None:
     file = write(tmp_path / "in.txt", ["a"])
     done = run("batch", file, "-o", output, "--model", "./nowhere")

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec.checkpoints.disk import sizes
+
+from .batches import records, write
 from .conftest import Run
+from .test_bad_input import told
 
 
 @pytest.mark.filterwarnings("default")
@@ -28,3 +32,24 @@ def test_a_prompt_beyond_what_the_model_saw_is_read_with_one_line(
         r"be worse, and reading the prompt takes about [\d.]+ [kM]B of memory\n",
         told.err,
     )
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_prompt_beyond_the_memory_is_refused_before_it_is_read(
+    run: Run, t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 20 million tokens are for any machine; of a batch one line is an error."""
+    memory = (t5 / "model.safetensors").stat().st_size + 50_000_000
+    monkeypatch.setattr("mlx_specdec.checkpoints.disk.sizes.memory", lambda: memory)
+    long = "Les pates, " * 20_000
+    told(
+        run("generate", long, "--model", t5),
+        "the prompt has",
+        "reading the prompt takes about",
+        f"models may take {sizes.show(int(0.9 * memory))} on this machine: shorten it",
+    )
+    file = write(tmp_path / "in.txt", ["les pates", long])
+    done = run("batch", file, "-o", output, "--model", t5, "-m", 3)
+    assert done.code == 1
+    first, second = records(output)
+    assert "text" in first and "shorten it" in second["error"]

@@ -62,7 +62,7 @@ def unigram(directory: Path, *, extra: tuple[str, ...] = (), **settings: object)
     return _write(tokenizer, directory, {"eos_token": {"content": "</s>"}, **settings})
 
 
-def sentence_piece(directory: Path) -> Path:
+def sentence_piece(directory: Path, **settings: object) -> Path:
     """spiece.model alone, with T5's special ids and byte fallback."""
     import sentencepiece
 
@@ -78,6 +78,7 @@ def sentence_piece(directory: Path) -> Path:
         byte_fallback=True,
         hard_vocab_limit=False,
         minloglevel=2,
+        **settings,
     )
     (directory / "spiece.vocab").unlink()
     return directory

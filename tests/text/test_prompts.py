@@ -75,6 +75,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_prompts(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/null"])
+def test_a_device_is_not_read(name: str) -> None:
+    with pytest.raises(PromptError, match=f"{name} is a device, maybe endless"):
+        read_prompts(Path(name))
+
+
 @pytest.mark.parametrize("name", ["translation.jsonl", "python.jsonl", "code_edits.jsonl"])
 def test_the_shipped_files_can_be_read_and_have_categories(name: str) -> None:
     prompts = read_prompts(SHIPPED / name)
