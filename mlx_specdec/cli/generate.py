@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SEARCHING = ("auto", "ngram")
 """Proposers that look things up."""
+DRAFTLESS = ("ngram", "medusa", "none")
+"""Proposers for which no draft is loaded."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ def load_drafting(
     told: say what a draft takes that nobody named. Raises as `pairs.load_pair` and
     `assemble.with_documents` do."""
     model, draft_model = named(models)
-    if asked.regular or asked.proposer not in (None, "auto", "draft"):
+    if asked.regular or asked.proposer in DRAFTLESS:
         draft_model = None
     pair = load_pair(
         model, draft_model, caches=caches, random_weights=random_weights, **models.loading()
