@@ -116,6 +116,7 @@ def load(
     source = None if draft_model in (None, SELF) else _fetch(str(draft_model), None, given)
     riding = None if source is None else speculators.read(source)
     directory = _fetch(str(model), revision, given)
+    speculators.check_is_none(directory)
     if riding is not None:
         _check_early(riding, directory)
     target, tokenizer, heads = _load_target(directory, q_bits, given, adapter)
@@ -173,7 +174,7 @@ def with_documents(
 
 def _check_early(riding: SpeculatorFiles, target: Path) -> None:
     """Raises CheckpointError before any weights are read, where the target's config.json tells that
-    the drafter was made for another."""
+    the drafter was made for another target."""
     if (target / "config.json").is_file():
         riding.check_config(files.read_config(target))
 

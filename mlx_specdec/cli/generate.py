@@ -52,9 +52,10 @@ class Drafting(Flags):
     panel = "Drafting"
     proposer: str | None = flag(
         None,
-        "The drafter: a draft model, n-gram lookup in the prompt and the text, Medusa heads, "
-        "lookup before one of the others (auto), or none.",
-        metavar="|".join(proposers()),
+        "The drafter: a draft model (draft), n-gram lookup in the prompt and the text (ngram), "
+        "Medusa heads (medusa), a drafter on the target's hidden states by its kind (dspark, "
+        "dflash, eagle3), lookup before one of the others (auto), or none.",
+        metavar="NAME",
         autocompletion=proposers,
     )
     num_draft: str = flag(

@@ -36,15 +36,35 @@ def kind_of(directory: Path) -> str | None:
         return None
     config = read_json(file)
     names = _names(directory)
-    for kind, module in KINDS.items():
-        if import_module(f".{module}", __name__).recognizes(kind, config, names):
-            return kind
+    if kind := _recognized(config, names):
+        return kind
     if what := unsupported.kind_of(config, names):
         raise CheckpointError(
             f"{directory} holds {what}, a drafter of a kind that is not supported: give a draft "
             f"model, or a drafter of one of the kinds {', '.join(sorted(KINDS))}"
         )
     return None
+
+
+def check_is_none(directory: Path) -> None:
+    """Raises CheckpointError for a drafter, which is no model to generate with."""
+    file = directory / "config.json"
+    kind = _recognized(read_json(file), ()) if file.is_file() else None
+    if kind is not None:
+        raise CheckpointError(
+            f"{directory} holds a drafter of the kind {kind} and no whole model: give it as the "
+            "draft model, beside the target that it was made for"
+        )
+
+
+def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """The kind that configuration and names of tensors tell."""
+    known = (
+        kind
+        for kind, module in KINDS.items()
+        if import_module(f".{module}", __name__).recognizes(kind, config, names)
+    )
+    return next(known, None)
 
 
 def read(directory: Path) -> SpeculatorFiles | None:
