@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from speculators import SpeculatorModel, SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
@@ -106,8 +107,22 @@ CASES: Mapping[str, Case] = {
             "sample_from_anchor": False,
         },
     ),
+    "dflash2": Case(
+        "dflash2",
+        SLIDING,
+        {
+            **BLOCK,
+            **WHOLE,
+            "block_size": COUNT + 1,
+            "conv_kernel_size": 3,
+            "conv_group_size": 4,
+            "selector_rank": 6,
+            "selector_top_k": 5,
+        },
+    ),
 }
 CONFIGS = {
+    "dflash2": (DFlash2SpeculatorConfig, DFlash2DraftModel),
     "eagle3": (Eagle3SpeculatorConfig, Eagle3DraftModel),
     "dflash": (DFlashSpeculatorConfig, DFlashDraftModel),
     "dspark": (DSparkSpeculatorConfig, DSparkDraftModel),
@@ -206,6 +221,7 @@ def block(model: SpeculatorModel, tokens: torch.Tensor, hidden: torch.Tensor) ->
     skipped = 0 if model.config.sample_from_anchor else 1
     rows = logits[0, :size]
     head = getattr(model, "markov_head", None)
+    selector = getattr(model, "candidate_selector", None)
     before = torch.zeros(1, size, dtype=torch.long)
     before[0, : skipped + 1] = tokens[-1]
     made = []
@@ -214,6 +230,9 @@ def block(model: SpeculatorModel, tokens: torch.Tensor, hidden: torch.Tensor) ->
         if head is not None:
             bias = head.block_bias(prev_token_ids=before, hidden_states=states_of_slots[:, :size])
             row = row + bias[0, slot]
+        if selector is not None:
+            ids, scores = selector.select(row, states_of_slots[0, slot], before[0, slot])
+            row = torch.full_like(row, -torch.inf).scatter(-1, ids, scores)
         made.append(row)
         if slot + 1 < size:
             before[0, slot + 1] = target_ids(model, row.argmax())

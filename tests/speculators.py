@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -120,6 +121,7 @@ def dflash(
     layers: int = 2,
     taps: int = 2,
     markov: str | None = None,
+    second: bool = False,
     vocabulary: int = VOCABULARY,
     width: int = WIDTH,
     extra: Shapes | None = None,
@@ -128,8 +130,8 @@ def dflash(
     seed: int = 0,
     **changes: Any,
 ) -> Path:
-    """DFlash as its authors write it, or with `markov` a DSpark as SpecForge writes it. nested:
-    changes of dflash_config. The rest as in `eagle3`."""
+    """DFlash as its authors write it, the `second` version of it, or with `markov` a DSpark as
+    SpecForge writes it. nested: changes of dflash_config. The rest as in `eagle3`."""
     shapes = {
         "fc.weight": (width, taps * width),
         "norm.weight": (width,),
@@ -151,10 +153,20 @@ def dflash(
     if markov == "rnn":
         shapes["markov_head.joint_proj.weight"] = (3 * RANK, 2 * RANK + width)
         shapes["markov_head.joint_proj.bias"] = (3 * RANK,)
+    if second:
+        own |= {"conv_group_size": 4, "conv_kernel_size": 2}
+        own |= {"selector_rank": RANK, "selector_top_k": 6}
+        for part in ("predecessor", "successor"):
+            shapes[f"candidate_selector.{part}_codebook"] = (vocabulary, RANK)
+        shapes["candidate_selector.hidden_projection.weight"] = (RANK, width)
+        for number, part in itertools.product(range(layers), ("attention_conv", "mlp_conv")):
+            shapes[f"layers.{number}.{part}.base_kernel"] = (2, 2, width)
+            shapes[f"layers.{number}.{part}.kernel_projection.weight"] = (width, width)
+    name = "DSpark" if markov else f"DFlash{2 if second else ''}"
     config = {
         **LLAMA,
         "model_type": "qwen3",
-        "architectures": ["DSparkDraftModel" if markov else "DFlashDraftModel"],
+        "architectures": [f"{name}DraftModel"],
         "vocab_size": vocabulary,
         "hidden_size": width,
         "num_hidden_layers": layers,

@@ -15,6 +15,7 @@ DRAFTERS = {
     "ngram": "lookup",
     "draft": "draft_model",
     "dspark": "speculator",
+    "dflash2": "speculator",
     "dflash": "speculator",
     "eagle3": "speculator",
     "medusa": "medusa",

@@ -59,6 +59,7 @@ def test_kinds_are_told_by_their_files(tmp_path: Path) -> None:
         ("speculators", "eagle3", speculators_eagle3(tmp_path / "3")),
         ("DFlash", "dflash", dflash(tmp_path / "4")),
         ("DFlash by its part", "dflash", dflash(tmp_path / "5", architectures=["Qwen3Model"])),
+        ("DFlash 2", "dflash2", dflash(tmp_path / "9", second=True)),
         ("DSpark", "dspark", dflash(tmp_path / "6", markov="vanilla")),
         (
             "DSpark by its rank",
@@ -86,7 +87,6 @@ def test_whole_models_are_no_drafters(tmp_path: Path) -> None:
         ({"hydra_num_heads": 3}, {}, "Hydra heads"),
         ({"exit_dim": 8, "num_draft_layers": 2}, {}, "a ReDrafter"),
         ({"model_type": "gemma4_assistant"}, {}, "an assistant of Gemma 4"),
-        ({"dflash_config": {"selector_rank": 4}}, {}, "a DFlash 2"),
         ({"speculators_model_type": "mtp"}, {}, "a drafter that says it is 'mtp'"),
         ({"speculators_model_type": "peagle"}, {}, "a drafter that says it is 'peagle'"),
         ({"model_type": "llama"}, {"fc.weight": (4, 8)}, "an EAGLE-1 or EAGLE-2"),
@@ -102,7 +102,9 @@ def test_known_drafters_that_are_not_supported_are_named(
     config: dict, tensors: dict, what: str, tmp_path: Path
 ) -> None:
     directory = weights(tmp_path / "drafter", config, tensors or {"some.weight": (2, 2)})
-    with pytest.raises(CheckpointError, match=rf"{what}.* not supported: .*dflash, dspark, eagle3"):
+    with pytest.raises(
+        CheckpointError, match=rf"{what}.* not supported: .*dflash, dflash2, dspark, eagle3"
+    ):
         read(directory)
 
 
@@ -272,6 +274,9 @@ def test_layers_that_the_file_does_not_take_in_are_refused(tmp_path: Path) -> No
         (dflash, {"layer_types": ["full_attention"]}, "layer_types"),
         (dflash, {"layer_types": ["sliding_attention"] * 2}, "nothing for sliding_window"),
         (dflash, {"model_type": "gemma4"}, "'gemma4' for model_type"),
+        (dflash, {"second": True, "nested": {"conv_group_size": 5}}, "a divisor of the width 32"),
+        (dflash, {"second": True, "nested": {"selector_top_k": 65}}, "at most the 64 tokens"),
+        (dflash, {"second": True, "nested": {"selector_rank": 9}}, "shape .* asks for"),
         (dflash, {"markov": "bigram"}, "'bigram' for markov_head_type"),
         (dflash, {"nested": {"markov_rank": 8}}, "lacks markov_head.markov_w1.weight"),
         (dflash, {"extra": {"logit_head.weight": (2, 2)}}, "logit_head.weight is not part"),

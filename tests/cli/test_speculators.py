@@ -28,6 +28,7 @@ def vocabulary(llama: Path) -> int:
         ("eagle3", eagle3),
         ("eagle3", speculators_eagle3),
         ("dflash", dflash),
+        ("dflash2", lambda directory, **asked: dflash(directory, second=True, **asked)),
         ("dspark", lambda directory, **asked: dflash(directory, markov="vanilla", **asked)),
     ],
 )

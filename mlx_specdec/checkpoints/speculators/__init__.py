@@ -20,6 +20,7 @@ from .layout import SpeculatorFiles
 
 KINDS: Mapping[str, str] = {
     "dspark": "dflash",
+    "dflash2": "dflash2",
     "dflash": "dflash",
     "eagle3": "eagle3",
 }

@@ -7,7 +7,7 @@ Source: z-lab/dflash (arXiv 2602.06036), deepseek-ai/DeepSpec (arXiv 2607.05147)
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "dspark": r"\w*DSpark\w*",
     "dflash": r"\w*DFlash\w*",
 }
+MoreShapes = Callable[[Settings, LayerSizes, int], Shapes]
 MARKOV = ("vanilla", "gated", "rnn")
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 W1 = "markov_head.markov_w1.weight"
@@ -55,7 +56,7 @@ def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> 
         return bool(told == kind)
     nested = config.get("dflash_config")
     said = {**config, **(nested if isinstance(nested, Mapping) else {})}
-    if said.get("selector_rank") or said.get("projector_type") not in (None, "dflash", "dspark"):
+    if said.get("projector_type") not in (None, "dflash", "dspark"):
         return False
     if kind == "dspark" and said.get("markov_rank"):
         return True
@@ -67,8 +68,10 @@ def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> 
     )
 
 
-def read(kind: str, directory: Path, config: Mapping[str, Any]) -> BlockFiles:
-    """See `speculators.read`."""
+def read(
+    kind: str, directory: Path, config: Mapping[str, Any], more: MoreShapes | None = None
+) -> BlockFiles:
+    """See `speculators.read`. more: tensors that a kind has beside those of DFlash 1."""
     file = directory / "config.json"
     inner = config.get("transformer_layer_config")
     nested = isinstance(inner, Mapping)
@@ -79,12 +82,11 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> BlockFiles:
     sizes = layer_sizes(settings, model_type)
     vocabulary = settings.whole("vocab_size", 151936 if nested else None)
     drafted = settings.whole("draft_vocab_size", vocabulary)
-    stored = Stored(
-        directory, lambda name: name.removeprefix("model."), _passed_over(drafted, vocabulary)
-    )
+    stored = Stored(directory, _own_name, _passed_over(drafted, vocabulary))
     taps = _taps(stored, settings.whole("target_hidden_size", sizes.width))
     markov = _markov(settings, stored)
-    stored.check(*_shapes(sizes, stored, taps, (vocabulary, drafted), markov))
+    needed, optional = _shapes(sizes, stored, taps, (vocabulary, drafted), markov)
+    stored.check(needed | (more(settings, sizes, vocabulary) if more else {}), optional)
     anchored = settings.flag("sample_from_anchor", kind == "dspark")
     slots = settings.whole("block_size", None if not nested else 8, least=1 if anchored else 2)
     mask_token = settings.whole("mask_token_id", least=0)
@@ -106,9 +108,14 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> BlockFiles:
         mask_token=mask_token,
         windows=windows,
         window_behind_block=nested,
-        causal=_causal(settings, windows),
+        causal=_causal(settings, windows, kind),
         markov=markov,
     )
+
+
+def _own_name(name: str) -> str:
+    # A codebook may be stored as a plain parameter.
+    return re.sub(r"_codebook$", "_codebook.weight", name.removeprefix("model."))
 
 
 def _tapped(settings: Settings) -> tuple[int, ...] | None:
@@ -156,11 +163,13 @@ def _windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _causal(settings: Settings, windows: tuple[int | None, ...]) -> tuple[bool, ...]:
-    """Where nothing says so, slots of layers with a window see those before them alone."""
+def _causal(settings: Settings, windows: tuple[int | None, ...], kind: str) -> tuple[bool, ...]:
+    """Where nothing says so, slots of layers with a window see those before them alone; those of
+    DFlash 2 as `speculators` has it see all."""
     if settings.get("is_causal") is not None:
         return (settings.flag("is_causal", False),) * len(windows)
-    sliding = not settings.flag("sliding_window_non_causal", False)
+    seeing = kind == "dflash2" and settings.get("speculators_model_type") is not None
+    sliding = not settings.flag("sliding_window_non_causal", seeing)
     return tuple(window is not None and sliding for window in windows)
 
 

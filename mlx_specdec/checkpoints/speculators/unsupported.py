@@ -13,7 +13,6 @@ _TYPES = {
 _KEYS = {
     "medusa_num_heads": "Medusa heads, which are given as the model and bring their base model",
     "hydra_num_heads": "Hydra heads",
-    "selector_rank": "a DFlash 2",
     "exit_dim": "a ReDrafter",
     "n_predict": "an MLPSpeculator",
 }

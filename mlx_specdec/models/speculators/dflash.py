@@ -6,14 +6,20 @@ Source: arXiv 2602.06036 (DFlash) and arXiv 2607.05147 (DSpark).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.speculators.dflash import BlockFiles
 from ..base import Base
-from .layers import Layer
+from ..kv_cache import KVCache
+from .layers import Attention, Layer
 from .markov import MarkovHead
 from .speculator import Reading, Speculator
+
+Attend = Callable[[mx.array], mx.array]
 
 
 class DFlash(Speculator):
@@ -23,9 +29,7 @@ class DFlash(Speculator):
         super().__init__(files, target)
         sizes = files.sizes
         self.hidden_norm = nn.RMSNorm(sizes.width, sizes.eps)
-        self.layers = [
-            Layer(sizes, number, sizes.width, files.tensors) for number in range(sizes.count)
-        ]
+        self.layers = [self.layer(files, number) for number in range(sizes.count)]
         if files.markov is not None:
             self.markov_head = MarkovHead(files)
         self._window_behind_block = files.window_behind_block
@@ -40,6 +44,26 @@ class DFlash(Speculator):
     def open(self) -> DFlashReading:
         """A sequence of which nothing was read."""
         return DFlashReading(self)
+
+    def layer(self, files: BlockFiles, number: int) -> Layer:
+        """One of its layers."""
+        return Layer(files.sizes, number, files.sizes.width, files.tensors)
+
+    def through(self, layer: Layer, states: mx.array, attend: Attend) -> mx.array:
+        """What a layer makes of (1, slots, width). attend: its attention."""
+        return layer.finish(states, attend(layer.input_layernorm(states)))
+
+    def slot_logits(
+        self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
+    ) -> tuple[mx.array, mx.array | None]:
+        """From the head's (1, 1, the drafter's vocabulary) for a slot to logits over the target's.
+
+        token: (1, 1) int32, the one before. state: (1, 1, width), what the head was given. carried:
+        what the slot before returned as such."""
+        if "markov_head" in self:
+            bias, carried = self.markov_head.step(token, state, carried)
+            logits = logits + bias
+        return self.over_target(logits), carried
 
     def context(self, hidden: mx.array) -> mx.array:
         """(1, m, taps x target's width) -> (1, m, width), of which layers make keys and values."""
@@ -100,13 +124,14 @@ class DFlashReading(Reading):
         network = self._network
         assert self._logits is not None and self._states is not None, "a block was begun"
         self._index += 1
-        logits = self._logits[:, self._index : self._index + 1]
-        if "markov_head" in network:
-            slot = network.skipped + self._index
-            state = self._states[:, slot : slot + 1]
-            bias, self._carried = network.markov_head.step(token, state, self._carried)
-            logits = logits + bias
-        return network.over_target(logits)
+        slot = network.skipped + self._index
+        logits, self._carried = network.slot_logits(
+            self._logits[:, self._index : self._index + 1],
+            token,
+            self._states[:, slot : slot + 1],
+            self._carried,
+        )
+        return logits
 
     def _block(self, newest: mx.array) -> mx.array:
         """What the last norm puts out for all slots, (1, slots, width)."""
@@ -117,12 +142,18 @@ class DFlashReading(Reading):
         offset = self._rows.advance(tokens, network.slots).starts[0]
         masks = network.masks(offset)
         for layer, cache, mask in zip(network.layers, self._caches, masks, strict=True):
-            rows = layer.input_layernorm(states)
-            queries = layer.self_attn.queries(rows, offset)
-            keys, values = cache.append(*layer.self_attn.keys_values(rows, offset))
-            states = layer.finish(states, layer.self_attn.attend(queries, keys, values, mask))
+            attend = partial(_attend, layer.self_attn, cache, offset, mask)
+            states = network.through(layer, states, attend)
         normed: mx.array = network.norm(states)
         return normed
+
+
+def _attend(
+    attention: Attention, cache: KVCache, offset: int, mask: mx.array | None, rows: mx.array
+) -> mx.array:
+    queries = attention.queries(rows, offset)
+    keys, values = cache.append(*attention.keys_values(rows, offset))
+    return attention.attend(queries, keys, values, mask)
 
 
 network = DFlash
