@@ -81,6 +81,16 @@ def test_drafters_of_other_kinds_are_named(run: Run, llama: Path, tmp_path: Path
         told(run("generate", TEXT, "--model", llama, "--draft-model", directory), what)
 
 
+def test_inspect_knows_drafters(run: Run, tmp_path: Path) -> None:
+    for kind, make in (("eagle3", speculators_eagle3), ("dflash", dflash)):
+        shown = strict(run("inspect", make(tmp_path / kind), "--json").out)
+        assert shown["model_type"] == kind and shown["sizes"]["hidden_size"] == 32
+        assert "reads its target's hidden states" in shown["problem"]
+    other = {"hydra_num_heads": 4, "model_type": "hydra"}
+    speculators.write(tmp_path / "other", other, {"some.weight": mx.zeros((2, 2))})
+    assert "some.weight" in run("inspect", tmp_path / "other").out
+
+
 def test_a_drafter_is_no_target_no_draft_to_train_and_not_estimated(
     run: Run, llama: Path, vocabulary: int, tmp_path: Path
 ) -> None:
