@@ -27,6 +27,7 @@ from mlx_specdec.options import Options
 
 from . import speculators, tiny
 from .cli.conftest import make_llama
+from .models.test_every_family import config_of
 from .test_same_text import FIXTURES, PROMPT, SIZE, Numbers, Switching
 
 Make = Callable[..., Path]
@@ -171,6 +172,23 @@ def test_a_kind_that_the_pair_lacks_is_refused(kind: str, tmp_path: Path) -> Non
     other = next(each for each in KINDS if each != kind)
     with pytest.raises(OptionError, match="no such drafter"):
         generate(made(kind, "llama", tmp_path), PROMPT, Options(proposer=other))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_that_do_not_show_their_layers_are_refused_by_name(
+    kind: str, tmp_path: Path
+) -> None:
+    target = DecoderOnlyModel(tiny.from_config(config_of("gpt_neox")))
+    asked = {"width": 32, "vocabulary": target.vocabulary}
+    with pytest.raises(OptionError, match="type gpt_neox do not show"):
+        pair_of(target, MAKERS[kind](tmp_path / kind, **asked))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_rounds_cost_can_be_measured_without_verifying(kind: str, tmp_path: Path) -> None:
+    asked = Options(max_tokens=20, num_draft=3, simulated_acceptance=1.0, cost_cache=False)
+    result = generate(made(kind, "llama", tmp_path), PROMPT, asked)
+    assert (result.labels.proposer, result.stats.acceptance_rate) == (kind, 1.0)
 
 
 def test_taps_change_no_logit(tmp_path: Path) -> None:
