@@ -16,6 +16,7 @@ from mlx_specdec.errors import CheckpointError
 
 from .. import speculators, tiny
 from ..speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
+from ..text.makers import byte_level
 
 
 def files_of(directory: Path) -> SpeculatorFiles:
@@ -71,6 +72,12 @@ def test_kinds_are_told_by_their_files(tmp_path: Path) -> None:
         assert kind_of(directory) == kind, name
 
 
+def test_a_drafter_may_bring_a_tokenizer(tmp_path: Path) -> None:
+    directory = eagle3(tmp_path / "drafter", architectures=["LlamaForCausalLM"])
+    byte_level(directory)
+    assert kind_of(directory) == "eagle3"
+
+
 def test_whole_models_are_no_drafters(tmp_path: Path) -> None:
     assert kind_of(tiny.write("llama", tmp_path / "llama")) is None
     assert kind_of(tiny.write("qwen3", tmp_path / "qwen3")) is None
@@ -85,6 +92,8 @@ def test_whole_models_are_no_drafters(tmp_path: Path) -> None:
         ({"model_type": "llama"}, {"speculator.emb.0.weight": (4, 4)}, "an MLPSpeculator"),
         ({"medusa_num_heads": 3}, {}, "Medusa heads, which are given as the model"),
         ({"hydra_num_heads": 3}, {}, "Hydra heads"),
+        ({"dflash_config": {"projector_type": "domino"}}, {}, "a Domino"),
+        ({"speculators_model_type": "dflash", "projector_type": "domino"}, {}, "a Domino"),
         ({"exit_dim": 8, "num_draft_layers": 2}, {}, "a ReDrafter"),
         ({"model_type": "gemma4_assistant"}, {}, "an assistant of Gemma 4"),
         ({"speculators_model_type": "mtp"}, {}, "a drafter that says it is 'mtp'"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from .. import speculators
+from ..checkpoints.hub_server import Hub, serve
 from ..speculators import dflash, eagle3, speculators_eagle3
 from .conftest import Run, strict
 from .test_bad_input import told
@@ -79,6 +83,25 @@ def test_drafters_of_other_kinds_are_named(run: Run, llama: Path, tmp_path: Path
         directory = tmp_path / f"{number}"
         speculators.write(directory, config, {"some.weight": mx.zeros((2, 2))})
         told(run("generate", TEXT, "--model", llama, "--draft-model", directory), what)
+
+
+def test_a_drafter_of_the_hub_is_fetched_by_its_name(
+    llama: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
+    files = {file.name: file.read_bytes() for file in drafter.iterdir()}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "roxy" not in k}
+    asked = ("generate", TEXT, "--model", llama, "--draft-model", "some/model", "--json")
+    with serve(Hub(files)) as address:
+        done = subprocess.run(
+            [sys.executable, "-m", "mlx_specdec", *map(str, asked), "--num-draft", "2"],
+            env={**kept, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": address},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    result = strict(done.stdout)
+    assert (result["proposer"], result["draft_model"]) == ("eagle3", "some/model")
 
 
 def test_inspect_knows_drafters(run: Run, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def kind_of(directory: Path) -> str | None:
     if not file.is_file():
         return None
     config = read_json(file)
-    names = _names(directory)
+    names = _names(directory, config)
     if kind := _recognized(config, names):
         return kind
     if what := unsupported.kind_of(config, names):
@@ -83,8 +83,10 @@ def read(directory: Path) -> SpeculatorFiles | None:
     return files
 
 
-def _names(directory: Path) -> Collection[str]:
-    """Of all tensors, where they may tell a drafter: whole models bring a tokenizer."""
-    if has_vocabulary(directory) or shards.format_of(directory) not in ("safetensors", "torch"):
+def _names(directory: Path, config: Mapping[str, Any]) -> Collection[str]:
+    """Of all tensors, where they may tell a drafter: whole models bring a tokenizer, and have no
+    second vocabulary."""
+    whole = has_vocabulary(directory) and "draft_vocab_size" not in config
+    if whole or shards.format_of(directory) not in ("safetensors", "torch"):
         return ()
     return Weights(directory).infos.keys()

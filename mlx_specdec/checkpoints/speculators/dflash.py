@@ -52,12 +52,12 @@ class BlockFiles(SpeculatorFiles):
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether this is a drafter of the kind, DSpark or DFlash 1."""
-    if (told := config.get("speculators_model_type")) is not None:
-        return bool(told == kind)
     nested = config.get("dflash_config")
     said = {**config, **(nested if isinstance(nested, Mapping) else {})}
     if said.get("projector_type") not in (None, "dflash", "dspark"):
         return False
+    if (told := config.get("speculators_model_type")) is not None:
+        return bool(told == kind)
     if kind == "dspark" and said.get("markov_rank"):
         return True
     listed = config.get("architectures")

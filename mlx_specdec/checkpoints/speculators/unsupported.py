@@ -28,13 +28,15 @@ _TENSORS = {
 def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
     """What these files hold, with its article; None where they are no drafter that is known."""
     nested = config.get("dflash_config")
-    keys = {*config, *(nested if isinstance(nested, Mapping) else ())}
+    said = {**config, **(nested if isinstance(nested, Mapping) else {})}
+    if said.get("projector_type") == "domino":
+        return "a Domino"
     told = config.get("speculators_model_type")
     if isinstance(told, str):
         return f"a drafter that says it is {told!a:.40}"
     if what := _TYPES.get(str(config.get("model_type"))):
         return what
-    if what := next((_KEYS[key] for key in _KEYS if key in keys), None):
+    if what := next((_KEYS[key] for key in _KEYS if key in said), None):
         return what
     if what := next((_TENSORS[name] for name in _TENSORS if name in names), None):
         return what
