@@ -5,6 +5,7 @@ scripts/make_drafter_fixtures.py made the fixtures: each round is computed from 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 
 from .. import speculators
+from . import dflash_by_hand
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "drafters"
 CASES = sorted(path.name for path in FIXTURES.iterdir())
@@ -206,3 +208,37 @@ def test_d2t_says_where_the_targets_tokens_stand(tmp_path: Path) -> None:
     rows = drafts_of(speculators.eagle3(tmp_path / "1"))
     assert np.all(np.isneginf(np.array(rows)[:, ::2])), "tokens that the drafter does not know"
     assert np.all(np.isfinite(np.array(rows)[:, 1::2]))
+
+
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        MIXED,
+        {**MIXED, "is_causal": True},
+        {**MIXED, "is_causal": False, "rope_theta": 700.0},
+        {"rope_is_neox_style": False},
+    ],
+)
+def test_blocks_of_the_authors_files_are_those_made_by_hand(changes: dict, tmp_path: Path) -> None:
+    usual = {"layer_types": ["full_attention"] * 2, "rope_theta": 10000.0, "block_size": 4}
+    directory = speculators.dflash(tmp_path / "dflash", **{**usual, **changes})
+    config = json.loads((directory / "config.json").read_text())
+    stored = mx.load(str(directory / "model.safetensors"))
+    tensors = {name: np.array(array, dtype=np.float64) for name, array in stored.items()}
+    keys = mx.random.split(mx.random.key(4), 2)
+    embedding = mx.random.normal((speculators.VOCABULARY, speculators.WIDTH), key=keys[0])
+    table = np.array(embedding, dtype=np.float64)
+    hidden = mx.random.normal((23, 2 * speculators.WIDTH), key=keys[1])
+    tokens = [(5 * place + 7) % speculators.VOCABULARY for place in range(24)]
+    run = Run(network_of(directory, Lender(embedding)), tokens, hidden)
+    mask = config["dflash_config"]["mask_token_id"]
+    for length in (2, 7, 8, 12, 13, 24):
+        _, rows = run.draft(length, 3)
+        slots = table[[tokens[length - 1], mask, mask, mask]]
+        seen = np.array(hidden, dtype=np.float64)[: length - 1]
+        expected = dflash_by_hand.block(tensors, config, seen, slots)[1:] @ table.T
+        assert np.max(np.abs(np.array(rows) - expected)) <= LIMIT

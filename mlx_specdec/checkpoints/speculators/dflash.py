@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from .layout import LayerSizes, Shapes, SpeculatorFiles, Stored, layer_sizes
+from .layout import SpeculatorFiles, Stored
 from .settings import Settings
+from .sizes import LayerSizes, Shapes, layer_sizes
 
 ARCHITECTURES: Mapping[str, str] = {
     "dspark": r"\w*DSpark\w*",
     "dflash": r"\w*DFlash\w*",
 }
 MoreShapes = Callable[[Settings, LayerSizes, int], Shapes]
+MOST_SLOTS = 256
 MARKOV = ("vanilla", "gated", "rnn")
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 W1 = "markov_head.markov_w1.weight"
@@ -83,12 +85,14 @@ def read(
     vocabulary = settings.whole("vocab_size", 151936 if nested else None)
     drafted = settings.whole("draft_vocab_size", vocabulary)
     stored = Stored(directory, _own_name, _passed_over(drafted, vocabulary))
+    stored.check_layers(sizes.count)
     taps = _taps(stored, settings.whole("target_hidden_size", sizes.width))
     markov = _markov(settings, stored)
     needed, optional = _shapes(sizes, stored, taps, (vocabulary, drafted), markov)
     stored.check(needed | (more(settings, sizes, vocabulary) if more else {}), optional)
     anchored = settings.flag("sample_from_anchor", kind == "dspark")
-    slots = settings.whole("block_size", None if not nested else 8, least=1 if anchored else 2)
+    least = 1 if anchored else 2
+    slots = settings.whole("block_size", 8 if nested else None, least, MOST_SLOTS)
     mask_token = settings.whole("mask_token_id", least=0)
     if mask_token >= vocabulary:
         raise settings.wrong("mask_token_id", f"one of the target's {vocabulary} tokens")
@@ -154,8 +158,9 @@ def _markov(settings: Settings, stored: Stored) -> str | None:
 
 def _windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
     kinds = settings.get("layer_types") or ["full_attention"] * layers
-    known = {"full_attention", "sliding_attention"}
-    if not isinstance(kinds, list) or len(kinds) != layers or not known.issuperset(kinds):
+    known = ("full_attention", "sliding_attention")
+    listed = isinstance(kinds, list) and all(kind in known for kind in kinds)
+    if not listed or len(kinds) != layers:
         raise settings.wrong("layer_types", "full_attention or sliding_attention for each layer")
     if "sliding_attention" not in kinds:
         return (None,) * layers

@@ -13,8 +13,8 @@ from typing import Any
 
 from . import dflash
 from .dflash import BlockFiles
-from .layout import LayerSizes, Shapes
 from .settings import Settings
+from .sizes import LayerSizes, Shapes
 
 SELECTOR, CONVOLUTIONS = "candidate_selector", ("attention_conv", "mlp_conv")
 CODEBOOKS = tuple(f"{SELECTOR}.{part}_codebook.weight" for part in ("predecessor", "successor"))

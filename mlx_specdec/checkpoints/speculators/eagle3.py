@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from .layout import LayerSizes, Shapes, SpeculatorFiles, Stored, layer_sizes
+from .layout import SpeculatorFiles, Stored
 from .settings import Settings
+from .sizes import LayerSizes, Shapes, layer_sizes
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = re.compile(r"\w*Eagle3\w*")
@@ -52,12 +53,13 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> Eagle3Files:
     nested = isinstance(inner, Mapping)
     settings = Settings(file, inner, config)
     sizes = layer_sizes(settings, inner.get("model_type") if isinstance(inner, Mapping) else None)
-    if "sliding_attention" in (settings.get("layer_types") or ()):
+    if "sliding_attention" in str(settings.get("layer_types")):
         raise settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
     stored = Stored(directory, _own_name)
     width = sizes.width
     target_width = settings.whole("target_hidden_size", width)
     features = _columns(stored, "fc.weight")
+    stored.check_layers(max(sizes.count, features // target_width))
     taps = max(1, features // target_width)
     vocabulary = settings.whole("vocab_size", 32000 if nested else None)
     drafted = settings.whole("draft_vocab_size", vocabulary)

@@ -1,4 +1,4 @@
-"""What the kinds of drafters have in common in their files: layers, tapped layers, vocabularies."""
+"""What drafters have in common in their files: tapped layers, vocabularies, tensors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from ...errors import CheckpointError
 from ..configuration import check_weights
 from ..files import Weights
 from ..tensors import DTYPES
-from .settings import Settings
+from .sizes import LayerSizes, Shapes
 
-Shapes = dict[str, tuple[int, ...]]
 WIDTHS, DEPTHS = (
     ("hidden_size", "d_model", "n_embd"),
     ("num_decoder_layers", "num_hidden_layers", "num_layers", "n_layers", "n_layer"),
@@ -25,118 +24,6 @@ WIDTHS, DEPTHS = (
 """What config.json of whole models calls both."""
 UNREAD = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """What d2t says as well, and what only training needs."""
-_DEFAULTS: Mapping[str, Mapping[str, int]] = {
-    "llama": {
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "vocab_size": 32000,
-    },
-    "qwen3": {
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "num_hidden_layers": 32,
-        "head_dim": 128,
-        "vocab_size": 151936,
-    },
-}
-"""transformers', which configurations of `speculators` leave out."""
-
-
-@dataclass(frozen=True)
-class LayerSizes:
-    """The transformer layers of a drafter, which are Llama's or Qwen 3's.
-
-    eps: of the norms. rope_theta, rope_scaling, max_positions: of rotary positions, the drafter's
-    own. interleaved: neighboring entries are rotated together.
-    """
-
-    count: int
-    width: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
-    max_positions: int
-    interleaved: bool
-
-    def shapes(self, number: int, inputs: int) -> Shapes:
-        """The tensors of one layer. inputs: width of what queries, keys and values are made of."""
-        inner, wide = self.heads * self.head_dim, (self.intermediate, self.width)
-        own = {
-            "self_attn.q_proj.weight": (inner, inputs),
-            "self_attn.k_proj.weight": (self.kv_heads * self.head_dim, inputs),
-            "self_attn.v_proj.weight": (self.kv_heads * self.head_dim, inputs),
-            "self_attn.o_proj.weight": (self.width, inner),
-            "mlp.gate_proj.weight": wide,
-            "mlp.up_proj.weight": wide,
-            "mlp.down_proj.weight": (self.width, self.intermediate),
-            "input_layernorm.weight": (self.width,),
-            "post_attention_layernorm.weight": (self.width,),
-        }
-        return {f"layers.{number}.{name}": shape for name, shape in own.items()}
-
-    def optional(self, number: int) -> Shapes:
-        """What a layer may have beside them: presence decides, whatever config.json says."""
-        inner, outer = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        own = {
-            "self_attn.q_proj.bias": (inner,),
-            "self_attn.k_proj.bias": (outer,),
-            "self_attn.v_proj.bias": (outer,),
-            "self_attn.o_proj.bias": (self.width,),
-            "self_attn.q_norm.weight": (self.head_dim,),
-            "self_attn.k_norm.weight": (self.head_dim,),
-            "mlp.gate_proj.bias": (self.intermediate,),
-            "mlp.up_proj.bias": (self.intermediate,),
-            "mlp.down_proj.bias": (self.width,),
-        }
-        return {f"layers.{number}.{name}": shape for name, shape in own.items()}
-
-
-def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
-    """From a drafter's configuration. model_type: whose defaults stand where it is silent; None
-    where it may not be silent. Raises CheckpointError."""
-    default = _DEFAULTS.get(str(model_type), {})
-
-    def whole(name: str, otherwise: int | None = None) -> int:
-        return settings.whole(name, default.get(name, otherwise))
-
-    if settings.get("hidden_act") not in (None, "silu"):
-        raise settings.wrong("hidden_act", "silu")
-    if settings.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise settings.wrong("partial_rotary_factor", "1")
-    width, heads = whole("hidden_size"), whole("num_attention_heads")
-    positions = settings.get("rope_parameters") or settings.get("rope_scaling")
-    rope = Settings(settings.file, positions)
-    return LayerSizes(
-        count=whole("num_hidden_layers"),
-        width=width,
-        intermediate=whole("intermediate_size"),
-        heads=heads,
-        kv_heads=whole("num_key_value_heads", heads),
-        head_dim=whole("head_dim", max(1, width // heads)),
-        eps=settings.above_zero("rms_norm_eps", 1e-6),
-        rope_theta=rope.above_zero("rope_theta", settings.above_zero("rope_theta", 10000.0)),
-        rope_scaling=positions if _scales(rope) else None,
-        max_positions=settings.whole("max_position_embeddings", 2048),
-        interleaved=not settings.flag("rope_is_neox_style", True),
-    )
-
-
-def _scales(rope: Settings) -> bool:
-    """Whether positions are scaled. Raises CheckpointError for a scaling that is not known."""
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in ("default", "linear", "llama3", "yarn"):
-        raise rope.wrong("rope_type", "default, linear, llama3 or yarn")
-    if kind != "default":
-        rope.above_zero("factor", 0.0)
-    return bool(kind != "default")
 
 
 @dataclass(frozen=True)
@@ -222,6 +109,14 @@ class Stored:
         self._names = {own: name for own, name in named.items() if own not in (*UNREAD, *unread)}
         self.shapes = {own: self._weights.infos[name].shape for own, name in self._names.items()}
 
+    def check_layers(self, count: int) -> None:
+        """Raises CheckpointError where config.json asks for more layers than can be."""
+        tensors = len(self.shapes)
+        if count > tensors:
+            raise CheckpointError(
+                f"{self.directory} asks for {count} layers, and there are {tensors} tensors"
+            )
+
     def check(self, needed: Shapes, optional: Shapes) -> None:
         """Raises CheckpointError for the first tensor missing, left over, or of another shape."""
         present = {name: shape for name, shape in optional.items() if name in self.shapes}
@@ -230,11 +125,13 @@ class Stored:
         except CheckpointError as problem:
             raise CheckpointError(f"{self.directory}: {problem}") from None
         for own, name in self._names.items():
-            info = self._weights.infos[name]
-            if own != "d2t" and not mx.issubdtype(DTYPES[info.dtype], mx.floating):
+            stored, wanted = self._weights.infos[name].dtype, "floats"
+            kind = mx.floating
+            if own == "d2t":
+                kind, wanted = mx.integer, "whole numbers"
+            if not mx.issubdtype(DTYPES[stored], kind):
                 raise CheckpointError(
-                    f"{self.directory} stores {name} as {info.dtype}: a drafter's weights are "
-                    "floats"
+                    f"{self.directory} stores {name} as {stored}: these have to be {wanted}"
                 )
 
     def target_ids(self, count: int, vocabulary: int) -> tuple[int, ...] | None:

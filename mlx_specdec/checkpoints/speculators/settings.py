@@ -23,12 +23,14 @@ class Settings:
         values = (part.get(name) for part in self._parts)
         return next((value for value in values if value is not None), None)
 
-    def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
+    def whole(
+        self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST
+    ) -> int:
         """A whole number. Raises CheckpointError, as all that follow."""
         value = self.get(name)
         value = default if value is None else value
-        if type(value) is not int or not least <= value <= LARGEST:
-            raise self.wrong(name, f"a whole number from {least}")
+        if type(value) is not int or not least <= value <= most:
+            raise self.wrong(name, f"a whole number from {least} to {most}")
         return value
 
     def above_zero(self, name: str, default: float) -> float:

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.speculators.eagle3 import Eagle3Files
-from ...checkpoints.speculators.layout import LayerSizes
+from ...checkpoints.speculators.sizes import LayerSizes
 from ..base import Base
 from ..kv_cache import KVCache
 from .layers import Layer

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...checkpoints.speculators.layout import LayerSizes
+from ...checkpoints.speculators.sizes import LayerSizes
 
 
 def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
