@@ -296,7 +296,7 @@ def make_labels(
     """How a completion is named in its result."""
     return Labels(
         model=pair.name,
-        draft_model=pair.draft_name if any(d.name == "draft" for d in chosen) else None,
+        draft_model=pair.draft_name if any(each.identity for each in chosen) else None,
         proposer=proposer_kind(chosen),
         rule=options.rule_name,
         lossy=options.lossy,

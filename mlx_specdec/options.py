@@ -31,9 +31,10 @@ class Options(Sampling):
     max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64,
     or "auto", learned from what rounds cost and bring on this machine. The lengths then follow the
     clock: under the rules token, block and typical only a number repeats a seed's text.
-    proposer: "draft", "ngram" (prompt lookup), "medusa" (heads), "none", or "auto": lookup and,
-    where it abstains, the draft, else the heads; None takes auto where there is a draft or are
-    heads, without lookup where num_draft is a number.
+    proposer: "draft", "ngram" (prompt lookup), "medusa" (heads), a drafter on hidden states by its
+    kind ("dspark", "dflash2", "dflash", "eagle3"), "none", or "auto": lookup and, where it
+    abstains, what has weights; None takes auto where something has, without lookup where num_draft
+    is a number.
     ngram_min: shortest match of lookup; None trusts 2 tokens, and 4 where another proposer is
     asked next. ngram_choice: "recent" or "frequent" continuation.
     rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token

@@ -11,19 +11,23 @@ from pathlib import Path
 
 from . import threads
 from .cache_settings import CacheSettings
-from .checkpoints import shards
+from .checkpoints import files, shards, speculators
 from .checkpoints.formats import medusa as medusa_files
 from .checkpoints.source import as_directory, resolve, resolve_config
+from .checkpoints.speculators.layout import SpeculatorFiles
 from .contracts import Progress, ignore_progress
 from .drafting import document_cache
 from .drafting.document_cache import IndexKey
 from .drafting.document_index import DocumentIndex
 from .drafting.translation import Translation
 from .errors import CheckpointError, OptionError, SourceError
+from .models import speculators as networks
 from .models.base import Base
 from .models.loading import Loaded, load_model
 from .models.medusa_heads import MedusaHeads, attach
+from .models.number_format import NumberFormat
 from .models.self_draft import self_draft
+from .models.speculators.speculator import Speculator
 from .models.stand_in import stand_in
 from .options import SELF
 from .text import documents
@@ -41,8 +45,9 @@ class Pair:
 
     vocabulary: number of token ids that target and tokenizer both know; every distribution has
     this width. translation: for a draft whose vocabulary is another. documents: what lookup
-    searches beside prompt and text. heads: of the target, where it has some. draft_bytes: what
-    the draft takes beside the target, in bytes. task_prefix: what the target wants every prompt to
+    searches beside prompt and text. heads: of the target, where it has some. speculator: in the
+    draft's place one that reads the target's hidden states. draft_bytes: what either takes beside
+    the target, in bytes. task_prefix: what the target wants every prompt to
     begin with; mostly nothing.
     """
 
@@ -58,6 +63,7 @@ class Pair:
     translation: Translation | None = None
     documents: DocumentIndex | None = None
     heads: MedusaHeads | None = None
+    speculator: Speculator | None = None
     draft_bytes: int = 0
     task_prefix: str = ""
 
@@ -88,7 +94,8 @@ def load(
     random_weights: bool = False,
     progress: Progress | None = None,
 ) -> Pair:
-    """Load a target and, if named, a draft model with the same vocabulary.
+    """Load a target and, if named, what drafts for it: a draft model with the same vocabulary, or a
+    drafter that reads the target's hidden states, which its files tell.
 
     model, draft_model: a directory or a name on the Hugging Face Hub; a model that is Medusa heads
     brings the base model that it names, and the draft "self" is the target's own layers at
@@ -106,7 +113,13 @@ def load(
     started = time.perf_counter()
     given = Loading(dtype, caches, random_weights, progress)
     adapter = None if adapter_path is None else Path(adapter_path)
-    target, tokenizer, heads = _load_target(str(model), revision, q_bits, given, adapter)
+    source = None if draft_model in (None, SELF) else _fetch(str(draft_model), None, given)
+    riding = None if source is None else speculators.read(source)
+    directory = _fetch(str(model), revision, given)
+    speculators.check_is_none(directory)
+    if riding is not None:
+        _check_early(riding, directory)
+    target, tokenizer, heads = _load_target(directory, q_bits, given, adapter)
     pair = Pair(
         name=str(model),
         draft_name=None if draft_model is None else str(draft_model),
@@ -123,8 +136,11 @@ def load(
     if pair.draft_name == SELF:
         own, added = self_draft(target.model, draft_q_bits or SELF_BITS)
         pair = replace(pair, draft=own, draft_bytes=added)
-    elif pair.draft_name is not None:
-        loaded, draft_tokenizer = _load_draft(pair.draft_name, draft_q_bits, given)
+    elif riding is not None:
+        network = networks.attach(riding, target.model, NumberFormat(dtype, draft_q_bits))
+        pair = replace(pair, speculator=network, draft_bytes=network.nbytes)
+    elif source is not None:
+        loaded, draft_tokenizer = _load_draft(source, draft_q_bits, given)
         if loaded.kind != target.kind:
             raise OptionError(
                 f"the draft model is {loaded.kind} and the target {target.kind}: give a draft of "
@@ -156,10 +172,16 @@ def with_documents(
     return replace(pair, documents=index)
 
 
+def _check_early(riding: SpeculatorFiles, target: Path) -> None:
+    """Raises CheckpointError before any weights are read, where the target's config.json tells that
+    the drafter was made for another target."""
+    if (target / "config.json").is_file():
+        riding.check_config(files.read_config(target))
+
+
 def _load_target(
-    name: str, revision: str | None, q_bits: int | None, given: Loading, adapter: Path | None
+    directory: Path, q_bits: int | None, given: Loading, adapter: Path | None
 ) -> tuple[Loaded, Tokenizer, MedusaHeads | None]:
-    directory = _fetch(name, revision, given)
     if not medusa_files.is_medusa(directory):
         return (*_load_from(directory, q_bits, given, adapter), None)
     read = medusa_files.read(directory)
@@ -179,8 +201,7 @@ def _base(heads: Path, name: str, given: Loading) -> Path:
     return base
 
 
-def _load_draft(name: str, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
-    directory = _fetch(name, None, given)
+def _load_draft(directory: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
     try:
         return _load_from(directory, q_bits, given)
     except OptionError:

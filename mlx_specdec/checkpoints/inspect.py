@@ -10,12 +10,13 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, SourceError, SpecdecError
-from . import files, shards
+from . import files, shards, speculators
 from .disk.reading import check_directory, read_json
 from .formats import medusa
 from .plans import Plan, plan_for
@@ -151,6 +152,10 @@ def _inspect(path: Path) -> Inspection:
         check_directory(path)
         if medusa.is_medusa(path):
             return _inspect_heads(path)
+        # Of one that is not supported what is there is shown all the same.
+        with suppress(CheckpointError):
+            if kind := speculators.kind_of(path):
+                return _inspect_drafter(path, kind)
     with as_directory(path) as directory:
         return _inspect_model(path, directory)
 
@@ -167,6 +172,15 @@ def _inspect_heads(path: Path) -> Inspection:
     problem = f"Medusa heads of the base model {base} are used as they are"
     config = {**config, "model_type": "Medusa heads"}
     return _inspect_file(path, medusa.file_of(path), config, problem)
+
+
+def _inspect_drafter(path: Path, kind: str) -> Inspection:
+    weights, config = files.Weights(path), read_json(path / "config.json")
+    inner = config.get("transformer_layer_config")
+    config = {**config, **(inner if isinstance(inner, Mapping) else {}), "model_type": kind}
+    problem = "a drafter that reads its target's hidden states is used as it is"
+    parts = list(weights.paths)
+    return _inspection(path, weights.format, parts, config, weights.contents, problem=problem)
 
 
 def _inspect_model(path: Path, directory: Path) -> Inspection:

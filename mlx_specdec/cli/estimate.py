@@ -48,6 +48,7 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     blas.load()
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
+    from ..checkpoints.speculators import kind_of
     from ..drafters import device_name
     from ..estimate.pair import Asked, own_draft
     from ..estimate.pair import estimate as measure
@@ -57,7 +58,13 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     if draft_model == SELF:
         draft = own_draft(target, sources.draft_q_bits)
     else:
-        config = read_config(resolve_config(draft_model))
+        source = resolve_config(draft_model)
+        if kind := kind_of(source):
+            raise OptionError(
+                f"{draft_model} is a drafter of the kind {kind}, and what such a one brings is not "
+                "estimated: measure it with bench"
+            )
+        config = read_config(source)
         draft = Asked(draft_model, config, sources.dtype, sources.draft_q_bits)
     with render.progress("measuring") as report:
         told = measure(target, draft, **vars(effort), progress=report)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SEARCHING = ("auto", "ngram")
 """Proposers that look things up."""
+DRAFTLESS = ("ngram", "medusa", "none")
+"""Proposers for which no draft is loaded."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,10 @@ class Drafting(Flags):
     panel = "Drafting"
     proposer: str | None = flag(
         None,
-        "The drafter: a draft model, n-gram lookup in the prompt and the text, Medusa heads, "
-        "lookup before one of the others (auto), or none.",
-        metavar="|".join(proposers()),
+        "The drafter: a draft model (draft), n-gram lookup in the prompt and the text (ngram), "
+        "Medusa heads (medusa), a drafter on the target's hidden states by its kind (dspark, "
+        "dflash2, dflash, eagle3), lookup before one of the others (auto), or none.",
+        metavar="NAME",
         autocompletion=proposers,
     )
     num_draft: str = flag(
@@ -226,7 +229,7 @@ def load_drafting(
     told: say what a draft takes that nobody named. Raises as `pairs.load_pair` and
     `assemble.with_documents` do."""
     model, draft_model = named(models)
-    if asked.regular or asked.proposer not in (None, "auto", "draft"):
+    if asked.regular or asked.proposer in DRAFTLESS:
         draft_model = None
     pair = load_pair(
         model, draft_model, caches=caches, random_weights=random_weights, **models.loading()

@@ -40,8 +40,8 @@ class Sources(Flags):
     )
     draft_model: str | None = flag(
         None,
-        "The draft: a directory, a name on the Hub, self for the target at fewer bits, or auto for "
-        "the one in the table of pairs.",
+        "The draft, a model or a drafter on hidden states: a directory, a name on the Hub, self "
+        "for the target at fewer bits, or auto for the one in the table of pairs.",
         "--draft-model-name",
     )
     revision: str | None = flag(None, REVISION)

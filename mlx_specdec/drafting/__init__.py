@@ -14,6 +14,10 @@ from .drafter import Brought, Drafter
 DRAFTERS = {
     "ngram": "lookup",
     "draft": "draft_model",
+    "dspark": "speculator",
+    "dflash2": "speculator",
+    "dflash": "speculator",
+    "eagle3": "speculator",
     "medusa": "medusa",
 }
 """Name -> module. The order is the one in which `auto` prefers those that need weights."""
@@ -22,7 +26,8 @@ DRAFTERS = {
 def find(name: str, pair: Brought) -> Drafter | None:
     """The named drafter of a pair; None where the pair brings nothing for it."""
     made: Drafter | None = import_module(f".{DRAFTERS[name]}", __name__).drafter(pair)
-    return made
+    # One module may know several names, of which a pair brings one.
+    return made if made is not None and made.name == name else None
 
 
 def missing(name: str) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..contracts import Model, Proposer, TargetModel
     from .document_index import DocumentIndex
     from .medusa import Heads
+    from .speculator import Network
     from .translation import Translation
 
 MOST_DRAFTED = 16
@@ -33,6 +34,8 @@ class Brought(Protocol):
     def translation(self) -> Translation | None: ...
     @property
     def heads(self) -> Heads | None: ...
+    @property
+    def speculator(self) -> Network | None: ...
     @property
     def documents(self) -> DocumentIndex | None: ...
 

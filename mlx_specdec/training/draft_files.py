@@ -53,6 +53,11 @@ def initial(pair: Pair, asked: DraftConfig | None, seed: int) -> Iterator[Initia
     """
     if pair.heads is not None:
         raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
+    if pair.speculator is not None:
+        raise OptionError(
+            f"{pair.draft_name} reads hidden states and is no draft model: name a draft model to "
+            "begin with, or give layers"
+        )
     if pair.draft_name == SELF:
         raise OptionError("the draft self has no weights of its own: give layers instead")
     if pair.draft is not None and (pair.translation or pair.draft.vocabulary < pair.vocabulary):

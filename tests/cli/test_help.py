@@ -74,12 +74,13 @@ def test_choices_are_shown(run: Run) -> None:
     shown = run("generate", "-h").out
     for choices in (
         "coupled|token|block|typical",
-        "auto|ngram|draft|medusa|none",
         "recent|frequent",
         "same|intersect",
         "auto|float32|float16|bfloat16",
     ):
         assert choices in shown
+    assert all(f"({name})" in shown for name in ("draft", "ngram", "medusa", "auto"))
+    assert "(dspark, dflash2, dflash, eagle3)" in " ".join(shown.split())
     assert "forward|reverse|jsd|tvd" in run("train-draft", "-h").out
 
 

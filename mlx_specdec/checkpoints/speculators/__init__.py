@@ -1,0 +1,92 @@
+"""Directories of drafters that read the target's hidden states: which kind one is, and its reader.
+
+A kind is a module of this package with `recognizes` and `read`, and a line in KINDS. Other programs
+call such a drafter a speculator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError
+from .. import shards
+from ..disk.reading import read_json
+from ..files import Weights, has_vocabulary
+from . import unsupported
+from .layout import SpeculatorFiles
+
+KINDS: Mapping[str, str] = {
+    "dspark": "dflash",
+    "dflash2": "dflash2",
+    "dflash": "dflash",
+    "eagle3": "eagle3",
+}
+"""Kind -> module. The order is the one in which they are tried: a DSpark is a DFlash with more."""
+
+
+def kind_of(directory: Path) -> str | None:
+    """The kind of drafter that a directory holds; None for a whole model, or what is no drafter.
+
+    Raises CheckpointError for a drafter of a kind that is known and not supported.
+    """
+    file = directory / "config.json"
+    if not file.is_file():
+        return None
+    config = read_json(file)
+    names = _names(directory, config)
+    if kind := _recognized(config, names):
+        return kind
+    if what := unsupported.kind_of(config, names):
+        raise CheckpointError(
+            f"{directory} holds {what}, a drafter of a kind that is not supported: give a draft "
+            f"model, or a drafter of one of the kinds {', '.join(sorted(KINDS))}"
+        )
+    return None
+
+
+def check_is_none(directory: Path) -> None:
+    """Raises CheckpointError for a drafter, which is no model to generate with."""
+    file = directory / "config.json"
+    kind = _recognized(read_json(file), ()) if file.is_file() else None
+    if kind is not None:
+        raise CheckpointError(
+            f"{directory} holds a drafter of the kind {kind} and no whole model: give it as the "
+            "draft model, beside the target that it was made for"
+        )
+
+
+def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """The kind that configuration and names of tensors tell."""
+    known = (
+        kind
+        for kind, module in KINDS.items()
+        if import_module(f".{module}", __name__).recognizes(kind, config, names)
+    )
+    return next(known, None)
+
+
+def read(directory: Path) -> SpeculatorFiles | None:
+    """The drafter that a directory holds, every tensor's shape checked; None as `kind_of` says.
+
+    Raises CheckpointError for files that are damaged, contradict one another, or are not supported.
+    """
+    kind = kind_of(directory) if directory.is_dir() else None
+    if kind is None:
+        return None
+    config: dict[str, Any] = read_json(directory / "config.json")
+    files: SpeculatorFiles = import_module(f".{KINDS[kind]}", __name__).read(
+        kind, directory, config
+    )
+    return files
+
+
+def _names(directory: Path, config: Mapping[str, Any]) -> Collection[str]:
+    """Of all tensors, where they may tell a drafter: whole models bring a tokenizer, and have no
+    second vocabulary."""
+    whole = has_vocabulary(directory) and "draft_vocab_size" not in config
+    if whole or shards.format_of(directory) not in ("safetensors", "torch"):
+        return ()
+    return Weights(directory).infos.keys()

@@ -1,0 +1,137 @@
+"""EAGLE-3 in its three dialects: the authors' own, that of `speculators`, and SpecForge's.
+
+Source: Li et al., arXiv 2503.01840, and the files that the authors, vLLM and SGLang read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError
+from .layout import SpeculatorFiles, Stored
+from .settings import Settings
+from .sizes import LayerSizes, Shapes, layer_sizes
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+ARCHITECTURES = re.compile(r"\w*Eagle3\w*")
+
+
+@dataclass(frozen=True)
+class Eagle3Files(SpeculatorFiles):
+    """norm_before_residual: what the first layer adds to is normed. norms_before_head: logits are
+    made of what the last norm puts out. feeds_back_normed: so is the next step's feature."""
+
+    norm_before_residual: bool
+    norms_before_head: bool
+    feeds_back_normed: bool
+
+    def usual_layers(self, layers: int) -> tuple[int, ...]:
+        """Inputs of a low, a middle and a high layer, which are the outputs before them."""
+        return (1, layers // 2 - 1, layers - 4)
+
+
+def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether this is an EAGLE-3."""
+    if (told := config.get("speculators_model_type")) is not None:
+        return bool(told == kind)
+    if "mask_hidden" in names:
+        return False
+    listed = config.get("architectures")
+    named = isinstance(listed, list) and any(ARCHITECTURES.fullmatch(str(one)) for one in listed)
+    own = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
+    return named or not own.isdisjoint(names)
+
+
+def read(kind: str, directory: Path, config: Mapping[str, Any]) -> Eagle3Files:
+    """See `speculators.read`."""
+    file = directory / "config.json"
+    inner = config.get("transformer_layer_config")
+    nested = isinstance(inner, Mapping)
+    settings = Settings(file, inner, config)
+    sizes = layer_sizes(settings, inner.get("model_type") if isinstance(inner, Mapping) else None)
+    if "sliding_attention" in str(settings.get("layer_types")):
+        raise settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
+    stored = Stored(directory, _own_name)
+    width = sizes.width
+    target_width = settings.whole("target_hidden_size", width)
+    features = _columns(stored, "fc.weight")
+    stored.check_layers(max(sizes.count, features // target_width))
+    taps = max(1, features // target_width)
+    vocabulary = settings.whole("vocab_size", 32000 if nested else None)
+    drafted = settings.whole("draft_vocab_size", vocabulary)
+    stored.check(*_shapes(sizes, features, target_width, vocabulary, drafted))
+    if features != taps * target_width:
+        raise CheckpointError(
+            f"{directory} reads hidden states of {features} numbers, which are no multiple of the "
+            f"target's width {target_width}: its config.json belongs to another drafter"
+        )
+    lent = [name for name in ("embed_tokens", "lm_head") if f"{name}.weight" not in stored.shapes]
+    if width != target_width and lent:
+        raise CheckpointError(
+            f"{directory} has width {width} and its target {target_width}, and brings no "
+            f"{lent[0]} of its own: the drafter is not complete"
+        )
+    return Eagle3Files(
+        directory=directory,
+        kind=kind,
+        sizes=sizes,
+        tapped=_tapped(settings, config),
+        taps=taps,
+        target_width=target_width,
+        vocabulary=vocabulary,
+        target_ids=stored.target_ids(drafted, vocabulary),
+        tensors=stored.read(),
+        norm_before_residual=settings.flag("norm_before_residual", False),
+        # One name, two meanings.
+        norms_before_head=nested or settings.flag("norm_output", True),
+        feeds_back_normed=nested and settings.flag("norm_output", False),
+    )
+
+
+def _tapped(settings: Settings, config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The layers whose outputs are read. The key decides how they are counted: on its own it names
+    layers by their inputs, inside of eagle_config by their outputs."""
+    if (by_input := settings.ids(IDS)) is not None:
+        return tuple(layer - 1 for layer in by_input)
+    return Settings(settings.file, config.get("eagle_config")).ids(IDS)
+
+
+def _own_name(name: str) -> str:
+    return re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
+
+
+def _columns(stored: Stored, name: str) -> int:
+    shape = stored.shapes.get(name, ())
+    if len(shape) != 2:
+        raise CheckpointError(f"{stored.directory} has no matrix {name}: it is no whole EAGLE-3")
+    return shape[1]
+
+
+def _shapes(
+    sizes: LayerSizes, features: int, target_width: int, vocabulary: int, drafted: int
+) -> tuple[Shapes, Shapes]:
+    """What there has to be, and what there may be."""
+    width = sizes.width
+    needed: Shapes = {
+        "fc.weight": (width, features),
+        "layers.0.hidden_norm.weight": (width,),
+        "norm.weight": (width,),
+    }
+    optional: Shapes = {
+        "fc.bias": (width,),
+        "embed_tokens.weight": (vocabulary, width),
+        "input_norm.weight": (features,),
+    }
+    own = {"lm_head.weight": (drafted, width), "d2t": (drafted,)}
+    (needed if drafted != vocabulary else optional).update(own)
+    for number in range(features // target_width):
+        optional[f"fc_norm.{number}.weight"] = (target_width,)
+    for number in range(sizes.count):
+        # The first layer sees the token's embedding beside the hidden state.
+        needed |= sizes.shapes(number, 2 * width if number == 0 else width)
+        optional |= sizes.optional(number)
+    return needed, optional

@@ -1,0 +1,157 @@
+"""What drafters have in common in their files: tapped layers, vocabularies, tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...errors import CheckpointError
+from ..configuration import check_weights
+from ..files import Weights
+from ..tensors import DTYPES
+from .sizes import LayerSizes, Shapes
+
+WIDTHS, DEPTHS = (
+    ("hidden_size", "d_model", "n_embd"),
+    ("num_decoder_layers", "num_hidden_layers", "num_layers", "n_layers", "n_layer"),
+)
+"""What config.json of whole models calls both."""
+UNREAD = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+"""What d2t says as well, and what only training needs."""
+
+
+@dataclass(frozen=True)
+class SpeculatorFiles(ABC):
+    """A drafter as it lies in a directory.
+
+    kind: a key of KINDS. tapped: the target's layers, counted from 0, whose outputs it reads, in
+    the order in which it puts them side by side; None for the kind's own choice. taps: how many
+    they are. target_width: of each. vocabulary: the target's, as config.json says. target_ids: the
+    target's token for each of the drafter's; None where they are the same. tensors: by name, lazy,
+    each of the shape that the kind asks for.
+    """
+
+    directory: Path
+    kind: str
+    sizes: LayerSizes
+    tapped: tuple[int, ...] | None
+    taps: int
+    target_width: int
+    vocabulary: int
+    target_ids: tuple[int, ...] | None
+    tensors: Mapping[str, mx.array]
+
+    @abstractmethod
+    def usual_layers(self, layers: int) -> tuple[int, ...]:
+        """The target's layers that this kind reads where nothing says which; see `tapped`."""
+
+    def tapped_of(self, layers: int) -> tuple[int, ...]:
+        """The layers of a target of so many that are tapped. Raises CheckpointError."""
+        tapped = self.usual_layers(layers) if self.tapped is None else self.tapped
+        if len(tapped) != self.taps:
+            raise CheckpointError(
+                f"{self.directory} reads {self.taps} hidden states side by side, and names "
+                f"{len(tapped)} layers of the target: its config.json belongs to another drafter"
+            )
+        if wrong := [layer for layer in tapped if not 0 <= layer < layers]:
+            raise CheckpointError(
+                f"{self.directory} reads what layer {wrong[0]} of the target puts out, and the "
+                f"target has layers 0 to {layers - 1}: the drafter belongs to another target"
+            )
+        return tapped
+
+    def check(self, width: int | None, layers: int | None, vocabulary: int | None) -> None:
+        """Raises CheckpointError for a target that this drafter was not made for. None: that is not
+        known of the target."""
+        for what, its, the_targets in (
+            ("hidden states of width", self.target_width, width),
+            ("a vocabulary of", self.vocabulary, vocabulary),
+        ):
+            if the_targets is not None and its != the_targets:
+                raise CheckpointError(
+                    f"{self.directory} drafts for a target with {what} {its}, and this one has "
+                    f"{the_targets}: the drafter belongs to another target"
+                )
+        if layers is not None:
+            self.tapped_of(layers)
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """`check` with what the config.json of a target says."""
+        inner = config.get("text_config")
+        parts = [part for part in (inner, config) if isinstance(part, Mapping)]
+
+        def said(names: tuple[str, ...]) -> int | None:
+            values = (part[name] for part in parts for name in names if name in part)
+            return next((value for value in values if type(value) is int), None)
+
+        self.check(said(WIDTHS), said(DEPTHS), said(("vocab_size",)))
+
+
+class Stored:
+    """The tensors of a drafter's directory under the names that its kind has for them.
+
+    own_name: of a tensor, from its name in the file. unread: own names of what is passed over.
+    Raises CheckpointError for files that are damaged.
+    """
+
+    def __init__(
+        self, directory: Path, own_name: Callable[[str], str], unread: Collection[str] = ()
+    ) -> None:
+        self.directory = directory
+        self._weights = Weights(directory)
+        named = {own_name(name): name for name in self._weights.infos}
+        self._names = {own: name for own, name in named.items() if own not in (*UNREAD, *unread)}
+        self.shapes = {own: self._weights.infos[name].shape for own, name in self._names.items()}
+
+    def check_layers(self, count: int) -> None:
+        """Raises CheckpointError where config.json asks for more layers than can be."""
+        tensors = len(self.shapes)
+        if count > tensors:
+            raise CheckpointError(
+                f"{self.directory} asks for {count} layers, and there are {tensors} tensors"
+            )
+
+    def check(self, needed: Shapes, optional: Shapes) -> None:
+        """Raises CheckpointError for the first tensor missing, left over, or of another shape."""
+        present = {name: shape for name, shape in optional.items() if name in self.shapes}
+        try:
+            check_weights({**needed, **present}, self.shapes)
+        except CheckpointError as problem:
+            raise CheckpointError(f"{self.directory}: {problem}") from None
+        for own, name in self._names.items():
+            stored, wanted = self._weights.infos[name].dtype, "floats"
+            kind = mx.floating
+            if own == "d2t":
+                kind, wanted = mx.integer, "whole numbers"
+            if not mx.issubdtype(DTYPES[stored], kind):
+                raise CheckpointError(
+                    f"{self.directory} stores {name} as {stored}: these have to be {wanted}"
+                )
+
+    def target_ids(self, count: int, vocabulary: int) -> tuple[int, ...] | None:
+        """The target's token for each of `count` of the drafter's: d2t says how far it is off."""
+        if "d2t" not in self._names:
+            return None
+        offsets = np.array(self._weights.read(self._names["d2t"])).astype(np.int64)
+        ids = np.arange(count) + offsets
+        if outside := [int(one) for one in ids if not 0 <= one < vocabulary]:
+            raise CheckpointError(
+                f"{self.directory} has a d2t that leads to token {outside[0]}, and the target has "
+                f"{vocabulary}: the drafter is damaged, or belongs to another target"
+            )
+        if len(np.unique(ids)) < count:
+            raise CheckpointError(
+                f"{self.directory} has a d2t that leads to one token twice: the drafter is damaged"
+            )
+        return tuple(ids.tolist())
+
+    def read(self) -> dict[str, mx.array]:
+        """All but d2t, lazily."""
+        names = ((own, name) for own, name in self._names.items() if own != "d2t")
+        return {own: self._weights.read(name) for own, name in names}

@@ -1,0 +1,46 @@
+"""Drafters that are known by their files and not run here, so that a message can name them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+_TYPES = {
+    "mlp_speculator": "an MLPSpeculator",
+    "gemma4_assistant": "an assistant of Gemma 4",
+    "recurrent_drafter": "a ReDrafter",
+}
+_KEYS = {
+    "medusa_num_heads": "Medusa heads, which are given as the model and bring their base model",
+    "hydra_num_heads": "Hydra heads",
+    "exit_dim": "a ReDrafter",
+    "n_predict": "an MLPSpeculator",
+}
+_TENSORS = {
+    "speculator.emb.0.weight": "an MLPSpeculator",
+    "mask_hidden": "a P-EAGLE",
+    "mtp.fc.weight": "multi-token prediction layers",
+    "rnn_u.weight": "a ReDrafter",
+    "drafter.rnn_u.weight": "a ReDrafter",
+}
+
+
+def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """What these files hold, with its article; None where they are no drafter that is known."""
+    nested = config.get("dflash_config")
+    said = {**config, **(nested if isinstance(nested, Mapping) else {})}
+    if said.get("projector_type") == "domino":
+        return "a Domino"
+    told = config.get("speculators_model_type")
+    if isinstance(told, str):
+        return f"a drafter that says it is {told!a:.40}"
+    if what := _TYPES.get(str(config.get("model_type"))):
+        return what
+    if what := next((_KEYS[key] for key in _KEYS if key in said), None):
+        return what
+    if what := next((_TENSORS[name] for name in _TENSORS if name in names), None):
+        return what
+    # Its only layer has no norm of its own before it.
+    if "fc.weight" in names and "layers.0.input_layernorm.weight" not in names:
+        return "an EAGLE-1 or EAGLE-2"
+    return None

@@ -1,0 +1,158 @@
+"""A network that reads the target's hidden states proposes; others call it a speculator.
+
+Only what it makes of the target's hidden states stays in its memory. What it makes while guessing
+is dropped after every round, and the tokens that stayed are read again with the target's states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from ..contracts import Noise, Proposal, Proposer, Scores, no_proposal
+from ..sampling.distribution import Distribution, choose, log_probabilities_of
+from ..sampling.settings import Sampling
+from .drafter import MOST_DRAFTED, Brought, Drafter
+
+MISSING = (
+    "there is no such drafter to propose: name the directory of one that was made for this target "
+    "with draft-model"
+)
+UNREAD = 64
+"""Rows that may wait for the next guess. A prompt's are read as they come."""
+
+
+def drafter(pair: Brought) -> Drafter | None:
+    """Of a pair whose draft reads hidden states."""
+    if pair.speculator is None:
+        return None
+    network = pair.speculator
+    return Drafter(
+        network.kind,
+        lambda asked, first: HiddenStateDrafter(network, asked.sampling, pair.vocabulary),
+        most=min(network.most, MOST_DRAFTED),
+        nbytes=network.nbytes,
+        identity=pair.draft_name or "",
+    )
+
+
+class Reading(Protocol):
+    """One sequence in a network."""
+
+    @property
+    def length(self) -> int:
+        """How many of the target's rows were read."""
+        ...
+
+    def read(self, hidden: mx.array, following: mx.array) -> None:
+        """See the target's hidden states side by side, (1, m, taps x width), of tokens that are
+        committed, and for each of them the committed token after it, (1, m) int32. Lazy."""
+        ...
+
+    def guess(self, count: int) -> mx.array:
+        """Begin `count` tokens behind the newest that was read: logits (1, 1, the target's
+        vocabulary) of the first."""
+        ...
+
+    def guess_after(self, token: mx.array) -> mx.array:
+        """Those of the next one, behind the guessed `token`, (1, 1) int32."""
+        ...
+
+    def forget(self, length: int) -> None:
+        """Drop all rows but the first `length`."""
+        ...
+
+    def evaluate(self) -> None:
+        """Compute what was read, and wait for it."""
+        ...
+
+
+class Network(Protocol):
+    """What a target's hidden states are read by."""
+
+    kind: str
+    taps: tuple[str, ...]
+
+    @property
+    def most(self) -> int:
+        """How many tokens a round may draft."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its own weights in bytes."""
+        ...
+
+    def open(self) -> Reading:
+        """A sequence of which nothing was read."""
+        ...
+
+
+class HiddenStateDrafter(Proposer):
+    """Proposer of one sequence.
+
+    settings: the target's own, since p and q must be filtered alike. vocabulary: the target's size.
+    """
+
+    def __init__(self, network: Network, settings: Sampling, vocabulary: int) -> None:
+        self.taps = network.taps
+        self._network = network
+        self._settings = settings
+        self._vocabulary = vocabulary
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Forgets the last sequence."""
+        self._distributions = [
+            Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
+        ]
+        self._reading = self._network.open()
+        self._hidden: list[mx.array] = []
+        self._tokens: list[int] = []
+
+    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
+        """Keeps the target's hidden states. Many of them are read at once, all but the last, whose
+        next token is not known."""
+        [kept], [its] = tokens, scores
+        if not kept:
+            return
+        self._hidden.append(mx.concatenate([its.hidden[tap] for tap in self.taps], axis=-1))
+        self._tokens += kept
+        if len(self._tokens) > UNREAD:
+            hidden = mx.concatenate(self._hidden, axis=1)
+            self._reading.read(hidden[:, :-1], mx.array([self._tokens[1:]], dtype=mx.int32))
+            self._reading.evaluate()
+            # A copy of its own, so that the rest can be given back.
+            newest = hidden[:, -1:] + 0
+            mx.eval(newest)
+            self._hidden, self._tokens = [newest], self._tokens[-1:]
+
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
+        """Greedy at temperature 0, else drawn with the round's draft noise. Abstains where the
+        target has not seen a token."""
+        if self._hidden:
+            following = [*self._tokens[1:], committed[0][-1]]
+            hidden = mx.concatenate(self._hidden, axis=1)
+            self._reading.read(hidden, mx.array([following], dtype=mx.int32))
+            self._hidden, self._tokens = [], []
+        length, count = self._reading.length, min(limit, self._network.most)
+        if not length:
+            return no_proposal()
+        logits = self._reading.guess(count)
+        drafted: list[mx.array] = []
+        rows: list[mx.array] = []
+        for index in range(count):
+            before = mx.concatenate(drafted, axis=1) if drafted else None
+            row = log_probabilities_of(self._distributions, logits, committed, before)
+            token = choose(row, noise.draft(index))
+            mx.async_eval(token)
+            drafted.append(token)
+            rows.append(row)
+            if index + 1 < count:
+                logits = self._reading.guess_after(token)
+        self._reading.forget(length)
+        sampled = any(each.samples for each in self._distributions)
+        return Proposal(
+            mx.concatenate(drafted, axis=1), mx.concatenate(rows, axis=1) if sampled else None
+        )

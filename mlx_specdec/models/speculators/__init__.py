@@ -1,0 +1,46 @@
+"""Networks that draft from the target's hidden states, one module a kind; see `attach`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import mlx.core as mx
+
+from ...checkpoints.speculators import KINDS
+from ...checkpoints.speculators.layout import SpeculatorFiles
+from ...errors import CheckpointError
+from ..base import Base
+from ..number_format import NumberFormat
+from .speculator import Speculator
+
+
+def attach(files: SpeculatorFiles, target: Base, numbers: NumberFormat) -> Speculator:
+    """The drafter of a directory on its target.
+
+    numbers: what it computes in. Raises CheckpointError where it was made for another target, and
+    OptionError where the target does not show or lend what it reads.
+    """
+    files.check(target.width, target.layers, target.vocabulary)
+    network: Speculator = module_of(files.kind).network(files, target)
+    try_out(network, target)
+    network.load(files, numbers)
+    return network
+
+
+def module_of(kind: str) -> Any:
+    """The arithmetic of a kind, which is named as the reader of its files is."""
+    return import_module(f".{KINDS[kind]}", __name__)
+
+
+def try_out(network: Speculator, target: Base) -> None:
+    """Build a pass of the target, and compute nothing of it: what it does not show, it refuses."""
+    tokens = mx.zeros((1, 1), dtype=mx.int32)
+    hidden = target.open([0]).advance(tokens, taps=network.taps).hidden
+    target.embed(tokens)
+    for name in network.taps:
+        if name not in hidden or hidden[name].shape[-1] != target.width:
+            raise CheckpointError(
+                f"what the target shows as {name} is no hidden state of width {target.width}: no "
+                "drafter can read it"
+            )

@@ -1,0 +1,122 @@
+"""The parts of a drafter's transformer layers: Llama's and Qwen 3's arithmetic, written once.
+
+Modules are named as in the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...checkpoints.speculators.sizes import LayerSizes
+
+
+def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
+    """The rotation of positions, called with `offset`. Scaled ones are mlx-lm's."""
+    if sizes.rope_scaling is None:
+        return nn.RoPE(sizes.head_dim, traditional=sizes.interleaved, base=sizes.rope_theta)
+    from mlx_lm.models.rope_utils import initialize_rope
+
+    scaled: Callable[..., mx.array] = initialize_rope(
+        sizes.head_dim,
+        sizes.rope_theta,
+        sizes.interleaved,
+        dict(sizes.rope_scaling),
+        sizes.max_positions,
+    )
+    return scaled
+
+
+class Linears:
+    """Makes the linear layers of a module: those have a bias whose file has one.
+
+    present: names of all tensors. path: of the module.
+    """
+
+    def __init__(self, present: Collection[str], path: str) -> None:
+        self._present = present
+        self._path = path
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor of this module."""
+        return f"{self._path}.{name}" in self._present
+
+    def linear(self, name: str, inputs: int, outputs: int) -> nn.Linear:
+        """A layer of the module."""
+        return nn.Linear(inputs, outputs, bias=self.has(f"{name}.bias"))
+
+
+class Attention(nn.Module):
+    """inputs: width of what queries, keys and values are made of."""
+
+    def __init__(self, sizes: LayerSizes, inputs: int, make: Linears) -> None:
+        super().__init__()
+        self._sizes = sizes
+        self._rope = rope_of(sizes)
+        inner, outer = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        self.q_proj = make.linear("q_proj", inputs, inner)
+        self.k_proj = make.linear("k_proj", inputs, outer)
+        self.v_proj = make.linear("v_proj", inputs, outer)
+        self.o_proj = make.linear("o_proj", inner, sizes.width)
+        if make.has("q_norm.weight"):
+            self.q_norm = nn.RMSNorm(sizes.head_dim, sizes.eps)
+        if make.has("k_norm.weight"):
+            self.k_norm = nn.RMSNorm(sizes.head_dim, sizes.eps)
+
+    def queries(self, rows: mx.array, offset: int) -> mx.array:
+        """(1, m, inputs), the first at position `offset` -> (1, heads, m, head_dim)."""
+        return self._placed(self.q_proj(rows), "q_norm", offset)
+
+    def keys_values(self, rows: mx.array, offset: int) -> tuple[mx.array, mx.array]:
+        """The same of (1, kv_heads, m, head_dim) keys, and values."""
+        keys = self._placed(self.k_proj(rows), "k_norm", offset)
+        return keys, self._by_head(self.v_proj(rows)).swapaxes(1, 2)
+
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> mx.array:
+        """-> (1, m, width)."""
+        scale = self._sizes.head_dim**-0.5
+        seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+        return self.o_proj(seen.swapaxes(1, 2).flatten(2))
+
+    def _placed(self, rows: mx.array, norm: str, offset: int) -> mx.array:
+        by_head = self._by_head(rows)
+        if norm in self:
+            by_head = self[norm](by_head)
+        return self._rope(by_head.swapaxes(1, 2), offset=offset)
+
+    def _by_head(self, rows: mx.array) -> mx.array:
+        return rows.reshape(*rows.shape[:2], -1, self._sizes.head_dim)
+
+
+class FeedForward(nn.Module):
+    """The gated network behind the attention."""
+
+    def __init__(self, sizes: LayerSizes, make: Linears) -> None:
+        super().__init__()
+        self.gate_proj = make.linear("gate_proj", sizes.width, sizes.intermediate)
+        self.up_proj = make.linear("up_proj", sizes.width, sizes.intermediate)
+        self.down_proj = make.linear("down_proj", sizes.intermediate, sizes.width)
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """(1, m, width) -> (1, m, width)."""
+        return self.down_proj(nn.silu(self.gate_proj(rows)) * self.up_proj(rows))
+
+
+class Layer(nn.Module):
+    """One layer. inputs: see `Attention`. number: of the layer in the file."""
+
+    def __init__(self, sizes: LayerSizes, number: int, inputs: int, present: Collection[str]):
+        super().__init__()
+        path = f"layers.{number}"
+        self.input_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
+        self.self_attn = Attention(sizes, inputs, Linears(present, f"{path}.self_attn"))
+        self.post_attention_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
+        self.mlp = FeedForward(sizes, Linears(present, f"{path}.mlp"))
+
+    def finish(self, rows: mx.array, attended: mx.array) -> mx.array:
+        """What comes behind the attention: (1, m, width) of both -> (1, m, width)."""
+        rows = rows + attended
+        return rows + self.mlp(self.post_attention_layernorm(rows))

@@ -1,0 +1,47 @@
+"""DSpark's Markov head: what the token before adds to the logits of the next, of low rank.
+
+Source: arXiv 2607.05147. vanilla looks at that token alone, gated at the slot's hidden state too,
+rnn at what it carries through the block as well.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...checkpoints.speculators.dflash import W1, BlockFiles
+
+
+class MarkovHead(nn.Module):
+    """The head of a directory; named as in files."""
+
+    def __init__(self, files: BlockFiles) -> None:
+        super().__init__()
+        self._kind = files.markov
+        width, (vocabulary, rank) = files.sizes.width, files.tensors[W1].shape
+        drafted = files.tensors["markov_head.markov_w2.weight"].shape[0]
+        self.markov_w1 = nn.Embedding(vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
+        if files.markov == "gated":
+            self.gate_proj = nn.Linear(width + rank, rank)
+        if files.markov == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def step(
+        self, token: mx.array, state: mx.array, carried: mx.array | None
+    ) -> tuple[mx.array, mx.array | None]:
+        """(1, 1) int32, the token before a slot, and the slot's (1, 1, width) -> what is added to
+        its logits (1, 1, the drafter's vocabulary), and what the next slot is given as `carried`.
+        """
+        before = self.markov_w1(token)
+        if self._kind == "gated":
+            gate = mx.sigmoid(self.gate_proj(mx.concatenate([state, before], axis=-1)))
+            before = gate * before
+        if self._kind == "rnn":
+            memory = mx.zeros_like(before) if carried is None else carried
+            joint = self.joint_proj(mx.concatenate([memory, before, state], axis=-1))
+            gate, candidate, output = mx.split(joint, 3, axis=-1)
+            gate = mx.sigmoid(gate)
+            carried = gate * memory + (1 - gate) * mx.tanh(candidate)
+            before = mx.tanh(output)
+        return self.markov_w2(before), carried

@@ -1,0 +1,132 @@
+"""What the networks of all kinds share: their place between a target's states and its tokens.
+
+A target lends its embedding and its head to those that have none of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+
+from ...checkpoints.speculators.layout import SpeculatorFiles
+from ...contracts import after
+from ...errors import OptionError
+from ..base import Base
+from ..kv_cache import KVCache
+from ..number_format import NumberFormat
+from ..rows import Rows
+
+IN_16_BITS = ("fc",)
+"""What is never quantized: all that a drafter knows of the target goes through it."""
+
+
+class Speculator(nn.Module):
+    """A network that drafts from hidden states of `target`.
+
+    Parameters are named as in files. taps: the hidden states that it reads, in the order in which
+    they stand side by side.
+    """
+
+    def __init__(self, files: SpeculatorFiles, target: Base) -> None:
+        super().__init__()
+        self._target = target
+        self.kind = files.kind
+        self.taps = tuple(after(layer) for layer in files.tapped_of(target.layers))
+        present, width = files.tensors, files.sizes.width
+        self.fc = nn.Linear(files.taps * files.target_width, width, bias="fc.bias" in present)
+        self.norm = nn.RMSNorm(width, files.sizes.eps)
+        if "embed_tokens.weight" in present:
+            self.embed_tokens = nn.Embedding(files.vocabulary, width)
+        if "lm_head.weight" in present:
+            self.lm_head = nn.Linear(width, present["lm_head.weight"].shape[0], bias=False)
+        self._places = _places(files.target_ids, target.vocabulary)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the drafter's own weights in bytes."""
+        return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
+
+    def load(self, files: SpeculatorFiles, numbers: NumberFormat) -> None:
+        """Take the weights of a directory. Raises OptionError for a quantization that does not suit
+        them."""
+        self.load_weights(list(files.tensors.items()))
+        dtype = numbers.floating(files.tensors["fc.weight"].dtype, quantized=False)
+        self.update(tree_map(lambda array: array.astype(dtype), self.parameters()))
+        if numbers.q_bits is not None:
+            self._quantize(numbers.q_bits, numbers.q_group_size)
+        mx.eval(self.parameters())
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(1, m) int32 of the target's -> (1, m, width)."""
+        lent = "embed_tokens" not in self
+        rows: mx.array = self._target.embed(tokens) if lent else self.embed_tokens(tokens)
+        return rows.astype(self.dtype)
+
+    def own_logits(self, states: mx.array) -> mx.array:
+        """(1, m, width), as the head is given them -> logits (1, m, the drafter's vocabulary)."""
+        if "lm_head" in self:
+            logits: mx.array = self.lm_head(states)
+            return logits
+        return self._target.head(states.astype(self._target.state_dtype))
+
+    def over_target(self, logits: mx.array) -> mx.array:
+        """The same over the target's vocabulary: tokens that the drafter lacks get -inf."""
+        if self._places is None:
+            return logits
+        nothing = mx.full((*logits.shape[:-1], 1), -mx.inf, dtype=logits.dtype)
+        return mx.concatenate([logits, nothing], axis=-1)[..., self._places]
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Of what the network computes."""
+        return self.fc.weight.dtype
+
+    def _quantize(self, bits: int, group_size: int) -> None:
+        def suits(path: str, module: nn.Module) -> bool:
+            able = hasattr(module, "to_quantized") and path not in IN_16_BITS
+            return able and module.weight.shape[-1] % group_size == 0
+
+        nn.quantize(self, group_size, bits, class_predicate=suits)
+        if not any(hasattr(module, "bits") for module in self.modules()):
+            raise OptionError(
+                f"no layer of the drafter has a width that is a multiple of {group_size}: leave "
+                "draft-q-bits out"
+            )
+
+
+class Reading:
+    """One sequence in a speculator: keys and values, of which those that were made of the target's
+    hidden states stay, and those that were made while guessing do not.
+
+    layers: how many have keys and values.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self._rows = Rows(1)
+        self._caches = [KVCache(self._rows) for _ in range(layers)]
+
+    @property
+    def length(self) -> int:
+        """How many rows of the target's were read."""
+        return self._rows.lengths[0]
+
+    def evaluate(self) -> None:
+        """Compute what was read so far."""
+        mx.eval([cache.state for cache in self._caches])
+
+    def forget(self, length: int) -> None:
+        """Drop what was made behind the first `length` rows."""
+        self._rows.rewind((length,))
+
+
+def _places(target_ids: tuple[int, ...] | None, vocabulary: int) -> mx.array | None:
+    """(vocabulary,) int32: where the drafter's logits have each of the target's tokens, those that
+    it lacks behind the last one; None where both vocabularies are one."""
+    if target_ids is None:
+        return None
+    places: Any = mx.full((vocabulary,), len(target_ids), dtype=mx.int32)
+    places[mx.array(target_ids)] = mx.arange(len(target_ids), dtype=mx.int32)
+    return places

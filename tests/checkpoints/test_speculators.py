@@ -1,0 +1,336 @@
+"""Drafters' directories: which kind one is, what its files say, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.checkpoints.speculators import kind_of, read
+from mlx_specdec.checkpoints.speculators.dflash import BlockFiles
+from mlx_specdec.checkpoints.speculators.eagle3 import Eagle3Files
+from mlx_specdec.checkpoints.speculators.layout import SpeculatorFiles
+from mlx_specdec.errors import CheckpointError
+
+from .. import speculators, tiny
+from ..speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
+from ..text.makers import byte_level
+
+
+def files_of(directory: Path) -> SpeculatorFiles:
+    files = read(directory)
+    assert files is not None
+    return files
+
+
+def eagle(directory: Path) -> Eagle3Files:
+    files = files_of(directory)
+    assert isinstance(files, Eagle3Files)
+    return files
+
+
+def block(directory: Path) -> BlockFiles:
+    files = files_of(directory)
+    assert isinstance(files, BlockFiles)
+    return files
+
+
+def changed(directory: Path, *, drop: str | None = None, **changes: object) -> Path:
+    """The directory with entries of its config.json changed, and one dropped."""
+    file = directory / "config.json"
+    config = {**json.loads(file.read_text()), **changes}
+    config.pop(drop or "", None)
+    file.write_text(json.dumps(config), encoding="utf-8")
+    return directory
+
+
+def weights(directory: Path, config: dict, tensors: dict[str, tuple[int, ...]]) -> Path:
+    return speculators.write(
+        directory, config, {name: mx.zeros(shape) for name, shape in tensors.items()}
+    )
+
+
+def test_kinds_are_told_by_their_files(tmp_path: Path) -> None:
+    for name, kind, directory in (
+        ("authors", "eagle3", eagle3(tmp_path / "1")),
+        # A configuration that says nothing: the tensors do.
+        ("tensors", "eagle3", eagle3(tmp_path / "2", architectures=["LlamaForCausalLM"])),
+        ("speculators", "eagle3", speculators_eagle3(tmp_path / "3")),
+        ("DFlash", "dflash", dflash(tmp_path / "4")),
+        ("DFlash by its part", "dflash", dflash(tmp_path / "5", architectures=["Qwen3Model"])),
+        ("DFlash 2", "dflash2", dflash(tmp_path / "9", second=True)),
+        ("DSpark", "dspark", dflash(tmp_path / "6", markov="vanilla")),
+        (
+            "DSpark by its rank",
+            "dspark",
+            dflash(tmp_path / "7", markov="vanilla", architectures=["DFlashDraftModel"]),
+        ),
+        ("DeepSpec's", "dspark", dflash(tmp_path / "8", architectures=["Qwen3DSparkModel"])),
+    ):
+        assert kind_of(directory) == kind, name
+
+
+def test_a_drafter_may_bring_a_tokenizer(tmp_path: Path) -> None:
+    directory = eagle3(tmp_path / "drafter", architectures=["LlamaForCausalLM"])
+    byte_level(directory)
+    assert kind_of(directory) == "eagle3"
+
+
+def test_whole_models_are_no_drafters(tmp_path: Path) -> None:
+    assert kind_of(tiny.write("llama", tmp_path / "llama")) is None
+    assert kind_of(tiny.write("qwen3", tmp_path / "qwen3")) is None
+    assert kind_of(tmp_path / "nothing") is None
+    assert read(tmp_path / "model.gguf") is None
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "what"),
+    [
+        ({"model_type": "mlp_speculator"}, {}, "an MLPSpeculator"),
+        ({"model_type": "llama"}, {"speculator.emb.0.weight": (4, 4)}, "an MLPSpeculator"),
+        ({"medusa_num_heads": 3}, {}, "Medusa heads, which are given as the model"),
+        ({"hydra_num_heads": 3}, {}, "Hydra heads"),
+        ({"dflash_config": {"projector_type": "domino"}}, {}, "a Domino"),
+        ({"speculators_model_type": "dflash", "projector_type": "domino"}, {}, "a Domino"),
+        ({"exit_dim": 8, "num_draft_layers": 2}, {}, "a ReDrafter"),
+        ({"model_type": "gemma4_assistant"}, {}, "an assistant of Gemma 4"),
+        ({"speculators_model_type": "mtp"}, {}, "a drafter that says it is 'mtp'"),
+        ({"speculators_model_type": "peagle"}, {}, "a drafter that says it is 'peagle'"),
+        ({"model_type": "llama"}, {"fc.weight": (4, 8)}, "an EAGLE-1 or EAGLE-2"),
+        (
+            {"model_type": "llama"},
+            {"mask_hidden": (1, 1, 12), "midlayer.hidden_norm.weight": (4,)},
+            "a P-EAGLE",
+        ),
+        ({"model_type": "qwen3_next"}, {"mtp.fc.weight": (4, 8)}, "multi-token prediction layers"),
+    ],
+)
+def test_known_drafters_that_are_not_supported_are_named(
+    config: dict, tensors: dict, what: str, tmp_path: Path
+) -> None:
+    directory = weights(tmp_path / "drafter", config, tensors or {"some.weight": (2, 2)})
+    with pytest.raises(
+        CheckpointError, match=rf"{what}.* not supported: .*dflash, dflash2, dspark, eagle3"
+    ):
+        read(directory)
+
+
+def test_the_key_decides_how_layers_are_counted(tmp_path: Path) -> None:
+    one = eagle3(tmp_path / "1", eagle_aux_hidden_state_layer_ids=[2, 5, 9])
+    assert eagle(one).tapped == (1, 4, 8), "named by their inputs"
+    inside = {"eagle_aux_hidden_state_layer_ids": [2, 5, 9]}
+    other = changed(
+        eagle3(tmp_path / "2", eagle_config=inside), drop="eagle_aux_hidden_state_layer_ids"
+    )
+    assert eagle(other).tapped == (2, 5, 9), "named by their outputs"
+    assert block(dflash(tmp_path / "3")).tapped == (0, 1), "named by their outputs"
+    of_speculators = dflash(tmp_path / "4", aux_hidden_state_layer_ids=[1, 2])
+    assert block(of_speculators).tapped == (0, 1), "named by their inputs"
+
+
+def test_layers_that_nothing_names_are_the_usual_ones(tmp_path: Path) -> None:
+    nameless = changed(eagle3(tmp_path / "1"), drop="eagle_aux_hidden_state_layer_ids")
+    # The inputs of layers 2, 16 and 29.
+    assert eagle(nameless).tapped_of(32) == (1, 15, 28)
+    config = {"mask_token_id": 3}
+    nameless = changed(dflash(tmp_path / "2", taps=3), dflash_config=config)
+    assert block(nameless).tapped_of(36) == (1, 17, 33)
+
+
+def test_d2t_is_an_offset(tmp_path: Path) -> None:
+    ids = eagle(eagle3(tmp_path / "1")).target_ids
+    assert ids == tuple(range(1, VOCABULARY, 2))
+    same = eagle3(tmp_path / "2", drafted=VOCABULARY, tensors={"d2t": mx.zeros(64, mx.int64)})
+    assert eagle(same).target_ids == tuple(range(VOCABULARY))
+    assert eagle(eagle3(tmp_path / "3", drafted=None)).target_ids is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "match"),
+    [
+        (lambda ids: 2 * ids + 2, r"d2t that leads to token 65, and the target has 64"),
+        (lambda ids: ids - 40, r"d2t that leads to token -40"),
+        (lambda ids: -ids, r"leads to one token twice"),
+    ],
+)
+def test_a_d2t_that_leads_nowhere_is_refused(offset, match: str, tmp_path: Path) -> None:
+    table = offset(mx.arange(32, dtype=mx.int64))
+    with pytest.raises(CheckpointError, match=match):
+        read(eagle3(tmp_path / "eagle3", tensors={"d2t": table}))
+
+
+def test_norm_output_means_two_things(tmp_path: Path) -> None:
+    def both(directory: Path) -> tuple[bool, bool]:
+        files = eagle(directory)
+        return files.norms_before_head, files.feeds_back_normed
+
+    assert both(eagle3(tmp_path / "1")) == (True, False)
+    assert both(eagle3(tmp_path / "2", norm_output=False)) == (False, False)
+    assert both(eagle3(tmp_path / "3", norm_output=True)) == (True, False)
+    assert both(speculators_eagle3(tmp_path / "4")) == (True, False)
+    assert both(speculators_eagle3(tmp_path / "5", norm_output=True)) == (True, True)
+    assert both(speculators_eagle3(tmp_path / "6", norm_output=False)) == (True, False)
+
+
+def test_positions_are_the_drafters_own(tmp_path: Path) -> None:
+    for directory, theta in (
+        (eagle3(tmp_path / "1"), 10000.0),
+        (eagle3(tmp_path / "2", rope_theta=500000), 500000.0),
+        (speculators_eagle3(tmp_path / "3", inner={"rope_parameters": {"rope_theta": 7.0}}), 7.0),
+        (dflash(tmp_path / "4", rope_theta=1000000.0), 1000000.0),
+    ):
+        assert files_of(directory).sizes.rope_theta == theta
+    assert not eagle(tmp_path / "1").sizes.interleaved
+    assert files_of(dflash(tmp_path / "5", rope_is_neox_style=False)).sizes.interleaved
+    scaled = {"rope_type": "linear", "factor": 4.0}
+    assert eagle(eagle3(tmp_path / "6", rope_scaling=scaled)).sizes.rope_scaling == scaled
+    with pytest.raises(CheckpointError, match="'longrope' for rope_type"):
+        read(eagle3(tmp_path / "7", rope_scaling={"rope_type": "longrope", "factor": 4.0}))
+
+
+def test_block_size_counts_slots_or_proposals(tmp_path: Path) -> None:
+    for directory, most in (
+        (dflash(tmp_path / "1", block_size=5), 4),
+        (dflash(tmp_path / "2", block_size=5, markov="vanilla"), 5),
+        (dflash(tmp_path / "3", block_size=5, sample_from_anchor=True), 5),
+        (dflash(tmp_path / "4", block_size=5, markov="gated", sample_from_anchor=False), 4),
+        (dflash(tmp_path / "5", nested={"block_size": 7}), 6),
+    ):
+        files = block(directory)
+        assert files.slots - files.skipped == most
+
+
+def test_slots_of_layers_with_a_window_see_backwards_unless_told(tmp_path: Path) -> None:
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    silent = block(dflash(tmp_path / "1", **kinds))
+    assert (silent.windows, silent.causal) == ((8, None), (True, False))
+    assert block(dflash(tmp_path / "2", is_causal=False, **kinds)).causal == (False, False)
+    assert block(dflash(tmp_path / "3", is_causal=True, **kinds)).causal == (True, True)
+    told = dflash(tmp_path / "4", sliding_window_non_causal=True, **kinds)
+    assert block(told).causal == (False, False)
+
+
+def test_biases_are_there_where_the_file_has_them(tmp_path: Path) -> None:
+    directory = eagle3(
+        tmp_path / "1", extra={"fc.bias": (WIDTH,), "midlayer.self_attn.q_proj.bias": (32,)}
+    )
+    assert {"fc.bias", "layers.0.self_attn.q_proj.bias"} <= eagle(directory).tensors.keys()
+    assert "fc.bias" not in eagle(eagle3(tmp_path / "2", bias=True)).tensors
+
+
+def test_what_is_the_targets_own_is_not_read_again(tmp_path: Path) -> None:
+    frozen = {"embed_tokens.weight": (VOCABULARY, WIDTH), "lm_head.weight": (VOCABULARY, WIDTH)}
+    tensors = block(dflash(tmp_path / "1", extra=frozen)).tensors
+    assert not {"embed_tokens.weight", "lm_head.weight"} & tensors.keys()
+    own = eagle(eagle3(tmp_path / "2", extra={"embed_tokens.weight": (VOCABULARY, WIDTH)}))
+    assert "embed_tokens.weight" in own.tensors
+
+
+@pytest.mark.parametrize(
+    ("facts", "match"),
+    [
+        ((48, 2, 64), "hidden states of width 32, and this one has 48"),
+        ((32, 2, 99), "vocabulary of 64, and this one has 99"),
+        ((32, 1, 64), "layer 1 of the target puts out, and the target has layers 0 to 0"),
+    ],
+)
+def test_another_target_is_refused(facts: tuple[int, int, int], match: str, tmp_path: Path) -> None:
+    for make in (eagle3, dflash):
+        files = files_of(make(tmp_path / make.__name__))
+        files.check(32, 2, 64)
+        files.check(None, None, None)
+        with pytest.raises(CheckpointError, match=match):
+            files.check(*facts)
+        width, layers, vocabulary = facts
+        sizes = {"hidden_size": width, "num_hidden_layers": layers, "vocab_size": vocabulary}
+        for config in (sizes, {"text_config": sizes}):
+            with pytest.raises(CheckpointError, match=match):
+                files.check_config(config)
+        files.check_config({"model_type": "unknown"})
+
+
+def test_layers_that_the_file_does_not_take_in_are_refused(tmp_path: Path) -> None:
+    files = eagle(eagle3(tmp_path / "1", eagle_aux_hidden_state_layer_ids=[1, 2]))
+    with pytest.raises(CheckpointError, match="reads 3 hidden states side by side, and names 2"):
+        files.check(32, 8, 64)
+    files = eagle(eagle3(tmp_path / "2", eagle_aux_hidden_state_layer_ids=[0, 1, 2]))
+    with pytest.raises(CheckpointError, match="layer -1 of the target"):
+        files.check(32, 8, 64)
+
+
+@pytest.mark.parametrize(
+    ("make", "asked", "match"),
+    [
+        (eagle3, {"target_hidden_size": 31}, "no multiple of the target's width 31"),
+        (eagle3, {"target_hidden_size": 48}, "width 32 and its target 48, and brings no embed"),
+        (eagle3, {"hidden_size": "32"}, "'32' for hidden_size"),
+        (eagle3, {"hidden_size": 64}, r"has shape .* where config.json asks for"),
+        (eagle3, {"num_hidden_layers": 2}, "layers.1.input_layernorm.weight is missing"),
+        (eagle3, {"draft_vocab_size": 31}, "shape"),
+        (eagle3, {"hidden_act": "gelu"}, "'gelu' for hidden_act"),
+        (eagle3, {"rms_norm_eps": 0}, "0 for rms_norm_eps"),
+        (eagle3, {"rope_theta": -1}, "-1 for rope_theta"),
+        (eagle3, {"eagle_aux_hidden_state_layer_ids": "1"}, "a list of whole numbers"),
+        (eagle3, {"norm_before_residual": 1}, "true or false"),
+        (eagle3, {"num_attention_heads": 10**30}, "num_attention_heads"),
+        (eagle3, {"extra": {"midlayer.more.weight": (2, 2)}}, "midlayer.*more|layers.0.more"),
+        (eagle3, {"num_hidden_layers": 10**9}, "asks for 1000000000 layers"),
+        (eagle3, {"target_hidden_size": 1}, "asks for 96 layers, and there are"),
+        (eagle3, {"layer_types": ["sliding_attention"]}, "layer_types"),
+        (eagle3, {"layer_types": 3, "rms_norm_eps": "small"}, "'small' for rms_norm_eps"),
+        (eagle3, {"rope_scaling": {"rope_type": "yarn"}}, "nothing for factor"),
+        (
+            eagle3,
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": "x"}},
+            "'x' for low_freq_factor",
+        ),
+        (eagle3, {"tensors": {"d2t": mx.zeros(32)}}, "stores d2t as F32"),
+        (dflash, {"num_hidden_layers": 10**9}, "asks for 1000000000 layers"),
+        (dflash, {"layer_types": [["full_attention"], 3]}, "layer_types"),
+        (dflash, {"layer_types": 5}, "layer_types"),
+        (dflash, {"block_size": 10**9}, "for block_size: it has to be a whole number from 2 to"),
+        (dflash, {"markov": "vanilla", "nested": {"markov_head_type": [1]}}, "markov_head_type"),
+        (dflash, {"nested": {"mask_token_id": 64}}, "one of the target's 64 tokens"),
+        (dflash, {"nested": {"mask_token_id": None}}, "nothing for mask_token_id"),
+        (dflash, {"block_size": 1}, "1 for block_size"),
+        (dflash, {"block_size": None}, "nothing for block_size"),
+        (dflash, {"layer_types": ["full_attention"]}, "layer_types"),
+        (dflash, {"layer_types": ["sliding_attention"] * 2}, "nothing for sliding_window"),
+        (dflash, {"model_type": "gemma4"}, "'gemma4' for model_type"),
+        (dflash, {"second": True, "nested": {"conv_group_size": 5}}, "a divisor of the width 32"),
+        (dflash, {"second": True, "nested": {"selector_top_k": 65}}, "at most the 64 tokens"),
+        (dflash, {"second": True, "nested": {"selector_rank": 9}}, "shape .* asks for"),
+        (dflash, {"markov": "bigram"}, "'bigram' for markov_head_type"),
+        (dflash, {"nested": {"markov_rank": 8}}, "lacks markov_head.markov_w1.weight"),
+        (dflash, {"extra": {"logit_head.weight": (2, 2)}}, "logit_head.weight is not part"),
+    ],
+)
+def test_files_that_contradict_themselves_are_refused(
+    make, asked: dict, match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        read(make(tmp_path / "drafter", **asked))
+
+
+def test_missing_and_damaged_tensors_are_named(tmp_path: Path) -> None:
+    directory = eagle3(tmp_path / "1")
+    file = directory / "model.safetensors"
+    whole = dict(mx.load(str(file)))
+    for name in ("fc.weight", "midlayer.hidden_norm.weight", "d2t", "norm.weight"):
+        mx.save_safetensors(str(file), {key: each for key, each in whole.items() if key != name})
+        with pytest.raises(CheckpointError, match=name.replace("midlayer", "layers.0")):
+            read(directory)
+    numbers = {**whole, "fc.weight": whole["fc.weight"].astype(mx.int32)}
+    mx.save_safetensors(str(file), numbers)
+    with pytest.raises(CheckpointError, match=r"stores fc\.weight as I32"):
+        read(directory)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="truncated"):
+        read(directory)
+
+
+def test_what_only_training_needs_is_passed_over(tmp_path: Path) -> None:
+    more = {"verifier_norm.weight": (WIDTH,), "verifier_lm_head.weight": (32, WIDTH)}
+    assert more.keys().isdisjoint(eagle(eagle3(tmp_path / "1", extra=more)).tensors)

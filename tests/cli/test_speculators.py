@@ -1,0 +1,128 @@
+"""Drafters on hidden states on the command line: named as a draft, refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from .. import speculators
+from ..checkpoints.hub_server import Hub, serve
+from ..speculators import dflash, eagle3, speculators_eagle3
+from .conftest import Run, strict
+from .test_bad_input import told
+
+TEXT = "some words"
+
+
+@pytest.fixture(scope="module")
+def vocabulary(llama: Path) -> int:
+    return int(json.loads((llama / "config.json").read_text())["vocab_size"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("eagle3", eagle3),
+        ("eagle3", speculators_eagle3),
+        ("dflash", dflash),
+        ("dflash2", lambda directory, **asked: dflash(directory, second=True, **asked)),
+        ("dspark", lambda directory, **asked: dflash(directory, markov="vanilla", **asked)),
+    ],
+)
+def test_a_drafter_is_named_as_a_draft_and_writes_the_same_text(
+    kind: str, make, run: Run, llama: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    drafter = make(tmp_path / "drafter", vocabulary=vocabulary)
+    asked = (TEXT, "--model", llama, "--max-tokens", 12, "--json", "--temp", 1, "--no-cache")
+    plain = strict(run("generate", *asked, "--regular-decode").out)
+    for flags in (("--num-draft", 3), ("--proposer", kind)):
+        done = run("generate", *asked, "--draft-model", drafter, *flags)
+        assert done.code == 0, done.err
+        result = strict(done.out)
+        assert result["text"] == plain["text"]
+        assert result["proposer"] == kind
+        assert result["draft_model"] == str(drafter)
+
+
+def test_what_cannot_fit_is_refused_before_the_targets_weights_are_read(
+    run: Run, llama: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    target = Path(shutil.copytree(llama, tmp_path / "target"))
+    (target / "model.safetensors").write_bytes(b"no weights at all")
+    for number, (make, asked, part) in enumerate(
+        (
+            (eagle3, {"width": 48}, "hidden states of width 48, and this one has 32"),
+            (dflash, {"width": 48}, "hidden states of width 48, and this one has 32"),
+            (eagle3, {"vocabulary": 50, "drafted": 20}, "a vocabulary of 50, and this one has"),
+            (eagle3, {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "reads what layer 8"),
+            (dflash, {"nested": {"target_layer_ids": [0, 7]}}, "reads what layer 7"),
+            (eagle3, {"tensors": {"d2t": mx.full((32,), 10**6, mx.int64)}}, "a d2t that leads to"),
+            (dflash, {"extra": {"more.weight": (2, 2)}}, "more.weight is not part"),
+        )
+    ):
+        drafter = make(tmp_path / f"drafter-{number}", **{"vocabulary": vocabulary, **asked})
+        told(run("generate", TEXT, "--model", target, "--draft-model", drafter), part)
+
+
+def test_drafters_of_other_kinds_are_named(run: Run, llama: Path, tmp_path: Path) -> None:
+    for number, (config, what) in enumerate(
+        (
+            ({"model_type": "mlp_speculator", "n_predict": 3}, "an MLPSpeculator"),
+            ({"hydra_num_heads": 4}, "Hydra heads"),
+            ({"num_draft_layers": 2, "exit_dim": 64}, "a ReDrafter"),
+            ({"medusa_num_heads": 3}, "Medusa heads, which are given as the model"),
+        )
+    ):
+        directory = tmp_path / f"{number}"
+        speculators.write(directory, config, {"some.weight": mx.zeros((2, 2))})
+        told(run("generate", TEXT, "--model", llama, "--draft-model", directory), what)
+
+
+def test_a_drafter_of_the_hub_is_fetched_by_its_name(
+    llama: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
+    files = {file.name: file.read_bytes() for file in drafter.iterdir()}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "roxy" not in k}
+    asked = ("generate", TEXT, "--model", llama, "--draft-model", "some/model", "--json")
+    with serve(Hub(files)) as address:
+        done = subprocess.run(
+            [sys.executable, "-m", "mlx_specdec", *map(str, asked), "--num-draft", "2"],
+            env={**kept, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": address},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    result = strict(done.stdout)
+    assert (result["proposer"], result["draft_model"]) == ("eagle3", "some/model")
+
+
+def test_inspect_knows_drafters(run: Run, tmp_path: Path) -> None:
+    for kind, make in (("eagle3", speculators_eagle3), ("dflash", dflash)):
+        shown = strict(run("inspect", make(tmp_path / kind), "--json").out)
+        assert shown["model_type"] == kind and shown["sizes"]["hidden_size"] == 32
+        assert "reads its target's hidden states" in shown["problem"]
+    other = {"hydra_num_heads": 4, "model_type": "hydra"}
+    speculators.write(tmp_path / "other", other, {"some.weight": mx.zeros((2, 2))})
+    assert "some.weight" in run("inspect", tmp_path / "other").out
+
+
+def test_a_drafter_is_no_target_no_draft_to_train_and_not_estimated(
+    run: Run, llama: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
+    told(run("generate", TEXT, "--model", drafter), "a drafter of the kind eagle3 and no whole")
+    pair = ("--model", llama, "--draft-model", drafter)
+    told(run("estimate", *pair), "a drafter of the kind eagle3", "measure it with bench")
+    data = tmp_path / "data.txt"
+    data.write_text("a few words\n" * 30)
+    output = ("--output", tmp_path / "out")
+    told(run("train-draft", *pair, "--data", data, *output), "is no draft model")
+    assert not (tmp_path / "out").exists()

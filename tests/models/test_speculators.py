@@ -1,0 +1,244 @@
+"""Drafters' arithmetic against the package `speculators`, and what is easily read wrongly.
+
+scripts/make_drafter_fixtures.py made the fixtures: each round is computed from the beginning there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.checkpoints.speculators import read
+from mlx_specdec.checkpoints.speculators.dflash import BlockFiles
+from mlx_specdec.contracts import Scores
+from mlx_specdec.drafting.speculator import HiddenStateDrafter
+from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.speculators import module_of
+from mlx_specdec.models.speculators.speculator import Speculator
+from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.sampling.settings import Sampling
+
+from .. import speculators
+from . import dflash_by_hand
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "drafters"
+CASES = sorted(path.name for path in FIXTURES.iterdir())
+LIMIT = 1e-4
+
+
+class Lender:
+    """A target that has nothing but an embedding and a head."""
+
+    width, state_dtype, layers = speculators.WIDTH, mx.float32, 8
+
+    def __init__(self, embedding: mx.array, head: mx.array | None = None) -> None:
+        self.vocabulary, self.width = embedding.shape
+        self._embedding = embedding
+        self._head = embedding if head is None else head
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        return self._embedding[tokens]
+
+    def head(self, states: mx.array) -> mx.array:
+        return states @ self._head.T
+
+
+def network_of(directory: Path, target: Lender) -> Speculator:
+    files = read(directory)
+    assert files is not None
+    network: Speculator = module_of(files.kind).network(files, target)
+    network.load(files, NumberFormat("float32"))
+    return network
+
+
+class Run:
+    """A drafter that is shown one sequence, round after round. hidden: (tokens, taps x width)."""
+
+    def __init__(self, network: Speculator, tokens: Sequence[int], hidden: mx.array) -> None:
+        vocabulary = network._target.vocabulary
+        # At a temperature there are rows; without noise the likeliest token is drawn.
+        self._proposer = HiddenStateDrafter(network, Sampling(temperature=1.0), vocabulary)
+        self._proposer.begin([[1]])
+        self._tokens, self._hidden, self._seen = list(tokens), hidden, 0
+
+    def draft(self, length: int, count: int) -> tuple[list[int], mx.array]:
+        """`count` tokens behind the first `length`, of which all but one were seen by then."""
+        taps = self._proposer.taps
+        parts = mx.split(self._hidden[None, self._seen : length - 1], len(taps), axis=-1)
+        shown = Scores(mx.zeros((1, 1, 1)), dict(zip(taps, parts, strict=True)))
+        self._proposer.observe([self._tokens[self._seen : length - 1]], [shown])
+        self._seen = length - 1
+        proposal = self._proposer.propose([self._tokens[:length]], count, SilentNoise())
+        assert proposal.rows is not None
+        [drafted] = proposal.tokens.tolist()
+        return drafted, proposal.rows[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_drafts_are_those_of_the_package_speculators_round_after_round(name: str) -> None:
+    reference = mx.load(str(FIXTURES / name / "reference.st"), format="safetensors")
+    target = Lender(reference["embedding"], reference.get("head"))
+    network = network_of(FIXTURES / name, target)
+    run = Run(network, reference["tokens"].tolist(), reference["hidden"])
+    known = reference["known"]
+    rounds = 0
+    for length, logits, expected in zip(
+        reference["lengths"].tolist(), reference["logits"], reference["drafted"], strict=True
+    ):
+        drafted, rows = run.draft(length, logits.shape[0])
+        assert drafted == expected.tolist()
+        own, candidates = rows[:, known], mx.isfinite(logits)
+        assert mx.array_equal(mx.isfinite(own), candidates)
+        assert mx.max(mx.where(candidates, mx.abs(own - logits), 0)).item() <= LIMIT
+        others = np.setdiff1d(np.arange(target.vocabulary), np.array(known))
+        assert np.all(np.isneginf(np.array(rows)[:, others]))
+        rounds += 1
+    assert rounds == 9
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_draft_of_fewer_tokens_is_the_beginning_of_one_of_more(name: str) -> None:
+    reference = mx.load(str(FIXTURES / name / "reference.st"), format="safetensors")
+    network = network_of(FIXTURES / name, Lender(reference["embedding"], reference.get("head")))
+    run = Run(network, reference["tokens"].tolist(), reference["hidden"])
+    for count, length, expected in zip(
+        (1, 3, 2, 4, 2, 1, 3, 4, 2),
+        reference["lengths"].tolist(),
+        reference["drafted"].tolist(),
+        strict=True,
+    ):
+        assert run.draft(length, count)[0] == expected[:count]
+
+
+def drafts_of(directory: Path, seed: int = 1, length: int = 12, count: int = 3) -> mx.array:
+    """Logits of `count` tokens behind a random text."""
+    keys = mx.random.split(mx.random.key(seed), 3)
+    embedding = mx.random.normal((speculators.VOCABULARY, speculators.WIDTH), key=keys[0])
+    network = network_of(directory, Lender(embedding))
+    width = len(network.taps) * speculators.WIDTH
+    tokens = mx.random.randint(0, speculators.VOCABULARY, (length,), key=keys[1]).tolist()
+    hidden = mx.random.normal((length, width), key=keys[2])
+    return Run(network, tokens, hidden).draft(length, count)[1]  # type: ignore[arg-type]
+
+
+def differ(one: mx.array, other: mx.array) -> bool:
+    known = mx.isfinite(one)
+    return bool(mx.max(mx.abs(mx.where(known, one - other, 0))).item() > 1e-3)  # type: ignore[operator]
+
+
+def test_positions_turn_as_the_drafters_own_config_says(tmp_path: Path) -> None:
+    for make in (speculators.eagle3, speculators.dflash):
+        name = make.__name__
+        plain = drafts_of(make(tmp_path / f"{name}-1"))
+        assert not differ(plain, drafts_of(make(tmp_path / f"{name}-2", rope_theta=10000.0)))
+        for number, changes in enumerate(
+            (
+                {"rope_theta": 500000.0},
+                {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}},
+                {"rope_scaling": {"type": "linear", "factor": 4.0}},
+                {"rope_is_neox_style": False},
+            )
+        ):
+            changed = make(tmp_path / f"{name}-changed-{number}", **changes)
+            assert differ(plain, drafts_of(changed)), changes
+
+
+def test_a_slot_sees_those_behind_it_unless_the_block_is_causal(tmp_path: Path) -> None:
+    """Whether a longer block changes what the first slots say tells it."""
+    kinds = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}
+    for number, (asked, causal) in enumerate(
+        (
+            ({}, False),
+            ({"is_causal": True}, True),
+            (kinds, True),
+            ({**kinds, "is_causal": False}, False),
+            ({**kinds, "sliding_window_non_causal": True}, False),
+        )
+    ):
+        short, long = (
+            drafts_of(speculators.dflash(tmp_path / f"{number}-{size}", block_size=size, **asked))
+            for size in (4, 7)
+        )
+        assert differ(short, long) is not causal, asked
+
+
+def test_the_head_of_specforge_may_be_given_what_no_norm_has_seen(tmp_path: Path) -> None:
+    normed = drafts_of(speculators.eagle3(tmp_path / "1"))
+    plain = drafts_of(speculators.eagle3(tmp_path / "2", norm_output=False))
+    assert differ(normed, plain)
+    # What is fed back is the same: only logits are not, so that equal tokens go on equally.
+    ones = {"norm.weight": mx.ones((speculators.WIDTH,))}
+    scaled = speculators.eagle3(tmp_path / "3", tensors=ones)
+    unscaled = speculators.eagle3(tmp_path / "4", tensors=ones, norm_output=False)
+    first, second = drafts_of(scaled, count=1)[0], drafts_of(unscaled, count=1)[0]
+    ratio = second[1] / first[1]
+    assert mx.allclose(second[1::2], first[1::2] * ratio, rtol=1e-3)
+
+
+@pytest.mark.parametrize("window_behind_block", [False, True])
+def test_a_window_is_counted_as_its_dialect_counts_it(
+    window_behind_block: bool, tmp_path: Path
+) -> None:
+    """States before the window change nothing, those at its edge do."""
+    kinds = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4, "block_size": 3}
+    directory = speculators.dflash(tmp_path / "dflash", **kinds)
+    embedding = mx.random.normal((64, 32), key=mx.random.key(0))
+    files = read(directory)
+    assert isinstance(files, BlockFiles)
+    files = replace(files, window_behind_block=window_behind_block)
+    network = module_of("dflash").network(files, Lender(embedding))
+    network.load(files, NumberFormat("float32"))
+    hidden = mx.random.normal((9, 64), key=mx.random.key(1))
+    # The block begins at position 9: the last 4 rows before it, or 3 and the slot itself.
+    edge = 5 if window_behind_block else 6
+    plain = Run(network, [5] * 10, hidden).draft(10, 1)[1]
+    for row in range(9):
+        moved = mx.where((mx.arange(9) == row)[:, None], hidden + 1, hidden)
+        changed = Run(network, [5] * 10, moved).draft(10, 1)[1]
+        assert differ(plain, changed) is (row >= edge)
+
+
+def test_d2t_says_where_the_targets_tokens_stand(tmp_path: Path) -> None:
+    rows = drafts_of(speculators.eagle3(tmp_path / "1"))
+    assert np.all(np.isneginf(np.array(rows)[:, ::2])), "tokens that the drafter does not know"
+    assert np.all(np.isfinite(np.array(rows)[:, 1::2]))
+
+
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        MIXED,
+        {**MIXED, "is_causal": True},
+        {**MIXED, "is_causal": False, "rope_theta": 700.0},
+        {"rope_is_neox_style": False},
+    ],
+)
+def test_blocks_of_the_authors_files_are_those_made_by_hand(changes: dict, tmp_path: Path) -> None:
+    usual = {"layer_types": ["full_attention"] * 2, "rope_theta": 10000.0, "block_size": 4}
+    directory = speculators.dflash(tmp_path / "dflash", **{**usual, **changes})
+    config = json.loads((directory / "config.json").read_text())
+    stored = mx.load(str(directory / "model.safetensors"))
+    tensors = {name: np.array(array, dtype=np.float64) for name, array in stored.items()}
+    keys = mx.random.split(mx.random.key(4), 2)
+    embedding = mx.random.normal((speculators.VOCABULARY, speculators.WIDTH), key=keys[0])
+    table = np.array(embedding, dtype=np.float64)
+    hidden = mx.random.normal((23, 2 * speculators.WIDTH), key=keys[1])
+    tokens = [(5 * place + 7) % speculators.VOCABULARY for place in range(24)]
+    run = Run(network_of(directory, Lender(embedding)), tokens, hidden)
+    mask = config["dflash_config"]["mask_token_id"]
+    for length in (2, 7, 8, 12, 13, 24):
+        _, rows = run.draft(length, 3)
+        slots = table[[tokens[length - 1], mask, mask, mask]]
+        seen = np.array(hidden, dtype=np.float64)[: length - 1]
+        expected = dflash_by_hand.block(tensors, config, seen, slots)[1:] @ table.T
+        assert np.max(np.abs(np.array(rows) - expected)) <= LIMIT

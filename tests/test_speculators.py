@@ -1,0 +1,272 @@
+"""Drafters on hidden states never change the text, whatever their kind, target, rule and seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec import assemble
+from mlx_specdec.assemble import Pair, generate, stream_generate
+from mlx_specdec.checkpoints.speculators import KINDS, read
+from mlx_specdec.contracts import after
+from mlx_specdec.drafting import DRAFTERS
+from mlx_specdec.drafting.speculator import UNREAD
+from mlx_specdec.errors import OptionError
+from mlx_specdec.many import generate_many
+from mlx_specdec.models.base import Base
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.speculators import attach
+from mlx_specdec.options import Options
+
+from . import speculators, tiny
+from .cli.conftest import make_llama
+from .models.test_every_family import config_of
+from .test_same_text import FIXTURES, PROMPT, SIZE, Numbers, Switching
+
+Make = Callable[..., Path]
+MAKERS: dict[str, Make] = {
+    "eagle3": speculators.eagle3,
+    "dflash": speculators.dflash,
+    "dflash2": lambda directory, **asked: speculators.dflash(directory, second=True, **asked),
+    "dspark": lambda directory, **asked: speculators.dflash(directory, markov="rnn", **asked),
+}
+TRANSLATOR = "own-head-scaled"
+TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
+FAST_CASES = {
+    ("eagle3", "llama", 1.0),
+    ("eagle3", TRANSLATOR, 0.0),
+    ("eagle3", "qwen3_next", 0.0),
+    ("dflash", "llama", 0.0),
+    ("dflash", TRANSLATOR, 1.0),
+    ("dflash2", "llama", 1.0),
+    ("dspark", "llama", 1.0),
+}
+LENGTH = 40
+
+
+def target_of(family: str) -> Base:
+    if family == TRANSLATOR:
+        return load_model(FIXTURES / family, dtype="float32").model
+    return DecoderOnlyModel(tiny.build(family))
+
+
+def pair_of(target: Base, directory: Path) -> Pair:
+    files = read(directory)
+    assert files is not None
+    network = attach(files, target, NumberFormat())
+    plain = Pair("target", "drafter", target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
+    return replace(plain, speculator=network)
+
+
+def made(kind: str, family: str, tmp_path: Path, **asked) -> Pair:
+    target = target_of(family)
+    return pair_of(target, MAKERS[kind](tmp_path / kind, width=target.width, **asked))
+
+
+def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
+    assert set(KINDS) == {name for name, module in DRAFTERS.items() if module == "speculator"}
+    assert set(KINDS) == set(MAKERS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "temperature"),
+    [
+        case if case in FAST_CASES else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(KINDS, TARGETS, (0.0, 1.0))
+    ],
+)
+def test_the_text_is_the_targets_own(
+    kind: str, family: str, temperature: float, tmp_path: Path
+) -> None:
+    pair = made(kind, family, tmp_path)
+    asked = {
+        "max_tokens": LENGTH,
+        "temperature": temperature,
+        "frequency_penalty": 1.0,
+        "seed": 3,
+        "cost_cache": False,
+    }
+    plain = generate(pair, PROMPT, Options(regular=True, **asked))
+    assert len(set(plain.tokens)) > 3, "a text of one token would prove little"
+    for num_draft, lengths in ((1, None), (6, None), (6, Switching())):
+        options = Options(num_draft=num_draft, **asked)
+        result = stream_generate(pair, PROMPT, options, draft_length=lengths).result()
+        assert (result.tokens, result.text) == (plain.tokens, plain.text)
+        assert result.stats.drafted > 0
+        assert (result.labels.proposer, result.labels.draft_model) == (kind, "drafter")
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "typical"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_rule_takes_the_rows_that_tokens_were_drawn_from(
+    kind: str, rule: str, tmp_path: Path
+) -> None:
+    pair = made(kind, "llama", tmp_path)
+    asked = Options(
+        max_tokens=LENGTH, temperature=0.8, rule=rule, seed=5, num_draft=4, cost_cache=False
+    )
+    first, again = generate(pair, PROMPT, asked), generate(pair, PROMPT, asked)
+    assert first.tokens == again.tokens != generate(pair, PROMPT, replace(asked, seed=6)).tokens
+    assert first.stats.drafted > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_batch_every_text_is_what_it_is_alone(kind: str, tmp_path: Path) -> None:
+    pair = made(kind, "llama", tmp_path)
+    prompts = [PROMPT, PROMPT[:3], [*PROMPT, 40, 2, 11], [9]]
+    asked = Options(max_tokens=20, temperature=1.0, seed=2, num_draft=3, cost_cache=False)
+    together = generate_many(pair, prompts, asked, batch_size=3)
+    for prompt, result in zip(prompts, together, strict=True):
+        assert result.tokens == generate(pair, prompt, replace(asked, regular=True)).tokens
+    assert sum(result.stats.drafted for result in together) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_prompt_is_read_as_a_short_one_is(kind: str, tmp_path: Path) -> None:
+    pair = made(kind, "llama", tmp_path)
+    prompt = [2 + 7 * index % 60 for index in range(3 * UNREAD + 5)]
+    tokens = set()
+    drafted = set()
+    for step_size in (5, UNREAD + 9, 512):
+        asked = Options(max_tokens=12, num_draft=3, prefill_step_size=step_size, cost_cache=False)
+        result = generate(pair, prompt, asked)
+        tokens.add(result.tokens)
+        drafted.add((result.stats.drafted, result.stats.accepted))
+    assert len(tokens) == len(drafted) == 1
+
+
+def test_a_drafter_that_is_always_right_saves_passes(tmp_path: Path) -> None:
+    # It has to know the one token that is possible.
+    knowing = {"eagle3": {"drafted": None}, "dflash2": {"nested": {"selector_top_k": SIZE}}}
+    for kind in KINDS:
+        pair = made(kind, "llama", tmp_path, **knowing.get(kind, {}))
+        asked = Options(max_tokens=22, num_draft=3, logit_bias={9: 1000.0}, cost_cache=False)
+        stats = generate(pair, PROMPT, asked).stats
+        assert stats.acceptance_rate == 1.0
+        assert stats.tokens_per_round > 3
+
+
+def test_lookup_goes_before_a_drafter_where_the_length_is_its_own(tmp_path: Path) -> None:
+    pair = made("eagle3", "llama", tmp_path)
+    repeating = [5, 9, 12, 7, 33, 5, 9, 12, 7, 21, 5, 9]
+    asked = Options(max_tokens=LENGTH, proposer="auto", num_draft=4, cost_cache=False)
+    asked = replace(asked, ngram_min=1)
+    result = generate(pair, repeating, asked)
+    assert result.tokens == generate(pair, repeating, replace(asked, regular=True)).tokens
+    assert set(result.stats.by_source) == {"ngram", "eagle3"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_that_the_pair_lacks_is_refused(kind: str, tmp_path: Path) -> None:
+    target = target_of("llama")
+    plain = Pair("target", None, target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
+    with pytest.raises(OptionError, match="no such drafter"):
+        generate(plain, PROMPT, Options(proposer=kind))
+    other = next(each for each in KINDS if each != kind)
+    with pytest.raises(OptionError, match="no such drafter"):
+        generate(made(kind, "llama", tmp_path), PROMPT, Options(proposer=other))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_that_do_not_show_their_layers_are_refused_by_name(
+    kind: str, tmp_path: Path
+) -> None:
+    target = DecoderOnlyModel(tiny.from_config(config_of("gpt_neox")))
+    asked = {"width": 32, "vocabulary": target.vocabulary}
+    with pytest.raises(OptionError, match="type gpt_neox do not show"):
+        pair_of(target, MAKERS[kind](tmp_path / kind, **asked))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_rounds_cost_can_be_measured_without_verifying(kind: str, tmp_path: Path) -> None:
+    asked = Options(max_tokens=20, num_draft=3, simulated_acceptance=1.0, cost_cache=False)
+    result = generate(made(kind, "llama", tmp_path), PROMPT, asked)
+    assert (result.labels.proposer, result.stats.acceptance_rate) == (kind, 1.0)
+
+
+def test_taps_change_no_logit(tmp_path: Path) -> None:
+    for family in TARGETS:
+        model = target_of(family)
+        names = tuple(after(layer) for layer in range(model.layers))
+        chunks = [mx.array([[3, 9, 4, 11, 7]]), mx.array([[2]]), mx.array([[5, 6]])]
+        for chosen, again in itertools.pairwise([(), names[:1], names, ()]):
+            both = []
+            for taps in (chosen, again):
+                context = model.open(PROMPT)
+                both.append([context.advance(chunk, taps=taps).logits for chunk in chunks])
+            for one, other in zip(*both, strict=True):
+                assert mx.array_equal(one, other), family
+
+
+def test_nobody_who_taps_nothing_is_given_hidden_states() -> None:
+    model = target_of("llama")
+    before = type(model.network.layers[0])
+    scores = model.open(PROMPT).advance(mx.array([[3, 9]]))
+    assert scores.hidden == {}
+    assert type(model.network.layers[0]) is before, "nothing stands in the layers' way"
+
+
+def test_no_more_than_a_chunk_of_a_prompts_hidden_states_is_kept(tmp_path: Path) -> None:
+    pair = made("eagle3", "llama", tmp_path)
+    assert pair.speculator is not None
+    context = pair.target.open(PROMPT)
+    proposer = assemble.make_proposer(
+        assemble.drafters(pair, Options(num_draft=3)), Options(num_draft=3), Switching()
+    )
+    assert proposer is not None
+    proposer.begin([PROMPT])
+    rows = UNREAD + 1
+    chunk = list(range(2, 2 + 8)) * (rows // 8 + 1)
+    held = []
+    for _ in range(6):
+        scores = context.advance(mx.array([chunk[:rows]]), taps=proposer.taps)
+        proposer.observe([chunk[:rows]], [scores])
+        context.evaluate()
+        del scores
+        held.append(sum(each.shape[1] for each in proposer._hidden))
+    assert held == [1] * 6
+
+
+def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
+    base = make_llama(tmp_path / "base" if (tmp_path / "base").mkdir() is None else tmp_path)
+    vocabulary = assemble.load(base).target.vocabulary
+    asked = {"max_tokens": 16, "seed": 1, "cost_cache": False}
+    plain = generate(assemble.load(base), "some text", Options(**asked))
+    for kind, make in MAKERS.items():
+        more = {"drafted": vocabulary // 2} if kind == "eagle3" else {}
+        directory = make(tmp_path / kind, vocabulary=vocabulary, **more)
+        pair = assemble.load(base, directory)
+        assert pair.draft is None and pair.speculator is not None
+        assert pair.draft_bytes == pair.speculator.nbytes > 0
+        result = generate(pair, "some text", Options(num_draft=3, **asked))
+        assert result.tokens == plain.tokens
+        assert result.as_dict()["proposer"] == kind
+        assert result.stats.drafted > 0
+
+
+def test_fewer_bits_are_taken_for_all_but_the_way_in(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    base = make_llama(tmp_path / "base")
+    vocabulary = assemble.load(base).target.vocabulary
+    directory = speculators.eagle3(tmp_path / "eagle3", vocabulary=vocabulary, drafted=32)
+    whole = assemble.load(base, directory)
+    narrow = speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary)
+    with pytest.raises(OptionError, match="multiple of 64"):
+        assemble.load(base, narrow, draft_q_bits=4)
+    assert whole.speculator is not None
+    asked = Options(max_tokens=16, num_draft=3, cost_cache=False)
+    files = read(directory)
+    assert files is not None
+    small = attach(files, whole.target, NumberFormat(q_bits=4, q_group_size=32))
+    assert not hasattr(small.fc, "bits") and hasattr(small.lm_head, "bits")
+    assert small.nbytes < whole.speculator.nbytes
+    result = generate(replace(whole, speculator=small), "some text", asked)
+    assert result.tokens == generate(whole, "some text", replace(asked, regular=True)).tokens
+    assert result.stats.drafted > 0
