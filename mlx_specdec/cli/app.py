@@ -21,11 +21,13 @@ from .generate import generate
 from .inspect import inspect
 from .known_pairs import pairs
 from .process import exit_with
+from .serve import serve
 from .train import train_draft, train_medusa
 
 COMMANDS = (
     generate,
     batch,
+    serve,
     pairs,
     convert,
     inspect,

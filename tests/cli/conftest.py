@@ -23,6 +23,7 @@ from mlx_specdec.cli.app import (
     inspect,
     pairs,
     run_one,
+    serve,
     train_draft,
     train_medusa,
 )
@@ -42,6 +43,7 @@ COMMANDS = {
     "generate": generate,
     "inspect": inspect,
     "pairs": pairs,
+    "serve": serve,
     "train-draft": train_draft,
     "train-medusa": train_medusa,
 }

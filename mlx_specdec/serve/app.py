@@ -1,0 +1,332 @@
+"""The routes: asynchronous, around an engine that is not. No handler touches an array."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from .. import __version__
+from ..errors import SpecdecError
+from . import body as fields
+from .asked import Asked, Asking, unknown_model
+from .body import Body
+from .chat import messages_of, way_of
+from .engine import Engine
+from .guard import AccessLog, Guard, error_response, tell
+from .limits import Limits
+from .metrics import CONTENT_TYPE
+from .problems import Problem, busy, failed, wrong
+from .talk import Talk
+from .wire import DONE, KEEP_ALIVE, ChatWire, TextWire, Wire, event
+
+PING_SECONDS = 15.0
+"""After which a stream that has nothing to say says so, for the proxies on its way."""
+SLOWEST_READER = 60.0
+"""Seconds that a client has to read a stream, beyond the time of its request."""
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask. key: None lets everybody in. origins: pages of browsers that may."""
+
+    key: str | None = None
+    origins: Sequence[str] = ()
+
+
+class Service:
+    """What the routes do. name: of the model, as clients see it. drawn_seeds: a request without a
+    seed gets one of its own, and not that of the options."""
+
+    def __init__(
+        self, engine: Engine, name: str, limits: Limits, *, drawn_seeds: bool = True
+    ) -> None:
+        self._engine = engine
+        self._name = name
+        self._limits = limits
+        self._drawn_seeds = drawn_seeds
+        self._created = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        post, get = ["POST"], ["GET"]
+        return [
+            Route("/health", self.health, methods=get),
+            Route("/v1/health", self.health, methods=get),
+            Route("/metrics", self.metrics, methods=get),
+            Route("/props", self.props, methods=get),
+            Route("/v1/models", self.models, methods=get),
+            Route("/v1/models/{id:path}", self.model, methods=get),
+            Route("/v1/chat/completions", self.chat, methods=post),
+            Route("/v1/completions", self.completions, methods=post),
+            Route("/tokenize", self.tokenize, methods=post),
+            Route("/detokenize", self.detokenize, methods=post),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        """Whether requests are taken."""
+        self._asking()
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Everything that is counted."""
+        text = self._engine.metrics.as_text(self._name, *self._engine.requests)
+        return Response(text, media_type=CONTENT_TYPE)
+
+    async def props(self, request: Request) -> Response:
+        """What is served, and how."""
+        asking = self._asking()
+        pair, options, limits = asking.pair, asking.options, self._limits
+        return JSONResponse(
+            {
+                "model_alias": self._name,
+                "total_slots": self._engine.batch_size,
+                "n_ctx": pair.target.max_length,
+                "chat": way_of(pair, options),
+                "rule": options.rule_name,
+                "lossy": options.lossy,
+                "num_draft": 0 if options.regular else options.num_draft,
+                "has_draft_model": pair.draft is not None,
+                "default_generation_settings": {
+                    "max_tokens": options.max_tokens,
+                    "temperature": options.temperature,
+                    "top_p": options.top_p,
+                    "top_k": options.top_k,
+                    "min_p": options.min_p,
+                    "seed": None if self._drawn_seeds else options.seed,
+                },
+                "limits": {
+                    "body_bytes": limits.body_bytes,
+                    "waiting": limits.waiting,
+                    "seconds": limits.seconds,
+                    "choices": limits.choices,
+                    "stops": limits.stops,
+                },
+                "build_info": _fingerprint(),
+            }
+        )
+
+    async def models(self, request: Request) -> Response:
+        """The one model."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """The one model, if that is the one."""
+        if request.path_params["id"] != self._name:
+            raise unknown_model(request.path_params["id"], self._name)
+        return JSONResponse(self._model())
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text (`content`, or vLLM's `prompt`) or of messages."""
+        asking, body = self._asking(), await self._body(request)
+
+        def read() -> list[int]:
+            asking.check_model(body)
+            if "messages" in body:
+                return asking.chat_ids(messages_of(body["messages"]), {})
+            return asking.text_ids(fields.text(body, "content" if "content" in body else "prompt"))
+
+        ids = await _outside(read)
+        return JSONResponse(
+            {"tokens": ids, "count": len(ids), "max_model_len": asking.pair.target.max_length}
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids, special ones left out."""
+        asking, body = self._asking(), await self._body(request)
+        ids, size = body.get("tokens"), asking.pair.tokenizer.size
+        if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+            raise wrong("tokens must be a list of token ids", "tokens")
+        if not all(0 <= each < size for each in ids):
+            raise wrong(f"token ids lie between 0 and {size - 1}", "tokens")
+        text = await _outside(lambda: asking.pair.tokenizer.decode(ids))
+        return JSONResponse({"content": text, "prompt": text})
+
+    async def chat(self, request: Request) -> Response:
+        """Answer messages."""
+        return await self._answer(request, Asking.chat, ChatWire)
+
+    async def completions(self, request: Request) -> Response:
+        """Go on with a text."""
+        return await self._answer(request, Asking.completions, TextWire)
+
+    async def _answer(
+        self, request: Request, ask: Callable[[Asking, Body], Asked], kind: type[Wire]
+    ) -> Response:
+        asking, body = self._asking(), await self._body(request)
+        asked = await _outside(lambda: ask(asking, body))
+        talk = Talk(self._engine, asked, self._limits.seconds)
+        wire = kind(self._name, _fingerprint())
+        if asked.stream:
+            return EventStream(talk, _events(talk, wire, asked), self._limits.seconds, request)
+        try:
+            await _while_there(request, _all(talk))
+        finally:
+            talk.close()
+            _log(request, talk, asked)
+        return JSONResponse(wire.answer(talk.choices, asked.prompt_tokens))
+
+    def _asking(self) -> Asking:
+        """Raises Problem while the models are being loaded."""
+        if not self._engine.ready.is_set():
+            raise busy("Loading model", code="loading")
+        engine = self._engine
+        return Asking(engine.pair, engine.options, self._limits, self._name, self._drawn_seeds)
+
+    async def _body(self, request: Request) -> Body:
+        """Raises Problem for one that is too large, too slow or no JSON."""
+        most, data = self._limits.body_bytes, bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > most:
+                        raise Problem(413, f"the body has more than {most} bytes: shorten it")
+        except TimeoutError:
+            raise Problem(408, "the body took too long to come") from None
+        return await _outside(lambda: fields.parse(bytes(data)))
+
+    def _model(self) -> dict[str, Any]:
+        told = {"id": self._name, "object": "model", "created": self._created}
+        return {**told, "owned_by": "mlx-specdec"}
+
+
+def make_app(service: Service, access: Access) -> Starlette:
+    """The application around a service."""
+    middleware = [Middleware(AccessLog)]
+    if access.origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(access.origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            )
+        )
+    middleware.append(Middleware(Guard, key=access.key, origins=frozenset(access.origins)))
+    handlers: dict[Any, Any] = {
+        Problem: lambda request, problem: error_response(problem),
+        HTTPException: _of_starlette,
+        ClientDisconnect: lambda request, problem: Response(status_code=499),
+        Exception: lambda request, problem: error_response(failed("something went wrong here")),
+    }
+    return Starlette(routes=service.routes(), middleware=middleware, exception_handlers=handlers)
+
+
+class EventStream(StreamingResponse):
+    """Chunks as server-sent events. A client that leaves, or reads too slowly, ends the talk."""
+
+    def __init__(
+        self, talk: Talk, events: AsyncIterator[bytes], seconds: float, request: Request
+    ) -> None:
+        super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")
+        self._talk = talk
+        self._seconds = seconds + SLOWEST_READER
+        self._request = request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds):
+                    await super().__call__(scope, receive, send)
+        finally:
+            # Whether or not an event was ever asked for.
+            self._talk.close()
+            _log(self._request, self._talk, None)
+
+
+async def _events(talk: Talk, wire: Wire, asked: Asked) -> AsyncIterator[bytes]:
+    for index in range(len(talk.choices)):
+        for told in wire.first(index):
+            yield event(told)
+    ended = [False] * len(talk.choices)
+    try:
+        async for part in talk.parts(PING_SECONDS):
+            if part is None:
+                yield KEEP_ALIVE
+                continue
+            index, text = part
+            if text:
+                yield event(wire.piece(index, text))
+            if talk.choices[index].reason is not None:
+                ended[index] = True
+                yield event(wire.end(index, talk.choices[index]))
+    except Problem as problem:
+        yield event(problem.as_dict())
+        return
+    for index, choice in enumerate(talk.choices):
+        if not ended[index]:
+            yield event(wire.end(index, choice))
+    if asked.include_usage:
+        yield event(wire.usage(talk.choices, asked.prompt_tokens))
+    yield DONE
+
+
+async def _all(talk: Talk) -> None:
+    async for _ in talk.parts():
+        pass
+
+
+async def _while_there(request: Request, work: Any) -> None:
+    """Wait for `work` as long as the client does. Raises ClientDisconnect."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _outside(work: Callable[[], Any]) -> Any:
+    """Outside the event loop, what reads texts. Raises Problem."""
+    try:
+        return await run_in_threadpool(work)
+    except SpecdecError as problem:
+        raise wrong(str(problem)) from None
+
+
+def _of_starlette(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    told = {404: "there is nothing here", 405: "this takes another method"}
+    message = told.get(problem.status_code, problem.detail)
+    return error_response(Problem(problem.status_code, message, headers=problem.headers))
+
+
+def _log(request: Request, talk: Talk, asked: Asked | None) -> None:
+    results = [each.result for each in talk.choices if each.result is not None]
+    if asked is not None:
+        tell(request, prompt_tokens=asked.prompt_tokens)
+    tell(
+        request,
+        tokens=sum(each.tokens for each in talk.choices),
+        draft_n=sum(each.stats.drafted for each in results),
+        draft_n_accepted=sum(each.stats.accepted for each in results),
+    )
+
+
+def _fingerprint() -> str:
+    return f"mlx-specdec-{__version__}"

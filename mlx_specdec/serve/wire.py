@@ -1,0 +1,179 @@
+"""The objects that OpenAI's clients read, and llama.cpp's `timings` beside them.
+
+Knows neither HTTP nor the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..decoding.run import Result
+from ..decoding.stop_criteria import Emission
+
+Told = dict[str, Any]
+REASONS = {"eos": "stop", "stop": "stop"}
+"""How ends are called on the wire; every other one is that of a text that was cut."""
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+@dataclass
+class Choice:
+    """One answer in the making. result: once it has ended by itself."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: int = 0
+    reason: str | None = None
+    result: Result | None = None
+
+    def take(self, emission: Emission, result: Result | None) -> None:
+        """What a step gave."""
+        self.texts.append(emission.text)
+        self.tokens += len(emission.tokens)
+        self.result = result
+        if result is not None:
+            self.reason = REASONS.get(result.finish_reason, "length")
+
+    def cut(self) -> None:
+        """No more comes, whatever was to come."""
+        self.reason = self.reason or "length"
+
+
+class Wire:
+    """What the two kinds of completions have in common. model: its name."""
+
+    whole = ""
+    chunk = ""
+    prefix = ""
+
+    def __init__(self, model: str, fingerprint: str) -> None:
+        self._head = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+
+    def answer(self, choices: Sequence[Choice], prompt_tokens: int) -> Told:
+        """The whole answer at once."""
+        told = [self._whole(index, each) for index, each in enumerate(choices)]
+        return {
+            **self._head,
+            "object": self.whole,
+            "choices": told,
+            "usage": usage(choices, prompt_tokens),
+            **timings(choices),
+        }
+
+    def first(self, index: int) -> list[Told]:
+        """The chunks before a choice's first text."""
+        return []
+
+    def piece(self, index: int, text: str) -> Told:
+        """A chunk of text."""
+        return self._chunk([{**self._piece(index, text), "finish_reason": None}])
+
+    def end(self, index: int, choice: Choice) -> Told:
+        """A choice's last chunk."""
+        end = {**self._piece(index, ""), "finish_reason": choice.reason}
+        return {**self._chunk([end]), **timings([choice])}
+
+    def usage(self, choices: Sequence[Choice], prompt_tokens: int) -> Told:
+        """The chunk behind the last one, for those who ask for it."""
+        return {**self._chunk([]), "usage": usage(choices, prompt_tokens), **timings(choices)}
+
+    def _chunk(self, choices: list[Told]) -> Told:
+        return {**self._head, "object": self.chunk, "choices": choices}
+
+    def _whole(self, index: int, choice: Choice) -> Told:
+        raise NotImplementedError
+
+    def _piece(self, index: int, text: str) -> Told:
+        raise NotImplementedError
+
+
+class ChatWire(Wire):
+    """/v1/chat/completions."""
+
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+    prefix = "chatcmpl"
+
+    def first(self, index: int) -> list[Told]:
+        """Who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        told = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return [self._chunk([told])]
+
+    def _whole(self, index: int, choice: Choice) -> Told:
+        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
+        told = {"index": index, "message": message, "logprobs": None}
+        return {**told, "finish_reason": choice.reason}
+
+    def _piece(self, index: int, text: str) -> Told:
+        return {"index": index, "delta": {"content": text} if text else {}, "logprobs": None}
+
+
+class TextWire(Wire):
+    """/v1/completions."""
+
+    whole = chunk = "text_completion"
+    prefix = "cmpl"
+
+    def _whole(self, index: int, choice: Choice) -> Told:
+        return {**self._piece(index, "".join(choice.texts)), "finish_reason": choice.reason}
+
+    def _piece(self, index: int, text: str) -> Told:
+        return {"index": index, "text": text, "logprobs": None}
+
+
+def usage(choices: Sequence[Choice], prompt_tokens: int) -> Told:
+    """Tokens of prompts and answers."""
+    generated = sum(each.tokens for each in choices)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def timings(choices: Sequence[Choice]) -> dict[str, Told]:
+    """What reading and writing took, and what drafts brought, under llama.cpp's names; nothing
+    where no choice has ended by itself."""
+    results = [each.result for each in choices if each.result is not None]
+    if not results:
+        return {}
+    prompt_ms = 1000 * max(each.stats.seconds.prompt for each in results)
+    predicted_ms = 1000 * max(each.stats.seconds.decoding for each in results)
+    prompt_n = sum(each.labels.prompt_tokens for each in results)
+    predicted_n = sum(len(each.tokens) for each in results)
+    told = {
+        "cache_n": 0,
+        "prompt_n": prompt_n,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_token_ms": _ratio(prompt_ms, prompt_n),
+        "prompt_per_second": _ratio(1000 * prompt_n, prompt_ms),
+        "predicted_n": predicted_n,
+        "predicted_ms": round(predicted_ms, 3),
+        "predicted_per_token_ms": _ratio(predicted_ms, predicted_n),
+        "predicted_per_second": _ratio(1000 * predicted_n, predicted_ms),
+    }
+    if any(each.labels.proposer != "none" for each in results):
+        told["draft_n"] = sum(each.stats.drafted for each in results)
+        told["draft_n_accepted"] = sum(each.stats.accepted for each in results)
+    return {"timings": told}
+
+
+def event(told: Told) -> bytes:
+    """A chunk as a server-sent event."""
+    return b"data: " + json.dumps(told, ensure_ascii=False).encode() + b"\n\n"
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 3) if whole else 0.0
