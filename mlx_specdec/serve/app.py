@@ -172,12 +172,12 @@ class Service:
         talk = Talk(self._engine, asked, self._limits.seconds)
         wire = kind(self._name, _fingerprint())
         if asked.stream:
-            return EventStream(talk, _events(talk, wire, asked), self._limits.seconds, request)
+            events = _events(talk, wire, asked)
+            return EventStream(events, lambda: _end(request, talk, asked), self._limits.seconds)
         try:
             await _while_there(request, _all(talk))
         finally:
-            talk.close()
-            _log(request, talk, asked)
+            _end(request, talk, asked)
         return JSONResponse(wire.answer(talk.choices, asked.prompt_tokens))
 
     def _asking(self) -> Asking:
@@ -228,15 +228,15 @@ def make_app(service: Service, access: Access) -> Starlette:
 
 
 class EventStream(StreamingResponse):
-    """Chunks as server-sent events. A client that leaves, or reads too slowly, ends the talk."""
+    """Chunks as server-sent events. end: called when all is said, or the client has left, or has
+    read too slowly."""
 
     def __init__(
-        self, talk: Talk, events: AsyncIterator[bytes], seconds: float, request: Request
+        self, events: AsyncIterator[bytes], end: Callable[[], None], seconds: float
     ) -> None:
         super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")
-        self._talk = talk
+        self._end = end
         self._seconds = seconds + SLOWEST_READER
-        self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
@@ -246,8 +246,7 @@ class EventStream(StreamingResponse):
                     await super().__call__(scope, receive, send)
         finally:
             # Whether or not an event was ever asked for.
-            self._talk.close()
-            _log(self._request, self._talk, None)
+            self._end()
 
 
 async def _events(talk: Talk, wire: Wire, asked: Asked) -> AsyncIterator[bytes]:
@@ -316,12 +315,13 @@ def _of_starlette(request: Request, problem: Exception) -> Response:
     return error_response(Problem(problem.status_code, message, headers=problem.headers))
 
 
-def _log(request: Request, talk: Talk, asked: Asked | None) -> None:
+def _end(request: Request, talk: Talk, asked: Asked) -> None:
+    """Give up what has not come, and put into the log what has."""
+    talk.close()
     results = [each.result for each in talk.choices if each.result is not None]
-    if asked is not None:
-        tell(request, prompt_tokens=asked.prompt_tokens)
     tell(
         request,
+        prompt_tokens=asked.prompt_tokens,
         tokens=sum(each.tokens for each in talk.choices),
         draft_n=sum(each.stats.drafted for each in results),
         draft_n_accepted=sum(each.stats.accepted for each in results),

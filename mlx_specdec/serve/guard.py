@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .problems import Problem
 
 PUBLIC = ("/health", "/v1/health")
+WATCHED = (*PUBLIC, "/metrics")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,9 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        if scope["type"] != "http" or not log.isEnabledFor(logging.INFO):
+        # Those who watch a server ask every few seconds.
+        level = logging.DEBUG if scope.get("path") in WATCHED else logging.INFO
+        if scope["type"] != "http" or not log.isEnabledFor(level):
             await self._app(scope, receive, send)
             return
         started, status = time.perf_counter(), "none"
@@ -98,7 +101,8 @@ class AccessLog:
             client = (scope.get("client") or ("unknown",))[0]
             seconds = time.perf_counter() - started
             more = "".join(f" {name}={value}" for name, value in scope["told"].items())
-            log.info(
+            log.log(
+                level,
                 "client=%s method=%s path=%s status=%s seconds=%.3f%s",
                 client,
                 quote(scope["method"]),
