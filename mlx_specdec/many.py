@@ -36,6 +36,7 @@ from .decoding.statistics import Recorder
 from .decoding.stop_criteria import Emission
 from .decoding.stopwatch import Stopwatch
 from .drafters import drafters, make_batch_length, make_proposer
+from .drafting import prediction
 from .drafting.drafter import Drafter
 from .drafting.limited import Limited
 from .errors import DecodingError, OptionError, PromptError, SpecdecError
@@ -54,10 +55,12 @@ JOINS_AT = 0.25
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt with settings of its own."""
+    """A prompt with settings of its own. prediction: token ids that the text may turn out to have,
+    which are drafted where prompts come one by one."""
 
     prompt: Prompt
     options: Options
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class _Job:
     options: Options
     ids: list[int]
     sequence: Decoded
-    alike: Options
+    alike: object
+    prediction: tuple[int, ...] = ()
     recorder: Recorder = field(default_factory=Recorder)
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -113,10 +117,11 @@ class ManyRun:
         # Whoever waits for one answer alone does not wait for others to be read with.
         self._joins_at = 0.0 if requests is None else JOINS_AT
         self._chosen: Sequence[Drafter] = drafters(pair, options)
+        self._predicts = requests is None and bool(self._chosen)
         self.why_not = _why_not(pair, self._chosen, batch_size.size)
         self.batched = self.why_not is None
         self._size = batch_size if self.batched else FixedBatchSize(1)
-        self._lengths = make_batch_length(pair, self._chosen, options)
+        self._lengths = make_batch_length(pair, self._asked(()), options)
         self._watch = Stopwatch([self._lengths, self], wanted=lambda: self._lengths.wants_parts)
         self._waiting: list[_Job] = []
         self._failed: list[Part] = []
@@ -171,8 +176,9 @@ class ManyRun:
             self._failed.append(Part(number, Emission((), ()), error=str(problem)))
             return
         sequence = make_sequence(pair, ids, options)
-        alike = replace(options, seed=0, max_tokens=1, stop=())
-        self._jobs[sequence] = job = _Job(number, options, ids, sequence, alike)
+        expected = request.prediction
+        alike = replace(options, seed=0, max_tokens=1, stop=()), expected
+        self._jobs[sequence] = job = _Job(number, options, ids, sequence, alike, expected)
         self._waiting.append(job)
 
     def cancel(self, number: int) -> None:
@@ -245,7 +251,8 @@ class ManyRun:
         prompts = [job.ids for job in group]
         model = self._pair.target
         context = model.open_batch(prompts) if self.batched else model.open(prompts[0])
-        proposer = make_proposer(self._chosen, options, self._lengths, batch=self.batched)
+        chosen = self._asked(group[0].prediction)
+        proposer = make_proposer(chosen, options, self._lengths, batch=self.batched)
         if proposer is not None:
             proposer = Limited(proposer, [_most_drafted(job.options) for job in group])
         sequences = [job.sequence for job in group]
@@ -267,6 +274,10 @@ class ManyRun:
             ),
             watch=self._watch,
         )
+
+    def _asked(self, expected: Sequence[int]) -> Sequence[Drafter]:
+        """Who drafts for sequences that may turn out to be as expected."""
+        return (prediction.drafter(expected), *self._chosen) if self._predicts else self._chosen
 
     def _read(self) -> None:
         """A chunk of the newcomers' prompts; they join when all is read."""

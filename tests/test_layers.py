@@ -66,7 +66,17 @@ MAY_IMPORT = {
         "text",
     },
     "batch": {"decoding", "errors", "many", "options", "pair", "text"},
-    "serve": {"assemble", "decoding", "errors", "many", "models", "options", "pair", "threads"},
+    "serve": {
+        "assemble",
+        "decoding",
+        "drafting",
+        "errors",
+        "many",
+        "models",
+        "options",
+        "pair",
+        "threads",
+    },
     "compare_models": {"checkpoints", "errors", "models", "text"},
     "training": {
         "assemble",

@@ -15,7 +15,7 @@ from ..options import MOST_DRAFTED, Options
 from ..pair import Pair
 from . import body as fields
 from .body import Body
-from .chat import Message, ids_of, messages_of, way_of
+from .chat import Message, ids_of, messages_of, text_of, way_of
 from .limits import Limits
 from .problems import Problem, unsupported, wrong
 
@@ -45,7 +45,6 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "json_schema": (),
     "logprobs": (False,),
     "modalities": (["text"],),
-    "prediction": (),
     "regex": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
@@ -130,10 +129,11 @@ class Asking:
                     "prompt",
                 )
             each = [self._with_room(ids, options, body) for ids in prompts]
+            expected = self._expected(body)
         except SpecdecError as problem:
             raise wrong(str(problem), _field(str(problem), body)) from None
         requests = [
-            Request(ids, replace(own, seed=own.seed + choice))
+            Request(ids, replace(own, seed=own.seed + choice), expected)
             for ids, own in zip(prompts, each, strict=True)
             for choice in range(choices)
         ]
@@ -153,6 +153,18 @@ class Asking:
         own |= _speculation(body.get("speculative", True))
         # The prompt is token ids by now.
         return replace(self.options, system_prompt=None, chat_template_config={}, **own)
+
+    def _expected(self, body: Body) -> tuple[int, ...]:
+        """Token ids of what the client predicts. Raises Problem."""
+        given = fields.object_of(body, "prediction")
+        if not given:
+            return ()
+        if given.get("type") != "content":
+            raise wrong('prediction must be {"type": "content", "content": ...}', "prediction")
+        content = text_of(given.get("content"), "prediction")
+        tokenizer = self.pair.tokenizer
+        ids = tokenizer.encode(content) if content else []
+        return tuple(id for id in ids if id not in tokenizer.special_ids)
 
     def _stops(self, given: list[str]) -> tuple[str, ...]:
         limits = self.limits

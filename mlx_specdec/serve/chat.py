@@ -42,22 +42,28 @@ def _message(given: object, where: str) -> Message:
         raise wrong(f"{where} must have a role, one of {', '.join(ROLES)}", "messages")
     role = "system" if given["role"] == "developer" else given["role"]
     content = given.get("content")
-    if isinstance(content, list):
-        content = "".join(_part(each, where) for each in content)
     if content is None and role == "assistant":
         content = ""
-    if not isinstance(content, str):
-        raise wrong(f"the content of {where} must be a string, or parts of text", "messages")
     kept = {name: given[name] for name in KEPT if given.get(name) is not None}
-    return {"role": role, "content": content, **kept}
+    return {"role": role, "content": text_of(content, "messages", where), **kept}
 
 
-def _part(given: object, where: str) -> str:
+def text_of(content: object, field: str, where: str = "") -> str:
+    """A content, which is a text or a list of parts that are text. Raises Problem."""
+    where = where or field
+    if isinstance(content, list):
+        return "".join(_part(each, field, where) for each in content)
+    if not isinstance(content, str):
+        raise wrong(f"the content of {where} must be a string, or parts of text", field)
+    return content
+
+
+def _part(given: object, field: str, where: str) -> str:
     told = given.get("text") if isinstance(given, dict) and given.get("type") == "text" else None
     if not isinstance(told, str):
         raise wrong(
             f"{where} has a part that is no text: this server reads text alone",
-            "messages",
+            field,
             "unsupported_parameter",
         )
     return told

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..decoding.run import Result
 from ..decoding.stop_criteria import Emission
+from ..drafting import prediction
 
 Told = dict[str, Any]
 REASONS = {"eos": "stop", "stop": "stop"}
@@ -135,11 +136,18 @@ class TextWire(Wire):
 def usage(choices: Sequence[Choice], prompt_tokens: int) -> Told:
     """Tokens of prompts and answers."""
     generated = sum(each.tokens for each in choices)
+    sources = [each.result.stats.by_source for each in choices if each.result is not None]
+    predicted = [each[prediction.NAME] for each in sources if prediction.NAME in each]
+    accepted = sum(each.accepted for each in predicted)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": generated,
         "total_tokens": prompt_tokens + generated,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(each.drafted for each in predicted) - accepted,
+        },
     }
 
 

@@ -73,6 +73,10 @@ def test_a_completion_has_what_clients_read(
         "completion_tokens": 12,
         "total_tokens": len(ids) + 12,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     timings = told["timings"]
     assert (timings["prompt_n"], timings["predicted_n"]) == (len(ids), 12)
@@ -173,6 +177,32 @@ def test_speculation_can_be_left_out_and_the_text_stays(
     assert len({each["choices"][0]["text"] for each in (*told, *plain)}) == 1
     assert all(each["timings"]["draft_n"] > 0 for each in told)
     assert not any("draft_n" in each["timings"] for each in plain)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_what_is_predicted_is_drafted_and_the_text_stays(
+    client: TestClient, temperature: float
+) -> None:
+    body = {"prompt": TEXT, "temperature": temperature, "seed": 1, "max_tokens": 40}
+    text = ok(client, COMPLETIONS, **body)["choices"][0]["text"]
+    edited = text[:10] + "!?" + text[14:]
+    counts = {}
+    for name, content in {
+        "right": text,
+        "parts": [{"type": "text", "text": text}],
+        "edited": edited,
+        "wrong": "0 1 2 3 4 5 6 7 8 9",
+        "empty": "",
+    }.items():
+        told = ok(client, COMPLETIONS, **body, prediction={"type": "content", "content": content})
+        assert told["choices"][0]["text"] == text, name
+        counts[name] = told["usage"]["completion_tokens_details"]
+    accepted = {name: each["accepted_prediction_tokens"] for name, each in counts.items()}
+    assert accepted["right"] == accepted["parts"] > accepted["edited"] > accepted["wrong"] == 0
+    assert counts["wrong"]["rejected_prediction_tokens"] > 0
+    assert counts["empty"]["rejected_prediction_tokens"] == 0
+    answer = client.post(COMPLETIONS, json={**body, "prediction": {"type": "guess"}})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prediction"
 
 
 def test_stops_are_never_in_the_text(client: TestClient) -> None:
