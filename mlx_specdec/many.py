@@ -56,11 +56,13 @@ JOINS_AT = 0.25
 @dataclass(frozen=True)
 class Request:
     """A prompt with settings of its own. prediction: token ids that the text may turn out to have,
-    which are drafted where prompts come one by one."""
+    which are drafted where prompts come one by one. top_logprobs: how many of the likeliest tokens
+    emissions tell of each position, with their logprobs; None tells nothing."""
 
     prompt: Prompt
     options: Options
     prediction: tuple[int, ...] = ()
+    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class ManyRun:
         except SpecdecError as problem:
             self._failed.append(Part(number, Emission((), ()), error=str(problem)))
             return
-        sequence = make_sequence(pair, ids, options)
+        sequence = make_sequence(pair, ids, options, request.top_logprobs)
         expected = request.prediction
         alike = replace(options, seed=0, max_tokens=1, stop=()), expected
         self._jobs[sequence] = job = _Job(number, options, ids, sequence, alike, expected)

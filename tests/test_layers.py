@@ -75,6 +75,7 @@ MAY_IMPORT = {
         "models",
         "options",
         "pair",
+        "text",
         "threads",
     },
     "compare_models": {"checkpoints", "errors", "models", "text"},

@@ -185,6 +185,7 @@ class Decoding:
     def _commit(self, done: _Pass) -> tuple[Emission, ...]:
         """Wait for the verdict; what it kept is committed and the rest taken back."""
         emissions, rounds = self._batch.commit(done.proposal, done.verdict, done.cuts)
+        emissions = self._batch.with_logprobs(emissions, done.scores.logits)
         ended = all(emission.finish_reason is not None for emission in emissions)
         if not ended:
             if done.proposal.size:

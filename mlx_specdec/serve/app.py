@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import __version__
 from ..errors import SpecdecError
+from ..text.vocabulary import token_bytes
 from . import body as fields
 from .asked import Asked, Asking, unknown_model
 from .body import Body
@@ -169,8 +171,10 @@ class Service:
     ) -> Response:
         asking, body = self._asking(), await self._body(request)
         asked = await _outside(lambda: ask(asking, body))
+        logprobs = any(each.top_logprobs is not None for each in asked.requests)
+        pieces = await _outside(lambda: self._pieces) if logprobs else ()
         talk = Talk(self._engine, asked, self._limits.seconds)
-        wire = kind(self._name, _fingerprint())
+        wire = kind(self._name, _fingerprint(), pieces)
         if asked.stream:
             events = _events(talk, wire, asked)
             return EventStream(events, lambda: _end(request, talk, asked), self._limits.seconds)
@@ -179,6 +183,11 @@ class Service:
         finally:
             _end(request, talk, asked)
         return JSONResponse(wire.answer(talk.choices, asked.prompt_tokens))
+
+    @functools.cached_property
+    def _pieces(self) -> list[bytes | None]:
+        """The bytes that each token id stands for."""
+        return token_bytes(self._engine.pair.tokenizer)
 
     def _asking(self) -> Asking:
         """Raises Problem while the models are being loaded."""
@@ -259,9 +268,9 @@ async def _events(talk: Talk, wire: Wire, asked: Asked) -> AsyncIterator[bytes]:
             if part is None:
                 yield KEEP_ALIVE
                 continue
-            index, text = part
-            if text:
-                yield event(wire.piece(index, text))
+            index, emission = part
+            if emission.text or emission.logprobs:
+                yield event(wire.piece(index, emission))
             if talk.choices[index].reason is not None:
                 ended[index] = True
                 yield event(wire.end(index, talk.choices[index]))

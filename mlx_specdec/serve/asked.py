@@ -43,7 +43,6 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "json_schema": (),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "regex": (),
     "response_format": ({"type": "text"},),
@@ -51,11 +50,11 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "web_search_options": (),
 }
 """Fields that would change the answer and cannot here, with values that change nothing."""
 SEEDS = 2**63
+TOP_LOGPROBS = 20
 CONTEXT = "context_length_exceeded"
 
 
@@ -87,11 +86,18 @@ class Asking:
             settings = fields.object_of(body, "chat_template_kwargs")
             return [self.chat_ids(messages_of(body.get("messages")), settings)]
 
-        return self._asked(body, read)
+        top = fields.whole(body, "top_logprobs", 0, 0, TOP_LOGPROBS)
+        wanted = fields.truth(body, "logprobs")
+        if top and not wanted:
+            raise wrong("top_logprobs needs logprobs to be true", "top_logprobs")
+        return self._asked(body, read, top if wanted else None)
 
     def completions(self, body: Body) -> Asked:
         """What a body for /v1/completions asks for. Raises Problem."""
-        return self._asked(body, lambda: [self._ids(each) for each in _prompts(body)])
+        top = None
+        if body.get("logprobs", False) is not False:
+            top = fields.whole(body, "logprobs", 0, 0, TOP_LOGPROBS)
+        return self._asked(body, lambda: [self._ids(each) for each in _prompts(body)], top)
 
     def chat_ids(self, messages: Sequence[Message], settings: Body) -> list[int]:
         """Token ids of messages. Raises Problem, SpecdecError."""
@@ -113,7 +119,9 @@ class Asking:
         if named not in (self.name, ""):
             raise unknown_model(named, self.name)
 
-    def _asked(self, body: Body, read: Callable[[], list[list[int]]]) -> Asked:
+    def _asked(
+        self, body: Body, read: Callable[[], list[list[int]]], top_logprobs: int | None
+    ) -> Asked:
         self.check_model(body)
         refuse_what_is_missing(body)
         choices = fields.whole(body, "n", 1, 1, self.limits.choices)
@@ -133,7 +141,7 @@ class Asking:
         except SpecdecError as problem:
             raise wrong(str(problem), _field(str(problem), body)) from None
         requests = [
-            Request(ids, replace(own, seed=own.seed + choice), expected)
+            Request(ids, replace(own, seed=own.seed + choice), expected, top_logprobs)
             for ids, own in zip(prompts, each, strict=True)
             for choice in range(choices)
         ]

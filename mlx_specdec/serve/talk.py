@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from ..decoding.stop_criteria import Emission
 from ..many import Part
 from .asked import Asked
 from .engine import STOPPING, Engine, QueueFull
@@ -36,9 +37,9 @@ class Talk:
             raise busy(STOPPING) from None
         self._open = {number: index for index, number in enumerate(numbers)}
 
-    async def parts(self, every: float = 3600.0) -> AsyncIterator[tuple[int, str] | None]:
-        """The index and the new text of a choice, when something has come of it; None when nothing
-        has come for `every` seconds.
+    async def parts(self, every: float = 3600.0) -> AsyncIterator[tuple[int, Emission] | None]:
+        """The index of a choice and what has come of it, when something has; None when nothing has
+        come for `every` seconds.
 
         Ends when all choices have, or when the time is over, which cuts what is still open. Raises
         Problem where the engine failed.
@@ -59,7 +60,7 @@ class Talk:
             if part.error is not None:
                 raise busy(STOPPING) if part.error == STOPPING else failed(part.error)
             self.choices[index].take(part.emission, part.result)
-            yield index, part.emission.text
+            yield index, part.emission
 
     def close(self) -> None:
         """Nobody wants the rest."""

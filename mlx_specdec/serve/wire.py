@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..decoding.logprobs import TokenLogprob
 from ..decoding.run import Result
 from ..decoding.stop_criteria import Emission
 from ..drafting import prediction
@@ -19,6 +21,8 @@ from ..drafting import prediction
 Told = dict[str, Any]
 REASONS = {"eos": "stop", "stop": "stop"}
 """How ends are called on the wire; every other one is that of a text that was cut."""
+LEAST = -9999.0
+"""Of a logprob on the wire: JSON has no infinity."""
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -28,6 +32,7 @@ class Choice:
     """One answer in the making. result: once it has ended by itself."""
 
     texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
     reason: str | None = None
     result: Result | None = None
@@ -35,6 +40,7 @@ class Choice:
     def take(self, emission: Emission, result: Result | None) -> None:
         """What a step gave."""
         self.texts.append(emission.text)
+        self.logprobs += emission.logprobs
         self.tokens += len(emission.tokens)
         self.result = result
         if result is not None:
@@ -46,13 +52,16 @@ class Choice:
 
 
 class Wire:
-    """What the two kinds of completions have in common. model: its name."""
+    """What the two kinds of completions have in common. model: its name. pieces: the bytes that
+    each token id stands for, where logprobs are told."""
 
     whole = ""
     chunk = ""
     prefix = ""
 
-    def __init__(self, model: str, fingerprint: str) -> None:
+    def __init__(self, model: str, fingerprint: str, pieces: Sequence[bytes | None] = ()) -> None:
+        self._pieces = pieces
+        self._offsets: Counter[int] = Counter()
         self._head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -75,9 +84,10 @@ class Wire:
         """The chunks before a choice's first text."""
         return []
 
-    def piece(self, index: int, text: str) -> Told:
+    def piece(self, index: int, emission: Emission) -> Told:
         """A chunk of text."""
-        return self._chunk([{**self._piece(index, text), "finish_reason": None}])
+        piece = self._piece(index, emission.text, emission.logprobs)
+        return self._chunk([{**piece, "finish_reason": None}])
 
     def end(self, index: int, choice: Choice) -> Told:
         """A choice's last chunk."""
@@ -94,8 +104,13 @@ class Wire:
     def _whole(self, index: int, choice: Choice) -> Told:
         raise NotImplementedError
 
-    def _piece(self, index: int, text: str) -> Told:
+    def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Told:
         raise NotImplementedError
+
+    def _token(self, id: int, logprob: float) -> Told:
+        piece = (self._pieces[id] if id < len(self._pieces) else None) or b""
+        token = piece.decode("utf-8", "replace")
+        return {"token": token, "logprob": max(LEAST, logprob), "bytes": list(piece)}
 
 
 class ChatWire(Wire):
@@ -113,11 +128,24 @@ class ChatWire(Wire):
 
     def _whole(self, index: int, choice: Choice) -> Told:
         message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
-        told = {"index": index, "message": message, "logprobs": None}
+        told = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
         return {**told, "finish_reason": choice.reason}
 
-    def _piece(self, index: int, text: str) -> Told:
-        return {"index": index, "delta": {"content": text} if text else {}, "logprobs": None}
+    def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Told:
+        delta = {"content": text} if text else {}
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(logprobs)}
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Told | None:
+        if not logprobs:
+            return None
+        content = [
+            {
+                **self._token(each.token, each.logprob),
+                "top_logprobs": [self._token(*other) for other in each.top],
+            }
+            for each in logprobs
+        ]
+        return {"content": content, "refusal": None}
 
 
 class TextWire(Wire):
@@ -127,10 +155,27 @@ class TextWire(Wire):
     prefix = "cmpl"
 
     def _whole(self, index: int, choice: Choice) -> Told:
-        return {**self._piece(index, "".join(choice.texts)), "finish_reason": choice.reason}
+        piece = self._piece(index, "".join(choice.texts), choice.logprobs)
+        return {**piece, "finish_reason": choice.reason}
 
-    def _piece(self, index: int, text: str) -> Told:
-        return {"index": index, "text": text, "logprobs": None}
+    def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Told:
+        return {"index": index, "text": text, "logprobs": self._logprobs(index, logprobs)}
+
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> Told | None:
+        if not logprobs:
+            return None
+        tokens = [self._token(each.token, each.logprob) for each in logprobs]
+        offsets = []
+        for each in tokens:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(each["token"])
+        others = ([self._token(*other) for other in each.top] for each in logprobs)
+        return {
+            "tokens": [_key(each) for each in tokens],
+            "token_logprobs": [each["logprob"] for each in tokens],
+            "top_logprobs": [{_key(one): one["logprob"] for one in each} for each in others],
+            "text_offset": offsets,
+        }
 
 
 def usage(choices: Sequence[Choice], prompt_tokens: int) -> Told:
@@ -181,6 +226,14 @@ def timings(choices: Sequence[Choice]) -> dict[str, Told]:
 def event(told: Told) -> bytes:
     """A chunk as a server-sent event."""
     return b"data: " + json.dumps(told, ensure_ascii=False).encode() + b"\n\n"
+
+
+def _key(token: Told) -> str:
+    """A name that no other token has: parts of characters, which look alike, by their bytes."""
+    data = bytes(token["bytes"])
+    if "\ufffd" in token["token"]:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    return str(token["token"])
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -10,17 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.assemble import Pair
+from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.many import ManyRun
+from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, Service, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
+from mlx_specdec.text.vocabulary import token_bytes
 
 from .conftest import LIMITS, OPTIONS, running
 
@@ -218,6 +221,59 @@ def test_stops_are_never_in_the_text(client: TestClient) -> None:
         assert last["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_logprobs_are_the_targets_own(client: TestClient, pair: Pair, temperature: float) -> None:
+    body = {"max_tokens": 12, "temperature": temperature, "seed": 1, "frequency_penalty": 0.5}
+    ids = pair.tokenizer.encode(TEXT)
+    told = ok(client, COMPLETIONS, prompt=ids, **body, logprobs=3)["choices"][0]
+    logprobs = told["logprobs"]
+    asked = Options(max_tokens=12, temperature=temperature, seed=1, frequency_penalty=0.5)
+    tokens = list(generate(pair, ids, replace(asked, regular=True, cost_cache=False)).tokens)
+    context = pair.target.open(ids)
+    rows = context.advance(mx.array([[*ids, *tokens]])).logits[0, len(ids) - 1 : -1]
+    expected = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
+    own = [expected[at, token].item() for at, token in enumerate(tokens)]
+    assert logprobs["token_logprobs"] == pytest.approx(own, abs=1e-3)
+    names = [each if each[:6] != "bytes:" else "\ufffd" for each in logprobs["tokens"]]
+    pieces = token_bytes(pair.tokenizer)
+    assert names == [pieces[token].decode("utf-8", "replace") for token in tokens]
+    best = mx.sort(expected, axis=-1)[:, ::-1].tolist()
+    for each, values in zip(logprobs["top_logprobs"], best, strict=True):
+        assert list(each.values()) == pytest.approx(values[: len(each)], abs=1e-3)
+        assert len(each) == 3
+    assert logprobs["text_offset"] == [len("".join(names[:at])) for at in range(12)]
+    pieces = [
+        each["choices"][0]["logprobs"]
+        for each in streamed(client, COMPLETIONS, prompt=ids, **body, logprobs=3)
+    ]
+    for name, whole in logprobs.items():
+        joined = [one for piece in pieces if piece for one in piece[name]]
+        if name == "token_logprobs":
+            assert joined == pytest.approx(whole, abs=1e-3)
+        elif name != "top_logprobs":
+            assert joined == whole
+    plain = ok(client, COMPLETIONS, prompt=ids, **body, speculative=False, logprobs=0)
+    again = plain["choices"][0]["logprobs"]
+    assert again["token_logprobs"] == pytest.approx(own, abs=1e-3)
+    assert again["top_logprobs"] == [{}] * 12
+
+
+def test_logprobs_of_a_chat_have_bytes(client: TestClient) -> None:
+    body = {"messages": [{"role": "user", "content": "é"}], "logprobs": True, "max_tokens": 8}
+    told = ok(client, CHAT, **body, top_logprobs=2)["choices"][0]
+    entries = told["logprobs"]["content"]
+    assert len(entries) == 8
+    for each in entries:
+        assert bytes(each["bytes"]).decode("utf-8", "replace") == each["token"]
+        assert each["logprob"] <= each["top_logprobs"][0]["logprob"] <= 0
+        assert len(each["top_logprobs"]) == 2
+    text = b"".join(bytes(each["bytes"]) for each in entries).decode("utf-8", "replace")
+    assert text == told["message"]["content"]
+    assert ok(client, CHAT, **body)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    for wrong in ({"logprobs": 1}, {"logprobs": False, "top_logprobs": 2}, {"top_logprobs": 21}):
+        assert client.post(CHAT, json={**body, **wrong}).status_code == 400
+
+
 def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
     [token] = pair.tokenizer.encode("x")[1:]
     told = ok(client, COMPLETIONS, prompt=TEXT, max_tokens=4, logit_bias={str(token): 1000})
@@ -258,7 +314,8 @@ def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
         ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", None),
         ({"prompt": "x", "logit_bias": {"99999": 1}}, None, None),
         ({"prompt": "x", "logit_bias": {"1": "much"}}, "logit_bias", None),
-        ({"prompt": "x", "logprobs": 1}, "logprobs", "unsupported_parameter"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs", None),
+        ({"prompt": "x", "logprobs": True}, "logprobs", None),
         ({"prompt": "x", "echo": True}, "echo", "unsupported_parameter"),
         ({"prompt": "x", "speculative": 3}, "speculative", None),
         ({"prompt": "x", "speculative": {"max": 99}}, "max", None),
