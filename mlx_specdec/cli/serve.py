@@ -55,6 +55,11 @@ class Load(Flags):
     panel = "Server"
     batch_size: int = flag(16, "The number of requests that are decoded at once.")
     max_waiting: int = flag(64, "The number of requests that may wait; more are refused.")
+    max_model_len: int | None = flag(
+        None,
+        "The largest number of tokens of a prompt and its answer together.",
+        show_default="the model's own, or 4096",
+    )
     timeout: float = flag(600.0, "The seconds after which an answer is cut.")
 
 
@@ -98,8 +103,12 @@ def serve(
     groups_of_options = (template, drafting, rule, lenience, defaults, penalties, costs)
     asked = options(*groups_of_options, proposer=drafting.chosen_proposer(models))
     caches = cache.settings()
-    for name, value in (("batch-size", load.batch_size), ("timeout", load.timeout)):
-        if not value > 0:
+    for name, value in (
+        ("batch-size", load.batch_size),
+        ("max-model-len", load.max_model_len),
+        ("timeout", load.timeout),
+    ):
+        if value is not None and not value > 0:
             raise OptionError(f"--{name} must be more than 0, not {value}")
     if not 0 <= network.port < 1 << 16:
         raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
@@ -137,7 +146,9 @@ def serve(
             port=network.port,
             batch_size=load.batch_size,
             access=Access(network.api_key, tuple(network.cors_origin or ())),
-            limits=Limits(waiting=load.max_waiting, seconds=load.timeout),
+            limits=Limits(
+                waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len
+            ),
             drawn_seeds=defaults.seed is None,
         ),
     )

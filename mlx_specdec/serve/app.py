@@ -24,6 +24,7 @@ from .. import __version__
 from ..errors import SpecdecError
 from ..text.vocabulary import token_bytes
 from . import body as fields
+from . import tgi
 from .asked import Asked, Asking, unknown_model
 from .body import Body
 from .chat import messages_of, way_of
@@ -33,13 +34,18 @@ from .limits import Limits
 from .metrics import CONTENT_TYPE
 from .problems import Problem, busy, failed, wrong
 from .talk import Talk
-from .wire import DONE, KEEP_ALIVE, ChatWire, TextWire, Wire, event
+from .tgi import TgiWire
+from .wire import KEEP_ALIVE, ChatWire, TextWire, Told, event
+from .wire import Wire as OpenAIWire
 
 PING_SECONDS = 15.0
 """After which a stream that has nothing to say says so, for the proxies on its way."""
 SLOWEST_READER = 60.0
 """Seconds that a client has to read a stream, beyond the time of its request."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+Wire = OpenAIWire | TgiWire
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,10 @@ class Service:
             Route("/v1/models/{id:path}", self.model, methods=get),
             Route("/v1/chat/completions", self.chat, methods=post),
             Route("/v1/completions", self.completions, methods=post),
+            Route("/", self.generate, methods=post),
+            Route("/generate", self.generate, methods=post),
+            Route("/generate_stream", self.generate, methods=post),
+            Route("/info", self.info, methods=get),
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
         ]
@@ -97,7 +107,7 @@ class Service:
             {
                 "model_alias": self._name,
                 "total_slots": self._engine.batch_size,
-                "n_ctx": pair.target.max_length,
+                "n_ctx": asking.longest,
                 "chat": way_of(pair, options),
                 "rule": options.rule_name,
                 "lossy": options.lossy,
@@ -143,9 +153,7 @@ class Service:
             return asking.text_ids(fields.text(body, "content" if "content" in body else "prompt"))
 
         ids = await _outside(read)
-        return JSONResponse(
-            {"tokens": ids, "count": len(ids), "max_model_len": asking.pair.target.max_length}
-        )
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": asking.longest})
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special ones left out."""
@@ -160,21 +168,58 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """Answer messages."""
-        return await self._answer(request, Asking.chat, ChatWire)
+        return await self._openai(request, Asking.chat, ChatWire)
 
     async def completions(self, request: Request) -> Response:
         """Go on with a text."""
-        return await self._answer(request, Asking.completions, TextWire)
+        return await self._openai(request, Asking.completions, TextWire)
 
-    async def _answer(
-        self, request: Request, ask: Callable[[Asking, Body], Asked], kind: type[Wire]
+    async def generate(self, request: Request) -> Response:
+        """TGI's /generate, /generate_stream and /, which does what the body asks for."""
+        path = request.url.path
+        try:
+            asking, body = self._asking(), await self._body(request)
+            if path != "/":
+                body = {**body, "stream": path == "/generate_stream"}
+            asked = await _outside(lambda: tgi.ask(asking, body))
+            pieces = await _outside(lambda: self._pieces)
+            wire = tgi.TgiWire(body, asked, pieces, asking.pair.tokenizer.special_ids)
+            answer = await self._answer(request, asked, wire)
+        except Problem as problem:
+            status, told = tgi.error(problem)
+            return JSONResponse(told, status, problem.headers)
+        return JSONResponse([answer]) if path == "/" and isinstance(answer, dict) else _told(answer)
+
+    async def info(self, request: Request) -> Response:
+        """What TGI's clients want to know."""
+        asking, limits = self._asking(), self._limits
+        return JSONResponse(
+            {
+                "model_id": self._name,
+                "model_dtype": asking.pair.dtype,
+                "model_pipeline_tag": "text-generation",
+                "max_concurrent_requests": self._engine.batch_size + limits.waiting,
+                "max_best_of": 1,
+                "max_stop_sequences": limits.stops,
+                "max_input_tokens": asking.longest - 1,
+                "max_total_tokens": asking.longest,
+                "version": __version__,
+                "router": "mlx-specdec",
+            }
+        )
+
+    async def _openai(
+        self, request: Request, ask: Callable[[Asking, Body], Asked], kind: type[OpenAIWire]
     ) -> Response:
         asking, body = self._asking(), await self._body(request)
         asked = await _outside(lambda: ask(asking, body))
         logprobs = any(each.top_logprobs is not None for each in asked.requests)
         pieces = await _outside(lambda: self._pieces) if logprobs else ()
+        return _told(await self._answer(request, asked, kind(self._name, _fingerprint(), pieces)))
+
+    async def _answer(self, request: Request, asked: Asked, wire: Wire) -> Response | Told:
+        """A stream, or the whole answer. Raises Problem."""
         talk = Talk(self._engine, asked, self._limits.seconds)
-        wire = kind(self._name, _fingerprint(), pieces)
         if asked.stream:
             events = _events(talk, wire, asked)
             return EventStream(events, lambda: _end(request, talk, asked), self._limits.seconds)
@@ -182,7 +227,7 @@ class Service:
             await _while_there(request, _all(talk))
         finally:
             _end(request, talk, asked)
-        return JSONResponse(wire.answer(talk.choices, asked.prompt_tokens))
+        return wire.answer(talk.choices, asked.prompt_tokens)
 
     @functools.cached_property
     def _pieces(self) -> list[bytes | None]:
@@ -269,20 +314,26 @@ async def _events(talk: Talk, wire: Wire, asked: Asked) -> AsyncIterator[bytes]:
                 yield KEEP_ALIVE
                 continue
             index, emission = part
-            if emission.text or emission.logprobs:
-                yield event(wire.piece(index, emission))
+            for told in wire.piece(index, talk.choices[index], emission):
+                yield event(told)
             if talk.choices[index].reason is not None:
                 ended[index] = True
-                yield event(wire.end(index, talk.choices[index]))
+                for told in wire.end(index, talk.choices[index]):
+                    yield event(told)
     except Problem as problem:
-        yield event(problem.as_dict())
+        yield event(wire.error(problem))
         return
     for index, choice in enumerate(talk.choices):
         if not ended[index]:
-            yield event(wire.end(index, choice))
-    if asked.include_usage:
-        yield event(wire.usage(talk.choices, asked.prompt_tokens))
-    yield DONE
+            for told in wire.end(index, choice):
+                yield event(told)
+    for told in wire.rest(talk.choices, asked):
+        yield event(told)
+    yield wire.done
+
+
+def _told(answer: Response | Told) -> Response:
+    return answer if isinstance(answer, Response) else JSONResponse(answer)
 
 
 async def _all(talk: Talk) -> None:

@@ -53,6 +53,8 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 """Fields that would change the answer and cannot here, with values that change nothing."""
+ENDLESS = 4096
+"""Tokens of a model whose positions have no end: what it takes grows with their square."""
 SEEDS = 2**63
 TOP_LOGPROBS = 20
 CONTEXT = "context_length_exceeded"
@@ -78,6 +80,14 @@ class Asking:
     limits: Limits
     name: str
     drawn_seeds: bool = True
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt and its answer together, or of each where an encoder reads the
+        prompt."""
+        own, limit = self.pair.target.max_length, self.limits.context
+        bounds = [each for each in (own, limit) if each is not None]
+        return min(bounds, default=ENDLESS)
 
     def chat(self, body: Body) -> Asked:
         """What a body for /v1/chat/completions asks for. Raises Problem."""
@@ -195,9 +205,8 @@ class Asking:
 
     def _with_room(self, ids: list[int], options: Options, body: Body) -> Options:
         """The options with as many tokens as are asked for and fit behind the prompt."""
-        target = self.pair.target
-        longest = target.max_length
-        if longest is not None and len(ids) >= longest:
+        target, longest = self.pair.target, self.longest
+        if len(ids) >= longest:
             raise wrong(
                 f"the prompt has {len(ids)} tokens, and prompt and answer together take at most "
                 f"{longest}: shorten it",
@@ -207,7 +216,7 @@ class Asking:
         check_prompt(ids, target.vocabulary, longest)
         name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
         asked = fields.whole(body, name, options.max_tokens, 0, SEEDS)
-        room = self.limits.tokens if longest is None else longest - len(target.prefix(ids))
+        room = longest - len(target.prefix(ids))
         if name in body and asked > room:
             raise wrong(
                 f"{asked} tokens behind a prompt of {len(ids)} are more than this model takes: "

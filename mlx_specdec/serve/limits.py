@@ -8,8 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Limits:
     """Most bytes of a body, requests waiting, seconds of an answer and of sending a body, choices
-    of a request, stop strings and their characters, entries of logit_bias, and tokens of an answer
-    where the model itself has no end."""
+    of a request, stop strings and their characters, and entries of logit_bias. context: most tokens
+    of a prompt and its answer together, where the model takes more."""
 
     body_bytes: int = 16 << 20
     waiting: int = 64
@@ -19,4 +19,4 @@ class Limits:
     stops: int = 16
     stop_length: int = 1024
     biases: int = 1024
-    tokens: int = 32768
+    context: int | None = None

@@ -17,13 +17,14 @@ from ..decoding.logprobs import TokenLogprob
 from ..decoding.run import Result
 from ..decoding.stop_criteria import Emission
 from ..drafting import prediction
+from .asked import Asked
+from .problems import Problem
 
 Told = dict[str, Any]
 REASONS = {"eos": "stop", "stop": "stop"}
 """How ends are called on the wire; every other one is that of a text that was cut."""
 LEAST = -9999.0
 """Of a logprob on the wire: JSON has no infinity."""
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -57,6 +58,7 @@ class Wire:
 
     whole = ""
     chunk = ""
+    done = b"data: [DONE]\n\n"
     prefix = ""
 
     def __init__(self, model: str, fingerprint: str, pieces: Sequence[bytes | None] = ()) -> None:
@@ -84,19 +86,28 @@ class Wire:
         """The chunks before a choice's first text."""
         return []
 
-    def piece(self, index: int, emission: Emission) -> Told:
-        """A chunk of text."""
+    def piece(self, index: int, choice: Choice, emission: Emission) -> list[Told]:
+        """A chunk of text, if there is some."""
+        if not (emission.text or emission.logprobs):
+            return []
         piece = self._piece(index, emission.text, emission.logprobs)
-        return self._chunk([{**piece, "finish_reason": None}])
+        return [self._chunk([{**piece, "finish_reason": None}])]
 
-    def end(self, index: int, choice: Choice) -> Told:
+    def end(self, index: int, choice: Choice) -> list[Told]:
         """A choice's last chunk."""
         end = {**self._piece(index, ""), "finish_reason": choice.reason}
-        return {**self._chunk([end]), **timings([choice])}
+        return [{**self._chunk([end]), **timings([choice])}]
 
-    def usage(self, choices: Sequence[Choice], prompt_tokens: int) -> Told:
+    def rest(self, choices: Sequence[Choice], asked: Asked) -> list[Told]:
         """The chunk behind the last one, for those who ask for it."""
-        return {**self._chunk([]), "usage": usage(choices, prompt_tokens), **timings(choices)}
+        if not asked.include_usage:
+            return []
+        told = usage(choices, asked.prompt_tokens)
+        return [{**self._chunk([]), "usage": told, **timings(choices)}]
+
+    def error(self, problem: Problem) -> Told:
+        """What ends a stream early."""
+        return problem.as_dict()
 
     def _chunk(self, choices: list[Told]) -> Told:
         return {**self._head, "object": self.chunk, "choices": choices}

@@ -130,6 +130,7 @@ def test_a_port_that_is_taken_is_told_in_a_line(run: Run, llama: Path) -> None:
     ("arguments", "said"),
     [
         (("--batch-size", 0), "--batch-size must be more than 0"),
+        (("--max-model-len", 0), "--max-model-len must be more than 0"),
         (("--timeout", "nan"), "--timeout must be more than 0"),
         (("--max-waiting", -1), "--max-waiting must be 0 or more"),
         (("--api-key", ""), "--api-key is empty"),

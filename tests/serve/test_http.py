@@ -507,6 +507,17 @@ def test_a_request_whose_time_is_over_keeps_what_it_has(engine: Engine) -> None:
     assert engine.requests == (0, 0)
 
 
+def test_a_context_may_be_cut(engine: Engine) -> None:
+    client = client_of(engine, Limits(context=20))
+    assert client.get("/props").json()["n_ctx"] == 20
+    told = ok(client, COMPLETIONS, prompt=[5] * 12)
+    assert told["usage"]["completion_tokens"] == 8
+    assert ok(client, COMPLETIONS, prompt=[5] * 12, max_tokens=8)["choices"] == told["choices"]
+    for body in ({"prompt": [5] * 12, "max_tokens": 9}, {"prompt": [5] * 20}):
+        answer = client.post(COMPLETIONS, json=body)
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_a_body_that_is_too_large_is_refused(engine: Engine) -> None:
     client = client_of(engine, Limits(body_bytes=100))
     assert client.post(COMPLETIONS, json={"prompt": "x" * 200}).status_code == 413
@@ -625,5 +636,6 @@ def test_a_translator_answers_a_single_message(t5: tuple[Path, Path]) -> None:
         assert ok(client, COMPLETIONS, prompt="les pâtes", **plain)["choices"][0]["text"] == text
         answer = client.post(CHAT, json={"messages": [user, user]})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"
-        told = client.post(COMPLETIONS, json={"prompt": "les", "max_tokens": 10**6}).json()
-        assert told["error"]["code"] == "context_length_exceeded"
+        for body in ({"prompt": "les", "max_tokens": 5000}, {"prompt": [5] * 5000}):
+            told = client.post(COMPLETIONS, json=body).json()
+            assert told["error"]["code"] == "context_length_exceeded"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 pytest.importorskip("uvicorn", reason="the extra server is not installed")
@@ -225,3 +226,19 @@ def test_ten_thousand_random_bytes_do_no_harm(place: Place, pair: Pair) -> None:
             answer = connection.recv(1000)
         assert answer == b"" or answer.startswith((b"HTTP/1.1 4",)), answer
     assert place.ask(prompt=TEXT, max_tokens=2)[0] == 200
+
+
+def test_hugging_faces_own_client_reads_what_it_expects(
+    place: Place, pair: Pair, alone: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It would not even ask this machine.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    client = huggingface_hub.InferenceClient(f"http://127.0.0.1:{place.port}", token="none")
+    text = alone(pair.tokenizer.encode(TEXT), max_tokens=10)
+    assert client.text_generation(TEXT, max_new_tokens=10) == text
+    streamed = client.text_generation(TEXT, max_new_tokens=10, stream=True)
+    assert "".join(streamed) == text
+    details = client.text_generation(TEXT, max_new_tokens=10, details=True)
+    assert (details.generated_text, details.details.generated_tokens) == (text, 10)
+    with pytest.raises(huggingface_hub.errors.ValidationError, match="top-p"):
+        client.text_generation(TEXT, top_p=5.0)
