@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,14 @@ from .. import __version__
 from ..errors import SpecdecError
 from ..text.vocabulary import token_bytes
 from . import body as fields
-from . import tgi
+from . import messages, tgi
 from .asked import Asked, Asking, unknown_model
 from .body import Body
 from .chat import messages_of, way_of
 from .engine import Engine
 from .guard import AccessLog, Guard, error_response, tell
 from .limits import Limits
+from .messages import MessagesWire
 from .metrics import CONTENT_TYPE
 from .problems import Problem, busy, failed, wrong
 from .talk import Talk
@@ -45,7 +47,7 @@ SLOWEST_READER = 60.0
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-Wire = OpenAIWire | TgiWire
+Wire = OpenAIWire | TgiWire | MessagesWire
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Service:
             Route("/v1/models/{id:path}", self.model, methods=get),
             Route("/v1/chat/completions", self.chat, methods=post),
             Route("/v1/completions", self.completions, methods=post),
+            Route("/v1/messages", self.messages, methods=post),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=post),
             Route("/", self.generate, methods=post),
             Route("/generate", self.generate, methods=post),
             Route("/generate_stream", self.generate, methods=post),
@@ -173,6 +177,26 @@ class Service:
     async def completions(self, request: Request) -> Response:
         """Go on with a text."""
         return await self._openai(request, Asking.completions, TextWire)
+
+    async def messages(self, request: Request) -> Response:
+        """Answer messages, for Anthropic's clients."""
+        try:
+            asking, body = self._asking(), await self._body(request)
+            asked = await _outside(lambda: messages.ask(asking, body))
+            wire = MessagesWire(self._name, body, asked)
+            return _told(await self._answer(request, asked, wire))
+        except Problem as problem:
+            return JSONResponse(messages.error(problem), problem.status, problem.headers)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens messages have."""
+        try:
+            asking, body = self._asking(), await self._body(request)
+            given = await _outside(lambda: messages_of(messages.messages(body)))
+            ids = await _outside(lambda: asking.chat_ids(given, {}))
+            return JSONResponse({"input_tokens": len(ids)})
+        except Problem as problem:
+            return JSONResponse(messages.error(problem), problem.status, problem.headers)
 
     async def generate(self, request: Request) -> Response:
         """TGI's /generate, /generate_stream and /, which does what the body asks for."""
@@ -304,32 +328,39 @@ class EventStream(StreamingResponse):
 
 
 async def _events(talk: Talk, wire: Wire, asked: Asked) -> AsyncIterator[bytes]:
+    async for told in _chunks(talk, wire, asked):
+        yield KEEP_ALIVE if told is None else event(told, named=wire.named)
+        if told is not None and "error" in told:
+            return
+    yield wire.done
+
+
+async def _chunks(talk: Talk, wire: Wire, asked: Asked) -> AsyncIterator[Told | None]:
+    """What is told of the choices as they come; None while nothing does."""
     for index in range(len(talk.choices)):
         for told in wire.first(index):
-            yield event(told)
+            yield told
     ended = [False] * len(talk.choices)
     try:
         async for part in talk.parts(PING_SECONDS):
             if part is None:
-                yield KEEP_ALIVE
+                yield None
                 continue
             index, emission = part
-            for told in wire.piece(index, talk.choices[index], emission):
-                yield event(told)
-            if talk.choices[index].reason is not None:
-                ended[index] = True
-                for told in wire.end(index, talk.choices[index]):
-                    yield event(told)
+            choice = talk.choices[index]
+            ended[index] = choice.reason is not None
+            for told in wire.piece(index, choice, emission):
+                yield told
+            for told in wire.end(index, choice) if ended[index] else ():
+                yield told
     except Problem as problem:
-        yield event(wire.error(problem))
+        yield wire.error(problem)
         return
-    for index, choice in enumerate(talk.choices):
-        if not ended[index]:
-            for told in wire.end(index, choice):
-                yield event(told)
+    cut = [each for each, over in enumerate(ended) if not over]
+    for told in itertools.chain(*(wire.end(index, talk.choices[index]) for index in cut)):
+        yield told
     for told in wire.rest(talk.choices, asked):
-        yield event(told)
-    yield wire.done
+        yield told
 
 
 def _told(answer: Response | Told) -> Response:

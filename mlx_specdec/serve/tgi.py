@@ -70,6 +70,7 @@ class TgiWire:
     ids that are never printed."""
 
     done = b""
+    named = False
 
     def __init__(
         self, body: Body, asked: Asked, pieces: Sequence[bytes | None], special: Collection[int]

@@ -59,6 +59,7 @@ class Wire:
     whole = ""
     chunk = ""
     done = b"data: [DONE]\n\n"
+    named = False
     prefix = ""
 
     def __init__(self, model: str, fingerprint: str, pieces: Sequence[bytes | None] = ()) -> None:
@@ -234,9 +235,10 @@ def timings(choices: Sequence[Choice]) -> dict[str, Told]:
     return {"timings": told}
 
 
-def event(told: Told) -> bytes:
-    """A chunk as a server-sent event."""
-    return b"data: " + json.dumps(told, ensure_ascii=False).encode() + b"\n\n"
+def event(told: Told, *, named: bool = False) -> bytes:
+    """A chunk as a server-sent event; named: by its type."""
+    name = f"event: {told['type']}\n" if named else ""
+    return f"{name}data: {json.dumps(told, ensure_ascii=False)}\n\n".encode()
 
 
 def _key(token: Told) -> str:
