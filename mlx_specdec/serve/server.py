@@ -23,10 +23,11 @@ import uvicorn
 from ..errors import OptionError
 from ..options import Options
 from ..pair import Pair
-from .app import Access, Service, make_app
+from .app import Access, make_app
 from .engine import Engine
 from .guard import LOOPBACK
 from .limits import Limits
+from .service import Service
 
 DRAIN_SECONDS = 20.0
 CUT_SECONDS = 2

@@ -20,9 +20,10 @@ from starlette.testclient import TestClient
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.many import ManyRun
 from mlx_specdec.options import Options
-from mlx_specdec.serve.app import Access, Service, make_app
+from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.service import Service
 from mlx_specdec.text.vocabulary import token_bytes
 
 from .conftest import LIMITS, OPTIONS, running
@@ -593,7 +594,7 @@ def test_a_handler_that_fails_shows_no_path(
     def broken(self: Service, request: object) -> None:
         raise ValueError("/a/path/of/ours")
 
-    monkeypatch.setattr(Service, "_asking", broken)
+    monkeypatch.setattr(Service, "asking", broken)
     answer = client.get("/v1/models")
     answer = client.post(CHAT, json={})
     assert answer.status_code == 500

@@ -21,9 +21,10 @@ pytest.importorskip("uvicorn", reason="the extra server is not installed")
 import uvicorn
 
 from mlx_specdec.assemble import Pair
-from mlx_specdec.serve.app import Access, Service, make_app
+from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.service import Service
 
 from .conftest import LIMITS, running
 from .test_engine import wait_until
