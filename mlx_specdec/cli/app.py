@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 from .batch import batch
 from .bench import bench
 from .calibrate import calibrate
+from .chat import chat
 from .convert import convert
 from .estimate import estimate
 from .flags import Command, Version
@@ -26,6 +27,7 @@ from .train import train_draft, train_medusa
 
 COMMANDS = (
     generate,
+    chat,
     batch,
     serve,
     pairs,
