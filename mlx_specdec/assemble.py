@@ -279,14 +279,17 @@ def _decoding(
     )
 
 
-def make_sequence(pair: Pair, ids: Sequence[int], options: Options) -> Decoded:
-    """What is decoded for a prompt of the target."""
+def make_sequence(
+    pair: Pair, ids: Sequence[int], options: Options, top_logprobs: int | None = None
+) -> Decoded:
+    """What is decoded for a prompt of the target. top_logprobs: as Sequence has it."""
     prefix = pair.target.prefix(ids)
     return Decoded(
         prefix,
         Distribution(options.sampling, pair.vocabulary, ids),
         _noise(pair, ids, options),
         _stop_criteria(pair, options, len(prefix)),
+        top_logprobs,
     )
 
 

@@ -23,7 +23,7 @@ from .costs.online import Acceptance
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength
 from .decoding.lengths_by_rows import LengthsByRows
 from .decoding.lengths_by_source import LengthsBySource
-from .drafting import DRAFTERS, find, missing
+from .drafting import DRAFTERS, find, missing, prediction
 from .drafting.drafter import Drafter
 from .drafting.first_of import FirstOf
 from .drafting.row_by_row import RowByRow
@@ -146,7 +146,9 @@ def cost_key(pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: O
 
     Behind another one it reads what was written without it, which costs as well.
     """
-    behind = "" if drafter is chosen[0] else f" behind {chosen[0].name}"
+    # What single requests predict is asked before all others, and costs nothing.
+    first = next((each for each in chosen if each.name != prediction.NAME), drafter)
+    behind = "" if drafter is first else f" behind {first.name}"
     return CostKey(
         device=device_name(),
         mlx=_version("mlx"),

@@ -1,7 +1,8 @@
 """Many prompts decoded together: who is read when, who joins, and what each of them became.
 
 A group of prompts is read beside the running batch, a chunk a step, and joins it as a whole.
-Prompts of a window are taken in the order of their lengths: little of a rectangle is then padding.
+Prompts of a list are taken in windows, in the order of their lengths: little of a rectangle is then
+padding. Prompts that come one by one are taken in the order in which they came.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from .decoding.statistics import Recorder
 from .decoding.stop_criteria import Emission
 from .decoding.stopwatch import Stopwatch
 from .drafters import drafters, make_batch_length, make_proposer
+from .drafting import prediction
 from .drafting.drafter import Drafter
+from .drafting.limited import Limited
 from .errors import DecodingError, OptionError, PromptError, SpecdecError
 from .models.base import check_prompt
 from .options import Options
@@ -55,10 +58,14 @@ JOINS_AT = 0.25
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt with settings of its own."""
+    """A prompt with settings of its own. prediction: token ids that the text may turn out to have,
+    which are drafted where prompts come one by one. top_logprobs: how many of the likeliest tokens
+    emissions tell of each position, with their logprobs; None tells nothing."""
 
     prompt: Prompt
     options: Options
+    prediction: tuple[int, ...] = ()
+    top_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         """Raises OptionError."""
@@ -85,7 +92,7 @@ class Part:
         return self.result is not None or self.error is not None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     """A prompt on its way. alike: what it has in common with those that it may begin with."""
 
@@ -93,7 +100,8 @@ class _Job:
     options: Options
     ids: list[int]
     sequence: Decoded
-    alike: Options
+    alike: object
+    prediction: tuple[int, ...] = ()
     recorder: Recorder = field(default_factory=Recorder)
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -102,21 +110,29 @@ class _Job:
 
 
 class ManyRun:
-    """Iterate to decode; see `stream_many`.
+    """Iterate to decode, or `step` until it is `idle`; see `stream_many`.
 
-    batched: whether several sequences go through one pass. why_not: the reason otherwise.
+    requests: None where they come one by one, through `add`. batched: whether several sequences go
+    through one pass. why_not: the reason otherwise.
     """
 
     def __init__(
-        self, pair: Pair, requests: Iterable[Request], options: Options, batch_size: BatchSize
+        self,
+        pair: Pair,
+        requests: Iterable[Request] | None,
+        options: Options,
+        batch_size: BatchSize,
     ) -> None:
         self._pair = pair
-        self._requests = iter(enumerate(requests))
+        self._requests = iter(enumerate(requests or ()))
+        # Whoever waits for one answer alone does not wait for others to be read with.
+        self._joins_at = 0.0 if requests is None else JOINS_AT
         self._chosen: Sequence[Drafter] = drafters(pair, options)
+        self._predicts = requests is None and bool(self._chosen)
         self.why_not = _why_not(pair, self._chosen, batch_size.size)
         self.batched = self.why_not is None
         self._size = batch_size if self.batched else FixedBatchSize(1)
-        self._lengths = make_batch_length(pair, self._chosen, options)
+        self._lengths = make_batch_length(pair, self._asked(()), options)
         self._watch = Stopwatch([self._lengths, self], wanted=lambda: self._lengths.wants_parts)
         self._waiting: list[_Job] = []
         self._failed: list[Part] = []
@@ -125,7 +141,7 @@ class ManyRun:
         self._rule_key: object = None
         self._jobs: dict[Decoded, _Job] = {}
         self._begun = 0
-        self._exhausted = False
+        self._exhausted = requests is None
         self._window_began = 0.0
         self._window_tokens = 0
 
@@ -134,18 +150,64 @@ class ManyRun:
         """How many sequences may go through one pass now."""
         return self._size.size
 
+    @property
+    def idle(self) -> bool:
+        """Whether a step would do nothing."""
+        at_work = self._running is not None or self._reading is not None
+        return self._exhausted and not (at_work or self._waiting or self._failed)
+
+    @property
+    def waiting(self) -> int:
+        """How many prompts wait to be read."""
+        return len(self._waiting)
+
     def __iter__(self) -> Iterator[Part]:
         """The parts still to come, in the order in which they are decoded."""
-        while True:
-            self._admit()
-            failed, self._failed = self._failed, []
-            yield from failed
-            if self._reading is not None:
-                self._read()
-            if self._running is not None:
-                yield from self._step(self._running)
-            elif self._reading is None and not self._waiting and self._exhausted:
-                return
+        while not self.idle:
+            yield from self.step()
+
+    def step(self) -> list[Part]:
+        """A chunk of newcomers' prompts, and a round of those that have been read."""
+        self._admit()
+        parts, self._failed = self._failed, []
+        if self._reading is not None:
+            self._read()
+        if self._running is not None:
+            parts += self._step(self._running)
+        return parts
+
+    def add(self, number: int, request: Request) -> None:
+        """Take a request that nobody has had this number for; the next steps read it when there is
+        room. What cannot be read is a part with an error."""
+        try:
+            ids, pair, options = prepared(self._pair, request.prompt, request.options)
+            target = self._pair.target
+            check_prompt(ids, target.vocabulary, target.max_length)
+        except SpecdecError as problem:
+            self._failed.append(Part(number, Emission((), ()), error=str(problem)))
+            return
+        sequence = make_sequence(pair, ids, options, request.top_logprobs)
+        expected = request.prediction
+        alike = replace(options, seed=0, max_tokens=1, stop=()), expected
+        self._jobs[sequence] = job = _Job(number, options, ids, sequence, alike, expected)
+        self._waiting.append(job)
+
+    def cancel(self, number: int) -> None:
+        """Give up a prompt, wherever it is on its way: no part of it comes any more, and the next
+        step goes without it."""
+        job = next((each for each in self._jobs.values() if each.number == number), None)
+        if job is None:
+            return
+        del self._jobs[job.sequence]
+        if job in self._waiting:
+            self._waiting.remove(job)
+            return
+        self._begun -= 1
+        job.sequence.finish("interrupted")
+        if self._reading is not None and _over(self._reading):
+            self._reading = None
+        if self._running is not None and _over(self._running):
+            self._running = None
 
     def on_round(self, report: RoundReport) -> None:
         """As decoding.rounds.RoundListener says: every sequence has figures of its own."""
@@ -164,18 +226,19 @@ class ManyRun:
         """Begin to read a group, where there is room for one."""
         if self._reading is not None:
             return
-        if not self._waiting:
+        if not (self._waiting or self._exhausted):
             self._fill_window()
         if not self._waiting:
             return
         room = self.batch_size - self._begun
         key = _rule_key(self._waiting[0].options)
-        if self._begun and (room < max(1, JOINS_AT * self.batch_size) or key != self._rule_key):
+        if self._begun and (
+            room < max(1, self._joins_at * self.batch_size) or key != self._rule_key
+        ):
             return
-        group: list[_Job] = []
         alike = self._waiting[0].alike
-        while self._waiting and len(group) < room and self._waiting[0].alike == alike:
-            group.append(self._waiting.pop(0))
+        group = [each for each in self._waiting if each.alike == alike][:room]
+        self._waiting = [each for each in self._waiting if each not in group]
         self._reading = self._open(group)
         self._rule_key = key
 
@@ -191,17 +254,7 @@ class ManyRun:
             self._size.took(self._window_tokens, now - self._window_began, may_grow=fits)
         self._window_began, self._window_tokens = now, 0
         for number, request in window:
-            try:
-                ids, pair, options = prepared(self._pair, request.prompt, request.options)
-                target = self._pair.target
-                check_prompt(ids, target.vocabulary, target.max_length)
-            except SpecdecError as problem:
-                self._failed.append(Part(number, Emission((), ()), error=str(problem)))
-                continue
-            sequence = make_sequence(pair, ids, options)
-            alike = replace(options, seed=0, max_tokens=1, stop=())
-            self._jobs[sequence] = job = _Job(number, options, ids, sequence, alike)
-            self._waiting.append(job)
+            self.add(number, request)
         self._waiting.sort(key=lambda job: (repr(job.alike), len(job.ids)))
 
     def _open(self, group: Sequence[_Job]) -> Decoding:
@@ -209,7 +262,10 @@ class ManyRun:
         prompts = [job.ids for job in group]
         model = self._pair.target
         context = model.open_batch(prompts) if self.batched else model.open(prompts[0])
-        proposer = make_proposer(self._chosen, options, self._lengths, batch=self.batched)
+        chosen = self._asked(group[0].prediction)
+        proposer = make_proposer(chosen, options, self._lengths, batch=self.batched)
+        if proposer is not None:
+            proposer = Limited(proposer, [_most_drafted(job.options) for job in group])
         sequences = [job.sequence for job in group]
         self._begun += len(group)
         for job in group:
@@ -230,6 +286,10 @@ class ManyRun:
             watch=self._watch,
         )
 
+    def _asked(self, expected: Sequence[int]) -> Sequence[Drafter]:
+        """Who drafts for sequences that may turn out to be as expected."""
+        return (prediction.drafter(expected), *self._chosen) if self._predicts else self._chosen
+
     def _read(self) -> None:
         """A chunk of the newcomers' prompts; they join when all is read."""
         reading = self._reading
@@ -239,20 +299,24 @@ class ManyRun:
         if reading.reading:
             return
         for sequence in reading.sequences:
-            self._jobs[sequence].read = self._watch.clock()
+            if sequence in self._jobs:
+                self._jobs[sequence].read = self._watch.clock()
         if self._running is None:
             self._running = reading
         else:
             self._running.join(reading)
         self._reading = None
 
-    def _step(self, running: Decoding) -> Iterator[Part]:
+    def _step(self, running: Decoding) -> list[Part]:
         emissions = running.step()
-        for sequence, emission in zip(running.sequences, emissions, strict=True):
-            if sequence in self._jobs:
-                yield self._part(sequence, emission)
-        if not running.joins and all(each.ended for each in running.sequences):
+        parts = [
+            self._part(sequence, emission)
+            for sequence, emission in zip(running.sequences, emissions, strict=True)
+            if sequence in self._jobs
+        ]
+        if _over(running):
             self._running = None
+        return parts
 
     def _part(self, sequence: Decoded, emission: Emission) -> Part:
         job = self._jobs[sequence]
@@ -271,7 +335,9 @@ class ManyRun:
     def _result(self, job: _Job, emission: Emission) -> Result:
         if emission.finish_reason is None or emission.finish_reason == "damaged":
             raise DecodingError(DAMAGED)
-        labels: Labels = make_labels(self._pair, job.options, self._chosen, len(job.ids))
+        drafts = _most_drafted(job.options) > 0
+        chosen = self._chosen if drafts else ()
+        labels: Labels = make_labels(self._pair, job.options, chosen, len(job.ids))
         here = environment(self._pair)
         stats = job.recorder.summary(
             load=here.load_seconds,
@@ -294,8 +360,9 @@ def stream_many(
     """Decode many prompts, up to `batch_size` of them in one pass of the target; "auto" takes what
     brings most tokens a second.
 
-    prompts: may be an endless iterator; a Request has options of its own, of which proposer, rule
-    and draft length must be those of `options`. A completion is what its prompt becomes alone.
+    prompts: may be an endless iterator; a Request has options of its own, of which proposer and
+    rule must be those of `options`; its draft length limits that of `options`, which is one number
+    for all. A completion is what its prompt becomes alone.
     Where the model cannot take several sequences, they are decoded one after the other.
     Raises OptionError, CheckpointError for a chat template that refuses settings for it, and
     PromptError for anything but a list or an iterator of prompts.
@@ -346,6 +413,18 @@ def _why_not(pair: Pair, chosen: Sequence[Drafter], batch_size: int) -> str | No
     if any(each.name == "draft" for each in chosen) and pair.draft and not pair.draft.batches:
         return f"{pair.draft_name} cannot take several sequences in one pass"
     return None
+
+
+def _over(decoding: Decoding) -> bool:
+    """Whether nothing is left to decode."""
+    return not decoding.joins and all(each.ended for each in decoding.sequences)
+
+
+def _most_drafted(options: Options) -> int:
+    """The most tokens that may be drafted for a sequence in a round."""
+    if options.regular or options.proposer == "none":
+        return 0
+    return sys.maxsize if options.num_draft == "auto" else options.num_draft
 
 
 def _rule_key(options: Options) -> object:

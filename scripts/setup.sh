@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Create .venv and install the package into it; does nothing when that is done already.
+# Create .venv and install the package with its server; does nothing when that is done already.
 # On Linux x86 a fast BLAS comes along (220 MB, without which speculation gains nothing there):
 # --small leaves it out from then on, and --fast-cpu adds it after all.
 # --dev adds what the tests need.
@@ -12,7 +12,7 @@ stamp=.venv/.mlx-specdec-installed
 # What was asked for earlier stays: the names of extras, and "small".
 kept="$(sed -n 2p "$stamp" 2>/dev/null || true)"
 
-extras=""
+extras="server"
 for argument in "$@"; do
   case "$argument" in
     --dev) extras="$extras dev" ;;

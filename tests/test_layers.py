@@ -68,6 +68,18 @@ MAY_IMPORT = {
         "text",
     },
     "batch": {"decoding", "errors", "many", "options", "pair", "text"},
+    "serve": {
+        "assemble",
+        "decoding",
+        "drafting",
+        "errors",
+        "many",
+        "models",
+        "options",
+        "pair",
+        "text",
+        "threads",
+    },
     "compare_models": {"checkpoints", "errors", "models", "text"},
     "training": {
         "assemble",
@@ -122,6 +134,7 @@ MAY_IMPORT = {
         "compare_models",
         "options",
         "cache_settings",
+        "serve",
         "text",
         "user_cache",
     },
@@ -178,6 +191,6 @@ def test_help_imports_no_mlx() -> None:
         "sys.argv = ['main.py', '--help']\n"
         "try:\n    run_one(generate)\n"
         "except SystemExit as done:\n    assert done.code == 0\n"
-        "assert not {'mlx.core', 'mlx_lm', 'transformers'} & set(sys.modules)\n"
+        "assert not {'mlx.core', 'mlx_lm', 'transformers', 'starlette'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)

@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.decoding.batch_size import FixedBatchSize
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.stop_criteria import Emission
 from mlx_specdec.errors import DecodingError, OptionError, PromptError
@@ -229,6 +230,97 @@ def test_figures_of_a_text_are_its_own(pair: Pair) -> None:
         assert result.stats.accepted + result.stats.rounds >= len(result.tokens)
         assert result.labels.prompt_tokens == len(each.prompt)
         assert result.labels.seed == each.options.seed
+
+
+def live(pair: Pair, options: Options, batch_size: int = 4) -> ManyRun:
+    """A run whose prompts come one by one."""
+    return ManyRun(pair, None, options, FixedBatchSize(batch_size))
+
+
+def finish(run: ManyRun, texts: dict[int, tuple[str, str]]) -> None:
+    while not run.idle:
+        for part in run.step():
+            assert part.error is None
+            if part.result is not None:
+                texts[part.number] = (part.result.text, part.result.finish_reason)
+
+
+def test_prompts_may_come_while_others_are_decoded(pair: Pair) -> None:
+    asked = {"num_draft": 2, "proposer": "auto"}
+    requests = [request(seed, temperature=0.8 * (seed % 3 > 0), **asked) for seed in range(14)]
+    run, texts, dice = live(pair, requests[0].options), {}, random.Random(1)
+    assert run.idle
+    for number, each in enumerate(requests):
+        run.add(number, each)
+        for _ in range(dice.randrange(4)):
+            for part in run.step():
+                if part.result is not None:
+                    texts[part.number] = (part.result.text, part.result.finish_reason)
+    finish(run, texts)
+    assert [texts[number] for number in range(14)] == alone(pair, requests)
+
+
+@pytest.mark.parametrize(("steps", "num_draft"), [(0, 0), (1, 2), (3, 0), (3, 2), (6, 2)])
+def test_a_prompt_that_is_given_up_leaves_before_the_next_step(
+    pair: Pair, steps: int, num_draft: int
+) -> None:
+    """While it waits, while a chunk of it was read, before it joined, and while it is decoded."""
+    asked = {"num_draft": num_draft, "proposer": "draft", "temperature": 0.8}
+    asked["prefill_step_size"] = 7
+    requests = [request(seed, max_tokens=9, **asked) for seed in range(7)]
+    expected = alone(pair, requests)
+    for given_up in ({0, 2}, {0, 1, 2, 3, 6}):
+        run, texts = live(pair, requests[0].options), {}
+        for number, each in enumerate(requests):
+            run.add(number, each)
+        heard: list[int] = []
+        for _ in range(steps):
+            for part in run.step():
+                heard.append(part.number)
+                if part.result is not None:
+                    texts[part.number] = (part.result.text, part.result.finish_reason)
+        for number in given_up:
+            run.cancel(number)
+        finish(run, after := {})
+        assert not given_up & after.keys()
+        assert texts | after == {
+            number: text
+            for number, text in enumerate(expected)
+            if number in texts or number not in given_up
+        }
+
+
+def test_after_all_are_given_up_a_run_is_idle(pair: Pair) -> None:
+    requests = [request(seed, num_draft=2, max_tokens=40) for seed in range(7)]
+    for steps in (0, 1, 4):
+        run = live(pair, requests[0].options)
+        for number, each in enumerate(requests):
+            run.add(number, each)
+        for _ in range(steps):
+            run.step()
+        for number in (*range(7), 99):
+            run.cancel(number)
+        assert run.idle
+        run.add(7, requests[0])
+        finish(run, texts := {})
+        assert [texts[7]] == alone(pair, requests[:1])
+
+
+def test_drafts_are_for_those_that_allow_them(pair: Pair) -> None:
+    """Each in one batch with the others, and its text is the same."""
+    own: list[dict] = [{"regular": True}, {"num_draft": 1}, {}, {"proposer": "none"}]
+    asked = {"num_draft": 3, "proposer": "draft", "temperature": 0.8, "max_tokens": 20}
+    requests = [request(seed, **{**asked, **own[seed % 4]}) for seed in range(8)]
+    options = request(0, **asked).options
+    results = generate_many(pair, requests, options, batch_size=8)
+    assert [(each.text, each.finish_reason) for each in results] == alone(pair, requests)
+    drafted = [result.stats.drafted_by_position for result in results]
+    assert all(len(each) <= 1 for each in (*drafted[1::4],))
+    assert all(len(each) == 3 for each in drafted[2::4])
+    for seed in (0, 3, 4, 7):
+        # What fills up the rectangle is the padding token, which is hardly ever right.
+        assert results[seed].stats.drafted == results[seed].stats.accepted <= 2
+        assert results[seed].labels.proposer == "none"
 
 
 @pytest.mark.parametrize(

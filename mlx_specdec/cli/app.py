@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 from .batch import batch
 from .bench import bench
 from .calibrate import calibrate
+from .chat import chat
 from .convert import convert
 from .estimate import estimate
 from .flags import Command, Version
@@ -21,11 +22,14 @@ from .generate import generate
 from .inspect import inspect
 from .known_pairs import pairs
 from .process import exit_with
+from .serve import serve
 from .train import train_draft, train_medusa
 
 COMMANDS = (
     generate,
+    chat,
     batch,
+    serve,
     pairs,
     convert,
     inspect,

@@ -109,9 +109,10 @@ class Decoding:
         return tuple(each.finish(reason) for each in self._batch.sequences)
 
     def _step(self) -> tuple[Emission, ...]:
-        if self._in_flight is None:
+        reading = self.reading
+        if self._in_flight is None and (self._reader.begun or not reading):
             self._change()
-        if self.reading:
+        if reading:
             self._reader.step()
             return tuple(Emission((), ()) for _ in self._batch.sequences)
         if self._batch.remaining == 0:
@@ -135,6 +136,8 @@ class Decoding:
         if 0 < len(keep) < len(self.sequences):
             for each in self._parts():
                 each.filter(keep)
+            if self.reading:
+                self._reader.filter(keep)
 
     def _parts(self) -> list[Any]:
         parts = [self._batch, self._target]
@@ -182,6 +185,7 @@ class Decoding:
     def _commit(self, done: _Pass) -> tuple[Emission, ...]:
         """Wait for the verdict; what it kept is committed and the rest taken back."""
         emissions, rounds = self._batch.commit(done.proposal, done.verdict, done.cuts)
+        emissions = self._batch.with_logprobs(emissions, done.scores.logits)
         ended = all(emission.finish_reason is not None for emission in emissions)
         if not ended:
             if done.proposal.size:

@@ -38,11 +38,13 @@ class PromptReader:
         self._progress = progress
         self._step_size = step_size or CHUNK
         self._read = 0
+        self.begun = False
         self.done = False
 
     def step(self) -> None:
         """Read one chunk and wait for it; an encoder reads its source with the first one."""
-        if self._read == 0:
+        if not self.begun:
+            self.begun = True
             self._report(0)
             if self._proposer is not None:
                 self._proposer.begin(self._prompts)
@@ -52,8 +54,13 @@ class PromptReader:
             self._feed(chunks)
         self._target.evaluate()
         self._read += max(map(len, chunks))
-        self.done = self._read == max(map(len, self._prefixes))
+        self.done = self._read >= max(map(len, self._prefixes))
         self._report(max(map(len, self._prompts)) if self.done else self._read)
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Go on for these sequences alone, in this order; the first chunk has been read."""
+        self._prefixes = [self._prefixes[row] for row in keep]
+        self._prompts = [self._prompts[row] for row in keep]
 
     def _feed(self, chunks: list[list[int]]) -> None:
         taps = self._proposer.taps if self._proposer is not None else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from ..contracts import Noise, NoiseSource, Proposal, Verdict
 from ..sampling.cut import Cut
 from ..sampling.distribution import Distribution, apply_filters_of, before_filters_of
 from ..sampling.noise import noise_of
+from .logprobs import token_logprobs
 from .rounds import SequenceRound
 from .stop_criteria import Emission, FinishReason, StopCriteria
 
@@ -19,6 +21,7 @@ class Sequence:
     """One sequence in the making.
 
     prefix: `Model.prefix` of the prompt, committed from the beginning. distribution: of the target.
+    top_logprobs: how many of the likeliest tokens to tell of each position; None tells nothing.
     """
 
     def __init__(
@@ -27,7 +30,9 @@ class Sequence:
         distribution: Distribution,
         noise: NoiseSource,
         stop: StopCriteria,
+        top_logprobs: int | None = None,
     ) -> None:
+        self.top_logprobs = top_logprobs
         self.committed = list(prefix)
         self.distribution = distribution
         self._noise = noise
@@ -175,6 +180,23 @@ class Batch:
                 )
             )
         return tuple(emissions), tuple(rounds)
+
+    def with_logprobs(
+        self, emissions: tuple[Emission, ...], logits: mx.array
+    ) -> tuple[Emission, ...]:
+        """The emissions of a pass, with logprobs where a sequence asks for them.
+
+        logits: (batch, m, width) of the pass, the target's own.
+        """
+        if all(each.top_logprobs is None for each in self.sequences):
+            return emissions
+        told = list(emissions)
+        for row, (each, emission) in enumerate(zip(self.sequences, emissions, strict=True)):
+            if each.top_logprobs is not None and emission.tokens:
+                vocabulary = each.distribution.vocabulary
+                own = token_logprobs(logits[row], emission.tokens, each.top_logprobs, vocabulary)
+                told[row] = replace(emission, logprobs=own)
+        return tuple(told)
 
 
 def _read(array: mx.array) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..text.stream import StopStrings, TextStream
+from .logprobs import TokenLogprob
 
 FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged"]
 
@@ -27,12 +28,14 @@ class Emission:
     """What one step gave the reader.
 
     tokens: newly emitted ids, an EOS included. pieces: the text that became printable with them,
-    EOS and stop strings left out. finish_reason: None while the text goes on.
+    EOS and stop strings left out. finish_reason: None while the text goes on. logprobs: of the
+    tokens, where they are asked for.
     """
 
     tokens: tuple[int, ...]
     pieces: tuple[Piece, ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def text(self) -> str:

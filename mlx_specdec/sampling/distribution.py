@@ -184,6 +184,11 @@ class Distribution:
         self._special = [id for id in settings.xtc_special_tokens or () if id < vocabulary]
 
     @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return self._vocabulary
+
+    @property
     def samples(self) -> bool:
         """Whether tokens are drawn from it, at a temperature above 0."""
         return self.settings.temperature > 0

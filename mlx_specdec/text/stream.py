@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from .tokenizer import Tokenizer
 
@@ -15,6 +16,7 @@ INCOMPLETE = "\ufffd"
 LONGEST_WINDOW = 24
 KEPT_WINDOW = 6
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_byte_ids: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary()
 
 
 class TextStream:
@@ -23,12 +25,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids
-        # Runs of byte pieces are decoded as one: right or wrong as a whole.
-        self._bytes = frozenset(
-            id
-            for id, piece in enumerate(tokenizer.pieces())
-            if piece is not None and piece.startswith("<0x") and _BYTE.fullmatch(piece)
-        )
+        self._bytes = _byte_pieces(tokenizer)
         self._window: list[int] = []
         self._printed = 0
 
@@ -60,6 +57,18 @@ class TextStream:
         rest = text[self._printed :]
         self._window, self._printed = [], 0
         return rest
+
+
+def _byte_pieces(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids of single bytes. Runs of them are decoded as one: right or wrong as a whole."""
+    if tokenizer not in _byte_ids:
+        # Once a tokenizer: a server begins many texts, and vocabularies are large.
+        _byte_ids[tokenizer] = frozenset(
+            id
+            for id, piece in enumerate(tokenizer.pieces())
+            if piece is not None and piece.startswith("<0x") and _BYTE.fullmatch(piece)
+        )
+    return _byte_ids[tokenizer]
 
 
 class StopStrings:

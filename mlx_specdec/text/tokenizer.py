@@ -6,6 +6,7 @@ transformers; a decoder-only one does for a chat template, or where it has no to
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -203,8 +204,12 @@ class FileTokenizer:
         self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
     ) -> list[int]:
         with no_panic(self._directory):
-            tokenizer = _from_transformers(self._directory)
-            return chat.apply(tokenizer, prompt, settings, check=self._check)
+            return chat.apply(self._templated, prompt, settings, check=self._check)
+
+    @functools.cached_property
+    def _templated(self) -> Any:
+        """The one that has the chat template; reading it takes as long as many chats."""
+        return _from_transformers(self._directory)
 
     def pieces(self) -> list[str | None]:
         return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self.size)

@@ -43,12 +43,12 @@ def shared_tokens(
     size = min(target_width, target.size)
     by_text: dict[bytes, int] = {}
     names = draft.pieces()
-    for id, text in reversed(list(enumerate(_texts(draft)[:draft_width]))):
+    for id, text in reversed(list(enumerate(token_bytes(draft)[:draft_width]))):
         # A byte piece is written only where no other piece has its text.
         spare = _BYTE.fullmatch(names[id] or "") and text in by_text
         if text is not None and id not in draft.special_ids and not spare:
             by_text[text] = id
-    texts = _texts(target)[:size]
+    texts = token_bytes(target)[:size]
     shared = [
         -1 if text is None or id in target.special_ids else by_text.get(text, -1)
         for id, text in enumerate(texts)
@@ -70,7 +70,7 @@ def shared_tokens(
     return shared, [id if id >= 0 else fed(texts[at] or b"") for at, id in enumerate(shared)]
 
 
-def _texts(tokenizer: Tokenizer) -> list[bytes | None]:
+def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
     """The bytes that each id stands for, in whichever alphabet its tokenizer writes them."""
     pieces = tokenizer.pieces()
     spaced = any(piece is not None and piece.startswith("\u2581") for piece in pieces)

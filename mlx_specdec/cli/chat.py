@@ -1,0 +1,228 @@
+"""The chat command: a conversation in the terminal, with commands that begin with a slash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OptionError, OutputError, PromptError, SpecdecError
+from . import figures, render
+from .flags import Flags, command, flag, options
+from .generate import Drafting, Penalties, count_or_auto, load_drafting
+from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule
+from .serve import Defaults
+
+if TYPE_CHECKING:
+    from ..assemble import Pair
+    from ..decoding.run import Result
+    from ..options import Options
+
+BLOCK = '"""'
+HELP = f"""\
+/system TEXT      begin anew, with this message of the system
+/reset            begin anew
+/save FILE        write the conversation, as JSON
+/load FILE        go on with a conversation that was saved
+/speculate WHAT   on, off, or the number of draft tokens in a round; the text is the same
+/drafts           mark accepted draft tokens, or stop marking them
+/stats            say what the last answer took
+/help             say this
+/exit             end; so does Ctrl-D
+A line that ends in \\ goes on in the next one, and so does what stands between {BLOCK} and {BLOCK}.
+Ctrl-C stops an answer, and not the chat."""
+
+
+@dataclass(frozen=True)
+class Shown(Flags):
+    """What is printed."""
+
+    panel = "Output"
+    show_drafts: bool = flag(False, "Mark the accepted draft tokens in the text.")
+    quiet: bool = flag(False, "Say nothing but the answers.")
+
+
+@command("mlx-specdec chat --model weights/py-llama --proposer ngram")
+def chat(
+    template: ChatTemplate,
+    models: Models,
+    cache: KVCache,
+    drafting: Drafting,
+    costs: CostCache,
+    rule: Rule,
+    lenience: Lenience,
+    defaults: Defaults,
+    penalties: Penalties,
+    shown: Shown,
+) -> None:
+    """Hold a conversation in the terminal.
+
+    /help lists what can be said beside messages.
+    """
+    groups = (template, drafting, costs, rule, lenience, defaults, penalties)
+    asked = options(*groups, proposer=drafting.chosen_proposer(models))
+    caches = cache.settings()
+    pair, asked = load_drafting(models, drafting, caches, asked, told=not shown.quiet)
+    if defaults.seed is None:
+        asked = replace(asked, seed=secrets.randbits(32))
+    conversation = Conversation(pair, asked, shown)
+    if not shown.quiet:
+        render.tell(f"{conversation.way}; /help lists the commands, Ctrl-D ends")
+    while (said := _read()) is not None:
+        try:
+            if said.startswith("/"):
+                if not conversation.obey(said):
+                    return
+            elif said.strip():
+                conversation.answer(said)
+        except SpecdecError as problem:
+            # What cannot be said or done is no reason to end.
+            render.error(str(problem))
+
+
+class Conversation:
+    """Messages so far, and how the next answer is written."""
+
+    def __init__(self, pair: Pair, options: Options, shown: Shown) -> None:
+        from ..serve.chat import way_of
+
+        self._pair = pair
+        self._options = options
+        self._quiet = shown.quiet
+        self._shows_drafts = shown.show_drafts
+        self._remembers = way_of(pair, options) != "single user message"
+        self._messages: list[dict[str, Any]] = []
+        self._last: Result | None = None
+        self._start_anew(options.system_prompt)
+        self.way = f"chatting with {pair.name}"
+        if not self._remembers:
+            self.way += ", which answers each message by itself"
+
+    def answer(self, said: str) -> None:
+        """Print the answer to a message. Raises PromptError where there is no room for it."""
+        from ..assemble import stream_generate
+
+        messages = [*self._messages, {"role": "user", "content": said}]
+        ids = self._ids(messages if self._remembers else messages[-1:])
+        longest = self._pair.target.max_length
+        if longest is not None and len(ids) >= longest:
+            raise PromptError(
+                f"the conversation has {len(ids)} tokens and the model takes {longest}: /reset "
+                "begins a new one"
+            )
+        plain = replace(self._options, system_prompt=None, chat_template_config={})
+        run = stream_generate(self._pair, ids, plain)
+        printer = render.TextPrinter(sys.stdout, show_drafts=self._shows_drafts)
+        try:
+            for emission in run:
+                printer.show(emission)
+        except KeyboardInterrupt:
+            printer.show(run.interrupt())
+        printer.finish()
+        self._last = run.result()
+        self._messages = [*messages, {"role": "assistant", "content": self._last.text}]
+        full = longest is not None and len(ids) + len(self._last.tokens) >= longest
+        if self._last.finish_reason == "length" and full:
+            render.tell(f"the model takes {longest} tokens: /reset begins a new conversation")
+
+    def obey(self, said: str) -> bool:
+        """Do what a command says; whether the chat goes on. Raises SpecdecError."""
+        name, _, rest = said[1:].partition(" ")
+        commands: dict[str, Callable[[str], None]] = {
+            "system": self._start_anew,
+            "reset": lambda rest: self._start_anew(self._options.system_prompt),
+            "save": self._save,
+            "load": self._load,
+            "speculate": self._speculate,
+            "drafts": lambda rest: self._mark(),
+            "stats": lambda rest: self._tell_figures(),
+            "help": lambda rest: render.tell(HELP),
+        }
+        if name == "exit":
+            return False
+        if name not in commands:
+            raise OptionError(f"there is no command /{name}: /help lists them")
+        commands[name](rest.strip())
+        return True
+
+    def _ids(self, messages: list[dict[str, Any]]) -> list[int]:
+        from ..serve.chat import ids_of
+        from ..serve.problems import Problem
+
+        try:
+            # The system's message is the first one of the conversation already.
+            return ids_of(self._pair, messages, replace(self._options, system_prompt=None), {})
+        except Problem as problem:
+            raise PromptError(problem.message) from None
+
+    def _start_anew(self, system: str | None) -> None:
+        if system and not self._remembers:
+            raise OptionError("this model takes no message of the system")
+        self._messages = [{"role": "system", "content": system}] if system else []
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise OptionError("say where: /save FILE")
+        try:
+            Path(name).write_text(render.as_json({"messages": self._messages}), encoding="utf-8")
+        except OSError as problem:
+            raise OutputError(f"cannot write {name}: {problem.strerror}") from None
+        render.tell(f"{len(self._messages)} messages are in {name}")
+
+    def _load(self, name: str) -> None:
+        from ..serve.chat import messages_of
+        from ..serve.problems import Problem
+
+        try:
+            told = json.loads(Path(name).read_text(encoding="utf-8"))
+            self._messages = messages_of(told["messages"])
+        except OSError as problem:
+            raise PromptError(f"cannot read {name or 'nothing'}: {problem.strerror}") from None
+        except (ValueError, TypeError, KeyError, RecursionError, Problem):
+            raise PromptError(f"{name} is no conversation that /save has written") from None
+        render.tell(f"{len(self._messages)} messages were read from {name}")
+
+    def _speculate(self, what: str) -> None:
+        if what in ("on", "off"):
+            self._options = replace(self._options, regular=what == "off")
+        else:
+            count = count_or_auto("/speculate", what)
+            self._options = replace(self._options, regular=False, num_draft=count)
+
+    def _mark(self) -> None:
+        self._shows_drafts = not self._shows_drafts
+        render.tell(render.legend(sys.stdout) if self._shows_drafts else "drafts are not marked")
+
+    def _tell_figures(self) -> None:
+        render.tell("nothing was said yet" if self._last is None else figures.summary(self._last))
+
+
+def _read() -> str | None:
+    """What the user says: a line, or several; None at the end."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (lines can be edited, and come back)
+    lines: list[str] = []
+    in_block = False
+    while True:
+        try:
+            line = input(("... " if lines else "> ") if terminal else "")
+        except EOFError:
+            return "\n".join(lines) if lines else None
+        except KeyboardInterrupt:
+            print()
+            lines, in_block = [], False
+            continue
+        except UnicodeDecodeError:
+            raise PromptError("standard input is not UTF-8 text") from None
+        in_block ^= line.count(BLOCK) % 2 == 1
+        goes_on = in_block or line.endswith("\\")
+        lines.append(line.removesuffix("\\") if goes_on and not in_block else line)
+        if not goes_on:
+            return "\n".join(lines).replace(BLOCK, "").strip("\n")

@@ -1,0 +1,154 @@
+"""The serve command: flags in, a server on a port until a signal comes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import blas
+from ..errors import OptionError
+from . import groups
+from .flags import Flags, command, flag, options
+from .generate import Drafting, Penalties, load_drafting
+from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule
+from .pairs import named
+
+if TYPE_CHECKING:
+    from ..assemble import Pair
+    from ..options import Options
+
+PROGRAM = __name__.partition(".")[0]
+NEEDED = ("starlette", "uvicorn")
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+@dataclass(frozen=True)
+class Network(Flags):
+    """Where the server listens, and whom it lets in."""
+
+    panel = "Server"
+    host: str = flag("127.0.0.1", "The address to listen on; 0.0.0.0 is every one.")
+    port: int = flag(8080, "The port to listen on; 0 takes a free one.")
+    api_key: str | None = flag(
+        None,
+        "The key that clients have to send, as a bearer token or in x-api-key.",
+        envvar="MLX_SPECDEC_API_KEY",
+        show_envvar=True,
+    )
+    cors_origin: list[str] | None = flag(
+        None,
+        "An origin whose pages may ask, such as https://example.org; the flag may be repeated.",
+        metavar="ORIGIN",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = flag(
+        "info", "What is written to standard error; info has a line for each request."
+    )
+
+
+@dataclass(frozen=True)
+class Load(Flags):
+    """How much the server takes on."""
+
+    panel = "Server"
+    batch_size: int = flag(16, "The number of requests that are decoded at once.")
+    max_waiting: int = flag(64, "The number of requests that may wait; more are refused.")
+    max_model_len: int | None = flag(
+        None,
+        "The largest number of tokens of a prompt and its answer together.",
+        show_default="the model's own, or 4096",
+    )
+    timeout: float = flag(600.0, "The seconds after which an answer is cut.")
+
+
+@dataclass(frozen=True)
+class Defaults(groups.Sampling):
+    """What a request has that does not say it for itself."""
+
+    max_tokens: int = flag(512, "The largest number of tokens of an answer, unless asked.", "-m")
+    seed: int | None = flag(  # type: ignore[assignment]
+        None, "The seed of requests that name none.", show_default="random"
+    )
+
+    def for_options(self) -> dict[str, Any]:
+        told = super().for_options()
+        return {name: value for name, value in told.items() if value is not None}
+
+
+@command(
+    "mlx-specdec serve",
+    "mlx-specdec serve --model weights/py-llama --port 8081",
+)
+def serve(
+    network: Network,
+    load: Load,
+    template: ChatTemplate,
+    models: Models,
+    cache: KVCache,
+    drafting: Drafting,
+    costs: CostCache,
+    rule: Rule,
+    lenience: Lenience,
+    defaults: Defaults,
+    penalties: Penalties,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's clients ask for it.
+
+    A request's text depends on its prompt, its settings and its seed alone, whatever else is served
+    at the same time. Flags of sampling are what a request has that does not say it for itself.
+    """
+    model, _ = named(models)
+    groups_of_options = (template, drafting, rule, lenience, defaults, penalties, costs)
+    asked = options(*groups_of_options, proposer=drafting.chosen_proposer(models))
+    caches = cache.settings()
+    for name, value in (
+        ("batch-size", load.batch_size),
+        ("max-model-len", load.max_model_len),
+        ("timeout", load.timeout),
+    ):
+        if value is not None and not value > 0:
+            raise OptionError(f"--{name} must be more than 0, not {value}")
+    if not 0 <= network.port < 1 << 16:
+        raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
+    if load.max_waiting < 0:
+        raise OptionError(f"--max-waiting must be 0 or more, not {load.max_waiting}")
+    if network.api_key == "":
+        raise OptionError("--api-key is empty: give a key, or leave it out")
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise OptionError(
+            f"the server needs {' and '.join(missing)}: run ./scripts/setup.sh, or pip install "
+            "'mlx-specdec[server]'"
+        )
+    logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT)
+    # What other libraries say in passing is none of the user's business.
+    logging.getLogger(PROGRAM).setLevel(network.log_level.upper())
+    # What is imported from here on imports MLX.
+    blas.load()
+    from ..serve.app import Access
+    from ..serve.limits import Limits
+    from ..serve.server import Settings
+    from ..serve.server import serve as run
+
+    def loading() -> tuple[Pair, Options]:
+        pair, settled = load_drafting(models, drafting, caches, asked)
+        if settled.proposer is None and settled.num_draft == "auto":
+            # Lookup costs next to nothing, and auto drafts what pays.
+            settled = replace(settled, proposer="auto")
+        return pair, settled
+
+    run(
+        model,
+        loading,
+        Settings(
+            host=network.host,
+            port=network.port,
+            batch_size=load.batch_size,
+            access=Access(network.api_key, tuple(network.cors_origin or ())),
+            limits=Limits(
+                waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len
+            ),
+            drawn_seeds=defaults.seed is None,
+        ),
+    )

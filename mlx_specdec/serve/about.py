@@ -1,0 +1,139 @@
+"""Routes that say what is served, and what its tokens are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from .. import __version__
+from . import body as fields
+from .asked import unknown_model
+from .chat import messages_of, way_of
+from .metrics import CONTENT_TYPE
+from .problems import wrong
+from .service import FINGERPRINT, Service, outside
+
+
+class About:
+    """Handlers around a service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        post, get = ["POST"], ["GET"]
+        return [
+            Route("/health", self.health, methods=get),
+            Route("/v1/health", self.health, methods=get),
+            Route("/metrics", self.metrics, methods=get),
+            Route("/props", self.props, methods=get),
+            Route("/info", self.info, methods=get),
+            Route("/v1/models", self.models, methods=get),
+            Route("/v1/models/{id:path}", self.model, methods=get),
+            Route("/tokenize", self.tokenize, methods=post),
+            Route("/detokenize", self.detokenize, methods=post),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        """Whether requests are taken."""
+        self._service.asking()
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Everything that is counted."""
+        engine = self._service.engine
+        text = engine.metrics.as_text(self._service.name, *engine.requests)
+        return Response(text, media_type=CONTENT_TYPE)
+
+    async def props(self, request: Request) -> Response:
+        """What is served, and how."""
+        asking = self._service.asking()
+        pair, options, limits = asking.pair, asking.options, self._service.limits
+        return JSONResponse(
+            {
+                "model_alias": self._service.name,
+                "total_slots": self._service.engine.batch_size,
+                "n_ctx": asking.longest,
+                "chat": way_of(pair, options),
+                "rule": options.rule_name,
+                "lossy": options.lossy,
+                "num_draft": 0 if options.regular else options.num_draft,
+                "has_draft_model": pair.draft is not None,
+                "default_generation_settings": {
+                    "max_tokens": options.max_tokens,
+                    "temperature": options.temperature,
+                    "top_p": options.top_p,
+                    "top_k": options.top_k,
+                    "min_p": options.min_p,
+                    "seed": None if self._service.drawn_seeds else options.seed,
+                },
+                "limits": {
+                    "body_bytes": limits.body_bytes,
+                    "waiting": limits.waiting,
+                    "seconds": limits.seconds,
+                    "choices": limits.choices,
+                    "stops": limits.stops,
+                },
+                "build_info": FINGERPRINT,
+            }
+        )
+
+    async def models(self, request: Request) -> Response:
+        """The one model."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """The one model, if that is the one."""
+        if request.path_params["id"] != self._service.name:
+            raise unknown_model(request.path_params["id"], self._service.name)
+        return JSONResponse(self._model())
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text (`content`, or vLLM's `prompt`) or of messages."""
+        asking, body = self._service.asking(), await self._service.body(request)
+
+        def read() -> list[int]:
+            asking.check_model(body)
+            if "messages" in body:
+                return asking.chat_ids(messages_of(body["messages"]), {})
+            return asking.text_ids(fields.text(body, "content" if "content" in body else "prompt"))
+
+        ids = await outside(read)
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": asking.longest})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids, special ones left out."""
+        asking, body = self._service.asking(), await self._service.body(request)
+        ids, size = body.get("tokens"), asking.pair.tokenizer.size
+        if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+            raise wrong("tokens must be a list of token ids", "tokens")
+        if not all(0 <= each < size for each in ids):
+            raise wrong(f"token ids lie between 0 and {size - 1}", "tokens")
+        text = await outside(lambda: asking.pair.tokenizer.decode(ids))
+        return JSONResponse({"content": text, "prompt": text})
+
+    async def info(self, request: Request) -> Response:
+        """What TGI's clients want to know."""
+        asking, limits = self._service.asking(), self._service.limits
+        return JSONResponse(
+            {
+                "model_id": self._service.name,
+                "model_dtype": asking.pair.dtype,
+                "model_pipeline_tag": "text-generation",
+                "max_concurrent_requests": self._service.engine.batch_size + limits.waiting,
+                "max_best_of": 1,
+                "max_stop_sequences": limits.stops,
+                "max_input_tokens": asking.longest - 1,
+                "max_total_tokens": asking.longest,
+                "version": __version__,
+                "router": "mlx-specdec",
+            }
+        )
+
+    def _model(self) -> dict[str, Any]:
+        told = {"id": self._service.name, "object": "model", "created": self._service.created}
+        return {**told, "owned_by": "mlx-specdec"}

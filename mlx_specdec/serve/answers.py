@@ -1,0 +1,144 @@
+"""From what comes of a request to an answer: whole, or event by event while the client is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from .asked import Asked
+from .engine import Engine
+from .guard import tell
+from .messages import MessagesWire
+from .problems import Problem
+from .talk import Talk
+from .tgi import TgiWire
+from .wire import KEEP_ALIVE, Told, event
+from .wire import Wire as OpenAIWire
+
+PING_SECONDS = 15.0
+"""After which a stream that has nothing to say says so, for the proxies on its way."""
+SLOWEST_READER = 60.0
+"""Seconds that a client has to read a stream, beyond the time of its request."""
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+Wire = OpenAIWire | TgiWire | MessagesWire
+
+
+async def answer(
+    engine: Engine, request: Request, asked: Asked, wire: Wire, seconds: float
+) -> Response | Told:
+    """A stream, or the whole answer, in so many seconds. Raises Problem, ClientDisconnect."""
+    talk = Talk(engine, asked, seconds)
+    if asked.stream:
+        return EventStream(_events(talk, wire, asked), lambda: _end(request, talk, asked), seconds)
+    try:
+        await _while_there(request, _all(talk))
+    finally:
+        _end(request, talk, asked)
+    return wire.answer(talk.choices, asked.prompt_tokens)
+
+
+def as_response(answer: Response | Told) -> Response:
+    """A stream as it is, an object as JSON."""
+    return answer if isinstance(answer, Response) else JSONResponse(answer)
+
+
+class EventStream(StreamingResponse):
+    """Chunks as server-sent events. end: called when all is said, or the client has left, or has
+    read too slowly."""
+
+    def __init__(
+        self, events: AsyncIterator[bytes], end: Callable[[], None], seconds: float
+    ) -> None:
+        super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")
+        self._end = end
+        self._seconds = seconds + SLOWEST_READER
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds):
+                    await super().__call__(scope, receive, send)
+        finally:
+            # Whether or not an event was ever asked for.
+            self._end()
+
+
+async def _events(talk: Talk, wire: Wire, asked: Asked) -> AsyncIterator[bytes]:
+    async for told in _chunks(talk, wire, asked):
+        yield KEEP_ALIVE if told is None else event(told, named=wire.named)
+        if told is not None and "error" in told:
+            return
+    yield wire.done
+
+
+async def _chunks(talk: Talk, wire: Wire, asked: Asked) -> AsyncIterator[Told | None]:
+    """What is told of the choices as they come; None while nothing does."""
+    for index in range(len(talk.choices)):
+        for told in wire.first(index):
+            yield told
+    ended = [False] * len(talk.choices)
+    try:
+        async for part in talk.parts(PING_SECONDS):
+            if part is None:
+                yield None
+                continue
+            index, emission = part
+            choice = talk.choices[index]
+            ended[index] = choice.reason is not None
+            for told in wire.piece(index, choice, emission):
+                yield told
+            for told in wire.end(index, choice) if ended[index] else ():
+                yield told
+    except Problem as problem:
+        yield wire.error(problem)
+        return
+    cut = [each for each, over in enumerate(ended) if not over]
+    for told in itertools.chain(*(wire.end(index, talk.choices[index]) for index in cut)):
+        yield told
+    for told in wire.rest(talk.choices, asked):
+        yield told
+
+
+async def _all(talk: Talk) -> None:
+    async for _ in talk.parts():
+        pass
+
+
+async def _while_there(request: Request, work: Any) -> None:
+    """Wait for `work` as long as the client does. Raises ClientDisconnect."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _end(request: Request, talk: Talk, asked: Asked) -> None:
+    """Give up what has not come, and put into the log what has."""
+    talk.close()
+    results = [each.result for each in talk.choices if each.result is not None]
+    tell(
+        request,
+        prompt_tokens=asked.prompt_tokens,
+        tokens=sum(each.tokens for each in talk.choices),
+        draft_n=sum(each.stats.drafted for each in results),
+        draft_n_accepted=sum(each.stats.accepted for each in results),
+    )

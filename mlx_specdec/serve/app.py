@@ -1,0 +1,61 @@
+"""The application: routes, who may ask, and what is told when something goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from .about import About
+from .completions import Completions
+from .guard import AccessLog, Guard, error_response
+from .problems import Problem, failed
+from .service import Service
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask. key: None lets everybody in. origins: pages of browsers that may."""
+
+    key: str | None = None
+    origins: Sequence[str] = ()
+
+
+def make_app(service: Service, access: Access) -> Starlette:
+    """The application around a service."""
+    middleware = [Middleware(AccessLog)]
+    if access.origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(access.origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            )
+        )
+    middleware.append(Middleware(Guard, key=access.key, origins=frozenset(access.origins)))
+    handlers: dict[Any, Any] = {
+        Problem: lambda request, problem: error_response(problem),
+        HTTPException: _of_starlette,
+        ClientDisconnect: lambda request, problem: Response(status_code=499),
+        Exception: lambda request, problem: error_response(failed("something went wrong here")),
+    }
+    return Starlette(
+        routes=[*About(service).routes(), *Completions(service).routes()],
+        middleware=middleware,
+        exception_handlers=handlers,
+    )
+
+
+def _of_starlette(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    told = {404: "there is nothing here", 405: "this takes another method"}
+    message = told.get(problem.status_code, problem.detail)
+    return error_response(Problem(problem.status_code, message, headers=problem.headers))

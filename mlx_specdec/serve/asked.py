@@ -1,0 +1,279 @@
+"""From the body of a request to prompts and options, checked before anything waits for it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..assemble import encode, prepared
+from ..errors import SpecdecError
+from ..many import Request
+from ..models.base import check_prompt
+from ..options import MOST_DRAFTED, Options
+from ..pair import Pair
+from . import body as fields
+from .body import Body
+from .chat import Message, ids_of, messages_of, text_of, way_of
+from .limits import Limits
+from .problems import Problem, unsupported, wrong
+
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "xtc_probability",
+    "xtc_threshold",
+)
+"""Fields that mean what the options of the same name mean."""
+HARMLESS: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "grammar": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "json_schema": (),
+    "modalities": (["text"],),
+    "regex": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "web_search_options": (),
+}
+"""Fields that would change the answer and cannot here, with values that change nothing."""
+ENDLESS = 4096
+"""Tokens of a model whose positions have no end: what it takes grows with their square."""
+SEEDS = 2**63
+TOP_LOGPROBS = 20
+CONTEXT = "context_length_exceeded"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """requests: choice by choice, those of the first prompt first. prompt_tokens: of all prompts,
+    each counted once."""
+
+    requests: list[Request]
+    prompt_tokens: int
+    stream: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What requests are read with."""
+
+    pair: Pair
+    options: Options
+    limits: Limits
+    name: str
+    drawn_seeds: bool = True
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt and its answer together, or of each where an encoder reads the
+        prompt."""
+        own, limit = self.pair.target.max_length, self.limits.context
+        bounds = [each for each in (own, limit) if each is not None]
+        return min(bounds, default=ENDLESS)
+
+    def chat(self, body: Body) -> Asked:
+        """What a body for /v1/chat/completions asks for. Raises Problem."""
+
+        def read() -> list[list[int]]:
+            settings = fields.object_of(body, "chat_template_kwargs")
+            return [self.chat_ids(messages_of(body.get("messages")), settings)]
+
+        top = fields.whole(body, "top_logprobs", 0, 0, TOP_LOGPROBS)
+        wanted = fields.truth(body, "logprobs")
+        if top and not wanted:
+            raise wrong("top_logprobs needs logprobs to be true", "top_logprobs")
+        return self._asked(body, read, top if wanted else None)
+
+    def completions(self, body: Body) -> Asked:
+        """What a body for /v1/completions asks for. Raises Problem."""
+        top = None
+        if body.get("logprobs", False) is not False:
+            top = fields.whole(body, "logprobs", 0, 0, TOP_LOGPROBS)
+        return self._asked(body, lambda: [self._ids(each) for each in _prompts(body)], top)
+
+    def chat_ids(self, messages: Sequence[Message], settings: Body) -> list[int]:
+        """Token ids of messages. Raises Problem, SpecdecError."""
+        return ids_of(self.pair, messages, self.options, settings)
+
+    def text_ids(self, text: str) -> list[int]:
+        """Token ids of a text that no chat template is put around. Raises SpecdecError."""
+        plain = replace(
+            self.options,
+            chat_template=way_of(self.pair, self.options) == "single user message",
+            system_prompt=None,
+            chat_template_config={},
+        )
+        return encode(self.pair, text, plain)
+
+    def check_model(self, body: Body) -> None:
+        """Raises Problem for a model that is not the one that is served."""
+        named = fields.text(body, "model", self.name)
+        if named not in (self.name, ""):
+            raise unknown_model(named, self.name)
+
+    def _asked(
+        self, body: Body, read: Callable[[], list[list[int]]], top_logprobs: int | None
+    ) -> Asked:
+        self.check_model(body)
+        refuse_what_is_missing(body)
+        choices = fields.whole(body, "n", 1, 1, self.limits.choices)
+        stream = fields.truth(body, "stream")
+        include_usage = fields.truth(fields.object_of(body, "stream_options"), "include_usage")
+        try:
+            options = self.settings(body)
+            prompts = read()
+            if len(prompts) * choices > self.limits.choices:
+                raise wrong(
+                    f"{len(prompts)} prompts of {choices} choices are more than "
+                    f"{self.limits.choices}: send several requests",
+                    "prompt",
+                )
+            each = [self._with_room(ids, options, body) for ids in prompts]
+            expected = self._expected(body)
+        except SpecdecError as problem:
+            raise wrong(str(problem), _field(str(problem), body)) from None
+        requests = [
+            Request(ids, replace(own, seed=own.seed + choice), expected, top_logprobs)
+            for ids, own in zip(prompts, each, strict=True)
+            for choice in range(choices)
+        ]
+        return Asked(requests, sum(map(len, prompts)), stream, include_usage)
+
+    def settings(self, body: Body) -> Options:
+        """The options of a request. Raises Problem, OptionError."""
+        own: dict[str, Any] = {
+            name: fields.number(name, body[name]) for name in NUMBERS if name in body
+        }
+        if "stop" in body:
+            own["stop"] = self._stops(fields.strings("stop", body["stop"]))
+        if "logit_bias" in body:
+            own["logit_bias"] = self._biases(fields.object_of(body, "logit_bias"))
+        seed = secrets.randbits(32) if self.drawn_seeds else self.options.seed
+        own["seed"] = fields.whole(body, "seed", seed, -SEEDS, SEEDS - 1)
+        own |= _speculation(body.get("speculative", True))
+        # The prompt is token ids by now.
+        return replace(self.options, system_prompt=None, chat_template_config={}, **own)
+
+    def _expected(self, body: Body) -> tuple[int, ...]:
+        """Token ids of what the client predicts. Raises Problem."""
+        given = fields.object_of(body, "prediction")
+        if not given:
+            return ()
+        if given.get("type") != "content":
+            raise wrong('prediction must be {"type": "content", "content": ...}', "prediction")
+        content = text_of(given.get("content"), "prediction")
+        tokenizer = self.pair.tokenizer
+        ids = tokenizer.encode(content) if content else []
+        return tuple(id for id in ids if id not in tokenizer.special_ids)
+
+    def _stops(self, given: list[str]) -> tuple[str, ...]:
+        limits = self.limits
+        if len(given) > limits.stops or any(len(each) > limits.stop_length for each in given):
+            raise wrong(
+                f"stop must be at most {limits.stops} strings of {limits.stop_length} characters",
+                "stop",
+            )
+        return (*self.options.stop, *given)
+
+    def _biases(self, given: Body) -> dict[int, float]:
+        if len(given) > self.limits.biases:
+            raise wrong(f"logit_bias must have at most {self.limits.biases} entries", "logit_bias")
+        if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in given):
+            raise wrong('logit_bias must look like {"42": -5}, with token ids', "logit_bias")
+        return {int(name): fields.number("logit_bias", given[name]) for name in given}
+
+    def _ids(self, prompt: str | list[int]) -> list[int]:
+        return self.text_ids(prompt) if isinstance(prompt, str) else prompt
+
+    def _with_room(self, ids: list[int], options: Options, body: Body) -> Options:
+        """The options with as many tokens as are asked for and fit behind the prompt."""
+        target, longest = self.pair.target, self.longest
+        if len(ids) >= longest:
+            raise wrong(
+                f"the prompt has {len(ids)} tokens, and prompt and answer together take at most "
+                f"{longest}: shorten it",
+                "prompt",
+                CONTEXT,
+            )
+        check_prompt(ids, target.vocabulary, longest)
+        name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+        asked = fields.whole(body, name, options.max_tokens, 0, SEEDS)
+        room = longest - len(target.prefix(ids))
+        if name in body and asked > room:
+            raise wrong(
+                f"{asked} tokens behind a prompt of {len(ids)} are more than this model takes: "
+                f"ask for at most {room}",
+                name,
+                CONTEXT,
+            )
+        own = replace(options, max_tokens=min(asked, room))
+        prepared(self.pair, ids, own)
+        return own
+
+
+def refuse_what_is_missing(body: Body) -> None:
+    """Raises Problem for the first field that asks for what is not there."""
+    for name, values in HARMLESS.items():
+        if name in body and not any(body[name] == value for value in values):
+            raise unsupported(name)
+
+
+def unknown_model(named: str, served: str) -> Problem:
+    """What is told of a model that is not served."""
+    told = f"the model {named:.80} is not served here: ask for {served}"
+    return Problem(404, told, param="model", code="model_not_found")
+
+
+def _prompts(body: Body) -> list[str | list[int]]:
+    """A text, token ids, or a list of either."""
+    given = body.get("prompt")
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if _is_ids(given):
+            return [given]
+        if all(isinstance(each, str) or _is_ids(each) for each in given):
+            return given
+    raise wrong("prompt must be a string, a list of token ids, or a list of either", "prompt")
+
+
+def _is_ids(given: object) -> bool:
+    return isinstance(given, list) and all(type(each) is int for each in given) and bool(given)
+
+
+def _speculation(given: object) -> dict[str, Any]:
+    """The options that `speculative` asks for: true, false, or an object with max."""
+    if isinstance(given, bool):
+        return {} if given else {"regular": True}
+    if not isinstance(given, dict):
+        raise wrong('speculative must be true, false, or {"max": 4}', "speculative")
+    for name in given:
+        if name != "max":
+            raise unsupported(f"speculative.{name}")
+    if "max" not in given:
+        return {}
+    return {"num_draft": fields.whole(given, "max", 0, 0, MOST_DRAFTED)}
+
+
+def _field(message: str, body: Body) -> str | None:
+    """The field that an error of the options is about; it begins with its name."""
+    name = message.split(" ", 1)[0].replace("-", "_")
+    return name if name in body else None

@@ -1,0 +1,93 @@
+"""Messages -> token ids: by the model's chat template, by plain role prefixes, or as one source.
+
+The role prefixes are those of mlx_lm.server, for models that know no template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ..assemble import encode
+from ..models.encoder_decoder import EncoderDecoderModel
+from ..options import Options
+from ..pair import Pair
+from .problems import wrong
+
+Way = Literal["template", "role prefixes", "single user message"]
+Message = dict[str, Any]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+PREFIXES = {"system": "ASSISTANT's RULE: ", "user": "USER: ", "assistant": "ASSISTANT: "}
+KEPT = ("name", "tool_calls", "tool_call_id")
+"""Fields of a message that templates read beside role and content."""
+
+
+def way_of(pair: Pair, options: Options) -> Way:
+    """How this model reads messages."""
+    if isinstance(pair.target, EncoderDecoderModel):
+        return "single user message"
+    templated = options.chat_template and pair.tokenizer.has_chat_template
+    return "template" if templated else "role prefixes"
+
+
+def messages_of(given: object) -> list[Message]:
+    """Messages of a request, checked, with texts as contents. Raises Problem."""
+    if not isinstance(given, list) or not given:
+        raise wrong('messages must be a list of {"role": ..., "content": ...}', "messages")
+    return [_message(each, f"messages[{at}]") for at, each in enumerate(given)]
+
+
+def _message(given: object, where: str) -> Message:
+    if not isinstance(given, dict) or given.get("role") not in ROLES:
+        raise wrong(f"{where} must have a role, one of {', '.join(ROLES)}", "messages")
+    role = "system" if given["role"] == "developer" else given["role"]
+    content = given.get("content")
+    if content is None and role == "assistant":
+        content = ""
+    kept = {name: given[name] for name in KEPT if given.get(name) is not None}
+    return {"role": role, "content": text_of(content, "messages", where), **kept}
+
+
+def text_of(content: object, field: str, where: str = "") -> str:
+    """A content, which is a text or a list of parts that are text. Raises Problem."""
+    where = where or field
+    if isinstance(content, list):
+        return "".join(_part(each, field, where) for each in content)
+    if not isinstance(content, str):
+        raise wrong(f"the content of {where} must be a string, or parts of text", field)
+    return content
+
+
+def _part(given: object, field: str, where: str) -> str:
+    told = given.get("text") if isinstance(given, dict) and given.get("type") == "text" else None
+    if not isinstance(told, str):
+        raise wrong(
+            f"{where} has a part that is no text: this server reads text alone",
+            field,
+            "unsupported_parameter",
+        )
+    return told
+
+
+def ids_of(
+    pair: Pair, messages: Sequence[Message], options: Options, settings: Mapping[str, Any]
+) -> list[int]:
+    """Token ids up to where the answer begins. settings: for the template, beside those of the
+    options. Raises Problem, PromptError, CheckpointError."""
+    if options.system_prompt is not None and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": options.system_prompt}, *messages]
+    way = way_of(pair, options)
+    if way == "template":
+        more = {**options.chat_template_config, **settings}
+        return pair.tokenizer.apply_chat(messages, more)
+    if way == "role prefixes":
+        return pair.tokenizer.encode(with_prefixes(messages))
+    if [each["role"] for each in messages] != ["user"]:
+        raise wrong("this model takes a single message of the user", "messages")
+    return encode(pair, messages[0]["content"], options)
+
+
+def with_prefixes(messages: Sequence[Message]) -> str:
+    """A line a message, and the beginning of the answer's."""
+    lines = [PREFIXES.get(each["role"], "") + each["content"] for each in messages]
+    return "\n".join([*lines, PREFIXES["assistant"]]).rstrip()

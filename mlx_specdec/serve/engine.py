@@ -1,0 +1,208 @@
+"""One thread that owns the models and steps the decoding. Others hand it requests, and hear.
+
+Knows no HTTP. A request joins and leaves between rounds; nothing outside the thread touches an
+array.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .. import threads
+from ..decoding.batch_size import FixedBatchSize
+from ..decoding.stop_criteria import Emission
+from ..many import ManyRun, Part, Request
+from ..options import Options
+from ..pair import Pair
+from .metrics import Metrics
+
+Listener = Callable[[Part], None]
+"""Called in the engine's thread with every part of a request; it must return at once."""
+STOPPING = "the server is shutting down"
+BROKEN = "the server could not go on with this request"
+log = logging.getLogger(__name__)
+
+
+class QueueFull(Exception):
+    """No more requests can wait."""
+
+
+@dataclass
+class _Caller:
+    """Who hears of a request. came, heard: when it came, and when its newest tokens did."""
+
+    listener: Listener
+    came: float
+    heard: float | None = None
+
+
+class Engine:
+    """Decodes requests until it is closed.
+
+    load: called in the thread, gives the models and the options that requests begin with.
+    batch_size: how many are decoded at once. waiting: how many more may wait.
+    """
+
+    def __init__(
+        self, load: Callable[[], tuple[Pair, Options]], *, batch_size: int, waiting: int
+    ) -> None:
+        self.metrics = Metrics()
+        self.ready = threading.Event()
+        self.problem: BaseException | None = None
+        self.batch_size = batch_size
+        self._load = load
+        self._most = batch_size + waiting
+        self._loaded: tuple[Pair, Options] | None = None
+        self._changed = threading.Condition()
+        self._callers: dict[int, _Caller] = {}
+        self._arrived: list[tuple[int, Request]] = []
+        self._left: list[int] = []
+        self._numbers = 0
+        self._waiting = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def pair(self) -> Pair:
+        """What is served, once it is loaded."""
+        assert self._loaded is not None, "the engine is loading"
+        return self._loaded[0]
+
+    @property
+    def options(self) -> Options:
+        """What a request has not said for itself."""
+        assert self._loaded is not None, "the engine is loading"
+        return self._loaded[1]
+
+    @property
+    def requests(self) -> tuple[int, int]:
+        """How many requests are decoded or read now, and how many wait."""
+        with self._changed:
+            waiting = self._waiting + len(self._arrived)
+            return max(0, len(self._callers) - waiting), waiting
+
+    def start(self, then: Callable[[], None] = lambda: None) -> None:
+        """Load, then decode. then: called in the thread once it is loaded, or `problem` is set."""
+        self._thread = threading.Thread(target=self._work, args=[then], name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
+        """Take all of these requests, or none; returns their numbers. Raises QueueFull, or
+        RuntimeError once the engine is closed."""
+        with self._changed:
+            if self._closed:
+                raise RuntimeError(STOPPING)
+            if len(self._callers) + len(requests) > self._most:
+                self.metrics.count("rejected", len(requests))
+                raise QueueFull
+            first, self._numbers = self._numbers, self._numbers + len(requests)
+            numbers = list(range(first, self._numbers))
+            self._arrived += zip(numbers, requests, strict=True)
+            came = time.perf_counter()
+            self._callers.update({number: _Caller(listener, came) for number in numbers})
+            self._changed.notify()
+        return numbers
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """Give up requests; those that have ended are none any more."""
+        with self._changed:
+            known = [each for each in numbers if self._callers.pop(each, None) is not None]
+            self._left += known
+            self._changed.notify()
+        self.metrics.count("cancelled", len(known))
+
+    def close(self) -> None:
+        """Take no more requests and end those that are here with an error."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the thread; whether it has ended."""
+        assert self._thread is not None, "the engine was not started"
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _work(self, then: Callable[[], None]) -> None:
+        threads.clear_at_end()
+        try:
+            self._loaded = self._load()
+            many = self._begin()
+        except BaseException as problem:
+            # Told by whoever started the engine.
+            self.problem = problem
+            self.close()
+            then()
+        else:
+            self.ready.set()
+            then()
+            while (taken := self._take(wait=many.idle)) is not None:
+                try:
+                    parts = self._step(many, *taken)
+                except Exception:
+                    log.exception("a step of the engine failed")
+                    many, parts = self._begin(), self._all_with(BROKEN)
+                self._tell(parts)
+        self._tell(self._all_with(STOPPING))
+
+    def _begin(self) -> ManyRun:
+        return ManyRun(self.pair, None, self.options, FixedBatchSize(self.batch_size))
+
+    def _take(self, *, wait: bool) -> tuple[list[tuple[int, Request]], list[int]] | None:
+        """Who has arrived and who has left since the last time; None when all is over."""
+        with self._changed:
+            while wait and not (self._arrived or self._left or self._closed):
+                self._changed.wait()
+            if self._closed:
+                return None
+            taken = self._arrived, self._left
+            self._arrived, self._left = [], []
+            return taken
+
+    def _step(
+        self, many: ManyRun, arrived: Sequence[tuple[int, Request]], left: Sequence[int]
+    ) -> list[Part]:
+        parts = []
+        for number, request in arrived:
+            try:
+                many.add(number, request)
+            except Exception:
+                log.exception("a request could not be begun")
+                parts.append(Part(number, Emission((), ()), error=BROKEN))
+        for number in left:
+            many.cancel(number)
+        parts += many.step()
+        self._waiting = many.waiting
+        self.metrics.count("steps")
+        return parts
+
+    def _all_with(self, error: str) -> list[Part]:
+        """The end of all requests."""
+        with self._changed:
+            self._arrived = []
+            return [Part(number, Emission((), ()), error=error) for number in self._callers]
+
+    def _tell(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            with self._changed:
+                caller = self._callers.get(part.number)
+                if part.last:
+                    self._callers.pop(part.number, None)
+            if caller is not None:
+                self._measure(caller, part)
+                caller.listener(part)
+
+    def _measure(self, caller: _Caller, part: Part) -> None:
+        now = time.perf_counter()
+        if part.emission.tokens:
+            since = caller.came if caller.heard is None else caller.heard
+            self.metrics.tokens(len(part.emission.tokens), now - since, first=caller.heard is None)
+            caller.heard = now
+        if part.result is not None:
+            self.metrics.finished(part.result, part.result.finish_reason, now - caller.came)
+        elif part.error is not None:
+            self.metrics.count("failed")

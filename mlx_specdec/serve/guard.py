@@ -1,0 +1,118 @@
+"""What stands around the application: who may ask, and a line in the log for each request."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Collection
+from urllib.parse import quote, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .problems import Problem
+
+PUBLIC = ("/health", "/v1/health")
+WATCHED = (*PUBLIC, "/metrics")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+log = logging.getLogger(__name__)
+
+
+def error_response(problem: Problem) -> JSONResponse:
+    """A problem as an answer."""
+    return JSONResponse(problem.as_dict(), problem.status, problem.headers)
+
+
+class Guard:
+    """Lets in who has the key, and what no foreign page has sent.
+
+    key: None lets everybody in. origins: pages that may ask, beside those of this server.
+    """
+
+    def __init__(self, app: ASGIApp, key: str | None, origins: Collection[str]) -> None:
+        self._app = app
+        self._key = None if key is None else key.encode()
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        problem = self._problem(scope) if scope["type"] == "http" else None
+        if problem is None:
+            await self._app(scope, receive, send)
+        else:
+            await error_response(problem)(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> Problem | None:
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is not None and not self._may_ask(origin, headers.get("host", "")):
+            told = "pages of this origin may not ask this server: start it with --cors-origin"
+            return Problem(403, told, code="origin_not_allowed")
+        if self._key is None or scope["path"] in PUBLIC or scope["method"] == "OPTIONS":
+            return None
+        if hmac.compare_digest(_key_of(headers), self._key):
+            return None
+        told = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+        return Problem(401, told, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        if origin in self._origins or "*" in self._origins:
+            return True
+        # A page of this very server; a name that somebody made point here is none of its own.
+        page = urlsplit(origin)
+        return page.netloc == host and page.hostname in LOOPBACK
+
+
+def _key_of(headers: Headers) -> bytes:
+    given = headers.get("authorization", "")
+    kind, _, key = given.partition(" ")
+    told = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+    return told.encode("utf-8", "surrogateescape")
+
+
+class AccessLog:
+    """Writes who asked for what, how it ended, and what it took."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        # Those who watch a server ask every few seconds.
+        level = logging.DEBUG if scope.get("path") in WATCHED else logging.INFO
+        if scope["type"] != "http" or not log.isEnabledFor(level):
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), "none"
+
+        async def listen(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        scope["told"] = {}
+        try:
+            await self._app(scope, receive, listen)
+        finally:
+            client = (scope.get("client") or ("unknown",))[0]
+            seconds = time.perf_counter() - started
+            more = "".join(f" {name}={value}" for name, value in scope["told"].items())
+            log.log(
+                level,
+                "client=%s method=%s path=%s status=%s seconds=%.3f%s",
+                client,
+                quote(scope["method"]),
+                quote(scope["path"]),
+                status,
+                seconds,
+                more,
+            )
+
+
+def tell(request: Request, **told: object) -> None:
+    """More for the line in the log."""
+    request.scope.get("told", {}).update(told)

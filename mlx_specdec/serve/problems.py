@@ -1,0 +1,69 @@
+"""What goes wrong, as OpenAI's clients read it: a status and {"error": {...}}.
+
+Statuses from 500 on, and 429, are tried again by clients: what is the client's own fault is 400.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "unavailable_error",
+}
+RETRY_SECONDS = "1"
+
+
+class Problem(Exception):
+    """An answer that is an error. param: the field that is wrong. code: a word for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def as_dict(self) -> dict[str, Any]:
+        """The body."""
+        error = {
+            "message": self.message,
+            "type": TYPES.get(self.status, "invalid_request_error"),
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+
+def wrong(message: str, param: str | None = None, code: str | None = None) -> Problem:
+    """What the client has to change."""
+    return Problem(400, message, param=param, code=code)
+
+
+def unsupported(param: str, message: str = "") -> Problem:
+    """A field that means something, and nothing here."""
+    told = message or f"{param} is not supported by this server: leave it out"
+    return wrong(told, param, "unsupported_parameter")
+
+
+def busy(message: str, status: int = 503, code: str | None = None) -> Problem:
+    """What may work a moment later."""
+    return Problem(status, message, code=code, headers={"Retry-After": RETRY_SECONDS})
+
+
+def failed(message: str) -> Problem:
+    """What went wrong here, and would again."""
+    return Problem(500, message, headers={"x-should-retry": "false"})

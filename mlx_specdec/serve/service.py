@@ -1,0 +1,71 @@
+"""What all routes need: the engine, the limits, and bodies that are read within them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from .. import __version__
+from ..errors import SpecdecError
+from ..text.vocabulary import token_bytes
+from . import body as fields
+from .asked import Asking
+from .body import Body
+from .engine import Engine
+from .limits import Limits
+from .problems import Problem, busy, wrong
+
+FINGERPRINT = f"mlx-specdec-{__version__}"
+
+
+class Service:
+    """name: of the model, as clients see it. drawn_seeds: a request without a seed gets one of its
+    own, and not that of the options."""
+
+    def __init__(
+        self, engine: Engine, name: str, limits: Limits, *, drawn_seeds: bool = True
+    ) -> None:
+        self.engine = engine
+        self.name = name
+        self.limits = limits
+        self.drawn_seeds = drawn_seeds
+        self.created = int(time.time())
+
+    @functools.cached_property
+    def pieces(self) -> list[bytes | None]:
+        """The bytes that each token id stands for."""
+        return token_bytes(self.engine.pair.tokenizer)
+
+    def asking(self) -> Asking:
+        """Raises Problem while the models are being loaded."""
+        if not self.engine.ready.is_set():
+            raise busy("Loading model", code="loading")
+        engine = self.engine
+        return Asking(engine.pair, engine.options, self.limits, self.name, self.drawn_seeds)
+
+    async def body(self, request: Request) -> Body:
+        """Raises Problem for one that is too large, too slow or no JSON."""
+        most, data = self.limits.body_bytes, bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > most:
+                        raise Problem(413, f"the body has more than {most} bytes: shorten it")
+        except TimeoutError:
+            raise Problem(408, "the body took too long to come") from None
+        return await outside(lambda: fields.parse(bytes(data)))
+
+
+async def outside(work: Callable[[], Any]) -> Any:
+    """Outside the event loop, what reads texts. Raises Problem."""
+    try:
+        return await run_in_threadpool(work)
+    except SpecdecError as problem:
+        raise wrong(str(problem)) from None

@@ -1,0 +1,157 @@
+"""The chat command: what is said, what is obeyed, and what ends it."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.assemble import generate, load
+from mlx_specdec.decoding.loop import Decoding
+from mlx_specdec.options import Options
+
+from .conftest import Outcome, Run, make_llama
+
+Say = Callable[..., Outcome]
+FIRST = "USER: def\nASSISTANT:"
+
+
+@pytest.fixture
+def say(run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Chat with the tiny model; what is said comes from a pipe."""
+
+    def chat(*lines: str, flags: tuple[object, ...] = (), model: Path = llama) -> Outcome:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return run("chat", "--model", model, "-m", 12, "--no-cache", *flags)
+
+    return chat
+
+
+@pytest.fixture(scope="module")
+def alone(llama: Path) -> Callable[..., str]:
+    pair = load(llama)
+
+    def text(prompt: str, **asked: object) -> str:
+        options = Options(max_tokens=12, regular=True, chat_template=False, **asked)
+        return generate(pair, prompt, options).text
+
+    return text
+
+
+def test_answers_know_what_was_said_before(say: Say, alone: Callable[..., str]) -> None:
+    first = alone(FIRST)
+    second = alone(f"{FIRST} {first}\nUSER: x\nASSISTANT:")
+    done = say("def", "x", flags=("--proposer", "ngram", "--quiet"))
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "".join(t if t.endswith("\n") else t + "\n" for t in (first, second))
+
+
+def test_a_reset_forgets_and_a_system_message_stays(say: Say, alone: Callable[..., str]) -> None:
+    plain = alone(FIRST)
+    calm = alone(f"ASSISTANT's RULE: Be calm.\n{FIRST}")
+    done = say("def", "/reset", "def", "/system Be calm.", "def", "/exit", "never said")
+    assert done.code == 0
+    assert done.out.count(plain) == 2 and calm in done.out
+    assert calm in say("def", flags=("--system-prompt", "Be calm.")).out
+
+
+def test_several_lines_are_one_message(say: Say, alone: Callable[..., str]) -> None:
+    wanted = alone("USER: a\nb\nASSISTANT:")
+    assert wanted in say("a\\", "b").out
+    assert wanted in say('"""a', 'b"""').out
+
+
+def test_a_conversation_is_saved_and_loaded(
+    say: Say, alone: Callable[..., str], tmp_path: Path
+) -> None:
+    file = tmp_path / "talk.json"
+    first = alone(FIRST)
+    done = say("def", f"/save {file}")
+    assert f"2 messages are in {file}" in done.err
+    messages = json.loads(file.read_text())["messages"]
+    assert messages == [
+        {"role": "user", "content": "def"},
+        {"role": "assistant", "content": first},
+    ]
+    assert alone(f"{FIRST} {first}\nUSER: x\nASSISTANT:") in say(f"/load {file}", "x").out
+
+
+def test_speculation_is_switched_and_the_text_stays(say: Say, alone: Callable[..., str]) -> None:
+    text = alone(FIRST)
+    lines = []
+    for what in ("off", "3", "on", "auto"):
+        lines += ["/reset", f"/speculate {what}", "def", "/stats"]
+    done = say(*lines, flags=("--proposer", "ngram"))
+    assert done.out.count(text) == 4
+    assert done.err.count("plain decoding") == 1 and done.err.count("rule coupled") == 3
+
+
+def test_drafts_are_marked_on_demand(say: Say, llama: Path) -> None:
+    drafting = ("--draft-model", llama, "--num-draft", 3)
+    shown = say("/drafts", "def", flags=drafting)
+    assert "⟨" in shown.out and "⟨accepted draft tokens⟩" in shown.err
+    assert "⟨" not in say("/drafts", "/drafts", "def", flags=drafting).out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/nothing", "there is no command /nothing"),
+        ("/save", "say where"),
+        ("/save /nowhere/at/all", "cannot write /nowhere/at/all"),
+        ("/load /nowhere/at/all", "cannot read /nowhere/at/all"),
+        ("/load pyproject.toml", "is no conversation"),
+        ("/speculate much", "/speculate must be a number or auto"),
+        ("/speculate 99", "num-draft must"),
+        ("x" * 20_000, "the model takes 4096: /reset begins a new one"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_cannot_be_done_is_told_and_the_chat_goes_on(
+    say: Say, alone: Callable[..., str], line: str, said: str
+) -> None:
+    done = say(line, "def")
+    assert done.code == 0 and said in done.err and alone(FIRST) in done.out
+
+
+def test_an_interrupt_stops_the_answer_and_not_the_chat(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, steps = Decoding.step, 0
+
+    def interrupted(self: Decoding):
+        nonlocal steps
+        steps += 1
+        if steps == 6:
+            signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(Decoding, "step", interrupted)
+    done = say("def", "/stats", "/reset", "def", "/stats")
+    assert done.code == 0
+    assert "finish reason: interrupted" in done.err and "finish reason: length" in done.err
+
+
+def test_a_full_context_is_told_by_name(say: Say) -> None:
+    done = say("x" * 4050, flags=("-m", 100, "--logit-bias", "1=-1000", "--quiet"))
+    assert "the model takes 4096 tokens: /reset begins a new conversation" in done.err
+
+
+def test_a_template_is_used_where_there_is_one(say: Say, tmp_path: Path) -> None:
+    model = make_llama(tmp_path, chat_template="{{ messages[-1].content }}|")
+    pair = load(model)
+    ids = pair.tokenizer.encode("def|")[1:]
+    wanted = generate(pair, ids, Options(max_tokens=12, regular=True)).text
+    assert wanted in say("def", model=model).out
+
+
+def test_a_translator_answers_each_message_by_itself(say: Say, t5: Path) -> None:
+    done = say("les", "les", "/system no", model=t5)
+    assert done.code == 0
+    first, second = done.out.splitlines()
+    assert first == second
+    assert "answers each message by itself" in done.err and "takes no message of the" in done.err

@@ -1,0 +1,158 @@
+"""The serve command as a program: its beginning, its signals, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.cli import serve as command
+
+from .conftest import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_extra = pytest.mark.skipif(
+    any(command.find_spec(name) is None for name in command.NEEDED),
+    reason="the extra server is not installed",
+)
+
+
+class Server:
+    """A running `mlx-specdec serve` and what it says."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.said: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            for line in stream:
+                self.said.append(line)
+                if line.endswith("INFO ready\n"):
+                    self._ready.set()
+        self._ready.set()
+
+    @property
+    def address(self) -> str:
+        assert self._ready.wait(60)
+        [line] = [each for each in self.said if "listening on" in each]
+        return re.search(r"http://\S+", line)[0]
+
+    def ask(self, path: str, headers: dict[str, str] | None = None, **body: object):
+        data = json.dumps(body).encode() if body else None
+        request = urllib.request.Request(self.address + path, data, headers or {})
+        return urllib.request.urlopen(request, timeout=60)
+
+    def end(self, number: int | None = None) -> int:
+        if number is not None:
+            self.process.send_signal(number)
+        code = self.process.wait(60)
+        self._reader.join()
+        return code
+
+
+@contextmanager
+def serving(*arguments: object, **environment: str) -> Iterator[Server]:
+    line = [sys.executable, "-m", "mlx_specdec", "serve", "--port", "0", *map(str, arguments)]
+    process = subprocess.Popen(
+        line, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **environment}
+    )
+    try:
+        server = Server(process)
+        yield server
+    finally:
+        process.kill()
+        server.end()
+
+
+@needs_extra
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_answers_end_and_the_process_ends_with_0(llama: Path, number: int) -> None:
+    with serving("--model", llama, "--no-cache") as server:
+        body = {"prompt": "def", "max_tokens": 400, "stream": True}
+        with server.ask("/v1/completions", **body) as answer:
+            begin = answer.read(30)
+            server.process.send_signal(number)
+            text = (begin + answer.read()).decode()
+        assert text.endswith("data: [DONE]\n\n") and '"finish_reason": "length"' in text
+        assert server.end() == 0
+    assert "Traceback" not in "".join(server.said)
+    [line] = [each for each in server.said if "/v1/completions" in each]
+    assert re.search(r"method=POST path=/v1/completions status=200 .* tokens=400 draft_n=", line)
+
+
+@needs_extra
+def test_the_key_comes_from_the_environment_as_well(llama: Path) -> None:
+    with serving("--model", llama, "--no-cache", MLX_SPECDEC_API_KEY="hush") as server:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            server.ask("/v1/models")
+        with server.ask("/v1/models", {"Authorization": "Bearer hush"}) as answer:
+            assert json.load(answer)["data"][0]["id"] == llama.name
+        assert server.end(signal.SIGTERM) == 0
+    assert "hush" not in "".join(server.said)
+
+
+@needs_extra
+def test_a_model_that_is_not_there_ends_the_server_with_a_line(tmp_path: Path) -> None:
+    with serving("--model", tmp_path / "none") as server:
+        assert server.end() == 2
+    assert [line for line in server.said if line.startswith("error:")] == server.said[-1:]
+    assert "Traceback" not in "".join(server.said)
+
+
+@needs_extra
+def test_a_port_that_is_taken_is_told_in_a_line(run: Run, llama: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", "--model", llama, "--port", port)
+    assert done.code == 2
+    assert f"error: cannot listen on 127.0.0.1 port {port} (" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--batch-size", 0), "--batch-size must be more than 0"),
+        (("--max-model-len", 0), "--max-model-len must be more than 0"),
+        (("--timeout", "nan"), "--timeout must be more than 0"),
+        (("--max-waiting", -1), "--max-waiting must be 0 or more"),
+        (("--api-key", ""), "--api-key is empty"),
+        (("--port", 99999), "--port must lie between 0 and 65535"),
+        (("--top-p", 2), "top-p must lie in"),
+        (("--log-level", "loud"), "--log-level"),
+    ],
+)
+def test_wrong_flags_are_told_in_a_line(
+    run: Run, llama: Path, arguments: tuple[object, ...], said: str
+) -> None:
+    done = run("serve", "--model", llama, *arguments)
+    assert done.code == 2 and said in done.err and done.err.count("\n") == 1
+
+
+def test_without_the_extra_one_line_says_what_to_do(
+    run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    done = run("serve", "--model", llama)
+    assert done.code == 2
+    assert done.err == (
+        "error: the server needs starlette and uvicorn: run ./scripts/setup.sh, or pip install "
+        "'mlx-specdec[server]'\n"
+    )

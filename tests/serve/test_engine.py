@@ -1,0 +1,165 @@
+"""The engine: requests come and go at any time, from any thread, and texts are what they are."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.assemble import Pair
+from mlx_specdec.errors import CheckpointError
+from mlx_specdec.many import ManyRun, Part, Request
+from mlx_specdec.serve.engine import BROKEN, STOPPING, Engine, QueueFull
+
+from .conftest import OPTIONS, running
+
+PROMPT = [5, 9, 40, 41, 42, 5, 9]
+ENDLESS = replace(OPTIONS, max_tokens=4000)
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.parts: queue.Queue[Part] = queue.Queue()
+
+    def __call__(self, part: Part) -> None:
+        self.parts.put(part)
+
+    def last(self) -> Part:
+        while not (part := self.parts.get(timeout=60)).last:
+            pass
+        return part
+
+
+def ask(engine: Engine, options=OPTIONS, prompt: list[int] = PROMPT) -> tuple[int, Heard]:
+    heard = Heard()
+    [number] = engine.submit([Request(prompt, options)], heard)
+    return number, heard
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_request_is_heard_of_until_it_ends(engine: Engine, alone: Callable[..., str]) -> None:
+    options = replace(OPTIONS, temperature=0.7, seed=3)
+    number, heard = ask(engine, options)
+    parts = []
+    while not parts or not parts[-1].last:
+        parts.append(heard.parts.get(timeout=60))
+    assert {part.number for part in parts} == {number}
+    text = "".join(part.emission.text for part in parts)
+    assert text == parts[-1].result.text == alone(PROMPT, temperature=0.7, seed=3)
+
+
+def test_requests_of_many_threads_are_decoded_together(
+    engine: Engine, alone: Callable[..., str]
+) -> None:
+    wanted = {seed: alone(PROMPT, temperature=1.0, seed=seed) for seed in range(12)}
+    got: dict[int, str] = {}
+
+    def work(seed: int) -> None:
+        time.sleep(0.003 * seed)
+        _, heard = ask(engine, replace(OPTIONS, temperature=1.0, seed=seed))
+        got[seed] = heard.last().result.text
+
+    threads = [threading.Thread(target=work, args=[seed]) for seed in wanted]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == wanted
+
+
+def test_who_leaves_is_not_heard_of_again_and_makes_room(engine: Engine) -> None:
+    asked = [ask(engine, ENDLESS) for _ in range(6)]
+    wait_until(lambda: engine.requests == (4, 2))
+    engine.cancel([number for number, _ in asked])
+    assert engine.requests[0] == 0
+    _, heard = ask(engine)
+    assert heard.last().result is not None
+    for _, each in asked:
+        while not each.parts.empty():
+            assert not each.parts.get().last
+
+
+def test_a_full_queue_takes_no_part_of_a_request(llama: tuple[Path, Path]) -> None:
+    with running(llama, batch_size=1, waiting=2) as engine:
+        requests = [Request(PROMPT, ENDLESS)] * 2
+        numbers = engine.submit(requests, Heard())
+        with pytest.raises(QueueFull):
+            engine.submit(requests, Heard())
+        engine.cancel(numbers)
+        _, heard = ask(engine)
+        assert heard.last().result is not None
+
+
+def test_closing_ends_what_is_there_with_an_error(llama: tuple[Path, Path]) -> None:
+    with running(llama, batch_size=1) as engine:
+        asked = [ask(engine, ENDLESS)[1] for _ in range(3)]
+        engine.close()
+        assert [heard.last().error for heard in asked] == [STOPPING] * 3
+        with pytest.raises(RuntimeError, match=STOPPING):
+            engine.submit([Request(PROMPT, OPTIONS)], Heard())
+
+
+def test_a_step_that_fails_ends_its_requests_and_not_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: ManyRun) -> list[Part]:
+        raise ValueError("/some/path is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ManyRun, "step", broken)
+        assert ask(engine)[1].last().error == BROKEN
+    assert ask(engine)[1].last().result is not None
+
+
+def test_a_request_that_cannot_be_begun_does_not_touch_the_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, other = ask(engine, replace(OPTIONS, max_tokens=200))
+    add = ManyRun.add
+
+    def broken(self: ManyRun, number: int, request: Request) -> None:
+        if request.options.seed == 13:
+            raise ValueError("unlucky")
+        add(self, number, request)
+
+    monkeypatch.setattr(ManyRun, "add", broken)
+    assert ask(engine, replace(OPTIONS, seed=13))[1].last().error == BROKEN
+    assert "empty" in ask(engine, prompt=[])[1].last().error
+    assert other.last().result is not None
+
+
+def test_what_cannot_be_loaded_is_told_to_who_started_it() -> None:
+    def load() -> tuple[Pair, object]:
+        raise CheckpointError("no weights here")
+
+    engine, told = Engine(load, batch_size=1, waiting=1), threading.Event()
+    engine.start(then=told.set)
+    assert told.wait(60) and engine.join(60)
+    assert isinstance(engine.problem, CheckpointError)
+    assert not engine.ready.is_set()
+
+
+def test_a_long_prompt_is_read_between_rounds_of_others(engine: Engine) -> None:
+    options, heard = replace(OPTIONS, prefill_step_size=8, max_tokens=300), Heard()
+    [short] = engine.submit([Request(PROMPT, options)], heard)
+    heard.parts.get(timeout=60)
+    [long] = engine.submit([Request([7] * 800, options)], heard)
+    between = 0
+    while (part := heard.parts.get(timeout=60)).number != long:
+        assert part.number == short
+        between += 1
+    assert between > 50
+    engine.cancel([short, long])

@@ -1,0 +1,642 @@
+"""What clients say and hear, without a socket."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+
+from starlette.testclient import TestClient
+
+from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.many import ManyRun
+from mlx_specdec.options import Options
+from mlx_specdec.serve.app import Access, make_app
+from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.service import Service
+from mlx_specdec.text.vocabulary import token_bytes
+
+from .conftest import LIMITS, OPTIONS, running
+
+TEXT = "def read_lines"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+OPEN = Access()
+KEY = {"Authorization": "Bearer secret"}
+
+
+def client_of(engine: Engine, limits: Limits = LIMITS, access: Access = OPEN) -> TestClient:
+    app = make_app(Service(engine, "tiny", limits), access)
+    return TestClient(app, raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine) -> TestClient:
+    return client_of(engine)
+
+
+def ok(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def streamed(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
+    answer = client.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    *events, last, rest = answer.text.split("\n\n")
+    assert (last, rest) == ("data: [DONE]", "")
+    return [json.loads(each.removeprefix("data: ")) for each in events if each[0] != ":"]
+
+
+def test_a_completion_has_what_clients_read(
+    client: TestClient, pair: Pair, alone: Callable[..., str]
+) -> None:
+    body = {"prompt": TEXT, "max_tokens": 12, "temperature": 0.8, "seed": 5}
+    told = ok(client, COMPLETIONS, model="tiny", **body)
+    ids = pair.tokenizer.encode(TEXT)
+    [choice] = told["choices"]
+    text = alone(ids, max_tokens=12, temperature=0.8, seed=5)
+    assert choice == {"index": 0, "text": text, "logprobs": None, "finish_reason": "length"}
+    assert told["object"] == "text_completion" and told["id"].startswith("cmpl-")
+    assert told["model"] == "tiny" and isinstance(told["created"], int)
+    assert told["usage"] == {
+        "prompt_tokens": len(ids),
+        "completion_tokens": 12,
+        "total_tokens": len(ids) + 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+    timings = told["timings"]
+    assert (timings["prompt_n"], timings["predicted_n"]) == (len(ids), 12)
+    assert 0 <= timings["draft_n_accepted"] <= timings["draft_n"] > 0
+    assert timings["predicted_per_second"] > 0
+
+
+def test_a_chat_has_what_clients_read(
+    client: TestClient, pair: Pair, alone: Callable[..., str]
+) -> None:
+    messages = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    told = ok(client, CHAT, messages=messages, max_completion_tokens=9, temperature=0)
+    prompt = "ASSISTANT's RULE: Be short.\nUSER: ab\nASSISTANT: c\nUSER: d\nASSISTANT:"
+    [choice] = told["choices"]
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": alone(pair.tokenizer.encode(prompt), max_tokens=9),
+        "refusal": None,
+    }
+    assert choice["finish_reason"] == "length" and choice["index"] == 0
+    assert told["object"] == "chat.completion" and told["id"].startswith("chatcmpl-")
+
+
+def test_a_stream_is_the_same_answer_in_pieces(client: TestClient) -> None:
+    body = {"max_tokens": 15, "temperature": 0.9, "seed": 2}
+    chat = {"messages": [{"role": "user", "content": TEXT}], **body}
+    whole = ok(client, CHAT, **chat)["choices"][0]["message"]["content"]
+    first, *chunks, last = streamed(client, CHAT, **chat)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(each["choices"][0]["delta"]["content"] for each in chunks) == whole
+    assert last["choices"][0]["delta"] == {}
+    reasons = [each["choices"][0]["finish_reason"] for each in (first, *chunks, last)]
+    assert reasons == [*[None] * (len(chunks) + 1), "length"]
+    assert {each["object"] for each in (first, *chunks, last)} == {"chat.completion.chunk"}
+    assert len({each["id"] for each in (first, *chunks, last)}) == 1
+    assert last["timings"]["predicted_n"] == 15
+    completion = {"prompt": TEXT, **body}
+    whole = ok(client, COMPLETIONS, **completion)["choices"][0]["text"]
+    chunks = streamed(client, COMPLETIONS, **completion)
+    assert "".join(each["choices"][0]["text"] for each in chunks) == whole
+
+
+def test_usage_is_streamed_to_those_who_ask_for_it(client: TestClient) -> None:
+    body = {"prompt": TEXT, "max_tokens": 4}
+    *_, last = streamed(client, COMPLETIONS, **body, stream_options={"include_usage": True})
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 4
+    assert all("usage" not in each for each in streamed(client, COMPLETIONS, **body))
+    assert all(each["choices"] for each in streamed(client, COMPLETIONS, **body, stream_options={}))
+
+
+def test_choices_have_seeds_one_after_the_other(client: TestClient) -> None:
+    body = {"prompt": TEXT, "temperature": 1.0, "max_tokens": 10}
+    told = ok(client, COMPLETIONS, **body, seed=7, n=3)
+    alone = [ok(client, COMPLETIONS, **body, seed=7 + each) for each in range(3)]
+    assert [each["text"] for each in told["choices"]] == [
+        each["choices"][0]["text"] for each in alone
+    ]
+    assert [each["index"] for each in told["choices"]] == [0, 1, 2]
+    assert told["usage"]["completion_tokens"] == 30
+    assert told["usage"]["prompt_tokens"] == alone[0]["usage"]["prompt_tokens"]
+    pieces = dict.fromkeys(range(3), "")
+    for chunk in streamed(client, COMPLETIONS, **body, seed=7, n=3):
+        pieces[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert list(pieces.values()) == [each["text"] for each in told["choices"]]
+
+
+def test_prompts_may_be_several_and_token_ids(client: TestClient, pair: Pair) -> None:
+    ids = pair.tokenizer.encode(TEXT)
+    single = ok(client, COMPLETIONS, prompt=TEXT)["choices"][0]["text"]
+    for prompt in ([TEXT], ids, [ids]):
+        assert ok(client, COMPLETIONS, prompt=prompt)["choices"][0]["text"] == single
+    told = ok(client, COMPLETIONS, prompt=[TEXT, "naïve", TEXT])
+    assert [told["choices"][each]["text"] == single for each in range(3)] == [True, False, True]
+    assert [each["index"] for each in told["choices"]] == [0, 1, 2]
+
+
+def test_without_a_seed_texts_differ(client: TestClient) -> None:
+    body = {"prompt": TEXT, "temperature": 1.0, "max_tokens": 20}
+    texts = {ok(client, COMPLETIONS, **body)["choices"][0]["text"] for _ in range(3)}
+    assert len(texts) == 3
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_speculation_can_be_left_out_and_the_text_stays(
+    client: TestClient, temperature: float
+) -> None:
+    body = {"prompt": TEXT, "temperature": temperature, "seed": 1, "max_tokens": 20}
+    told = [
+        ok(client, COMPLETIONS, **body, **more)
+        for more in ({}, {"speculative": True}, {"speculative": {"max": 1}})
+    ]
+    plain = [ok(client, COMPLETIONS, **body, speculative=off) for off in (False, {"max": 0})]
+    assert len({each["choices"][0]["text"] for each in (*told, *plain)}) == 1
+    assert all(each["timings"]["draft_n"] > 0 for each in told)
+    assert not any("draft_n" in each["timings"] for each in plain)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_what_is_predicted_is_drafted_and_the_text_stays(
+    client: TestClient, temperature: float
+) -> None:
+    body = {"prompt": TEXT, "temperature": temperature, "seed": 1, "max_tokens": 40}
+    text = ok(client, COMPLETIONS, **body)["choices"][0]["text"]
+    edited = text[:10] + "!?" + text[14:]
+    counts = {}
+    for name, content in {
+        "right": text,
+        "parts": [{"type": "text", "text": text}],
+        "edited": edited,
+        "wrong": "0 1 2 3 4 5 6 7 8 9",
+        "empty": "",
+    }.items():
+        told = ok(client, COMPLETIONS, **body, prediction={"type": "content", "content": content})
+        assert told["choices"][0]["text"] == text, name
+        counts[name] = told["usage"]["completion_tokens_details"]
+    accepted = {name: each["accepted_prediction_tokens"] for name, each in counts.items()}
+    assert accepted["right"] == accepted["parts"] > accepted["edited"] > accepted["wrong"] == 0
+    assert counts["wrong"]["rejected_prediction_tokens"] > 0
+    assert counts["empty"]["rejected_prediction_tokens"] == 0
+    answer = client.post(COMPLETIONS, json={**body, "prediction": {"type": "guess"}})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prediction"
+
+
+def test_stops_are_never_in_the_text(client: TestClient) -> None:
+    body = {"prompt": TEXT, "max_tokens": 20}
+    text = ok(client, COMPLETIONS, **body)["choices"][0]["text"]
+    stop = text[5:7]
+    for given in (stop, [stop], ["never seen", stop]):
+        [choice] = ok(client, COMPLETIONS, **body, stop=given)["choices"]
+        assert choice["text"] == text[: text.index(stop)]
+        assert choice["finish_reason"] == "stop"
+        *_, last = chunks = streamed(client, COMPLETIONS, **body, stop=given)
+        assert "".join(each["choices"][0]["text"] for each in chunks) == choice["text"]
+        assert last["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_logprobs_are_the_targets_own(client: TestClient, pair: Pair, temperature: float) -> None:
+    body = {"max_tokens": 12, "temperature": temperature, "seed": 1, "frequency_penalty": 0.5}
+    ids = pair.tokenizer.encode(TEXT)
+    told = ok(client, COMPLETIONS, prompt=ids, **body, logprobs=3)["choices"][0]
+    logprobs = told["logprobs"]
+    asked = Options(max_tokens=12, temperature=temperature, seed=1, frequency_penalty=0.5)
+    tokens = list(generate(pair, ids, replace(asked, regular=True, cost_cache=False)).tokens)
+    context = pair.target.open(ids)
+    rows = context.advance(mx.array([[*ids, *tokens]])).logits[0, len(ids) - 1 : -1]
+    expected = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
+    own = [expected[at, token].item() for at, token in enumerate(tokens)]
+    assert logprobs["token_logprobs"] == pytest.approx(own, abs=1e-3)
+    names = [each if each[:6] != "bytes:" else "\ufffd" for each in logprobs["tokens"]]
+    pieces = token_bytes(pair.tokenizer)
+    assert names == [pieces[token].decode("utf-8", "replace") for token in tokens]
+    best = mx.sort(expected, axis=-1)[:, ::-1].tolist()
+    for each, values in zip(logprobs["top_logprobs"], best, strict=True):
+        assert list(each.values()) == pytest.approx(values[: len(each)], abs=1e-3)
+        assert len(each) == 3
+    assert logprobs["text_offset"] == [len("".join(names[:at])) for at in range(12)]
+    pieces = [
+        each["choices"][0]["logprobs"]
+        for each in streamed(client, COMPLETIONS, prompt=ids, **body, logprobs=3)
+    ]
+    for name, whole in logprobs.items():
+        joined = [one for piece in pieces if piece for one in piece[name]]
+        if name == "token_logprobs":
+            assert joined == pytest.approx(whole, abs=1e-3)
+        elif name != "top_logprobs":
+            assert joined == whole
+    plain = ok(client, COMPLETIONS, prompt=ids, **body, speculative=False, logprobs=0)
+    again = plain["choices"][0]["logprobs"]
+    assert again["token_logprobs"] == pytest.approx(own, abs=1e-3)
+    assert again["top_logprobs"] == [{}] * 12
+
+
+def test_logprobs_of_a_chat_have_bytes(client: TestClient) -> None:
+    body = {"messages": [{"role": "user", "content": "é"}], "logprobs": True, "max_tokens": 8}
+    told = ok(client, CHAT, **body, top_logprobs=2)["choices"][0]
+    entries = told["logprobs"]["content"]
+    assert len(entries) == 8
+    for each in entries:
+        assert bytes(each["bytes"]).decode("utf-8", "replace") == each["token"]
+        assert each["logprob"] <= each["top_logprobs"][0]["logprob"] <= 0
+        assert len(each["top_logprobs"]) == 2
+    text = b"".join(bytes(each["bytes"]) for each in entries).decode("utf-8", "replace")
+    assert text == told["message"]["content"]
+    assert ok(client, CHAT, **body)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    for wrong in ({"logprobs": 1}, {"logprobs": False, "top_logprobs": 2}, {"top_logprobs": 21}):
+        assert client.post(CHAT, json={**body, **wrong}).status_code == 400
+
+
+def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
+    [token] = pair.tokenizer.encode("x")[1:]
+    told = ok(client, COMPLETIONS, prompt=TEXT, max_tokens=4, logit_bias={str(token): 1000})
+    assert told["choices"][0]["text"] == "xxxx"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "prompt", None),
+        ({"prompt": ""}, None, None),
+        ({"prompt": []}, "prompt", None),
+        ({"prompt": 5}, "prompt", None),
+        ({"prompt": [[1], 2]}, "prompt", None),
+        ({"prompt": [True]}, "prompt", None),
+        ({"prompt": [10**9]}, None, None),
+        ({"prompt": "\ud800"}, None, None),
+        ({"prompt": "x", "model": 5}, "model", None),
+        ({"prompt": "x", "n": 0}, "n", None),
+        ({"prompt": "x", "n": 17}, "n", None),
+        ({"prompt": ["x"] * 9, "n": 2}, "prompt", None),
+        ({"prompt": "x", "stream": 1}, "stream", None),
+        ({"prompt": "x", "stream_options": []}, "stream_options", None),
+        ({"prompt": "x", "temperature": -1}, "temperature", None),
+        ({"prompt": "x", "temperature": True}, "temperature", None),
+        ({"prompt": "x", "temperature": "hot"}, "temperature", None),
+        ({"prompt": "x", "top_p": 1.5}, "top_p", None),
+        ({"prompt": "x", "top_k": 1.5}, "top_k", None),
+        ({"prompt": "x", "seed": 1.5}, "seed", None),
+        ({"prompt": "x", "seed": 2**70}, "seed", None),
+        ({"prompt": "x", "max_tokens": -1}, "max_tokens", None),
+        ({"prompt": "x", "max_tokens": 4096}, "max_tokens", "context_length_exceeded"),
+        ({"prompt": [7] * 4096}, "prompt", "context_length_exceeded"),
+        ({"prompt": "x", "stop": [""]}, None, None),
+        ({"prompt": "x", "stop": 5}, "stop", None),
+        ({"prompt": "x", "stop": ["a"] * 17}, "stop", None),
+        ({"prompt": "x", "stop": "a" * 2000}, "stop", None),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", None),
+        ({"prompt": "x", "logit_bias": {"99999": 1}}, None, None),
+        ({"prompt": "x", "logit_bias": {"1": "much"}}, "logit_bias", None),
+        ({"prompt": "x", "logprobs": 21}, "logprobs", None),
+        ({"prompt": "x", "logprobs": True}, "logprobs", None),
+        ({"prompt": "x", "echo": True}, "echo", "unsupported_parameter"),
+        ({"prompt": "x", "speculative": 3}, "speculative", None),
+        ({"prompt": "x", "speculative": {"max": 99}}, "max", None),
+        (
+            {"prompt": "x", "speculative": {"mode": "ngram"}},
+            "speculative.mode",
+            "unsupported_parameter",
+        ),
+        (
+            {"prompt": "x", "response_format": {"type": "json_object"}},
+            "response_format",
+            "unsupported_parameter",
+        ),
+        ({"prompt": "x", "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    ],
+    ids=repr,
+)
+def test_what_is_wrong_is_told_by_name(
+    client: TestClient, body: dict[str, Any], param: str | None, code: str | None
+) -> None:
+    answer = client.post(COMPLETIONS, content=json.dumps(body))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
+    assert error["message"] and "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"prompt": NaN}',
+        b'{"prompt": "\xff"}',
+        b"[" * 100_000,
+        b'{"prompt": ' + b"1" * 5000 + b"}",
+    ],
+    ids=lambda content: repr(content[:20]),
+)
+def test_a_body_that_is_no_object_is_told_so(client: TestClient, content: bytes) -> None:
+    answer = client.post(COMPLETIONS, content=content)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("the body")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None,
+        [],
+        "hello",
+        [{"role": "user"}],
+        [{"role": "king", "content": "x"}],
+        [{"content": "x"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        ["x"],
+    ],
+    ids=repr,
+)
+def test_messages_that_are_none_are_told_so(client: TestClient, messages: object) -> None:
+    answer = client.post(CHAT, json={"messages": messages})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages"
+
+
+def test_fields_that_change_nothing_are_taken(client: TestClient) -> None:
+    body = {"prompt": TEXT, "max_tokens": 4}
+    plain = ok(client, COMPLETIONS, **body)["choices"]
+    more = {
+        "user": "me",
+        "n": None,
+        "tools": None,
+        "logprobs": False,
+        "response_format": {"type": "text"},
+        "tool_choice": "none",
+        "nobody knows this": {},
+    }
+    assert ok(client, COMPLETIONS, **body, **more)["choices"] == plain
+
+
+def test_another_model_is_not_found_and_not_loaded(client: TestClient) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": []})):
+        answer = client.post(path, json={**body, "model": "../../etc"})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "model_not_found"
+    answer = client.get("/v1/models/other")
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_the_model_is_listed(client: TestClient) -> None:
+    told = client.get("/v1/models").json()
+    [model] = told["data"]
+    assert told["object"] == "list"
+    assert (model["id"], model["object"]) == ("tiny", "model")
+    assert client.get("/v1/models/tiny").json() == model
+
+
+def test_tokens_and_texts(client: TestClient, pair: Pair) -> None:
+    ids = pair.tokenizer.encode("déjà vu")
+    for body in ({"content": "déjà vu"}, {"prompt": "déjà vu"}):
+        told = ok(client, "/tokenize", **body)
+        assert (told["tokens"], told["count"], told["max_model_len"]) == (ids, len(ids), 4096)
+    messages = [{"role": "user", "content": "a"}]
+    told = ok(client, "/tokenize", messages=messages)
+    assert told["tokens"] == pair.tokenizer.encode("USER: a\nASSISTANT:")
+    assert ok(client, "/detokenize", tokens=ids)["content"] == "déjà vu"
+    for tokens in (None, "x", [1.5], [-1], [10**9]):
+        assert client.post("/detokenize", json={"tokens": tokens}).status_code == 400
+
+
+def test_health_and_paths_that_are_none(client: TestClient) -> None:
+    assert client.get("/health").json() == {"status": "ok"}
+    for answer, status in ((client.get("/nothing"), 404), (client.get(CHAT), 405)):
+        assert answer.status_code == status
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_while_loading_there_is_nobody_to_ask() -> None:
+    client = client_of(Engine(lambda: None, batch_size=1, waiting=1))
+    for answer in (client.get("/health"), client.post(CHAT, json={})):
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == "Loading model"
+        assert answer.headers["retry-after"]
+    assert client.get("/metrics").status_code == 200
+
+
+def test_props_say_what_is_served(client: TestClient) -> None:
+    told = client.get("/props").json()
+    assert told["chat"] == "role prefixes"
+    assert (told["total_slots"], told["n_ctx"], told["rule"]) == (4, 4096, "coupled")
+    assert told["default_generation_settings"]["max_tokens"] == OPTIONS.max_tokens
+    assert "/" not in told["model_alias"]
+
+
+def test_figures_are_counted_under_both_families_of_names(llama: tuple[Path, Path]) -> None:
+    with running(llama) as engine:
+        client = client_of(engine)
+        told = [ok(client, COMPLETIONS, prompt=TEXT, max_tokens=10 + each) for each in range(3)]
+        answer = client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = answer.text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert all(re.fullmatch(r"[a-z0-9_:]+(\{[^}]*\})?", name) for name in values)
+    labels = '{model_name="tiny",engine="0"}'
+    drafted = sum(each["timings"]["draft_n"] for each in told)
+    accepted = sum(each["timings"]["draft_n_accepted"] for each in told)
+    prompts = sum(each["usage"]["prompt_tokens"] for each in told)
+    for name, value in {
+        "llamacpp:prompt_tokens_total": prompts,
+        "llamacpp:tokens_predicted_total": 33,
+        "llamacpp:spec_decode_num_draft_tokens_total": drafted,
+        "llamacpp:spec_decode_num_accepted_tokens_total": accepted,
+        "llamacpp:requests_processing": 0,
+        f"vllm:generation_tokens_total{labels}": 33,
+        f"vllm:spec_decode_num_draft_tokens_total{labels}": drafted,
+        f"vllm:spec_decode_num_accepted_tokens_total{labels}": accepted,
+        f"vllm:time_to_first_token_seconds_count{labels}": 3,
+        f"vllm:e2e_request_latency_seconds_count{labels}": 3,
+        'vllm:request_success_total{model_name="tiny",engine="0",finished_reason="length"}': 3,
+    }.items():
+        assert values[name] == str(value), name
+    by_place = [name for name in values if name.startswith("llamacpp:") and "per_pos" in name]
+    assert sum(int(values[name]) for name in by_place) == accepted
+    assert len({line for line in lines if line.startswith("# TYPE")}) == len(
+        [line for line in lines if line.startswith("# TYPE")]
+    )
+
+
+def test_a_full_queue_asks_to_come_again(llama: tuple[Path, Path]) -> None:
+    with running(llama, batch_size=1, waiting=1) as engine:
+        answer = client_of(engine).post(COMPLETIONS, json={"prompt": TEXT, "n": 3})
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_a_request_whose_time_is_over_keeps_what_it_has(engine: Engine) -> None:
+    client = client_of(engine, Limits(seconds=0.3))
+    body = {"prompt": TEXT, "max_tokens": 4000, "seed": 1, "temperature": 1.0}
+    [choice] = ok(client, COMPLETIONS, **body)["choices"]
+    assert choice["finish_reason"] == "length" and choice["text"]
+    *_, last = streamed(client, COMPLETIONS, **body)
+    assert last["choices"][0]["finish_reason"] == "length"
+    answer = client_of(engine, Limits(seconds=0)).post(COMPLETIONS, json=body)
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"
+    assert engine.requests == (0, 0)
+
+
+def test_a_context_may_be_cut(engine: Engine) -> None:
+    client = client_of(engine, Limits(context=20))
+    assert client.get("/props").json()["n_ctx"] == 20
+    told = ok(client, COMPLETIONS, prompt=[5] * 12)
+    assert told["usage"]["completion_tokens"] == 8
+    assert ok(client, COMPLETIONS, prompt=[5] * 12, max_tokens=8)["choices"] == told["choices"]
+    for body in ({"prompt": [5] * 12, "max_tokens": 9}, {"prompt": [5] * 20}):
+        answer = client.post(COMPLETIONS, json=body)
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_body_that_is_too_large_is_refused(engine: Engine) -> None:
+    client = client_of(engine, Limits(body_bytes=100))
+    assert client.post(COMPLETIONS, json={"prompt": "x" * 200}).status_code == 413
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/props", "/nothing"])
+def test_only_the_key_opens(engine: Engine, path: str) -> None:
+    client = client_of(engine, access=Access("secret"))
+    for headers in ({}, {"Authorization": "Bearer secre"}, {"x-api-key": "sécret"}):
+        sent = {name: value.encode() for name, value in headers.items()}
+        answer = client.get(path, headers=sent)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+    for headers in (KEY, {"authorization": "bearer secret"}, {"x-api-key": "secret"}):
+        assert client.get(path, headers=headers).status_code != 401
+    assert client.get("/health").status_code == 200
+
+
+def test_pages_of_others_may_not_ask(engine: Engine) -> None:
+    foreign = {"Origin": "https://evil.example"}
+    client = client_of(engine)
+    answer = client.post(COMPLETIONS, json={"prompt": TEXT}, headers=foreign)
+    assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
+    # A name that somebody made point here.
+    rebound = {"Origin": "http://evil.example:8080", "Host": "evil.example:8080"}
+    assert client.get("/v1/models", headers=rebound).status_code == 403
+    own = {"Origin": "http://localhost:8080", "Host": "localhost:8080"}
+    assert client.get("/v1/models", headers=own).status_code == 200
+    named = client_of(engine, access=Access("secret", ["https://evil.example"]))
+    answer = named.get("/v1/models", headers={**foreign, **KEY})
+    assert answer.headers["access-control-allow-origin"] == "https://evil.example"
+    preflight = {**foreign, "Access-Control-Request-Method": "POST"}
+    assert named.options(CHAT, headers=preflight).status_code == 200
+    assert named.get("/v1/models", headers={"Origin": "https://other.example"}).status_code == 403
+
+
+@contextmanager
+def broken_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    step, count = ManyRun.step, 0
+
+    def counted(self: ManyRun):
+        nonlocal count
+        count += 1
+        if count > steps:
+            raise ValueError("/a/path/of/ours")
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ManyRun, "step", counted)
+        yield
+
+
+def test_an_engine_that_fails_tells_so_in_a_chunk_and_no_more(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": TEXT, "max_tokens": 200}
+    with broken_after(5, monkeypatch):
+        answer = client.post(COMPLETIONS, json={**body, "stream": True})
+        assert answer.status_code == 200
+        *events, rest = answer.text.split("\n\n")
+        error = json.loads(events[-1].removeprefix("data: "))["error"]
+        assert error["type"] == "server_error" and len(events) > 1 and rest == ""
+    with broken_after(5, monkeypatch):
+        answer = client.post(COMPLETIONS, json=body)
+        assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
+        assert "/" not in answer.text.replace("\\/", "")
+    assert ok(client, COMPLETIONS, **body)
+
+
+def test_a_handler_that_fails_shows_no_path(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Service, request: object) -> None:
+        raise ValueError("/a/path/of/ours")
+
+    monkeypatch.setattr(Service, "asking", broken)
+    answer = client.get("/v1/models")
+    answer = client.post(CHAT, json={})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "something went wrong here"
+
+
+def test_a_chat_template_is_used_where_there_is_one(templated: tuple[Path, None]) -> None:
+    options = replace(OPTIONS, num_draft="auto", system_prompt="Hush.")
+    with running(templated, options) as engine:
+        client = client_of(engine)
+        assert client.get("/props").json()["chat"] == "template"
+        for messages, prompt in (
+            ([{"role": "user", "content": "a"}], "[system] Hush.\n[user] a\n[assistant]"),
+            (
+                [{"role": "system", "content": "Own."}, {"role": "user", "content": "a"}],
+                "[system] Own.\n[user] a\n[assistant]",
+            ),
+        ):
+            told = ok(client, "/tokenize", messages=messages)
+            assert ok(client, "/detokenize", tokens=told["tokens"])["content"] == prompt
+            chat = ok(client, CHAT, messages=messages, temperature=0)
+            raw = ok(client, COMPLETIONS, prompt=told["tokens"], temperature=0)
+            assert chat["choices"][0]["message"]["content"] == raw["choices"][0]["text"]
+            calm = {"messages": messages, "chat_template_kwargs": {"calm": "yes"}}
+            assert ok(client, CHAT, **calm)["usage"]["prompt_tokens"] > told["count"]
+        answer = client.post(CHAT, json={**calm, "chat_template_kwargs": {"tokenize": False}})
+        assert answer.status_code == 400
+
+
+def test_a_translator_answers_a_single_message(t5: tuple[Path, Path]) -> None:
+    with running(t5) as engine:
+        client = client_of(engine)
+        assert client.get("/props").json()["chat"] == "single user message"
+        user = {"role": "user", "content": "les pâtes"}
+        chat = ok(client, CHAT, messages=[user], temperature=0.7, seed=3)
+        told = ok(client, COMPLETIONS, prompt="les pâtes", temperature=0.7, seed=3)
+        text = told["choices"][0]["text"]
+        assert chat["choices"][0]["message"]["content"] == text
+        plain = {"speculative": False, "temperature": 0.7, "seed": 3}
+        assert ok(client, COMPLETIONS, prompt="les pâtes", **plain)["choices"][0]["text"] == text
+        answer = client.post(CHAT, json={"messages": [user, user]})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"
+        for body in ({"prompt": "les", "max_tokens": 5000}, {"prompt": [5] * 5000}):
+            told = client.post(COMPLETIONS, json=body).json()
+            assert told["error"]["code"] == "context_length_exceeded"

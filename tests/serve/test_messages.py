@@ -1,0 +1,123 @@
+"""/v1/messages, as Anthropic's clients read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+
+from starlette.testclient import TestClient
+
+from mlx_specdec.assemble import Pair
+from mlx_specdec.serve.engine import Engine
+
+from .test_http import broken_after, client_of
+
+PATH = "/v1/messages"
+BODY = {
+    "model": "tiny",
+    "max_tokens": 12,
+    "system": [{"type": "text", "text": "Be calm."}],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "def"}]}],
+    "temperature": 0.8,
+    "seed": 4,
+}
+PROMPT = "ASSISTANT's RULE: Be calm.\nUSER: def\nASSISTANT:"
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine) -> TestClient:
+    return client_of(engine)
+
+
+@pytest.fixture(scope="module")
+def text(pair: Pair, alone: Callable[..., str]) -> str:
+    return alone(pair.tokenizer.encode(PROMPT), max_tokens=12, temperature=0.8, seed=4)
+
+
+def told(client: TestClient, **more: Any) -> dict[str, Any]:
+    answer = client.post(PATH, json={**BODY, **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(client: TestClient, **more: Any) -> list[dict[str, Any]]:
+    answer = client.post(PATH, json={**BODY, **more, "stream": True})
+    assert answer.status_code == 200, answer.text
+    made = []
+    for block in answer.text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        made.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {made[-1]['type']}"
+    return made
+
+
+def test_a_message_is_answered(client: TestClient, pair: Pair, text: str) -> None:
+    answer = told(client)
+    assert answer.pop("id").startswith("msg_")
+    assert answer == {
+        "type": "message",
+        "role": "assistant",
+        "model": "tiny",
+        "content": [{"type": "text", "text": text}],
+        "stop_reason": "max_tokens",
+        "stop_sequence": None,
+        "usage": {"input_tokens": len(pair.tokenizer.encode(PROMPT)), "output_tokens": 12},
+    }
+    assert told(client, system="Be calm.")["content"] == answer["content"]
+    counted = client.post(f"{PATH}/count_tokens", json=BODY).json()
+    assert counted == {"input_tokens": answer["usage"]["input_tokens"]}
+
+
+def test_a_stream_has_its_events_in_order(client: TestClient, text: str) -> None:
+    start, block, *deltas, stop, delta, end = events(client)
+    assert start["type"] == "message_start" and start["message"]["content"] == []
+    assert start["message"]["usage"]["output_tokens"] == 0
+    assert block["content_block"] == {"type": "text", "text": ""}
+    assert "".join(each["delta"]["text"] for each in deltas) == text
+    assert {each["type"] for each in deltas} == {"content_block_delta"}
+    assert stop == {"type": "content_block_stop", "index": 0}
+    assert delta["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert delta["usage"] == {"output_tokens": 12}
+    assert end == {"type": "message_stop"}
+
+
+def test_a_stop_sequence_is_told(client: TestClient, text: str) -> None:
+    answer = told(client, stop_sequences=[text[3:5]])
+    assert answer["content"][0]["text"] == text[: text.index(text[3:5])]
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", text[3:5])
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "kind"),
+    [
+        ({"max_tokens": None}, 400, "invalid_request_error"),
+        ({"messages": None}, 400, "invalid_request_error"),
+        ({"messages": []}, 400, "invalid_request_error"),
+        ({"system": 5}, 400, "invalid_request_error"),
+        ({"stop_sequences": 5}, 400, "invalid_request_error"),
+        ({"temperature": "hot"}, 400, "invalid_request_error"),
+        ({"tools": [{"name": "f"}]}, 400, "invalid_request_error"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, 400, "invalid_request_error"),
+        ({"model": "claude"}, 404, "not_found_error"),
+    ],
+    ids=str,
+)
+def test_errors_are_told_by_their_type(
+    client: TestClient, more: dict[str, Any], status: int, kind: str
+) -> None:
+    answer = client.post(PATH, json={**BODY, **more})
+    assert answer.status_code == status
+    assert answer.json()["type"] == "error" and answer.json()["error"]["type"] == kind
+
+
+def test_an_engine_that_fails_ends_a_stream_with_an_error(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with broken_after(3, monkeypatch):
+        *_, last = events(client, max_tokens=200)
+    assert last["type"] == "error" and last["error"]["type"] == "api_error"

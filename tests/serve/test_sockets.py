@@ -1,0 +1,245 @@
+"""What only a real connection shows: who leaves, who is slow, and what no client ever sends."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+pytest.importorskip("uvicorn", reason="the extra server is not installed")
+
+import uvicorn
+
+from mlx_specdec.assemble import Pair
+from mlx_specdec.serve.app import Access, make_app
+from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.service import Service
+
+from .conftest import LIMITS, running
+from .test_engine import wait_until
+
+TEXT = "def read_lines"
+PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where somebody listens."""
+
+    port: int
+    engine: Engine
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+    def ask(self, **body: Any) -> tuple[int, dict[str, Any]]:
+        """The status and the whole answer."""
+        with self.connect() as connection:
+            connection.sendall(post(body))
+            return answer_of(connection)
+
+
+def post(body: dict[str, Any], path: str = "/v1/completions", close: bool = True) -> bytes:
+    content = json.dumps(body).encode()
+    ending = "Connection: close\r\n" if close else ""
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n{ending}"
+    return head.encode() + b"\r\n" + content
+
+
+def answer_of(connection: socket.socket) -> tuple[int, Any]:
+    """Everything that comes until the other side closes."""
+    data = b""
+    while chunk := connection.recv(65536):
+        data += chunk
+    head, _, content = data.partition(b"\r\n\r\n")
+    status = int(head.split()[1])
+    return status, json.loads(content) if content[:1] == b"{" else content
+
+
+@contextmanager
+def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
+    app = make_app(Service(engine, "tiny", limits), Access())
+    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", http="h11")
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield Place(listener.getsockname()[1], engine)
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def place(engine: Engine) -> Iterator[Place]:
+    with listening(engine, Limits(body_seconds=0.5, body_bytes=10_000)) as place:
+        yield place
+
+
+def settings(seed: int) -> dict[str, Any]:
+    """What one request asks for; some are greedy, some short, some do not speculate."""
+    dice = random.Random(seed)
+    return {
+        "prompt": [dice.randrange(3, 300) for _ in range(dice.choice([1, 4, 15, 40]))],
+        "max_tokens": dice.choice([3, 12, 30]),
+        "temperature": dice.choice([0.0, 0.7, 1.0]),
+        "seed": seed,
+        **dice.choice([{}, {"top_k": 20}, {"top_p": 0.9}, {"frequency_penalty": 0.7}]),
+        **dice.choice([{}, {"speculative": False}, {"speculative": {"max": 1}}]),
+    }
+
+
+def test_a_text_depends_on_prompt_settings_and_seed_alone(
+    place: Place, alone: Callable[..., str]
+) -> None:
+    """Of forty requests over eight clients, a third of which leave while they are answered."""
+    asked = {seed: settings(seed) for seed in range(40)}
+    wanted = {}
+    for seed, body in asked.items():
+        own = {name: value for name, value in body.items() if name != "speculative"}
+        wanted[seed] = alone(own.pop("prompt"), **own)
+    got: dict[int, Any] = {}
+
+    def client(first: int) -> None:
+        for seed in range(first, 40, 8):
+            if seed % 3 == 0:
+                with place.connect() as connection:
+                    connection.sendall(post({**asked[seed], "stream": seed % 2 == 0}))
+                    time.sleep(0.002 * (seed % 7))
+                    if seed % 2 == 0:
+                        connection.recv(10)
+            else:
+                got[seed] = place.ask(**asked[seed])
+
+    clients = [threading.Thread(target=client, args=[first]) for first in range(8)]
+    for each in clients:
+        each.start()
+    for each in clients:
+        each.join()
+    assert {status for status, _ in got.values()} == {200}
+    texts = {seed: told["choices"][0]["text"] for seed, (_, told) in got.items()}
+    assert texts == {seed: wanted[seed] for seed in asked if seed % 3}
+    wait_until(lambda: place.engine.requests == (0, 0))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_leaves_is_dropped(place: Place, stream: bool) -> None:
+    with place.connect() as connection:
+        body = {"prompt": TEXT, "max_tokens": 4000, "stream": stream, "n": 6}
+        connection.sendall(post(body))
+        if stream:
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        wait_until(lambda: place.engine.requests == (4, 2))
+    wait_until(lambda: place.engine.requests == (0, 0))
+    assert place.ask(prompt=TEXT)[0] == 200
+
+
+def test_chunks_come_while_the_text_is_written(place: Place) -> None:
+    with place.connect() as connection:
+        connection.sendall(post({"prompt": TEXT, "max_tokens": 2000, "stream": True}))
+        data = b""
+        while data.count(b"data: ") < 5:
+            data += connection.recv(1000)
+        assert b"[DONE]" not in data
+        assert place.engine.requests == (1, 0)
+    wait_until(lambda: place.engine.requests == (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{", 408),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n", 408),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 200_000 + b"\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\r\n\r\n", 400),
+        (b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (post({"prompt": "x" * 20_000}), 413),
+        (post({}, path="/v1/completions%0d%0aX-Bad:%201"), 404),
+    ],
+    ids=lambda sent: repr(sent[:40]) if isinstance(sent, bytes) else str(sent),
+)
+def test_what_no_client_sends_is_refused(place: Place, sent: bytes, status: int) -> None:
+    with place.connect() as connection:
+        connection.settimeout(10)
+        with suppress(ConnectionError):
+            connection.sendall(sent)
+        assert f"HTTP/1.1 {status}".encode() in connection.recv(65536)
+    assert place.ask(prompt=TEXT, max_tokens=2)[0] == 200
+
+
+def test_half_a_request_keeps_nobody_waiting(place: Place) -> None:
+    halves = [place.connect() for _ in range(50)]
+    for each in halves:
+        each.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: ")
+    assert place.ask(prompt=TEXT, max_tokens=2)[0] == 200
+    for each in halves:
+        each.close()
+
+
+def test_requests_may_be_sent_before_the_first_answer(place: Place) -> None:
+    with place.connect() as connection:
+        body = {"prompt": TEXT, "max_tokens": 3, "stream": False}
+        connection.sendall(post(body, close=False) + post(body))
+        data = b""
+        while chunk := connection.recv(65536):
+            data += chunk
+    assert data.count(b"HTTP/1.1 200") == 2
+    wait_until(lambda: place.engine.requests == (0, 0))
+
+
+def test_a_client_that_does_not_read_keeps_nobody_waiting(llama: tuple[Path, Path]) -> None:
+    with (
+        running(llama, batch_size=2) as engine,
+        listening(engine) as place,
+        place.connect() as lazy,
+    ):
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        lazy.sendall(post({"prompt": TEXT, "max_tokens": 3000, "stream": True}))
+        wait_until(lambda: engine.requests == (1, 0))
+        for _ in range(3):
+            assert place.ask(prompt=TEXT, max_tokens=3)[0] == 200
+
+
+def test_ten_thousand_random_bytes_do_no_harm(place: Place, pair: Pair) -> None:
+    dice = random.Random(4)
+    for turn in range(20):
+        content = dice.randbytes(500)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
+        sent = (head.encode() + b"Connection: close\r\n\r\n" + content) if turn % 2 else content
+        with place.connect() as connection:
+            connection.sendall(sent + b"\r\n\r\n")
+            connection.shutdown(socket.SHUT_WR)
+            answer = connection.recv(1000)
+        assert answer == b"" or answer.startswith((b"HTTP/1.1 4",)), answer
+    assert place.ask(prompt=TEXT, max_tokens=2)[0] == 200
+
+
+def test_hugging_faces_own_client_reads_what_it_expects(
+    place: Place, pair: Pair, alone: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It would not even ask this machine.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    client = huggingface_hub.InferenceClient(f"http://127.0.0.1:{place.port}", token="none")
+    text = alone(pair.tokenizer.encode(TEXT), max_tokens=10)
+    assert client.text_generation(TEXT, max_new_tokens=10) == text
+    streamed = client.text_generation(TEXT, max_new_tokens=10, stream=True)
+    assert "".join(streamed) == text
+    details = client.text_generation(TEXT, max_new_tokens=10, details=True)
+    assert (details.generated_text, details.details.generated_tokens) == (text, 10)
+    with pytest.raises(huggingface_hub.errors.ValidationError, match="top-p"):
+        client.text_generation(TEXT, top_p=5.0)

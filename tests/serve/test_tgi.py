@@ -1,0 +1,120 @@
+"""The endpoints of Hugging Face's text-generation-inference, read by its own client's types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+
+from huggingface_hub import TextGenerationOutput, TextGenerationStreamOutput
+from starlette.testclient import TestClient
+
+from mlx_specdec.assemble import Pair
+from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.limits import Limits
+
+from .test_http import TEXT, client_of
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine) -> TestClient:
+    return client_of(engine)
+
+
+def told(client: TestClient, path: str = "/generate", **parameters: Any) -> Any:
+    answer = client.post(path, json={"inputs": TEXT, "parameters": parameters})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(client: TestClient, **parameters: Any) -> list[TextGenerationStreamOutput]:
+    answer = client.post("/generate_stream", json={"inputs": TEXT, "parameters": parameters})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    return [TextGenerationStreamOutput.parse_obj_as_instance(json.loads(each)) for each in lines]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "means"),
+    [
+        ({}, {"temperature": 0}),
+        ({"do_sample": True, "seed": 3}, {"temperature": 1.0, "seed": 3}),
+        ({"temperature": 0.7, "seed": 3}, {"temperature": 0.7, "seed": 3}),
+        ({"top_k": 5, "seed": 4}, {"temperature": 1.0, "top_k": 5, "seed": 4}),
+    ],
+    ids=str,
+)
+def test_a_text_is_that_of_a_completion(
+    client: TestClient,
+    pair: Pair,
+    alone: Callable[..., str],
+    parameters: dict[str, Any],
+    means: dict[str, Any],
+) -> None:
+    text = alone(pair.tokenizer.encode(TEXT), max_tokens=15, **means)
+    more = {**parameters, "max_new_tokens": 15}
+    assert told(client, **more) == {"generated_text": text}
+    assert told(client, "/", **more) == [{"generated_text": text}]
+    assert told(client, **more, return_full_text=True) == {"generated_text": TEXT + text}
+    output = TextGenerationOutput.parse_obj_as_instance(told(client, **more, details=True))
+    assert output.details.finish_reason == "length"
+    assert output.details.generated_tokens == len(output.details.tokens) == 15
+    *before, last = chunks = events(client, **more)
+    assert "".join(each.token.text for each in chunks) == text == last.generated_text
+    assert [each.index for each in chunks] == list(range(1, 16))
+    assert [each.token.id for each in chunks] == [each.id for each in output.details.tokens]
+    assert all(each.generated_text is None and each.details is None for each in before)
+    assert last.details.finish_reason == "length"
+    assert last.details.input_length == len(pair.tokenizer.encode(TEXT))
+    assert last.details.seed == output.details.seed or "seed" not in parameters
+
+
+def test_a_stop_sequence_is_told(client: TestClient) -> None:
+    text = told(client, max_new_tokens=15)["generated_text"]
+    output = told(client, max_new_tokens=15, stop=[text[4:6]], details=True)
+    assert output["generated_text"] == text[: text.index(text[4:6])]
+    assert output["details"]["finish_reason"] == "stop_sequence"
+    assert events(client, max_new_tokens=15, stop=[text[4:6]])[-1].details.finish_reason == (
+        "stop_sequence"
+    )
+
+
+def test_a_text_whose_time_is_over_ends(engine: Engine) -> None:
+    client = client_of(engine, Limits(seconds=0.3))
+    *_, last = events(client, max_new_tokens=4000, seed=1, do_sample=True)
+    assert last.details.finish_reason == "length" and last.generated_text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"inputs": 5},
+        {"inputs": "x", "parameters": 5},
+        {"inputs": "x", "parameters": {"temperature": -1}},
+        {"inputs": "x", "parameters": {"do_sample": "yes"}},
+        {"inputs": "x", "parameters": {"max_new_tokens": 10**6}},
+        {"inputs": "x", "parameters": {"grammar": {"type": "json"}}},
+        {"inputs": "x", "parameters": {"best_of": 2}},
+        {"inputs": "x", "parameters": {"watermark": True}},
+    ],
+    ids=str,
+)
+def test_errors_are_told_as_tgi_tells_them(client: TestClient, body: dict[str, Any]) -> None:
+    for path in ("/generate", "/generate_stream", "/"):
+        answer = client.post(path, json=body)
+        assert answer.status_code == 422
+        assert answer.json()["error_type"] == "validation" and answer.json()["error"]
+
+
+def test_info_is_what_clients_look_at(client: TestClient) -> None:
+    info = client.get("/info").json()
+    assert (info["model_id"], info["max_total_tokens"], info["max_input_tokens"]) == (
+        "tiny",
+        4096,
+        4095,
+    )
