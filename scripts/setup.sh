@@ -12,7 +12,8 @@ stamp=.venv/.mlx-specdec-installed
 # What was asked for earlier stays: the names of extras, and "small".
 kept="$(sed -n 2p "$stamp" 2>/dev/null || true)"
 
-extras=""
+# Small, and has wheels wherever MLX has them.
+extras="grammar"
 for argument in "$@"; do
   case "$argument" in
     --dev) extras="$extras dev" ;;

@@ -51,12 +51,12 @@ def set_up(clone: Path, *flags: str, machine: str = "Linux x86_64") -> tuple[int
 @pytest.mark.parametrize(
     ("machine", "flags", "installed"),
     [
-        ("Linux x86_64", (), ".[fast-cpu]"),
-        ("Linux x86_64", ("--dev",), ".[dev,fast-cpu]"),
-        ("Linux x86_64", ("--small",), "."),
-        ("Linux x86_64", ("--small", "--dev"), ".[dev]"),
-        ("Linux aarch64", (), "."),
-        ("Darwin arm64", ("--dev",), ".[dev]"),
+        ("Linux x86_64", (), ".[fast-cpu,grammar]"),
+        ("Linux x86_64", ("--dev",), ".[dev,fast-cpu,grammar]"),
+        ("Linux x86_64", ("--small",), ".[grammar]"),
+        ("Linux x86_64", ("--small", "--dev"), ".[dev,grammar]"),
+        ("Linux aarch64", (), ".[grammar]"),
+        ("Darwin arm64", ("--dev",), ".[dev,grammar]"),
     ],
 )
 def test_the_fast_blas_comes_by_default_on_linux_x86_alone(
@@ -67,12 +67,12 @@ def test_the_fast_blas_comes_by_default_on_linux_x86_alone(
 
 
 def test_what_was_asked_for_stays_until_something_else_is_asked_for(clone: Path) -> None:
-    assert set_up(clone, "--small")[2] == ["."]
+    assert set_up(clone, "--small")[2] == [".[grammar]"]
     assert set_up(clone)[2] == []
-    assert set_up(clone, "--dev")[2] == [".[dev]"]
-    assert set_up(clone, "--fast-cpu")[2] == [".[dev,fast-cpu]"]
+    assert set_up(clone, "--dev")[2] == [".[dev,grammar]"]
+    assert set_up(clone, "--fast-cpu")[2] == [".[dev,fast-cpu,grammar]"]
     assert set_up(clone)[2] == []
-    assert set_up(clone, "--small")[2] == ["mkl", ".[dev]"]
+    assert set_up(clone, "--small")[2] == ["mkl", ".[dev,grammar]"]
 
 
 @pytest.mark.parametrize(
