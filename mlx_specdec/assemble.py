@@ -215,6 +215,7 @@ def prepared(
         warnings.warn(caution, stacklevel=3)
     _check_bias(pair, options)
     pair = _with_extra_eos(pair, options)
+    pair.constraint(options.constraint)
     return ids, pair, _with_special_tokens(pair, options)
 
 
@@ -282,7 +283,7 @@ def make_sequence(pair: Pair, ids: Sequence[int], options: Options) -> Decoded:
     prefix = pair.target.prefix(ids)
     return Decoded(
         prefix,
-        Distribution(options.sampling, pair.vocabulary, ids),
+        Distribution(options.sampling, pair.vocabulary, ids, pair.constraint(options.constraint)),
         _noise(pair, ids, options),
         _stop_criteria(pair, options, len(prefix)),
     )

@@ -28,7 +28,7 @@ from .decoding.loop import Decoding
 from .decoding.margins import DAMAGED
 from .decoding.prompt import PromptReader
 from .decoding.rounds import RoundReport
-from .decoding.run import Labels, Result
+from .decoding.run import NO_TEXT, Labels, Result
 from .decoding.sequence import Batch
 from .decoding.sequence import Sequence as Decoded
 from .decoding.statistics import Recorder
@@ -260,8 +260,8 @@ class ManyRun:
             return Part(job.number, emission, error=str(problem))
 
     def _result(self, job: _Job, emission: Emission) -> Result:
-        if emission.finish_reason is None or emission.finish_reason == "damaged":
-            raise DecodingError(DAMAGED)
+        if emission.finish_reason is None or emission.finish_reason in NO_TEXT:
+            raise DecodingError(NO_TEXT.get(emission.finish_reason, DAMAGED))
         labels: Labels = make_labels(self._pair, job.options, self._chosen, len(job.ids))
         here = environment(self._pair)
         stats = job.recorder.summary(

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..text.stream import StopStrings, TextStream
 
-FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged"]
+FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged", "stuck"]
 
 
 @dataclass(frozen=True)
