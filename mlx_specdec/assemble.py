@@ -206,6 +206,7 @@ def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
     _check_chat(pair, options)
     _check_bias(pair, options)
     pair = _with_extra_eos(pair, options)
+    pair.constraint(options.constraint)
     return pair, _with_special_tokens(pair, options)
 
 
@@ -286,7 +287,7 @@ def make_sequence(
     prefix = pair.target.prefix(ids)
     return Decoded(
         prefix,
-        Distribution(options.sampling, pair.vocabulary, ids),
+        Distribution(options.sampling, pair.vocabulary, ids, pair.constraint(options.constraint)),
         _noise(pair, ids, options),
         _stop_criteria(pair, options, len(prefix)),
         top_logprobs,

@@ -23,7 +23,7 @@ from .costs.online import Acceptance
 from .decoding.draft_length import AutoLength, DraftLength, FixedLength
 from .decoding.lengths_by_rows import LengthsByRows
 from .decoding.lengths_by_source import LengthsBySource
-from .drafting import DRAFTERS, find, missing, prediction
+from .drafting import DRAFTERS, find, forced, missing, prediction
 from .drafting.drafter import Drafter
 from .drafting.first_of import FirstOf
 from .drafting.row_by_row import RowByRow
@@ -45,13 +45,14 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     None where the target's passes over several rows mean something else. Raises OptionError where
     the pair does not bring what was asked for.
     """
-    chosen = _asked_for(pair, options)
+    if options.regular or options.num_draft == 0 or options.proposer == "none":
+        return ()
+    certain = () if options.constraint is None else (forced.drafter(pair),)
+    chosen = (*certain, *_asked_for(pair, options))
     return chosen if chosen and pair.target.rows_agree else ()
 
 
 def _asked_for(pair: Pair, options: Options) -> tuple[Drafter, ...]:
-    if options.regular or options.num_draft == 0 or options.proposer == "none":
-        return ()
     if options.proposer in DRAFTERS:
         named = find(options.proposer, pair)
         if named is None:

@@ -32,7 +32,7 @@ from .decoding.loop import Decoding
 from .decoding.margins import DAMAGED
 from .decoding.prompt import PromptReader
 from .decoding.rounds import RoundReport
-from .decoding.run import Labels, Result
+from .decoding.run import NO_TEXT, Labels, Result
 from .decoding.sequence import Batch
 from .decoding.sequence import Sequence as Decoded
 from .decoding.statistics import Recorder
@@ -333,8 +333,8 @@ class ManyRun:
             return Part(job.number, emission, error=str(problem))
 
     def _result(self, job: _Job, emission: Emission) -> Result:
-        if emission.finish_reason is None or emission.finish_reason == "damaged":
-            raise DecodingError(DAMAGED)
+        if emission.finish_reason is None or emission.finish_reason in NO_TEXT:
+            raise DecodingError(NO_TEXT.get(emission.finish_reason, DAMAGED))
         drafts = _most_drafted(job.options) > 0
         chosen = self._chosen if drafts else ()
         labels: Labels = make_labels(self._pair, job.options, chosen, len(job.ids))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from .drafting import DRAFTERS
 from .errors import OptionError
+from .sampling.grammar import compiled, schema_text
 from .sampling.settings import Sampling, integer, number
 
 RULES = ("coupled", "token", "block", "typical")
@@ -43,6 +44,9 @@ class Options(Sampling):
     posterior_threshold, posterior_alpha: of the typical rule, (0, 1) each: a drafted token stays
         where p > min(threshold, alpha exp(-entropy)).
     stop: strings that end the text, or a single one; they are not part of it.
+    json_schema, regex, grammar: what the whole text has to look like, one of them: a JSON schema,
+    as an object or its JSON; a regular expression; a grammar in llguidance's variant of Lark. Only
+    max_tokens and stop cut such a text.
     extra_eos_token: tokens, or their ids, that end the text as well as the model's own.
     simulated_acceptance: keep each drafted token with this probability instead of verifying it, to
         measure what decoding costs; None verifies. What is emitted is then no text.
@@ -67,6 +71,9 @@ class Options(Sampling):
     posterior_alpha: float = 0.3
     seed: int = 0
     stop: str | Iterable[str] = ()
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
     extra_eos_token: str | int | Iterable[str | int] = ()
     regular: bool = False
     cost_cache: bool = True
@@ -87,6 +94,7 @@ class Options(Sampling):
                 f"rule {self.rule} has no lenience: leave out --rule, or set delta to 0"
             )
         self._check_simulation()
+        self._check_constraint()
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
         if not self.chat_template and (self.chat_template_config or self.system_prompt is not None):
@@ -150,6 +158,8 @@ class Options(Sampling):
             raise OptionError(
                 f"chat-template-config must name values, not be {self.chat_template_config!r}"
             )
+        if self.json_schema is not None:
+            taken["json_schema"] = schema_text(self.json_schema)
         taken["chat_template_config"] = dict(self.chat_template_config)
         if not isinstance(self.logit_bias, Mapping):
             raise OptionError(f"logit-bias must give token ids values, not be {self.logit_bias!r}")
@@ -170,6 +180,23 @@ class Options(Sampling):
             raise OptionError(
                 "simulate-acceptance takes the place of the rule: leave out --rule and --delta"
             )
+
+    def _check_constraint(self) -> None:
+        for name in ("regex", "grammar"):
+            text = getattr(self, name)
+            if not (text is None or isinstance(text, str)):
+                raise OptionError(f"{name} must be a string, not {text!r:.80}")
+        if self.constraint is not None and self.simulated_acceptance is not None:
+            raise OptionError(
+                "simulate-acceptance writes no text: leave out json-schema, regex and grammar"
+            )
+
+    @property
+    def constraint(self) -> str | None:
+        """What the text has to look like, as sampling.constraint.Alphabet takes it."""
+        schema = self.json_schema
+        assert schema is None or isinstance(schema, str)
+        return compiled(schema, self.regex, self.grammar)
 
     @property
     def sampling(self) -> Sampling:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Sequence
@@ -30,9 +31,10 @@ from .models.self_draft import self_draft
 from .models.speculators.speculator import Speculator
 from .models.stand_in import stand_in
 from .options import SELF
+from .sampling.constraint import Alphabet, Constraint
 from .text import documents
 from .text.tokenizer import Tokenizer, load_tokenizer
-from .text.vocabulary import common_size, shared_tokens
+from .text.vocabulary import common_size, shared_tokens, written_texts
 
 DRAFT_VOCABS = ("same", "intersect")
 SELF_BITS = 4
@@ -66,6 +68,19 @@ class Pair:
     speculator: Speculator | None = None
     draft_bytes: int = 0
     task_prefix: str = ""
+
+    def constraint(self, grammar: str | None) -> Constraint | None:
+        """Of a text of the target that has not begun, None without a grammar; see
+        Options.constraint. Raises OptionError where no text of the model's fits."""
+        if grammar is None:
+            return None
+        ends = [id for id in self.eos_token_ids if id < self.vocabulary]
+        if not ends:
+            raise OptionError(
+                "json-schema, regex and grammar need a token that ends a text, and the model has "
+                "none: name one with extra-eos-token"
+            )
+        return alphabet_of(self.tokenizer, self.vocabulary).constraint(grammar, ends)
 
 
 @dataclass(frozen=True)
@@ -148,6 +163,20 @@ def load(
             )
         pair = _with_draft(pair, loaded.model, draft_tokenizer, draft_vocab, random_weights)
     return replace(pair, load_seconds=time.perf_counter() - started - sum(given.fetching))
+
+
+@functools.lru_cache(maxsize=2)
+def alphabet_of(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
+    """What a model writes with a tokenizer. Takes up to a second."""
+    texts = written_texts(tokenizer)[:vocabulary]
+    words = (id for id, text in enumerate(texts) if text and len(text) > 1 and text[:1] == b" ")
+    first = next((id for id in words if id not in tokenizer.special_ids), None)
+    return Alphabet(
+        texts,
+        tokenizer.special_ids,
+        tokenizer.encode,
+        spaced=first is not None and not tokenizer.decode([first]).startswith(" "),
+    )
 
 
 def with_documents(

@@ -12,7 +12,8 @@ stamp=.venv/.mlx-specdec-installed
 # What was asked for earlier stays: the names of extras, and "small".
 kept="$(sed -n 2p "$stamp" 2>/dev/null || true)"
 
-extras="server"
+# Small, and have wheels wherever MLX has them.
+extras="grammar server"
 for argument in "$@"; do
   case "$argument" in
     --dev) extras="$extras dev" ;;

@@ -51,12 +51,12 @@ def set_up(clone: Path, *flags: str, machine: str = "Linux x86_64") -> tuple[int
 @pytest.mark.parametrize(
     ("machine", "flags", "installed"),
     [
-        ("Linux x86_64", (), ".[fast-cpu,server]"),
-        ("Linux x86_64", ("--dev",), ".[dev,fast-cpu,server]"),
-        ("Linux x86_64", ("--small",), ".[server]"),
-        ("Linux x86_64", ("--small", "--dev"), ".[dev,server]"),
-        ("Linux aarch64", (), ".[server]"),
-        ("Darwin arm64", ("--dev",), ".[dev,server]"),
+        ("Linux x86_64", (), ".[fast-cpu,grammar,server]"),
+        ("Linux x86_64", ("--dev",), ".[dev,fast-cpu,grammar,server]"),
+        ("Linux x86_64", ("--small",), ".[grammar,server]"),
+        ("Linux x86_64", ("--small", "--dev"), ".[dev,grammar,server]"),
+        ("Linux aarch64", (), ".[grammar,server]"),
+        ("Darwin arm64", ("--dev",), ".[dev,grammar,server]"),
     ],
 )
 def test_the_fast_blas_comes_by_default_on_linux_x86_alone(
@@ -67,12 +67,12 @@ def test_the_fast_blas_comes_by_default_on_linux_x86_alone(
 
 
 def test_what_was_asked_for_stays_until_something_else_is_asked_for(clone: Path) -> None:
-    assert set_up(clone, "--small")[2] == [".[server]"]
+    assert set_up(clone, "--small")[2] == [".[grammar,server]"]
     assert set_up(clone)[2] == []
-    assert set_up(clone, "--dev")[2] == [".[dev,server]"]
-    assert set_up(clone, "--fast-cpu")[2] == [".[dev,fast-cpu,server]"]
+    assert set_up(clone, "--dev")[2] == [".[dev,grammar,server]"]
+    assert set_up(clone, "--fast-cpu")[2] == [".[dev,fast-cpu,grammar,server]"]
     assert set_up(clone)[2] == []
-    assert set_up(clone, "--small")[2] == ["mkl", ".[dev,server]"]
+    assert set_up(clone, "--small")[2] == ["mkl", ".[dev,grammar,server]"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,16 @@ from ..errors import OptionError
 from . import figures, render
 from .flags import REQUIRED, Flags, command, flag, options
 from .generate import Drafting, Penalties, count_or_auto, load_drafting
-from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule, Sampling
+from .groups import (
+    ChatTemplate,
+    Constraints,
+    CostCache,
+    KVCache,
+    Lenience,
+    Models,
+    Rule,
+    Sampling,
+)
 
 if TYPE_CHECKING:
     from ..batch.run import BatchRun
@@ -82,17 +91,19 @@ def batch(
     lenience: Lenience,
     sampling: Sampling,
     penalties: Penalties,
+    constraints: Constraints,
 ) -> None:
     """Generate a text for each line of a file, many at once.
 
     A text is what its prompt becomes alone. The same command goes on where an interrupted one was.
     """
     groups = (template, drafting, rule, lenience, sampling, penalties)
-    asked = options(*groups, costs, proposer=drafting.chosen_proposer(models))
+    asked = options(*groups, costs, constraints, proposer=drafting.chosen_proposer(models))
     caches, batch_size = cache.settings(), files.most_at_once()
     settings: dict[str, Any] = {}
     for group in (models, cache, *groups):
         settings |= vars(group)
+    settings |= constraints.digests()
     with Lines(files.input) as lines:
         header = {"input": str(files.input), "sha256": lines.sha256, "settings": settings}
         with Journal(files.output, header, lines.count, overwrite=files.overwrite) as journal:

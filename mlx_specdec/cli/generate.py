@@ -15,7 +15,17 @@ from ..options import SELF, Options, proposers
 from . import figures, render
 from .demo import tell_speedup
 from .flags import Flags, command, flag, options
-from .groups import ChatTemplate, CostCache, Json, KVCache, Lenience, Models, Sampling, Verification
+from .groups import (
+    ChatTemplate,
+    Constraints,
+    CostCache,
+    Json,
+    KVCache,
+    Lenience,
+    Models,
+    Sampling,
+    Verification,
+)
 from .pairs import SHIPPED_PROMPT, load_pair, named
 from .prompt import read_prompt
 
@@ -172,6 +182,7 @@ def generate(
     lenience: Lenience,
     sampling: Sampling,
     penalties: Penalties,
+    constraints: Constraints,
     output: Output,
 ) -> None:
     """Generate text.
@@ -179,7 +190,7 @@ def generate(
     Without arguments, the shipped translator translates a sample sentence, and says how much faster
     than plain decoding it was.
     """
-    groups = (template, drafting, costs, verification, lenience, sampling, penalties)
+    groups = (template, drafting, costs, verification, lenience, sampling, penalties, constraints)
     asked = options(*groups, proposer=drafting.chosen_proposer(models))
     caches = cache.settings()
     simulated = asked.simulated_acceptance is not None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 from ..cache_settings import CacheSettings
 from ..errors import OptionError
+from ..sampling.grammar import LONGEST
 from ..training.config import DataConfig, DistillConfig, HeadsConfig
 from .flags import REQUIRED, Flags, flag
 
@@ -182,6 +184,46 @@ class Sampling(Flags):
     top_p: float = flag(1.0, "The total probability of the tokens to keep; 1 keeps all.")
     top_k: int = flag(0, "The number of likeliest tokens to keep; 0 keeps all.")
     min_p: float = flag(0.0, "The least share of the likeliest token's probability; 0 keeps all.")
+
+
+@dataclass(frozen=True)
+class Constraints(Flags):
+    """What the text has to look like."""
+
+    panel = "Constraints"
+    json_schema: Path | None = flag(
+        None, "A file with the JSON schema that the text has to fit.", metavar="FILE"
+    )
+    regex: str | None = flag(None, "The regular expression that the whole text has to match.")
+    grammar: Path | None = flag(
+        None,
+        "A file with the grammar that the text has to follow, in llguidance's variant of Lark.",
+        metavar="FILE",
+    )
+
+    def for_options(self) -> dict[str, Any]:
+        return {
+            "json_schema": _contents("--json-schema", self.json_schema),
+            "regex": self.regex,
+            "grammar": _contents("--grammar", self.grammar),
+        }
+
+    def digests(self) -> dict[str, str | None]:
+        """What stands for each in settings that are compared."""
+        told = self.for_options().items()
+        return {name: text and sha256(text.encode()).hexdigest() for name, text in told}
+
+
+def _contents(name: str, file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        with file.open(encoding="utf-8-sig") as stream:
+            return stream.read(LONGEST + 1)
+    except OSError as problem:
+        raise OptionError(f"{name}: cannot read {file}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"{name}: {file} is not UTF-8 text") from None
 
 
 @dataclass(frozen=True)

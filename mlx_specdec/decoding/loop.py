@@ -146,7 +146,7 @@ class Decoding:
     def _speculate(self, proposer: Proposer, count: int) -> tuple[Emission, ...]:
         self._watch.begin(drafts=True)
         noise = self._batch.noise()
-        proposal = proposer.propose(self._batch.committed, count, noise)
+        proposal = self._batch.cut(proposer.propose(self._batch.committed, count, noise))
         self._watch.drafted(proposal)
         submitted = self._verify(proposal, noise)
         if proposal.size == 0:
@@ -164,7 +164,8 @@ class Decoding:
         """Read a plain step; `ahead` submits the next one before, so that the device has work."""
         self._in_flight = None
         changes = self._joining or any(each.ended for each in self.sequences)
-        if ahead and self._batch.remaining > 1 and not changes:
+        waits = changes or self._batch.constrained
+        if ahead and self._batch.remaining > 1 and not waits:
             chosen = step.verdict.next[:, None]
             self._in_flight = self._verify(step.proposal, self._batch.noise(1), chosen)
         return self._commit(step)

@@ -14,6 +14,13 @@ from .margins import DAMAGED
 from .statistics import Recorder, Statistics
 from .stop_criteria import Emission, FinishReason
 
+STUCK = (
+    "the text cannot go on as json-schema, regex or grammar demands: the model has no token for "
+    "what must follow, or the grammar is too complex; make it simpler"
+)
+NO_TEXT: dict[FinishReason | None, str] = {"damaged": DAMAGED, "stuck": STUCK}
+"""Why there is no text, by the reason for which it ended."""
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -147,8 +154,8 @@ class Run:
         return Result("".join(self._texts), tuple(self._tokens), self._reason, self._labels, stats)
 
     def _keep(self, emission: Emission, reading: bool) -> Emission:
-        if emission.finish_reason == "damaged":
-            raise DecodingError(DAMAGED)
+        if emission.finish_reason in NO_TEXT:
+            raise DecodingError(NO_TEXT[emission.finish_reason])
         self._texts.append(emission.text)
         self._tokens += emission.tokens
         self._reason = emission.finish_reason

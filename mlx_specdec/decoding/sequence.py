@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..contracts import Noise, NoiseSource, Proposal, Verdict
+from ..contracts import Noise, NoiseSource, Proposal, Verdict, rectangle
 from ..sampling.cut import Cut
 from ..sampling.distribution import Distribution, apply_filters_of, before_filters_of
 from ..sampling.noise import noise_of
@@ -69,6 +69,10 @@ class Sequence:
         self.committed += tokens
         if self._reason is not None:
             return Emission((), (), self._reason)
+        constraint = self.distribution.constraint
+        if constraint is not None and not constraint.take(tokens):
+            # Where something can come, only numbers that are none choose something else.
+            return self.finish("stuck" if constraint.stuck else "damaged")
         emission = self._stop.take(tokens, drafted)
         self._reason = emission.finish_reason
         return emission
@@ -105,6 +109,32 @@ class Batch:
     def remaining(self) -> int:
         """The most tokens that a sequence may still emit."""
         return max(each.remaining for each in self.sequences)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether what a sequence may go on with is known only when all its tokens are."""
+        return any(each.constraint is not None for each in self._distributions)
+
+    def cut(self, proposal: Proposal) -> Proposal:
+        """Without tokens behind the first one that a constraint forbids; where there is a
+        constraint, it waits for the draft."""
+        if not self.constrained or proposal.size == 0:
+            return proposal
+        drafted: list[list[int]] = _read(proposal.tokens)
+        counts = []
+        for row, each in enumerate(self._distributions):
+            count = proposal.count(row)
+            if each.constraint is not None:
+                count = each.constraint.verifiable(drafted[row][:count])
+            counts.append(count)
+        size = max(counts)
+        return replace(
+            proposal,
+            # Of numbers that are known here, so that reading them again waits for nothing.
+            tokens=rectangle([tokens[:size] for tokens in drafted]),
+            rows=None if proposal.rows is None else proposal.rows[:, :size],
+            counts=tuple(counts),
+        )
 
     def newest(self) -> mx.array:
         """(batch, 1) int32: the newest committed token, which alone the target has not seen."""

@@ -10,6 +10,7 @@ from ..sampling.settings import Sampling
 
 if TYPE_CHECKING:
     from ..contracts import Model, Proposer, TargetModel
+    from ..sampling.constraint import Constraint
     from .document_index import DocumentIndex
     from .medusa import Heads
     from .speculator import Network
@@ -39,6 +40,8 @@ class Brought(Protocol):
     @property
     def documents(self) -> DocumentIndex | None: ...
 
+    def constraint(self, grammar: str | None) -> Constraint | None: ...
+
 
 class Asked(Protocol):
     """What the user may ask of drafters; see options.Options."""
@@ -49,6 +52,8 @@ class Asked(Protocol):
     def ngram_min(self) -> int | None: ...
     @property
     def ngram_choice(self) -> str: ...
+    @property
+    def constraint(self) -> str | None: ...
 
 
 @dataclass(frozen=True)

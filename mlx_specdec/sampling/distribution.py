@@ -1,6 +1,7 @@
 """Logits -> log-probabilities: bias, penalties, temperature, top-k, top-p, min-p, XTC, in order.
 
-That is the order of transformers, which has no XTC. Pure functions on arrays and one small counter
+That is the order of transformers, which has no XTC. A constraint comes before all of them: what it
+forbids has no probability that they could share out. Pure functions on arrays and one small counter
 of committed tokens; draft and target go through the very same functions, so that p and q are
 filtered alike.
 Every array is (..., vocabulary); every result is log p up to a constant per row.
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import mlx.core as mx
 
+from .constraint import Constraint
 from .noise import Coins
 from .settings import Sampling
 
@@ -31,6 +34,13 @@ def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
         return logits[..., :vocabulary]
     tail = mx.full((*logits.shape[:-1], vocabulary - width), -mx.inf, dtype=logits.dtype)
     return mx.concatenate([logits, tail], axis=-1)
+
+
+def allow_only(logits: mx.array, words: mx.array) -> mx.array:
+    """-inf where a bit is 0. words: (..., n) uint32, a bit for each entry, the lowest one first."""
+    bits = (words[..., None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    allowed = bits.reshape(*words.shape[:-1], -1)[..., : logits.shape[-1]]
+    return mx.where(allowed.astype(mx.bool_), logits, mx.array(-mx.inf, dtype=logits.dtype))
 
 
 def last_rows(logits: mx.array, count: int) -> mx.array:
@@ -168,11 +178,19 @@ class Distribution:
     """The distributions of one sequence in one model: settings, vocabulary, and the tokens counted.
 
     Target and draft each own one, because each may look at a different moment of the sequence.
-    prompt: token ids, which with the seed decide where top choices are excluded.
+    prompt: token ids, which with the seed decide where top choices are excluded. constraint: of
+    the target, whose state is that behind the committed tokens.
     """
 
-    def __init__(self, settings: Sampling, vocabulary: int, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        settings: Sampling,
+        vocabulary: int,
+        prompt: Sequence[int] = (),
+        constraint: Constraint | None = None,
+    ) -> None:
         self.settings = settings
+        self.constraint = constraint
         self._vocabulary = vocabulary
         self._counted = 0
         self._counts: mx.array | None = None
@@ -195,7 +213,8 @@ class Distribution:
 
     def alike(self, other: Distribution) -> bool:
         """Whether rows of both may be given to either."""
-        own = self._counts is not None or self._coins is not None
+        stateful = (self._counts, self._coins, self.constraint, other.constraint)
+        own = any(each is not None for each in stateful)
         return self is other or (not own and self.settings.draws_as(other.settings))
 
     def log_probabilities(
@@ -214,6 +233,8 @@ class Distribution:
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
     ) -> mx.array:
         """`log_probabilities` up to temperature."""
+        if self.constraint is not None:
+            logits = self._allow_only(logits, self.constraint, drafted)
         counts = self._count(committed, drafted, logits.shape[1])
         return before_filters(logits, self.settings, self._vocabulary, counts)
 
@@ -224,6 +245,15 @@ class Distribution:
         log_p = apply_filters(rows, self.settings)
         behind = len(committed) + (0 if drafted is None else drafted.shape[1]) + 1
         return log_p if self._coins is None else self._exclude(log_p, behind, self._coins)
+
+    def _allow_only(
+        self, logits: mx.array, constraint: Constraint, drafted: mx.array | None
+    ) -> mx.array:
+        # The device is to have work while the masks are computed.
+        mx.async_eval(logits)
+        tokens: Any = [] if drafted is None else drafted[0].tolist()
+        words = mx.array(constraint.masks(tokens)[-logits.shape[1] :])
+        return allow_only(fit_vocabulary(logits, self._vocabulary), words[None])
 
     def _exclude(self, log_p: mx.array, behind: int, coins: Coins) -> mx.array:
         """Without the top choices of rows whose coins say so, the last row being at behind - 1."""

@@ -32,6 +32,10 @@ _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 class Tokenizer(Protocol):
     """What the rest of the program needs of a tokenizer."""
 
+    def __hash__(self) -> int:
+        """By identity: what was made from it is kept beside it."""
+        ...
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text, as far as the tokenizer knows."""

@@ -10,6 +10,7 @@ from .tokenizer_files import BYTES
 
 LEAST_SHARED = 0.05
 """Of the target's tokens; a draft with fewer would propose next to nothing."""
+UNKNOWN = "<unk>"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -68,6 +69,18 @@ def shared_tokens(
         return next((by_text[begin] for begin in begun if begin in by_text), 0)
 
     return shared, [id if id >= 0 else fed(texts[at] or b"") for at, id in enumerate(shared)]
+
+
+def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
+    """The bytes that each id writes. None for ids without a token and for the one of what cannot be
+    said, and for a byte piece whose text another piece has: texts have that one."""
+    pieces, texts = tokenizer.pieces(), token_bytes(tokenizer)
+    alone = [_BYTE.fullmatch(piece or "") is not None for piece in pieces]
+    whole = {text for text, byte in zip(texts, alone, strict=True) if not byte}
+    return [
+        None if piece == UNKNOWN or (byte and text in whole) else text
+        for piece, text, byte in zip(pieces, texts, alone, strict=True)
+    ]
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:

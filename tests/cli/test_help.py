@@ -30,6 +30,7 @@ GROUPS: tuple[flags.Flags, ...] = (
     groups.Lenience(),
     groups.Sampling(),
     Penalties(),
+    groups.Constraints(),
 )
 
 

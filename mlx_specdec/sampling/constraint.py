@@ -1,0 +1,249 @@
+"""Which tokens may follow in a text that a grammar binds.
+
+A sequence has a constraint of its own: the grammar's state behind the committed tokens, which says
+what each position of a block allows. Only `take` moves it for good. Imports no MLX.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError
+from .grammar import library, limits, told, with_space, with_stack
+
+Words = NDArray[np.uint32]
+"""(rows, words): a bit for each token id, the lowest one of a word first."""
+ALL = np.uint32(0xFFFFFFFF)
+MARKERS = ("", ".", "a")
+"""Put before a text whose tokens are wanted as they are within another one."""
+
+
+class Alphabet:
+    """What a model can write, and in which tokens.
+
+    texts: per token id its bytes, None where it has none; as many as a distribution has entries.
+    special: ids that are no text. encode: token ids of a text, maybe with special ones around it.
+    spaced: the first token's leading space is not printed.
+    """
+
+    bos_token_id = None
+
+    def __init__(
+        self,
+        texts: Sequence[bytes | None],
+        special: Collection[int],
+        encode: Callable[[str], Sequence[int]],
+        *,
+        spaced: bool = False,
+    ) -> None:
+        self._size = len(texts)
+        # The names that llguidance asks for. Its end of a text is a token that nobody has: which
+        # ones end a text is for constraints to say.
+        self.eos_token_id = len(texts)
+        self.tokens = [*(text or b"" for text in texts), b"<end>"]
+        self.special_token_ids = [*(id for id in special if id < len(texts)), len(texts)]
+        self._encode = encode
+        self._spaced = spaced
+        self._fresh = functools.lru_cache(maxsize=8)(self._matcher)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """The tokens in which a model is used to write a text that stands within another one; the
+        longest ones that fit where the tokenizer gives others, and the end that nobody has for
+        what no token says: llguidance passes over what it is given no token for."""
+        for marker in MARKERS:
+            ids = self._encode(marker + text.decode("utf-8", "replace"))
+            ids = [id for id in ids if id not in self._specials]
+            # Many tokenizers put a space before what they are given.
+            for begin in range(len(ids)):
+                if self._spell(ids[begin:]) == text:
+                    return ids[begin:]
+        return list(self._longest(text))
+
+    def constraint(self, grammar: str, ends: Collection[int]) -> Constraint:
+        """Of a text that has not begun. grammar: from grammar.compiled. ends: ids that end it.
+
+        Raises OptionError for a grammar of which nothing can be written.
+        """
+        fresh = self._fresh(grammar)
+        if not self._begins(fresh, ends):
+            raise OptionError(
+                "no text of this model fits json-schema, regex or grammar: its vocabulary has no "
+                "token that may come first, or the grammar is too complex"
+            )
+        return Constraint(fresh, ends, self._size)
+
+    def _begins(self, fresh: Any, ends: Collection[int]) -> bool:
+        """Whether a first token can come, and not only the space that is not printed."""
+        constraint = Constraint(fresh, ends, self._size)
+        space = self._ids.get(b" ")
+        if self._spaced and space is not None:
+            first = constraint.masks([])[0]
+            only = sum(int(word).bit_count() for word in first) == 1 and _has(first, space)
+            if only and not constraint.stuck:
+                constraint.take([space])
+        constraint.masks([])
+        return not constraint.stuck
+
+    def _matcher(self, grammar: str) -> Any:
+        """A matcher at the beginning of a text; others are copied from it."""
+        matcher = self._read(grammar)
+        if not self._spaced:
+            return matcher
+        # A text that itself begins with a space would lose it.
+        always = matcher.try_consume_tokens([self._ids.get(b" ", self._size)]) == 1
+        return self._read(with_space(grammar, always=always))
+
+    def _read(self, grammar: str) -> Any:
+        make = functools.partial(library().LLMatcher, log_level=0, limits=limits())
+        matcher = with_stack(lambda: make(self._tokenizer, grammar))
+        if matcher.is_error():
+            raise OptionError(
+                f"json-schema, regex or grammar is wrong: {told(matcher.get_error())}"
+            )
+        return matcher
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        llguidance = library()
+        wrapped = llguidance.TokenizerWrapper(self)
+        return llguidance.LLTokenizer(wrapped, n_vocab=len(self.tokens))
+
+    @functools.cached_property
+    def _specials(self) -> frozenset[int]:
+        return frozenset(self.special_token_ids)
+
+    @functools.cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {own: id for id, own in enumerate(self.tokens) if own and id not in self._specials}
+
+    def _spell(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self.tokens[id] if id < len(self.tokens) else b"" for id in ids)
+
+    def _longest(self, text: bytes) -> Iterable[int]:
+        while text:
+            sizes = range(min(len(text), self._most), 0, -1)
+            size = next((size for size in sizes if text[:size] in self._ids), 0)
+            yield self._ids[text[:size]] if size else self.eos_token_id
+            text = text[max(size, 1) :]
+
+    @functools.cached_property
+    def _most(self) -> int:
+        return max(map(len, self._ids), default=0)
+
+
+class Constraint:
+    """What a grammar allows in one sequence.
+
+    fresh: llguidance's matcher at the beginning, which is copied. ends: ids that end the text; they
+    may come where the grammar is complete, and nowhere else. size: of the vocabulary.
+    """
+
+    def __init__(self, fresh: Any, ends: Collection[int], size: int) -> None:
+        self._fresh = fresh
+        self._matcher = fresh.deep_copy()
+        self._ends = frozenset(ends)
+        self._size = size
+        self._taken: list[int] = []
+        self._over = False
+        self._dead: int | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether one of the rows of `masks` allows nothing that the model can write, or took more
+        than llguidance's limits to compute."""
+        return self._dead is not None
+
+    def take(self, tokens: Sequence[int]) -> bool:
+        """Commit tokens; whether the grammar allows them. What follows an end is not looked at."""
+        if self._over:
+            return True
+        text = self._before_end(tokens)
+        self._over = len(text) < len(tokens)
+        unmasked = self._dead is not None and len(text) + self._over > self._dead
+        if unmasked or self._matcher.try_consume_tokens(text) < len(text):
+            self._over = True
+            return False
+        self._taken += text
+        return not self._over or self._matcher.is_accepting()
+
+    def verifiable(self, drafted: Sequence[int]) -> int:
+        """How many drafted tokens, from the first on, are worth a look: up to and with the first
+        one that cannot come, or that ends the text. Rules have to see that one: what is drawn in
+        its place depends on what it was drawn from."""
+        if self._over:
+            return len(drafted)
+        possible: int = self._matcher.validate_tokens(self._before_end(drafted))
+        self._take_back(0)
+        return min(possible + 1, len(drafted))
+
+    def masks(self, drafted: Sequence[int]) -> Words:
+        """What may come at each position: row j behind j of the drafted tokens, (n + 1, words).
+
+        Rows that no rule gets to, behind a token that cannot come, allow everything. So does one
+        where nothing can come: `stuck` is true then, and `take` refuses what is chosen there.
+        """
+        rows = np.full((len(drafted) + 1, (self._size + 31) // 32), ALL)
+        self._dead = None
+        if self._over:
+            return rows
+        taken = 0
+        for place, row in enumerate(rows):
+            allowed = self._allowed()
+            if allowed is None:
+                self._dead = place
+                break
+            row[:] = allowed
+            if place == len(drafted) or not self._goes_on(row, drafted[place]):
+                break
+            taken += 1
+        self._take_back(taken)
+        return rows
+
+    def forced(self) -> list[int]:
+        """Tokens that the grammar leaves no choice about, in the tokens of canonical text."""
+        if self._over:
+            return []
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        self._take_back(0)
+        return list(takewhile(lambda token: token < self._size, tokens))
+
+    def _before_end(self, tokens: Sequence[int]) -> list[int]:
+        return list(takewhile(lambda token: token not in self._ends, tokens))
+
+    def _allowed(self) -> Words | None:
+        """What may come here; None where nothing can."""
+        # It has more bits than there are tokens.
+        words = np.frombuffer(self._matcher.compute_bitmask(), dtype="<u4")
+        if self._matcher.is_error():
+            return None
+        words = words[: (self._size + 31) // 32].astype(np.uint32)
+        if self._size % 32:
+            words[-1] &= np.uint32((1 << self._size % 32) - 1)
+        complete = self._matcher.is_accepting()
+        for end in self._ends:
+            bit = np.uint32(1 << end % 32)
+            words[end // 32] = words[end // 32] & ~bit | (bit if complete else np.uint32(0))
+        return words if words.any() else None
+
+    def _goes_on(self, row: Words, token: int) -> bool:
+        """Take a drafted token for a while, if the text goes on with it."""
+        if token in self._ends or not _has(row, token):
+            return False
+        return self._matcher.try_consume_tokens([token]) == 1
+
+    def _take_back(self, count: int) -> None:
+        """Forget `count` tokens. An error, which a draft can lead into, stays with a matcher for
+        good: then another one reads the committed tokens."""
+        if self._matcher.is_error() or (count and not self._matcher.rollback(count)):
+            self._matcher = self._fresh.deep_copy()
+            self._matcher.try_consume_tokens(self._taken)
+
+
+def _has(row: Words, token: int) -> bool:
+    return bool(row[token // 32] >> np.uint32(token % 32) & np.uint32(1))

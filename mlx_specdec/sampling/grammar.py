@@ -1,0 +1,152 @@
+"""What a text has to look like: a JSON schema, a regular expression or a grammar, checked.
+
+llguidance reads all three; it is an extra, and imported where one is asked for. Imports no MLX.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any, TypeVar
+
+from ..errors import OptionError
+
+Result = TypeVar("Result")
+MISSING = (
+    "json-schema, regex and grammar need llguidance, which is not installed: run "
+    "./scripts/setup.sh, or pip install 'mlx-specdec[grammar]'"
+)
+LONGEST = 1 << 18
+"""Characters of a grammar that is still read."""
+MOST_LINES = 500
+"""Of a grammar in Lark: to find what is wrong in a rule takes time with the square of those that
+lead there, two seconds here."""
+STACK = 1 << 29
+"""Bytes for reading one: rules that lead into one another take some kilobytes each, and llguidance
+crashes where they are more than the stack."""
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One way to write each value, Python's json.dumps': where any white space may stand, models can
+write it without end, and nothing of a text is known in advance."""
+LIMITS = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+"""Of llguidance: tens of milliseconds for a mask, and about 100 MB for all states together."""
+INNER = "text"
+
+
+def compiled(json_schema: str | None, regex: str | None, grammar: str | None) -> str | None:
+    """llguidance's grammar for the one that is given; None where none is.
+
+    json_schema: an object, as JSON. grammar: in llguidance's variant of Lark. Raises OptionError
+    for more than one, for what is wrong with it, and where llguidance is missing.
+    """
+    asked = {"json-schema": json_schema, "regex": regex, "grammar": grammar}
+    given = [(name, text) for name, text in asked.items() if text is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(name for name, _ in given)} cannot both hold: give one")
+    return _compiled(*given[0])
+
+
+def library() -> ModuleType:
+    """llguidance. Raises OptionError where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise OptionError(MISSING) from None
+    return llguidance
+
+
+def limits() -> Any:
+    """LIMITS, as llguidance takes them."""
+    return library().LLParserLimits(**LIMITS)
+
+
+def with_stack(work: Callable[[], Result]) -> Result:
+    """What `work` returns, done in a thread of its own with STACK bytes of stack."""
+    before = threading.stack_size(STACK)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(work).result()
+    finally:
+        threading.stack_size(before)
+
+
+def schema_text(schema: str | Mapping[str, Any]) -> str:
+    """A JSON schema as text. Raises OptionError for what JSON cannot say."""
+    try:
+        return schema if isinstance(schema, str) else json.dumps(dict(schema))
+    except (TypeError, ValueError, RecursionError):
+        raise OptionError("json-schema must be a schema that JSON can say") from None
+
+
+def with_space(grammar: str, *, always: bool) -> str:
+    """The same grammar behind a space, which stands there always or may be missing."""
+    [inner] = json.loads(grammar)["grammars"]
+    space = {"lark_grammar": f"start: /{' ' if always else ' ?'}/ @{INNER}"}
+    return json.dumps({"grammars": [space, {**inner, "name": INNER}]})
+
+
+def told(problem: str) -> str:
+    """llguidance's message in one line: what regex calls the error, else how it begins."""
+    lines = [line.strip() for line in problem.splitlines() if line.strip()]
+    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (named or lines or ["it cannot be read"])[0][:200]
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(name: str, text: str) -> str:
+    matcher = library().LLMatcher
+    _check_size(name, text)
+    if name == "json-schema":
+        _check_object(text)
+        try:
+            grammar = matcher.grammar_from_json_schema(text, overrides=JSON_STYLE)
+        except ValueError as problem:
+            raise OptionError(f"{name} is wrong: {told(str(problem))}") from None
+    elif name == "regex":
+        grammar = matcher.grammar_from_regex(text)
+    else:
+        if text.count("\n") > MOST_LINES:
+            raise OptionError(f"{name} has more than {MOST_LINES} lines: shorten it")
+        grammar = json.dumps({"grammars": [{"lark_grammar": text}]})
+    wrong, problems = with_stack(
+        lambda: matcher.validate_grammar_with_warnings(grammar, limits=limits())
+    )
+    if wrong:
+        raise OptionError(f"{name} is wrong: {told(problems[0])}")
+    return grammar
+
+
+def _check_size(name: str, text: str) -> None:
+    """Raises OptionError for what is too long or no text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise OptionError(f"{name} has half a character in it, a lone surrogate") from None
+    if not text.strip():
+        raise OptionError(f"{name} is empty")
+    if len(text) > LONGEST:
+        raise OptionError(f"{name} has more than {LONGEST} characters: shorten it")
+
+
+def _check_object(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except ValueError as problem:
+        raise OptionError(f"json-schema is no JSON: {problem}") from None
+    except RecursionError:
+        raise OptionError("json-schema has too many brackets in each other") from None
+    if not isinstance(schema, dict):
+        raise OptionError('json-schema must be a JSON object, for example {"type": "object"}')

@@ -1,0 +1,78 @@
+"""A tokenizer of letters, words and ends, for texts that a grammar binds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from mlx_specdec.sampling.constraint import Alphabet
+
+END, OTHER_END = 1, 2
+PIECES = [
+    "<unk>",
+    "</s>",
+    "<stop>",
+    *'abcdefgh0123456789{}[]":, ',
+    "ab",
+    "ba",
+    "abc",
+    '": ',
+    '{"',
+    "12",
+]
+SIZE = 64
+
+
+class Letters:
+    """Tokens of one letter and of several; the rest of the model's 64 ids have none."""
+
+    eos_token_ids = (END,)
+    special_ids = frozenset({0, END, OTHER_END})
+    size = SIZE
+    has_chat_template = False
+    digest = "letters"
+
+    def encode(self, text: str) -> list[int]:
+        """The longest piece first."""
+        ids = []
+        while text:
+            piece = max(filter(text.startswith, PIECES), key=len, default=None)
+            ids.append(0 if piece is None else PIECES.index(piece))
+            text = text[len(piece or text[0]) :]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(PIECES[id] for id in ids if 2 < id < len(PIECES))
+
+    def apply_chat(self, text: str, settings: object = None) -> list[int]:
+        raise AssertionError("no chat template")
+
+    def pieces(self) -> list[str | None]:
+        return [*PIECES, *[None] * (SIZE - len(PIECES))]
+
+
+@functools.cache
+def alphabet(pieces: tuple[str, ...]) -> Alphabet:
+    """Of these tokens alone; those in <> are no text."""
+    special = [id for id, piece in enumerate(pieces) if piece.startswith("<")]
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = []
+        while text:
+            piece = max(filter(text.startswith, pieces), key=len, default="")
+            if not piece:
+                return ids
+            ids.append(pieces.index(piece))
+            text = text[len(piece) :]
+        return ids
+
+    return Alphabet([piece.encode() for piece in pieces], special, encode)
+
+
+def regex(pattern: str) -> str:
+    """As sampling.constraint.Alphabet takes it."""
+    from mlx_specdec.sampling.grammar import compiled
+
+    grammar = compiled(None, pattern, None)
+    assert grammar is not None
+    return grammar

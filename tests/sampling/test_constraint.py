@@ -1,0 +1,288 @@
+"""Which tokens a constraint allows, compared with all texts that a pattern matches."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_specdec.errors import OptionError
+from mlx_specdec.sampling.constraint import Alphabet, Constraint, Words
+from mlx_specdec.sampling.distribution import Distribution, allow_only
+from mlx_specdec.sampling.grammar import compiled
+from mlx_specdec.sampling.settings import Sampling
+
+from ..letters import alphabet, regex
+
+PIECES = ("<end>", "a", "b", "c", "ab", "bca", "<other end>")
+ENDS = (0, 6)
+TEXT = range(1, 6)
+PATTERNS = [
+    "[ab]+c?",
+    "(ab|b)*a",
+    "a{2,4}|bc",
+    "(a|ab)(c|bca)?",
+    "[abc]*",
+    "b(ca)*",
+    "abca",
+    "a*",
+    "ab(d|c)a?",
+    "abdc|a",
+]
+"""No token has a d."""
+LONGEST = 4
+
+
+def begun(
+    pattern: str, pieces: tuple[str, ...] = PIECES, ends: tuple[int, ...] = ENDS
+) -> Constraint:
+    return alphabet(pieces).constraint(regex(pattern), ends)
+
+
+def ids(row: Words, size: int = len(PIECES)) -> set[int]:
+    return {id for id in range(size) if int(row[id // 32]) >> id % 32 & 1}
+
+
+def spell(tokens: tuple[int, ...]) -> str:
+    return "".join(PIECES[token] for token in tokens)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_masks_allow_what_some_text_goes_on_with(pattern: str) -> None:
+    words = (itertools.product("abcd", repeat=n) for n in range(LONGEST + 4))
+    texts = {text for text in map("".join, itertools.chain(*words)) if re.fullmatch(pattern, text)}
+    prefixes = {text[:end] for text in texts for end in range(len(text) + 1)}
+    waiting: list[tuple[int, ...]] = [()]
+    while waiting:
+        tokens = waiting.pop()
+        constraint = begun(pattern)
+        assert constraint.take(tokens)
+        allowed, text = ids(constraint.masks([])[0]), spell(tokens)
+        possible = {id for id in TEXT if text + PIECES[id] in prefixes}
+        if constraint.stuck:
+            assert not possible and text not in texts
+            continue
+        ends = {*ENDS} if text in texts else set()
+        assert allowed & {*ENDS} == ends, text
+        # Where letters are certain, they are to be written in the tokens of canonical text.
+        assert allowed - ends == possible or (
+            len(allowed) == 1 and allowed < possible and constraint.forced()[:1] == [*allowed]
+        )
+        waiting += [(*tokens, id) for id in allowed - ends if len(text + PIECES[id]) <= LONGEST]
+
+
+drafts = st.lists(st.integers(0, len(PIECES) - 1), max_size=6)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.sampled_from(PATTERNS), st.integers(0, 2**30), st.lists(drafts, max_size=5))
+def test_only_what_is_taken_moves_a_constraint(
+    pattern: str, seed: int, looks: list[list[int]]
+) -> None:
+    dice, constraint, taken = np.random.default_rng(seed), begun(pattern), []
+    for draft in looks:
+        constraint.verifiable(draft)
+        rows = constraint.masks(draft)
+        constraint.forced()
+        constraint.masks(draft[::-1])
+        untouched = begun(pattern)
+        assert untouched.take(taken)
+        assert constraint.masks([]).tolist() == untouched.masks([]).tolist()
+        assert constraint.forced() == untouched.forced()
+        for place, token in enumerate(draft):
+            assert ids(rows[place]) == ids(untouched.masks([])[0])
+            if token in ENDS or token not in ids(rows[place]):
+                # Nothing gets behind it.
+                assert (rows[place + 1 :] == 0xFFFFFFFF).all()
+                break
+            assert untouched.take([token])
+        token = int(dice.choice(sorted(ids(constraint.masks([])[0]))))
+        assert constraint.take([token])
+        taken.append(token)
+        if token in ENDS:
+            break
+
+
+@pytest.mark.parametrize(
+    ("drafted", "count"),
+    [
+        ([1, 2, 3], 3),
+        ([1, 3, 3, 3, 3], 3),
+        ([3, 1, 1], 1),
+        ([2, 0, 2, 2], 2),
+        ([6, 2, 2], 1),
+        ([], 0),
+    ],
+)
+def test_a_draft_is_looked_at_up_to_the_first_token_that_cannot_go_on(
+    drafted: list[int], count: int
+) -> None:
+    assert begun("[ab]+c?").verifiable(drafted) == count
+
+
+@pytest.mark.parametrize(
+    ("tokens", "allowed"),
+    [
+        ([1], True),
+        ([3], False),
+        ([0], False),
+        ([1, 0], True),
+        ([1, 6, 3], True),
+        ([1, 3, 3], False),
+    ],
+)
+def test_take_says_whether_tokens_are_allowed(tokens: list[int], allowed: bool) -> None:
+    assert begun("[ab]+c?").take(tokens) is allowed
+
+
+def test_behind_an_end_nothing_is_bound() -> None:
+    constraint = begun("a")
+    assert constraint.take([1, 0])
+    assert constraint.take([3, 3])
+    assert (constraint.masks([5, 5]) == 0xFFFFFFFF).all()
+    assert constraint.verifiable([5, 5]) == 2
+    assert constraint.forced() == []
+
+
+def test_where_a_vocabulary_has_no_token_the_constraint_is_stuck() -> None:
+    """Also where a draft led there, which leaves the constraint as it was."""
+    constraint = begun("aax|aac")
+    assert constraint.masks([1, 1]).shape == (3, 1)
+    assert not constraint.stuck
+    constraint = begun("(ab|c)x|bc")
+    rows = constraint.masks([4])
+    assert constraint.stuck and (rows[1] == 0xFFFFFFFF).all()
+    assert ids(begun("(ab|c)x|bc").masks([])[0]) == ids(constraint.masks([])[0])
+    assert not constraint.stuck
+    assert constraint.take([4])
+    constraint.masks([])
+    assert constraint.stuck
+    assert not constraint.take([1])
+
+
+def test_a_token_that_no_mask_let_through_is_refused() -> None:
+    constraint = begun("(ab|c)x|(ab)*")
+    constraint.masks([4])
+    assert not constraint.stuck
+    constraint = begun("cx|[ab]+")
+    constraint.masks([3, 1])
+    assert constraint.stuck
+    assert not constraint.take([3, 1])
+
+
+def test_a_grammar_that_no_token_begins_is_refused() -> None:
+    with pytest.raises(OptionError, match="no token that may come first"):
+        begun("x+")
+
+
+@pytest.mark.parametrize("size", [7, 31, 32, 33, 64, 65])
+def test_ids_without_a_text_are_never_allowed(size: int) -> None:
+    pieces = (*PIECES, *[""] * (size - len(PIECES)))
+    row = begun("(?s:.)*", pieces).masks([])[0]
+    assert row.shape == ((size + 31) // 32,)
+    assert ids(row, 32 * len(row)) == {*TEXT, *ENDS}
+
+
+def test_an_end_that_is_text_elsewhere_is_an_end_alone() -> None:
+    constraint = begun("[abc]{3}", ends=(0, 3))
+    assert ids(constraint.masks([])[0]) == {1, 2, 4, 5}
+    assert constraint.take([1, 1, 1])
+    assert ids(constraint.masks([])[0]) == {0, 3}
+
+
+class Prefixed:
+    """Tokens begin with the space before a word, and every text is given one, as T5's is."""
+
+    pieces = ("<end>", " ", " a", "a", " b", "b", "x")
+
+    def encode(self, text: str) -> list[int]:
+        text, ids = f" {text}", []
+        while text:
+            piece = max(filter(text.startswith, self.pieces), key=len, default="<end>")
+            ids.append(self.pieces.index(piece))
+            text = text[len(piece) if piece != "<end>" else 1 :]
+        return ids
+
+
+def test_the_first_words_space_may_stand_there_where_it_is_not_printed() -> None:
+    own = Prefixed()
+    spaced = Alphabet([each.encode() for each in own.pieces], [0], own.encode, spaced=True)
+    constraint = spaced.constraint(regex("a b"), [0])
+    assert ids(constraint.masks([])[0]) == {1, 2, 3}
+    assert constraint.take([2])
+    assert constraint.forced() == [4]
+    assert ids(constraint.masks([])[0]) == {4}
+    # The text itself begins with one, which is to be printed.
+    constraint = spaced.constraint(regex(" ?a"), [0])
+    assert ids(constraint.masks([])[0]) == {1, 2}
+    with pytest.raises(OptionError, match="no token that may come first"):
+        spaced.constraint(regex("c"), [0])
+
+
+def test_tokens_within_a_text_are_those_that_the_tokenizer_gives() -> None:
+    own = Prefixed()
+    spaced = Alphabet([each.encode() for each in own.pieces], [0], own.encode)
+    assert spaced(b"a b") == [3, 4]
+    assert spaced(b" a b") == [2, 4]
+    assert spaced(b"\xff") == [7]
+    assert spaced(b"a\xff b") == [3, 7, 4]
+    assert alphabet(PIECES)(b"abca") == [4, 3, 1]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("size", [5, 32, 40])
+def test_bits_that_are_0_have_no_probability(size: int, dtype: mx.Dtype) -> None:
+    dice = np.random.default_rng(size)
+    allowed = dice.random((2, size)) < 0.5
+    padded = np.zeros((2, -(-size // 32) * 32), bool)
+    padded[:, :size] = allowed
+    words = np.packbits(padded, axis=-1, bitorder="little").view("<u4")
+    logits = mx.random.normal((1, 2, size), key=mx.random.key(0)).astype(dtype)
+    masked = allow_only(logits, mx.array(words)[None])
+    assert masked.dtype == dtype
+    expected = np.where(allowed[None], np.array(logits.astype(mx.float32)), -np.inf)
+    np.testing.assert_array_equal(np.array(masked.astype(mx.float32)), expected)
+
+
+def test_filters_share_out_what_is_allowed() -> None:
+    """The likeliest tokens are forbidden: top-k, top-p and min-p choose among the others."""
+    logits = mx.array([[[9.0, 0.0, 1.0, 8.0, 7.0, 6.0, 9.0]]])
+    for changes in ({"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.5}):
+        chosen = Sampling(temperature=1.0, **changes)
+        law = Distribution(chosen, len(PIECES), constraint=begun("[ab]+"))
+        kept = law.log_probabilities(logits, [], None)[0, 0] > -mx.inf
+        assert [id for id, yes in enumerate(kept.tolist()) if yes] == [4]
+    free = Distribution(chosen, len(PIECES))
+    assert law.alike(law) and not law.alike(free) and not free.alike(law)
+
+
+def test_damaged_rows_stay_damaged() -> None:
+    law = Distribution(Sampling(), len(PIECES), constraint=begun("[ab]+"))
+    rows = law.log_probabilities(mx.full((1, 1, len(PIECES)), mx.nan), [], None)
+    assert mx.isnan(mx.max(rows)).item()
+
+
+def test_schemas_that_lead_deep_do_not_crash() -> None:
+    """In a thread with little stack, as servers have many."""
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d5000": {"enum": ["abc"]}}}
+    grammar = compiled(json.dumps(schema), None, None)
+    assert grammar is not None
+    constraint = alphabet((*PIECES, '"')).constraint(grammar, [0])
+    assert constraint.forced() == [7, 4, 3, 7]
+
+
+def test_a_grammar_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = regex("once[ab]")
+
+    def never(*given: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr("mlx_specdec.sampling.grammar.with_stack", never)
+    assert regex("once[ab]") is first

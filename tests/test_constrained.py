@@ -1,0 +1,280 @@
+"""Texts that a grammar binds: they fit it, and nobody's drafts change them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_specdec.assemble import Pair, generate, stream_generate
+from mlx_specdec.contracts import Context, Noise, Proposal, Proposer, Scores
+from mlx_specdec.decoding.loop import Decoding
+from mlx_specdec.decoding.run import STUCK
+from mlx_specdec.errors import DecodingError, OptionError
+from mlx_specdec.many import Request, generate_many, stream_many
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.options import Options
+
+from . import tiny
+from .letters import END, OTHER_END, PIECES, SIZE, Letters
+from .test_many import with_heads
+from .test_same_text import pair_for
+
+PROMPT = [5, 9, 12, 7, 25, 21, 8]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "ab": {"type": "string", "pattern": "^[abc]{2,6}$"},
+        "ba": {"type": "array", "items": {"type": "integer", "maximum": 999}, "maxItems": 3},
+    },
+    "required": ["ab", "ba"],
+    "additionalProperties": False,
+}
+CASES = {
+    "letters": {"regex": "[ab]+c?(12|ab)*"},
+    "schema": {"json_schema": SCHEMA},
+    "fixed": {"regex": "abcabc12: \\{ab\\}"},
+    "brackets": {"grammar": 'start: "[" start* "]" | "ab" | "c"'},
+}
+JSON = re.compile(r'\{"ab": "[abc]{2,6}", "ba": \[(-?\d{1,3}(, -?\d+){0,2})?\]\}')
+
+
+def bound(name: str) -> Pair:
+    """A pair whose models write letters."""
+    return replace(pair_for(name), tokenizer=Letters(), eos_token_ids=frozenset({END}))
+
+
+@pytest.fixture(scope="module", params=["llama", "own-head-scaled"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return with_heads(bound(request.param))
+
+
+def asked(seed: int, **changes) -> Options:
+    return Options(**{"max_tokens": 60, "seed": seed, "cost_cache": False, **changes})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("proposer", ["auto", "draft", "ngram", "medusa", "none but forced"])
+def test_drafts_do_not_change_the_text(
+    pair: Pair, proposer: str, case: str, temperature: float
+) -> None:
+    if proposer == "none but forced":
+        pair, proposer = replace(pair, draft=None, heads=None), None
+    for seed, num_draft in ((1, 1), (2, 5)):
+        options = asked(seed, temperature=temperature, **CASES[case])
+        plain = generate(pair, PROMPT, replace(options, regular=True))
+        drafting = replace(options, num_draft=num_draft, proposer=proposer, ngram_min=1)
+        result = generate(pair, PROMPT, drafting)
+        assert (result.tokens, result.text) == (plain.tokens, plain.text)
+        assert result.finish_reason == plain.finish_reason
+        if "regex" in CASES[case] and plain.finish_reason == "eos":
+            assert re.fullmatch(CASES[case]["regex"], plain.text)
+        if case == "schema" and plain.finish_reason == "eos":
+            assert JSON.fullmatch(plain.text)
+        if case == "fixed":
+            assert result.stats.by_source.get("forced", result.stats).accepted > 0
+            assert result.stats.target_passes < plain.stats.target_passes
+
+
+options_of_all_kinds = st.fixed_dictionaries(
+    {
+        "case": st.sampled_from([*CASES]),
+        "num_draft": st.integers(1, 8),
+        "proposer": st.sampled_from(["auto", "draft", "ngram", "medusa"]),
+        "seed": st.integers(0, 1 << 40),
+        "temperature": st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+        "top_k": st.sampled_from([0, 1, 5]),
+        "top_p": st.sampled_from([1.0, 0.7]),
+        "min_p": st.sampled_from([0.0, 0.2]),
+        "xtc_probability": st.sampled_from([0.0, 0.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.7]),
+        "repetition_penalty": st.sampled_from([1.0, 1.4]),
+        "logit_bias": st.dictionaries(st.integers(0, SIZE - 1), st.floats(-5, 5), max_size=3),
+        "stop": st.sampled_from([(), ("b1",), ("]",)]),
+        "extra_eos_token": st.sampled_from([(), (OTHER_END,), (5,)]),
+        "max_tokens": st.integers(0, 40),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(options_of_all_kinds)
+def test_whatever_is_asked_the_text_is_that_of_plain_decoding(pair: Pair, settings: dict) -> None:
+    case, settings = CASES[settings["case"]], {k: v for k, v in settings.items() if k != "case"}
+    options = asked(**settings, **case)
+    plain = generate(pair, PROMPT, replace(options, regular=True))
+    result = generate(pair, PROMPT, options)
+    assert (result.tokens, result.finish_reason) == (plain.tokens, plain.finish_reason)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "typical"])
+@pytest.mark.parametrize("case", CASES)
+def test_texts_fit_under_every_rule(pair: Pair, rule: str, case: str) -> None:
+    for seed in range(6):
+        options = asked(seed, temperature=1.0, rule=rule, num_draft=4, **CASES[case])
+        result = generate(pair, PROMPT, options)
+        if result.finish_reason == "eos" and "regex" in CASES[case]:
+            assert re.fullmatch(CASES[case]["regex"], result.text)
+        if result.finish_reason == "eos" and case == "schema":
+            assert JSON.fullmatch(result.text)
+
+
+def test_lenient_texts_fit_as_well(pair: Pair) -> None:
+    for delta in (0.3, 1.0):
+        for temperature in (0.0, 1.0):
+            options = asked(1, delta=delta, temperature=temperature, num_draft=4)
+            text = generate(pair, PROMPT, replace(options, **CASES["fixed"])).text
+            assert text == "abcabc12: {ab}"
+
+
+def test_what_is_bound_shares_batches_with_what_is_not(pair: Pair) -> None:
+    cases = [{}, *CASES.values(), {}]
+    requests = [
+        Request(
+            PROMPT[: 1 + seed % 5],
+            asked(seed, temperature=float(seed % 2), num_draft=2, **cases[seed % len(cases)]),
+        )
+        for seed in range(18)
+    ]
+    expected = [generate(pair, each.prompt, each.options) for each in requests]
+    for batch_size, case in ((3, {}), (8, CASES["schema"])):
+        run = asked(0, num_draft=2, **case)
+        results = generate_many(pair, requests, run, batch_size=batch_size)
+        assert [r.tokens for r in results] == [e.tokens for e in expected]
+        assert [r.finish_reason for r in results] == [e.finish_reason for e in expected]
+
+
+@pytest.mark.parametrize("ends", [{END}, {END, OTHER_END}, {OTHER_END, 5}])
+def test_an_end_comes_where_the_grammar_is_complete(pair: Pair, ends: set[int]) -> None:
+    """5 is the letter c, which ends this text and is never written in it."""
+    ending = replace(pair, eos_token_ids=frozenset(ends))
+    likely = dict.fromkeys(ends, 50.0)
+    options = asked(0, regex="[abc]{6,9}", logit_bias=likely)
+    for num_draft in (0, 4):
+        result = generate(ending, PROMPT, replace(options, num_draft=num_draft))
+        assert result.finish_reason == "eos"
+        assert re.fullmatch("[abc]{6,9}", result.text)
+        assert result.tokens[-1] in ends and not ends & {*result.tokens[:-1]}
+
+
+def test_max_tokens_cuts_a_text_that_is_not_complete(pair: Pair) -> None:
+    result = generate(pair, PROMPT, asked(0, regex="[ab]{40}", max_tokens=7))
+    assert (len(result.tokens), result.finish_reason) == (7, "length")
+
+
+def test_what_is_asked_for_without_a_constraint_runs_ahead_and_with_one_does_not(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[bool] = []
+    verify = Decoding._verify
+
+    def watched(self: Decoding, proposal: Proposal, noise: Noise, chosen=None) -> object:
+        ahead.append(chosen is not None)
+        return verify(self, proposal, noise, chosen)
+
+    monkeypatch.setattr(Decoding, "_verify", watched)
+    generate(pair, PROMPT, asked(0, regular=True, max_tokens=8))
+    assert ahead == [False, *[True] * 7]
+    ahead.clear()
+    generate(pair, PROMPT, asked(0, regular=True, max_tokens=8, regex="[ab]{40}"))
+    assert ahead == [False] * 8
+
+
+class Fixed(Proposer):
+    """Proposes the same tokens again and again."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+        self.sizes: list[int] = []
+
+    def propose(self, committed: list[list[int]], limit: int, noise: Noise) -> Proposal:
+        return Proposal.one_hot([self.tokens[:limit]])
+
+
+def test_a_proposal_ends_with_the_first_token_that_cannot_come() -> None:
+    pair = bound("llama")
+    a, c = PIECES.index("a"), PIECES.index("c")
+    seen: list[int] = []
+    target = DecoderOnlyModel(tiny.build("llama"))
+    opened = target.open
+
+    def watched(prompt: list[int]) -> Context:
+        context = opened(prompt)
+        advance = context.advance
+
+        def advanced(tokens: mx.array, proposed: int = 0, taps: tuple = ()) -> Scores:
+            if proposed:
+                seen.append(proposed)
+            return advance(tokens, proposed, taps)
+
+        context.advance = advanced  # type: ignore[method-assign]
+        return context
+
+    target.open = watched  # type: ignore[method-assign]
+    options = asked(0, regex="a{9}", num_draft=6)
+    proposer = Fixed([a, a, c, a, a, a])
+    result = stream_generate(
+        replace(pair, target=target, draft=None), PROMPT, options, proposer=proposer
+    ).result()
+    assert result.text == "aaaaaaaaa"
+    assert seen[:3] == [3, 3, 3]
+    assert result.stats.drafted_by_position[2] >= 2
+    assert result.stats.accepted_by_position[2] == 0
+
+
+@pytest.mark.parametrize("num_draft", [0, 4])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", ["coupled", "token"])
+def test_where_no_token_fits_the_text_ends_with_a_word(
+    num_draft: int, temperature: float, rule: str
+) -> None:
+    pair = bound("llama")
+    options = asked(0, regex="ab[ab]z", num_draft=num_draft, temperature=temperature, rule=rule)
+    with pytest.raises(DecodingError, match=re.escape(STUCK)):
+        generate(pair, PROMPT, options)
+    free = asked(1, num_draft=num_draft, rule=rule, max_tokens=9)
+    requests = [Request(PROMPT, options), Request(PROMPT, free)]
+    parts = [part for part in stream_many(pair, requests, options, batch_size=2) if part.last]
+    errors = {part.number: part.error for part in parts}
+    assert errors == {0: STUCK, 1: None}
+
+
+def test_damaged_logits_are_told_as_such() -> None:
+    pair = bound("llama")
+    network = tiny.build("llama")
+    network.lm_head.weight = network.lm_head.weight * mx.nan
+    damaged = replace(pair, target=DecoderOnlyModel(network), draft=None)
+    for changes in ({}, {"temperature": 1.0}, {"temperature": 1.0, "rule": "token"}):
+        with pytest.raises(DecodingError, match="not numbers"):
+            generate(damaged, PROMPT, asked(0, regex="[ab]{20}", **changes))
+
+
+def test_a_model_without_an_end_is_refused() -> None:
+    pair = replace(bound("llama"), eos_token_ids=frozenset())
+    with pytest.raises(OptionError, match="name one with extra-eos-token"):
+        generate(pair, PROMPT, asked(0, regex="a"))
+    options = asked(0, regex="a", extra_eos_token=OTHER_END)
+    assert generate(pair, PROMPT, options).text == "a"
+
+
+def test_a_prompt_whose_text_cannot_begin_fails_alone(pair: Pair) -> None:
+    requests = [Request(PROMPT, asked(0, regex=regex)) for regex in ("z+", "ab")]
+    parts = [part for part in stream_many(pair, requests, asked(0)) if part.last]
+    assert [(part.number, part.error is None) for part in parts] == [(0, False), (1, True)]
+
+
+@pytest.mark.parametrize(
+    "family", ["mamba2", pytest.param("gemma3_wrapped", marks=pytest.mark.slow)]
+)
+def test_states_that_are_replayed_write_the_same_text(family: str) -> None:
+    pair = bound(family)
+    for case, temperature in itertools.product(CASES.values(), (0.0, 1.0)):
+        options = asked(4, temperature=temperature, **case)
+        plain = generate(pair, PROMPT, replace(options, regular=True))
+        assert generate(pair, PROMPT, replace(options, num_draft=4)).tokens == plain.tokens
