@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
-
-import mlx.core as mx
 
 from ..checkpoints.disk import sizes
 from ..contracts import Progress, ignore_progress
@@ -22,12 +19,6 @@ from .measure import FIRST_SIZES, SIZES_BETWEEN, extended, measure, parts
 from .result import Estimate, Prediction, Side, Speeds
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-USABLE = 0.9
-"""Of a machine's memory: the rest is the system's, and the working space of passes."""
-CONTROL_GROUPS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 
 
 @dataclass(frozen=True)
@@ -50,27 +41,6 @@ def own_draft(target: Asked, q_bits: int | None = None) -> Asked:
     return Asked(SELF, config, target.dtype, q_bits or SELF_BITS)
 
 
-def memory_limit() -> int:
-    """Bytes that models may take on MLX's default device: what Metal recommends, else a share of
-    the accelerator's memory or of the machine's."""
-    info: Mapping[str, str | int] = mx.device_info()
-    recommended = info.get("max_recommended_working_set_size")
-    if recommended:
-        return int(recommended)
-    own = info.get("total_memory") or info.get("memory_size")
-    total = int(own) if own and mx.default_device() != mx.Device(mx.cpu) else physical_memory()
-    return int(USABLE * total)
-
-
-def physical_memory(groups: Sequence[Path] = CONTROL_GROUPS) -> int:
-    """Bytes of the machine's memory, or of this process's share where it has a smaller one.
-
-    groups: files with the limit of a control group, of which those that exist count.
-    """
-    limits = [file.read_text(encoding="ascii").strip() for file in groups if file.is_file()]
-    return min([sizes.memory(), *(int(limit) for limit in limits if limit.isdigit())])
-
-
 def estimate(
     target: Asked,
     draft: Asked,
@@ -81,7 +51,7 @@ def estimate(
     seconds: float = 60.0,
     clock: Clock = time.perf_counter,
     cut: Callable[[Outline], tuple[int, int] | None] = parts,
-    limit: Callable[[], int] = memory_limit,
+    limit: Callable[[], int] = sizes.usable_memory,
     progress: Progress = ignore_progress,
 ) -> Estimate:
     """Measure both models with random weights, if they fit, and predict.

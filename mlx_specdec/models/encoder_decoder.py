@@ -20,9 +20,6 @@ from .rows import Place, Rows, RowsContext
 from .t5 import T5, KeysValues
 from .taps import layer_of
 
-USABLE = 0.9
-"""Of a machine's memory: the rest is the system's."""
-
 
 class EncoderDecoderModel:
     """base.Base over a T5; prompts are source texts."""
@@ -92,12 +89,12 @@ class EncoderDecoderModel:
         trained = self.network.config.trained_length
         if prompt_tokens <= trained:
             return ""
-        nbytes, memory = self.network.source_nbytes(prompt_tokens), USABLE * sizes.memory()
+        nbytes, memory = self.network.source_nbytes(prompt_tokens), sizes.usable_memory()
         takes = f"reading the prompt takes about {sizes.show(nbytes)} of memory"
         if self.nbytes + nbytes > memory:
             raise PromptError(
                 f"the prompt has {prompt_tokens:,} tokens, and {takes}, where models may take "
-                f"{sizes.show(int(memory))} on this machine: shorten it"
+                f"{sizes.show(memory)} on this machine: shorten it"
             )
         return (
             f"the prompt has {prompt_tokens:,} tokens, and the model was trained on {trained:,} at "

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -70,3 +71,31 @@ def test_a_python_that_does_not_know_every_name_is_no_obstacle(
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     monkeypatch.setattr(os, "sysconf", sysconf)
     assert sizes.memory() == memory
+
+
+def test_a_control_groups_limit_counts_where_it_is_smaller(tmp_path: Path) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for text, expected in (("max\n", total), ("12345678\n", 12345678), (str(1 << 62), total)):
+        (tmp_path / "limit").write_text(text)
+        assert sizes.memory((tmp_path / "absent", tmp_path / "limit")) == expected
+    assert sizes.memory(()) == total
+
+
+@pytest.mark.parametrize(
+    ("info", "on_cpu", "expected"),
+    [
+        ({"max_recommended_working_set_size": 700, "memory_size": 1000}, False, 700),
+        ({"total_memory": 1000}, False, 900),
+        ({"memory_size": 1000}, False, 900),
+        ({"total_memory": 1000}, True, 1800),
+        ({}, True, 1800),
+    ],
+)
+def test_the_limit_is_the_devices_own_or_a_share_of_memory(
+    info: dict[str, int], on_cpu: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = mx.Device(mx.cpu if on_cpu else mx.gpu)
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+    monkeypatch.setattr(mx, "default_device", lambda: device)
+    monkeypatch.setattr(sizes, "memory", lambda: 2000)
+    assert sizes.usable_memory() == expected

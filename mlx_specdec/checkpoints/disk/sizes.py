@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...errors import OptionError
@@ -14,20 +15,48 @@ SHARE_OF_MEMORY = 0.25
 """A shard of the result is at most this part of the machine's memory, unless asked for."""
 ASSUMED_MEMORY = 8 * 2**30
 """Where the system does not tell."""
+CONTROL_GROUPS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+USABLE = 0.9
+"""Of a machine's memory: the rest is the system's, and the working space of passes."""
 _UNITS = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
 
 
-def memory() -> int:
-    """Bytes of memory that this machine has."""
+def memory(groups: Sequence[Path] = CONTROL_GROUPS) -> int:
+    """Bytes of the machine's memory, or of this process's share where it has a smaller one.
+
+    groups: files with the limit of a control group, of which those that exist count.
+    """
     import mlx.core as mx
 
     if mx.metal.is_available():
         return int(mx.device_info()["memory_size"])
+    limits = [file.read_text(encoding="ascii").strip() for file in groups if file.is_file()]
+    return min([_physical(), *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def _physical() -> int:
     try:  # not SC_PAGE_SIZE, which some Pythons on macOS do not know
         return os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return ASSUMED_MEMORY
+
+
+def usable_memory() -> int:
+    """Bytes that models may take on MLX's default device: what Metal recommends, else a share of
+    the accelerator's memory or of the machine's."""
+    import mlx.core as mx
+
+    info: Mapping[str, str | int] = mx.device_info()
+    recommended = info.get("max_recommended_working_set_size")
+    if recommended:
+        return int(recommended)
+    own = info.get("total_memory") or info.get("memory_size")
+    total = int(own) if own and mx.default_device() != mx.Device(mx.cpu) else memory()
+    return int(USABLE * total)
 
 
 def free(place: Path) -> int | None:
