@@ -158,7 +158,9 @@ class Batch:
                 each.commit([0], 0)  # what others' passes see in its place
             else:
                 emission = each.commit([*drafted[row][:accepted], following[row]], accepted)
-            scored = None if verdict.scored is None else verdict.scored[row : row + 1]
+            scored = verdict.scored
+            if scored is not None and len(self.sequences) > 1:
+                scored = scored[row : row + 1]
             emissions.append(emission)
             rounds.append(
                 SequenceRound(

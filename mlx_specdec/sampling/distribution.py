@@ -73,18 +73,25 @@ def keep_top_k(logits: mx.array, k: int) -> mx.array:
 
 
 def keep_top_p(logits: mx.array, p: float) -> mx.array:
-    """Keep the smallest set of most likely tokens whose probability reaches p.
+    """Keep the smallest set of most likely tokens whose probability reaches p; of those that are
+    equally likely the first ones.
 
     Source: Holtzman et al., arXiv 1904.09751, section 3.1.
     """
     if p >= 1:
         return logits
-    order = mx.argsort(-logits, axis=-1)
-    probabilities = mx.softmax(mx.take_along_axis(logits, order, axis=-1), axis=-1)
-    before = mx.cumsum(probabilities, axis=-1) - probabilities
-    kept_in_order = before < p
-    kept = mx.put_along_axis(mx.zeros(logits.shape, dtype=mx.bool_), order, kept_in_order, axis=-1)
-    return mx.where(kept, logits, -mx.inf)
+    best = mx.max(logits, axis=-1, keepdims=True)
+    total = mx.sum(mx.exp(logits - best), axis=-1, keepdims=True)
+    # Tokens so unlikely that all of them together are half of what may go are not put in order:
+    # where most are, as in most laws, sorting takes less than half the time.
+    never = best + mx.log(total * ((1 - p) / (2 * logits.shape[-1])))
+    rising = mx.sort(mx.where(logits < never, -mx.inf, logits), axis=-1)
+    least, count = _least(rising, mx.exp(rising - best), p * total)
+    least = mx.maximum(least, never)
+    above, equal = logits > least, logits == least
+    room = count - mx.sum(above, axis=-1, keepdims=True)
+    dropped = (logits < least) | (equal & (mx.cumsum(equal, axis=-1) > room))
+    return mx.where(dropped, -mx.inf, logits)
 
 
 def keep_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
@@ -93,12 +100,20 @@ def keep_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
     if not (0 < k < logits.shape[-1] and p < 1):
         return keep_top_p(keep_top_k(logits, k), p)
     rising = mx.sort(mx.topk(logits, k, axis=-1), axis=-1)
-    shares = mx.softmax(rising, axis=-1)
-    above = mx.cumsum(shares, axis=-1, reverse=True) - shares
-    # The likeliest has nothing above it, so that one at least is kept.
-    kept = mx.sum(above < p, axis=-1, keepdims=True)
-    least = mx.take_along_axis(rising, k - kept, axis=-1)
+    least, _ = _least(rising, mx.softmax(rising, axis=-1), mx.array(p))
     return mx.where(logits < least, -mx.inf, logits)
+
+
+def _least(rising: mx.array, shares: mx.array, enough: mx.array) -> tuple[mx.array, mx.array]:
+    """The least likely token that top-p keeps, and how many it keeps: (..., 1) each.
+
+    rising, shares: (..., n) log p and p of the tokens, the likeliest last, up to a constant each.
+    enough: the sum of shares that is to be reached.
+    """
+    above = mx.cumsum(shares, axis=-1, reverse=True) - shares
+    # The likeliest has nothing above it; in a damaged row no comparison holds.
+    kept = mx.maximum(mx.sum(above < enough, axis=-1, keepdims=True), 1)
+    return mx.take_along_axis(rising, rising.shape[-1] - kept, axis=-1), kept
 
 
 def keep_min_p(logits: mx.array, p: float) -> mx.array:
