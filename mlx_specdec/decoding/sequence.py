@@ -97,6 +97,11 @@ class Batch:
         return [each.committed for each in self.sequences]
 
     @property
+    def longest(self) -> int:
+        """The most tokens that a sequence has committed."""
+        return max(len(each.committed) for each in self.sequences)
+
+    @property
     def remaining(self) -> int:
         """The most tokens that a sequence may still emit."""
         return max(each.remaining for each in self.sequences)

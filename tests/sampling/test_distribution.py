@@ -11,6 +11,7 @@ from mlx_lm import sample_utils
 
 from mlx_specdec.errors import OptionError
 from mlx_specdec.sampling.distribution import (
+    WIDE,
     Distribution,
     apply_penalties,
     choose,
@@ -26,8 +27,8 @@ from mlx_specdec.sampling.distribution import (
 from mlx_specdec.sampling.settings import Sampling
 
 VOCABULARY = 40
-ROUNDING = 1e-4
-"""Of a sum of a few thousand probabilities in float32."""
+ROUNDING = 1e-3
+"""Of a sum of many thousand probabilities in float32."""
 
 
 def random_logits(seed: int, rows: int = 6) -> mx.array:
@@ -66,7 +67,7 @@ def shares(law: mx.array) -> np.ndarray:
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.3, 0.5, 0.9, 0.99, 0.9999])
-@pytest.mark.parametrize("width", [1, 2, 50, 3000])
+@pytest.mark.parametrize("width", [1, 2, 50, WIDE])
 @pytest.mark.parametrize("spread", [0.0, 0.3, 2.0, 8.0])
 def test_top_p_keeps_what_a_sum_in_order_keeps(spread: float, width: int, p: float) -> None:
     key = mx.random.key(width)
