@@ -24,7 +24,7 @@ CLEAR_EVERY = 256
 """Tokens of a text after which MLX gives back the buffers that it keeps for reuse: caches that grow
 leave sizes behind that nothing asks for again."""
 GROWN = 2
-"""Tokens behind a multiple of CLEAR_EVERY: caches grew in the pass over the first, which is over."""
+"""Tokens behind a multiple of CLEAR_EVERY: caches grew in the pass over the first of them."""
 
 
 @dataclass(frozen=True)

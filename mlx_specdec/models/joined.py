@@ -59,7 +59,7 @@ class Joined(nn.Module):
         whole = self._joined(layers)
         if whole is None:
             return [layer(states) for layer in layers]
-        return mx.split(whole(states), len(layers), axis=-1)
+        return list(mx.split(whole(states), len(layers), axis=-1))
 
     def _joined(self, layers: Sequence[nn.Module]) -> nn.Module | None:
         """None where a layer has other weights by now: it was trained, or quantized."""

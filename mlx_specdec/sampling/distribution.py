@@ -285,7 +285,7 @@ def before_filters_of(
     logits: (batch, m, width). committed: per sequence. drafted: (batch, n) int32 or None.
     """
     first = distributions[0]
-    if all(each.alike(first) for each in distributions):
+    if all(each.alike(first) for each in distributions[1:]):
         return first.before_filters(logits, committed[0], drafted)
     rows = [
         each.before_filters(
@@ -304,7 +304,7 @@ def apply_filters_of(
 ) -> mx.array:
     """`Distribution.apply_filters` of every sequence of a batch, (batch, m, vocabulary)."""
     first = distributions[0]
-    if all(each.alike(first) for each in distributions):
+    if all(each.alike(first) for each in distributions[1:]):
         return first.apply_filters(rows, committed[0], drafted)
     return mx.concatenate(
         [
