@@ -13,7 +13,7 @@ import mlx.core as mx
 from ..contracts import Context, Progress, Proposer, feed
 
 CHUNK = 512
-"""Tokens in one pass over the prompt on a CPU, where four times as many take a third longer."""
+"""Tokens in one pass over the prompt on a CPU, where larger ones take longer and more memory."""
 LARGE_CHUNK = 2048
 """On an accelerator, as mlx-lm has it."""
 ROOM = 4 << 30
