@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, Self
 
 import mlx.core as mx
@@ -75,6 +76,11 @@ class Proposal:
     def size(self) -> int:
         """How many tokens each row of the rectangle has."""
         return self.tokens.shape[1]
+
+    @cached_property
+    def none_kept(self) -> mx.array:
+        """(batch, n) bool: no row stays."""
+        return mx.zeros(self.tokens.shape, dtype=mx.bool_)
 
     @classmethod
     def one_hot(cls, drafted: Sequence[Sequence[int]]) -> Proposal:

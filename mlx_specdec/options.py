@@ -54,7 +54,8 @@ class Options(Sampling):
     regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
         one task prefix that a T5's config.json asks for. system_prompt: the message that the
         template puts first. chat_template_config: more variables for it.
-    prefill_step_size: tokens of the prompt in one pass; None takes 512.
+    prefill_step_size: tokens of the prompt in one pass; None takes 512, and 2,048 on an accelerator
+        with room for it.
     How tokens are drawn: see `sampling.settings.Sampling`.
 
     Raises OptionError for a value out of range or a contradiction.

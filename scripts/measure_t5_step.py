@@ -44,8 +44,9 @@ from mlx_specdec.bench.hugging_face import (  # noqa: E402
 from mlx_specdec.checkpoints.files import read_config  # noqa: E402
 from mlx_specdec.models.loading import load_model  # noqa: E402
 from mlx_specdec.models.outline import outline  # noqa: E402
-from mlx_specdec.models.t5 import ACTIVATIONS, buckets  # noqa: E402
 from mlx_specdec.models.t5_config import T5Config  # noqa: E402
+from mlx_specdec.models.t5_layers import ACTIVATIONS  # noqa: E402
+from mlx_specdec.models.t5_stack import buckets  # noqa: E402
 
 SHAPES: dict[str, dict[str, int]] = {
     "t5-small": {"d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": 6},

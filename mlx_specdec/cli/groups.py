@@ -101,7 +101,9 @@ class ChatTemplate(Flags):
         metavar="JSON",
     )
     prefill_step_size: int | None = flag(
-        None, "The number of tokens of the prompt in one pass.", show_default="512"
+        None,
+        "The number of tokens of the prompt in one pass.",
+        show_default="512; 2048 on an accelerator with room",
     )
 
     def for_options(self) -> dict[str, Any]:

@@ -21,8 +21,10 @@ from .stop_criteria import Emission, FinishReason
 from .stopwatch import Stopwatch
 
 CLEAR_EVERY = 256
-"""Steps after which MLX gives back buffers that it keeps for reuse, as mlx-lm has it: caches that
-grow leave sizes behind that nothing asks for again."""
+"""Tokens of a text after which MLX gives back the buffers that it keeps for reuse: caches that grow
+leave sizes behind that nothing asks for again."""
+GROWN = 2
+"""Tokens behind a multiple of CLEAR_EVERY: caches grew in the pass over the first of them."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Decoding:
         self._taps = proposer.taps if proposer is not None else ()
         self._in_flight: _Pass | None = None
         self._joining: list[Decoding] = []
-        self._steps = 0
+        self._cleared = 0
         self._broken = False
 
     @property
@@ -99,10 +101,15 @@ class Decoding:
         self._broken = True
         emissions = self._step()
         self._broken = False
-        self._steps += 1
-        if self._steps % CLEAR_EVERY == 0:
-            mx.clear_cache()
+        self._give_back()
         return emissions
+
+    def _give_back(self) -> None:
+        """MLX's spare buffers, as soon as caches have grown."""
+        due = (self._batch.longest - GROWN) // CLEAR_EVERY
+        if due != self._cleared:
+            self._cleared = due
+            mx.clear_cache()
 
     def finish(self, reason: FinishReason) -> tuple[Emission, ...]:
         """End all sequences here; what was emitted stays."""

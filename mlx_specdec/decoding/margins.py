@@ -69,7 +69,8 @@ class Margins:
         if count == 0:
             return
         part = None if cut is None else cut.first(count)
-        self._rows.append(_Rows(scored[:, :count], position, part))
+        rows = scored if scored.shape[1] == count else scored[:, :count]
+        self._rows.append(_Rows(rows, position, part))
         self._waiting += count
         if self._waiting >= ROWS_AT_ONCE:
             self._tell()

@@ -106,6 +106,11 @@ class Batch:
         return [each.committed for each in self.sequences]
 
     @property
+    def longest(self) -> int:
+        """The most tokens that a sequence has committed."""
+        return max(len(each.committed) for each in self.sequences)
+
+    @property
     def remaining(self) -> int:
         """The most tokens that a sequence may still emit."""
         return max(each.remaining for each in self.sequences)
@@ -193,7 +198,9 @@ class Batch:
                 each.commit([0], 0)  # what others' passes see in its place
             else:
                 emission = each.commit([*drafted[row][:accepted], following[row]], accepted)
-            scored = None if verdict.scored is None else verdict.scored[row : row + 1]
+            scored = verdict.scored
+            if scored is not None and len(self.sequences) > 1:
+                scored = scored[row : row + 1]
             emissions.append(emission)
             rounds.append(
                 SequenceRound(

@@ -17,14 +17,16 @@ from ..errors import PromptError
 from .base import check_prompt
 from .kv_cache import STEP, KVCache, padded
 from .rows import Place, Rows, RowsContext
-from .t5 import T5, KeysValues
+from .t5 import T5
+from .t5_layers import KeysValues
 from .taps import layer_of
 
 
 class EncoderDecoderModel:
-    """base.Base over a T5; prompts are source texts."""
+    """base.Base over a T5, whose products are joined; prompts are source texts."""
 
     def __init__(self, network: T5) -> None:
+        network.join()
         self.network = network
         self._tables: list[mx.array] = []
         self._reach = 0

@@ -18,21 +18,19 @@ from .base import check_pass, check_rewind
 
 
 class Place:
-    """Where one pass writes: `rows` positions behind `starts`, one entry per sequence."""
+    """Where one pass writes: `rows` positions behind `starts`, one entry per sequence.
+
+    even: whether all sequences write the same columns. end: how many columns are in use after the
+    pass.
+    """
 
     def __init__(self, starts: tuple[int, ...], rows: int) -> None:
         self.starts = starts
         self.rows = rows
-
-    @property
-    def even(self) -> bool:
-        """Whether all sequences write the same columns."""
-        return min(self.starts) == max(self.starts)
-
-    @property
-    def end(self) -> int:
-        """How many columns are in use after the pass."""
-        return max(self.starts) + self.rows
+        # Every layer asks for these.
+        longest = max(starts)
+        self.even = min(starts) == longest
+        self.end = longest + rows
 
     @cached_property
     def positions(self) -> np.ndarray:

@@ -6,268 +6,20 @@ Sources: Raffel et al., arXiv 1910.10683; Xue et al., arXiv 2010.11934 (mT5); Ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
+from .joined import Joined
 from .kv_cache import KVCache
 from .t5_config import T5Config
+from .t5_layers import KeysValues
+from .t5_stack import Stack
 
-KeysValues = tuple[mx.array, mx.array]
 SOURCE_ROWS = 512
 """Of a source, that attend in one pass: what a longer one takes then grows with its length alone,
 not with its square."""
-
-
-def relu(states: mx.array) -> mx.array:
-    """max(x, 0); MLX's own is compiled, which costs the CPU more than it saves."""
-    return mx.maximum(states, 0)
-
-
-ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    "relu": relu,
-    "gelu": nn.gelu,
-    "silu": nn.silu,
-    "gated-relu": relu,
-    # T5's "gated-gelu" has always meant the tanh approximation.
-    "gated-gelu": nn.gelu_approx,
-    "gated-silu": nn.silu,
-}
-
-
-def buckets(distances: np.ndarray, count: int, farthest: int, *, both_ways: bool) -> np.ndarray:
-    """The bucket of each distance: exact when near, logarithmic when far (section 2.1).
-
-    distances: key position minus query position. both_ways: the encoder, which also looks ahead.
-    """
-    result = np.zeros_like(distances)
-    if both_ways:
-        count //= 2
-        result += (distances > 0) * count
-        distances = np.abs(distances)
-    else:
-        distances = np.maximum(-distances, 0)
-    exact = count // 2
-    ratio = np.log(np.maximum(distances, 1).astype(np.float32) / exact) / np.log(farthest / exact)
-    far = np.minimum(exact + (ratio * (count - exact)).astype(np.int64), count - 1)
-    return result + np.where(distances < exact, distances, far)
-
-
-class Attention(nn.Module):
-    """Attention without scaling of the scores, as T5 has it."""
-
-    def __init__(self, config: T5Config, *, has_bias: bool) -> None:
-        super().__init__()
-        inner = config.num_heads * config.d_kv
-        self._shape = (config.num_heads, config.d_kv)
-        self.q = nn.Linear(config.d_model, inner, bias=False)
-        self.k = nn.Linear(config.d_model, inner, bias=False)
-        self.v = nn.Linear(config.d_model, inner, bias=False)
-        self.o = nn.Linear(inner, config.d_model, bias=False)
-        if has_bias:
-            self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
-
-    def keys_values(self, states: mx.array) -> KeysValues:
-        """(batch, n, d_model) -> two of (batch, heads, n, d_kv)."""
-        return self._heads(self.k(states)), self._heads(self.v(states))
-
-    def __call__(self, states: mx.array, given: KeysValues, mask: mx.array | None) -> mx.array:
-        """Attend from (batch, m, d_model) to given keys and values; mask is added to the scores."""
-        keys, values = given
-        mixed = mx.fast.scaled_dot_product_attention(
-            self._heads(self.q(states)), keys, values, scale=1.0, mask=mask
-        )
-        batch, _, rows, _ = mixed.shape
-        if rows > 1:
-            mixed = mixed.transpose(0, 2, 1, 3)
-        return self.o(mixed.reshape(batch, rows, -1))
-
-    def _heads(self, flat: mx.array) -> mx.array:
-        batch, rows, _ = flat.shape
-        if rows == 1:
-            # One row lies the same either way, and plain decoding is nothing but single rows.
-            heads, width = self._shape
-            return flat.reshape(batch, heads, 1, width)
-        return flat.reshape(batch, rows, *self._shape).transpose(0, 2, 1, 3)
-
-
-class SelfAttentionLayer(nn.Module):
-    """Norm, self-attention, residual."""
-
-    def __init__(self, config: T5Config, *, has_bias: bool) -> None:
-        super().__init__()
-        self.SelfAttention = Attention(config, has_bias=has_bias)
-        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
-
-    def __call__(self, states: mx.array, mask: mx.array, cache: KVCache | None) -> mx.array:
-        normed = self.layer_norm(states)
-        given = self.SelfAttention.keys_values(normed)
-        if cache is not None:
-            given = cache.append(*given)
-        return states + self.SelfAttention(normed, given, mask)
-
-    def attend_in_parts(
-        self, states: mx.array, bias: mx.array, rows: int, hidden: mx.array | None
-    ) -> mx.array:
-        """The encoder's, (batch, n, d_model): `rows` of the source at a time attend to all of it.
-
-        bias: from `Stack.source_biases`. hidden: added to the scores as well.
-        """
-        normed = self.layer_norm(states)
-        given = self.SelfAttention.keys_values(normed)
-        length, mixed = states.shape[1], []
-        for first in range(0, length, rows):
-            part = normed[:, first : first + rows]
-            nearest = bias.shape[-1] - length - first
-            mask = bias[:, :, : part.shape[1], nearest : nearest + length]
-            mask = mask if hidden is None else mask + hidden
-            mixed.append(self.SelfAttention(part, given, mask))
-            # One part after the other, or the scores of all would be in memory together.
-            [bias] = mx.depends([bias], mixed[-1:])
-        return states + mx.concatenate(mixed, axis=1)
-
-
-class CrossAttentionLayer(nn.Module):
-    """Norm, attention to the encoder output, residual."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.EncDecAttention = Attention(config, has_bias=False)
-        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
-
-    def __call__(self, states: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
-        return states + self.EncDecAttention(self.layer_norm(states), source, mask)
-
-
-class Dense(nn.Module):
-    """The feed-forward network, gated or not."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self._act = ACTIVATIONS[config.feed_forward]
-        self._gated = config.feed_forward.startswith("gated-")
-        if self._gated:
-            self.wi_0 = nn.Linear(config.d_model, config.d_ff, bias=False)
-            self.wi_1 = nn.Linear(config.d_model, config.d_ff, bias=False)
-        else:
-            self.wi = nn.Linear(config.d_model, config.d_ff, bias=False)
-        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
-
-    def __call__(self, states: mx.array) -> mx.array:
-        if self._gated:
-            return self.wo(self._act(self.wi_0(states)) * self.wi_1(states))
-        return self.wo(self._act(self.wi(states)))
-
-
-class FeedForwardLayer(nn.Module):
-    """Norm, feed-forward, residual."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.DenseReluDense = Dense(config)
-        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
-
-    def __call__(self, states: mx.array) -> mx.array:
-        return states + self.DenseReluDense(self.layer_norm(states))
-
-
-class Block(nn.Module):
-    """One layer of a stack; `layer` is numbered as in the checkpoints."""
-
-    def __init__(self, config: T5Config, *, has_bias: bool, is_decoder: bool) -> None:
-        super().__init__()
-        self.layer: list[Any] = [SelfAttentionLayer(config, has_bias=has_bias)]
-        if is_decoder:
-            self.layer.append(CrossAttentionLayer(config))
-        self.layer.append(FeedForwardLayer(config))
-
-    @property
-    def attention(self) -> Attention:
-        """The self-attention."""
-        return self.layer[0].SelfAttention
-
-
-class Stack(nn.Module):
-    """Encoder or decoder without embedding and head."""
-
-    def __init__(self, config: T5Config, depth: int, *, is_decoder: bool) -> None:
-        super().__init__()
-        self._config = config
-        self._is_decoder = is_decoder
-        self.block = [
-            Block(config, has_bias=index == 0 or config.bias_per_layer, is_decoder=is_decoder)
-            for index in range(depth)
-        ]
-        self.final_layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
-
-    def bias_tables(self, reach: int) -> list[mx.array]:
-        """Per layer (heads, width): the score bias of each distance up to `reach`, -inf behind.
-
-        Encoder: column reach - 1 + (key - query). Decoder: column reach - 1 - (query - key), and
-        `reach` columns of -inf for keys that lie ahead.
-        """
-        config = self._config
-        ahead = 0 if self._is_decoder else reach - 1
-        distances = np.arange(1 - reach, ahead + 1)
-        index = mx.array(
-            buckets(
-                distances,
-                config.num_buckets,
-                config.max_distance,
-                both_ways=not self._is_decoder,
-            )
-        )
-        tables = []
-        for block in self.block if config.bias_per_layer else self.block[:1]:
-            table = block.attention.relative_attention_bias(index).T
-            if self._is_decoder:
-                hidden = mx.full((config.num_heads, reach), -mx.inf, dtype=table.dtype)
-                table = mx.concatenate([table, hidden], axis=1)
-            tables.append(table)
-        return tables
-
-    def source_biases(self, length: int, rows: int) -> list[mx.array]:
-        """Per layer of the encoder (1, heads, rows, width): the score bias of a source's last
-        `rows` positions, with more keys behind it: of those before them it is a window further on.
-
-        Layers that share a bias share the array.
-        """
-        last = (length - 1) // rows * rows
-        reach = last + rows
-        keys, queries = np.arange(last + length)[None], np.arange(last, reach)[:, None]
-        index = mx.array(reach - 1 + keys - queries)
-        biases = [mx.take(table, index, axis=1)[None] for table in self.bias_tables(reach)]
-        return biases * (len(self.block) // len(biases))
-
-    def masks(
-        self, tables: Sequence[mx.array], reach: int, start: int, rows: int
-    ) -> list[mx.array]:
-        """Per layer (1, heads, rows, start + rows): what is added to the scores of new positions.
-
-        Layers that share a bias share the array.
-        """
-        width = start + rows
-        if rows == 1:
-            first = reach - 1 - start
-            masks = [table[None, :, None, first : first + width] for table in tables]
-        else:
-            keys, queries = np.arange(width)[None], np.arange(start, width)[:, None]
-            index = mx.array(reach - 1 + keys - queries)
-            masks = [mx.take(table, index, axis=1)[None] for table in tables]
-        return masks * (len(self.block) // len(masks))
-
-    def uneven_masks(
-        self, tables: Sequence[mx.array], reach: int, positions: np.ndarray, width: int
-    ) -> list[mx.array]:
-        """As `masks`, (batch, heads, rows, width), for positions (batch, rows) of many sequences,
-        `width` being the end of the longest one."""
-        keys, queries = np.arange(width), positions[..., None]
-        index = mx.array(reach - 1 + keys - queries)
-        masks = [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
-        return masks * (len(self.block) // len(masks))
 
 
 class T5(nn.Module):
@@ -281,6 +33,14 @@ class T5(nn.Module):
         self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
         if config.own_head:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    def join(self) -> None:
+        """One product in the place of those that read the same states; layer by layer, so that it
+        takes no more than a layer's weights beside them all."""
+        for module in self.modules():
+            if isinstance(module, Joined):
+                module.join()
+                mx.clear_cache()  # MLX keeps what the parts were in for others of their size.
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder output.
@@ -313,9 +73,7 @@ class T5(nn.Module):
 
         Laid out once in that order: every later pass would copy a transposed view.
         """
-        given = (
-            block.layer[1].EncDecAttention.keys_values(encoded) for block in self.decoder.block
-        )
+        given = (block.layer[1].EncDecAttention.project(encoded) for block in self.decoder.block)
         return [(mx.contiguous(keys), mx.contiguous(values)) for keys, values in given]
 
     def decode(

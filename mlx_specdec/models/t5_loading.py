@@ -56,13 +56,16 @@ def load(
     network.load_weights(
         [(n, array.astype(floating) if _is_float(array) else array) for n, array in weights.items()]
     )
+    # What is joined is read again layer by layer, and nothing else may keep it.
+    del weights
     if numbers.q_bits is not None:
         quantize_on_load(network, config, numbers)
+    model = EncoderDecoderModel(network)
     mx.eval(network.parameters())
     words = dtype_name(network.encoder.final_layer_norm.weight.dtype)
     bits = numbers.q_bits or (stored or {}).get("bits")
     return (
-        EncoderDecoderModel(network),
+        model,
         files.eos_token_ids(directory, config),
         words if bits is None else f"{bits}-bit, {words}",
     )

@@ -21,6 +21,8 @@ from .settings import Sampling
 
 SEGMENTS = 256
 """Of a row of the vocabulary, when its two largest entries are looked for; measured."""
+WIDE = 1 << 14
+"""Tokens from which on sorting all of them takes longer than finding those to sort; measured."""
 COLD = 1e-3
 """Below this temperature logits over temperature could overflow, unless the largest one is 0."""
 
@@ -83,12 +85,15 @@ def keep_top_k(logits: mx.array, k: int) -> mx.array:
 
 
 def keep_top_p(logits: mx.array, p: float) -> mx.array:
-    """Keep the smallest set of most likely tokens whose probability reaches p.
+    """Keep the smallest set of most likely tokens whose probability reaches p; of those that are
+    equally likely the first ones.
 
     Source: Holtzman et al., arXiv 1904.09751, section 3.1.
     """
     if p >= 1:
         return logits
+    if logits.shape[-1] >= WIDE:
+        return _keep_top_p_of_few(logits, p)
     order = mx.argsort(-logits, axis=-1)
     probabilities = mx.softmax(mx.take_along_axis(logits, order, axis=-1), axis=-1)
     before = mx.cumsum(probabilities, axis=-1) - probabilities
@@ -97,18 +102,41 @@ def keep_top_p(logits: mx.array, p: float) -> mx.array:
     return mx.where(kept, logits, -mx.inf)
 
 
+def _keep_top_p_of_few(logits: mx.array, p: float) -> mx.array:
+    """The same without putting tokens in order that are so unlikely that all of them together are
+    half of what may go; in most laws most are. Takes more operations, but less time for each."""
+    best = mx.max(logits, axis=-1, keepdims=True)
+    total = mx.sum(mx.exp(logits - best), axis=-1, keepdims=True)
+    never = best + mx.log(total * ((1 - p) / (2 * logits.shape[-1])))
+    rising = mx.sort(mx.where(logits < never, -mx.inf, logits), axis=-1)
+    least, count = _least(rising, mx.exp(rising - best), p * total)
+    least = mx.maximum(least, never)
+    above, equal = logits > least, logits == least
+    room = count - mx.sum(above, axis=-1, keepdims=True)
+    dropped = (logits < least) | (equal & (mx.cumsum(equal, axis=-1) > room))
+    return mx.where(dropped, -mx.inf, logits)
+
+
 def keep_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
     """`keep_top_k`, then `keep_top_p`, without sorting more than k entries; those equal to the
     least that is kept stay as well."""
     if not (0 < k < logits.shape[-1] and p < 1):
         return keep_top_p(keep_top_k(logits, k), p)
     rising = mx.sort(mx.topk(logits, k, axis=-1), axis=-1)
-    shares = mx.softmax(rising, axis=-1)
-    above = mx.cumsum(shares, axis=-1, reverse=True) - shares
-    # The likeliest has nothing above it, so that one at least is kept.
-    kept = mx.sum(above < p, axis=-1, keepdims=True)
-    least = mx.take_along_axis(rising, k - kept, axis=-1)
+    least, _ = _least(rising, mx.softmax(rising, axis=-1), mx.array(p))
     return mx.where(logits < least, -mx.inf, logits)
+
+
+def _least(rising: mx.array, shares: mx.array, enough: mx.array) -> tuple[mx.array, mx.array]:
+    """The least likely token that top-p keeps, and how many it keeps: (..., 1) each.
+
+    rising, shares: (..., n) log p and p of the tokens, the likeliest last, up to a constant each.
+    enough: the sum of shares that is to be reached.
+    """
+    above = mx.cumsum(shares, axis=-1, reverse=True) - shares
+    # The likeliest has nothing above it; in a damaged row no comparison holds.
+    kept = mx.maximum(mx.sum(above < enough, axis=-1, keepdims=True), 1)
+    return mx.take_along_axis(rising, rising.shape[-1] - kept, axis=-1), kept
 
 
 def keep_min_p(logits: mx.array, p: float) -> mx.array:
@@ -292,7 +320,7 @@ def before_filters_of(
     logits: (batch, m, width). committed: per sequence. drafted: (batch, n) int32 or None.
     """
     first = distributions[0]
-    if all(each.alike(first) for each in distributions):
+    if all(each.alike(first) for each in distributions[1:]):
         return first.before_filters(logits, committed[0], drafted)
     rows = [
         each.before_filters(
@@ -311,7 +339,7 @@ def apply_filters_of(
 ) -> mx.array:
     """`Distribution.apply_filters` of every sequence of a batch, (batch, m, vocabulary)."""
     first = distributions[0]
-    if all(each.alike(first) for each in distributions):
+    if all(each.alike(first) for each in distributions[1:]):
         return first.apply_filters(rows, committed[0], drafted)
     return mx.concatenate(
         [

@@ -20,6 +20,10 @@ import numpy as np
 
 from ..contracts import Noise
 
+ROWS, NUMBERS = 8, 1 << 15
+"""Coupled noise is drawn so many rows at a time, if they are no more numbers: an operation costs as
+much as a few thousand of these. Every position is needed once, so that none is drawn in vain."""
+
 KeyListener = Callable[[tuple[int | str, ...]], None]
 """Called with the path of each key that is derived; tests watch for a path used twice."""
 
@@ -83,7 +87,7 @@ class SilentNoise:
 
 
 class CoupledNoise:
-    """Gumbel noise keyed by position alone. Rows drawn once are kept while they may be needed.
+    """Gumbel noise keyed by position alone, drawn once and kept while it may be needed.
 
     prompt: token ids of the sequence's prompt.
     """
@@ -92,19 +96,33 @@ class CoupledNoise:
         self._seed = seed
         self._digest = digest_of(prompt)
         self._vocabulary = vocabulary
-        self._rows: dict[int, mx.array] = {}
+        self._rows = max(1, min(ROWS, NUMBERS // vocabulary))
+        self._drawn: dict[int, mx.array] = {}
 
     def at(self, round: int, position: int) -> _CoupledRound:
-        """Noise from `position` on; rows of earlier positions are dropped."""
-        self._rows = {t: row for t, row in self._rows.items() if t >= position}
+        """Noise from `position` on; that of earlier positions is dropped."""
+        for before in [first for first in self._drawn if first + self._rows <= position]:
+            del self._drawn[before]
         return _CoupledRound(self, position)
 
-    def row(self, position: int) -> mx.array:
-        """(vocabulary,) float32, the Gumbel noise of one output position."""
-        if position not in self._rows:
-            key = derive_key(self._seed, self._digest, "gumbel", position)
-            self._rows[position] = mx.random.gumbel((self._vocabulary,), key=key)
-        return self._rows[position]
+    def rows(self, position: int, count: int) -> mx.array:
+        """(count, vocabulary) float32, the Gumbel noise of output positions from `position` on."""
+        end, parts = position + count, []
+        for first in range(position - position % self._rows, end, self._rows):
+            part = self._drawn.get(first)
+            if part is None:
+                part = self._drawn[first] = self._draw(first)
+            parts.append(part[max(0, position - first) : end - first])
+        return mx.concatenate(parts)
+
+    def _draw(self, first: int) -> mx.array:
+        positions = range(first, first + self._rows)
+        hashes = [_hashed(self._seed, self._digest, "gumbel", each) for each in positions]
+        if len(hashes) == 1:
+            return mx.random.gumbel((1, self._vocabulary), key=mx.random.key(hashes[0]))
+        # As mx.random.key makes them; all rows in as few operations as one.
+        keys = mx.array([(each >> 32, each & 0xFFFFFFFF) for each in hashes], dtype=mx.uint32)
+        return mx.vmap(lambda key: mx.random.gumbel((self._vocabulary,), key=key))(keys)
 
 
 class _CoupledRound:
@@ -113,17 +131,16 @@ class _CoupledRound:
         self._position = position
 
     def draft(self, index: int) -> mx.array:
-        return self._source.row(self._position + index)[None, None]
+        return self._source.rows(self._position + index, 1)[None]
 
     def target(self, count: int) -> mx.array:
-        rows = [self._source.row(self._position + index) for index in range(count)]
-        return mx.stack(rows)[None]
+        return self._source.rows(self._position, count)[None]
 
     def accept(self, count: int) -> mx.array:
         raise TypeError("coupled noise has no acceptance uniforms: its rule compares tokens")
 
     def correction(self) -> mx.array:
-        return self._source.row(self._position)[None]
+        return self._source.rows(self._position, 1)
 
     def of(self, sequence: int) -> _CoupledRound:
         return self
@@ -174,11 +191,11 @@ class _IndependentRound:
         raise TypeError("independent noise draws one correction, not every position of the target")
 
     def accept(self, count: int) -> mx.array:
-        uniforms = [
-            mx.random.uniform(key=self._source.key("accept", self._round, self._position + index))
+        keys = [
+            self._source.key("accept", self._round, self._position + index)
             for index in range(count)
         ]
-        return mx.stack(uniforms)[None]
+        return mx.vmap(lambda key: mx.random.uniform(key=key))(mx.stack(keys))[None]
 
     def correction(self) -> mx.array:
         return self._source.gumbel("correction", self._round, self._position)[None]

@@ -26,8 +26,7 @@ class Coupled:
         choice = choose(scored, None)
         if proposal.size == 0:
             # A plain step: each operation less is time that plain decoding does not lose.
-            nothing = mx.zeros(proposal.tokens.shape, dtype=mx.bool_)
-            return Verdict(nothing, choice.squeeze(1), scored)
+            return Verdict(proposal.none_kept, choice.squeeze(1), scored)
         kept = leading(choice[:, : proposal.size] == proposal.tokens)
         return Verdict(kept, row_after(choice, kept), scored)
 

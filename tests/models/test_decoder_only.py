@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec.assemble import generate
+from mlx_specdec.assemble import stream_generate
 from mlx_specdec.contracts import FINAL, after
-from mlx_specdec.decoding.loop import CLEAR_EVERY
+from mlx_specdec.decoding.loop import CLEAR_EVERY, GROWN
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.models import number_format
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
@@ -398,5 +398,10 @@ def test_buffers_kept_for_reuse_are_given_back_while_decoding(
     cleared: list[int] = []
     monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
     pair = pair_of(DecoderOnlyModel(tiny.build("llama")), None)
-    generate(pair, [5, 9, 12], Options(max_tokens=600, regular=True))
-    assert len(cleared) == 1 + 600 // CLEAR_EVERY, "after the prompt, and twice in the text"
+    run = stream_generate(pair, [5, 9, 12], Options(max_tokens=600, regular=True))
+    run.read_prompt()
+    assert cleared, "scratch memory of the prompt"
+    counts = [len(cleared) for _ in run]
+    changes = [at for at in range(1, len(counts)) if counts[at] != counts[at - 1]]
+    # The caches grow in the pass over the first token behind a multiple of their step.
+    assert [at + 4 for at in changes] == [CLEAR_EVERY + GROWN, 2 * CLEAR_EVERY + GROWN]

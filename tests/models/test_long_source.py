@@ -72,7 +72,7 @@ def test_what_a_long_source_takes_grows_with_its_length() -> None:
 
     # MLX runs ahead of what is computed, so that peaks vary; a square would be 9 times as much.
     short, long = peak(1024), peak(3072)
-    assert long < 5 * short
+    assert long < 6 * short
     for length, taken in ((1024, short), (3072, long)):
         assert 0.5 * taken < network.source_nbytes(length) < 2 * taken
 

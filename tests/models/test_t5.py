@@ -22,8 +22,8 @@ from mlx_specdec.models.encoder_decoder import (
     padding_mask,
 )
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.t5 import buckets
 from mlx_specdec.models.t5_config import T5Config
+from mlx_specdec.models.t5_stack import buckets
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 KINDS = sorted(path.name for path in FIXTURES.iterdir())

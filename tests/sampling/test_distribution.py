@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from mlx_lm import sample_utils
 
 from mlx_specdec.errors import OptionError
 from mlx_specdec.sampling.distribution import (
+    WIDE,
     Distribution,
     apply_penalties,
     choose,
@@ -24,6 +27,8 @@ from mlx_specdec.sampling.distribution import (
 from mlx_specdec.sampling.settings import Sampling
 
 VOCABULARY = 40
+ROUNDING = 1e-3
+"""Of a sum of many thousand probabilities in float32."""
 
 
 def random_logits(seed: int, rows: int = 6) -> mx.array:
@@ -54,6 +59,57 @@ def test_top_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
     for row in normalized(logits):
         theirs = sample_utils.apply_top_p(row[None], p)
         assert kept(keep_top_p(row[None], p)) == kept(theirs)
+
+
+def shares(law: mx.array) -> np.ndarray:
+    exact = np.exp(np.array(law, dtype=np.float64))
+    return exact / exact.sum()
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.3, 0.5, 0.9, 0.99, 0.9999])
+@pytest.mark.parametrize("width", [1, 2, 50, WIDE])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 2.0, 8.0])
+def test_top_p_keeps_what_a_sum_in_order_keeps(spread: float, width: int, p: float) -> None:
+    key = mx.random.key(width)
+    random = spread * mx.random.normal((4, width), key=key)
+    banned = mx.where(mx.random.uniform(shape=(4, width), key=key) < 0.3, -mx.inf, random)
+    banned[:, 0] = 1.0
+    powers = mx.round(random).astype(mx.bfloat16).astype(mx.float32) * math.log(2)
+    for law in (random, mx.round(random), banned, powers):
+        for row, ours in zip(law, keep_top_p(law, p), strict=True):
+            share = shares(row)
+            order = np.argsort(-np.array(row), kind="stable")
+            before = np.cumsum(share[order]) - share[order]
+            wanted = np.zeros(width, dtype=bool)
+            wanted[order] = before < p
+            mine = np.array(ours) > -np.inf
+            # A sum in float32 reaches p a little sooner or later, and so may drop or keep a token.
+            differ = order[mine[order] != wanted[order]]
+            assert np.abs(before[np.argsort(order)][differ] - p).max(initial=0) < ROUNDING
+            # Of equally likely ones the first stay.
+            assert not np.any(np.diff(mine[order].astype(int)) > 0) and mine[order[0]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Sampling(temperature=0.7, top_p=0.8, min_p=0.05),
+        Sampling(temperature=1.3, top_k=20, top_p=0.9),
+        Sampling(temperature=1.0, top_k=5, top_p=0.9, min_p=0.1),
+        Sampling(temperature=0.5, top_p=0.95, xtc_probability=0.5),
+    ],
+    ids=str,
+)
+def test_a_damaged_row_stays_one_and_harms_no_other(settings: Sampling) -> None:
+    rows = random_logits(3)
+    whole = log_probabilities(rows, settings, VOCABULARY)
+    for value in (mx.nan, mx.inf):
+        damaged = mx.array(rows)
+        damaged[2] = value
+        filtered = log_probabilities(damaged, settings, VOCABULARY)
+        assert not mx.isfinite(margin(filtered[2:3])).item()
+        for row in (0, 1, 3, 4, 5):
+            assert mx.array_equal(filtered[row], whole[row])
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 
 from mlx_specdec.sampling.noise import (
+    NUMBERS,
+    ROWS,
     Coins,
     CoupledNoise,
     IndependentNoise,
     SilentNoise,
+    derive_key,
+    digest_of,
 )
 
 
@@ -20,6 +24,35 @@ def test_draft_and_target_see_the_same_noise_at_the_same_position() -> None:
     drafted = early.draft(2)
     assert mx.array_equal(drafted[0, 0], late.target(3)[0, 0])
     assert mx.array_equal(CoupledNoise(3, 11).at(1, 0).target(7)[0, 6], drafted[0, 0])
+
+
+@pytest.mark.parametrize("vocabulary", [11, 5000, NUMBERS + 1])
+def test_noise_of_a_position_is_that_of_its_key_however_much_is_asked_for(vocabulary: int) -> None:
+    prompt = [5, 6, 7]
+    rows = CoupledNoise(3, vocabulary, prompt).at(0, 3).target(2 * ROWS)
+    asked = CoupledNoise(3, vocabulary, prompt)
+    for position in range(3, 3 + 2 * ROWS):
+        key = derive_key(3, digest_of(prompt), "gumbel", position)
+        alone = mx.random.gumbel((vocabulary,), key=key)
+        assert mx.array_equal(rows[0, position - 3], alone)
+        noise = asked.at(0, position)
+        assert mx.array_equal(noise.draft(0)[0, 0], alone)
+        assert mx.array_equal(noise.correction()[0], alone)
+        assert mx.array_equal(noise.target(3)[0, 0], alone)
+
+
+def test_noise_of_positions_that_are_past_is_let_go() -> None:
+    source = CoupledNoise(3, 11)
+    for position in range(0, 1000, 5):
+        source.at(0, position).target(9)
+        assert len(source._drawn) <= 3
+
+
+def test_acceptance_uniforms_are_those_of_their_keys() -> None:
+    source = IndependentNoise(7, 13)
+    uniforms = source.at(2, 5).accept(3)
+    alone = [mx.random.uniform(key=source.key("accept", 2, 5 + index)) for index in range(3)]
+    assert mx.array_equal(uniforms[0], mx.stack(alone))
 
 
 def test_positions_and_seeds_share_no_noise() -> None:
