@@ -34,7 +34,7 @@ from .decoding.sequence import Sequence as Decoded
 from .decoding.statistics import Recorder
 from .decoding.stop_criteria import Emission
 from .decoding.stopwatch import Stopwatch
-from .drafters import drafters, make_batch_length, make_proposer
+from .drafters import drafters, keep_costs, make_batch_length, make_proposer
 from .drafting.drafter import Drafter
 from .errors import DecodingError, OptionError, PromptError, SpecdecError
 from .models.base import check_prompt
@@ -102,6 +102,7 @@ class ManyRun:
         self, pair: Pair, requests: Iterable[Request], options: Options, batch_size: BatchSize
     ) -> None:
         self._pair = pair
+        self._options = options
         self._requests = iter(enumerate(requests))
         self._chosen: Sequence[Drafter] = drafters(pair, options)
         self.why_not = _why_not(pair, self._chosen, batch_size.size)
@@ -127,6 +128,12 @@ class ManyRun:
 
     def __iter__(self) -> Iterator[Part]:
         """The parts still to come, in the order in which they are decoded."""
+        try:
+            yield from self._parts()
+        finally:
+            keep_costs(self._pair, self._chosen, self._options, self._lengths)
+
+    def _parts(self) -> Iterator[Part]:
         while True:
             self._admit()
             failed, self._failed = self._failed, []

@@ -32,8 +32,9 @@ class Options(Sampling):
     or "auto", learned from what rounds cost and bring on this machine. The lengths then follow the
     clock: under the rules token, block and typical only a number repeats a seed's text.
     proposer: "draft", "ngram" (prompt lookup), "medusa" (heads), "none", or "auto": lookup and,
-    where it abstains, the draft, else the heads; None takes auto where there is a draft or are
-    heads, without lookup where num_draft is a number.
+    where it abstains, the draft or the heads: what measures best, or the draft where num_draft is a
+    number. None takes auto where there is a draft or are heads, without lookup where num_draft is a
+    number.
     ngram_min: shortest match of lookup; None trusts 2 tokens, and 4 where another proposer is
     asked next. ngram_choice: "recent" or "frequent" continuation.
     rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token
