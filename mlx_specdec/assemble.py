@@ -18,7 +18,8 @@ import mlx.core as mx
 from . import blas
 from .contracts import Model, NoiseSource, Progress, Proposer, Rule, ignore_progress
 from .costs import cache as cost_cache
-from .decoding.draft_length import AutoLength, DraftLength, FixedLength, Survey
+from .decoding.auto_length import AutoLength
+from .decoding.draft_length import DraftLength, FixedLength
 from .decoding.loop import Decoding
 from .decoding.prompt import PromptReader
 from .decoding.rounds import RoundListener
@@ -28,6 +29,7 @@ from .decoding.sequence import Sequence as Decoded
 from .decoding.statistics import Recorder
 from .decoding.stop_criteria import StopCriteria
 from .decoding.stopwatch import Stopwatch, Timed
+from .decoding.survey import Survey
 from .drafters import (
     cost_key,
     device_name,
@@ -55,6 +57,8 @@ from .verification.forced import ForcedAcceptance
 from .verification.rejection import TokenRule
 from .verification.typical import TypicalRule
 
+NOISY = 0.15
+"""Relative standard error of a typical cost, above which texts teach more than a calibration."""
 DEBUG = "MLX_SPECDEC_DEBUG"
 """Environment variable: compare every context with the committed tokens after every round."""
 
@@ -120,7 +124,8 @@ def calibrate(
 ) -> dict[int, float]:
     """Measure what a round of 1 .. 16 draft tokens costs, in plain steps, and keep it for auto.
 
-    turns: how often each length is measured; medians count. Raises OptionError without a draft.
+    turns: how often each length is measured; medians count. Raises OptionError without a draft, and
+    where the turns differ so much that their medians mean little: what was known then stays.
     """
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
@@ -142,9 +147,16 @@ def calibrate(
             ended = decoding.step()[0].finish_reason is not None
             report(survey.turns, turns)
     report(turns, turns)
+    if survey.noise > NOISY:
+        raise OptionError(
+            f"this machine is too noisy to measure, costs would be off by {survey.noise:.0%}: end "
+            "other programs, or give more turns; what was known stays in "
+            f"{cost_cache.directory()}"
+        )
     costs = survey.measured()
     for together in {own[:1], chosen}:
-        cost_cache.write(cost_key(pair, together, own[0], options), costs)
+        key = cost_key(pair, together, own[0], options)
+        cost_cache.write(key, survey.learned())
     return costs
 
 

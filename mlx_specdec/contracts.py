@@ -311,6 +311,9 @@ class Proposer(Protocol):
     batches: bool = False
     """Whether it drafts for several sequences, and has `join` and `filter`. Of one that does not,
     every sequence of a batch has its own."""
+    wanted: bool = True
+    """Whether a draft is wanted as soon as the prompts are read. One that is not puts off whatever
+    only drafts need: they may never be wanted."""
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """New sequences start, one per prompt; of an encoder-decoder model it is the source."""

@@ -17,12 +17,16 @@ from . import blas
 from .contracts import Proposer
 from .costs import cache as cost_cache
 from .costs import experience
+from .costs.acceptance import Acceptance
 from .costs.cache import CostKey
 from .costs.experience import TextKey
-from .costs.online import Acceptance
-from .decoding.draft_length import AutoLength, DraftLength, FixedLength
+from .costs.learned import Learned
+from .decoding.auto_length import AutoLength
+from .decoding.budget import Budget
+from .decoding.draft_length import DraftLength, FixedLength
 from .decoding.lengths_by_rows import LengthsByRows
 from .decoding.lengths_by_source import LengthsBySource
+from .decoding.rival import Rival
 from .drafting import DRAFTERS, find, forced, missing, prediction
 from .drafting.drafter import Drafter
 from .drafting.first_of import FirstOf
@@ -33,6 +37,8 @@ from .pair import Pair
 
 TEMPERATURES = (0.0, 0.4, 0.8, 1.2)
 """Ends of the ranges in which texts are taken to be accepted alike."""
+SIZES = tuple(1 << power for power in range(11))
+"""Of batches, whose costs are kept."""
 FREE = "ngram"
 """The drafter that costs nothing: `auto` asks it before the one with weights."""
 _version = functools.cache(version)
@@ -58,8 +64,10 @@ def _asked_for(pair: Pair, options: Options) -> tuple[Drafter, ...]:
         if named is None:
             raise OptionError(missing(options.proposer))
         return (named,)
-    weighted = (each for name in DRAFTERS if (each := find(name, pair)) and each.nbytes)
-    own = tuple(weighted)[:1]
+    own = tuple(each for name in DRAFTERS if (each := find(name, pair)) and each.nbytes)
+    if options.num_draft != "auto" or options.simulated_acceptance is not None:
+        # Which is best is measured only where lengths are.
+        own = own[:1]
     free = find(FREE, pair)
     # Though nobody asked for it, if its length is its own and what it proposes is verified.
     unasked = own and options.num_draft == "auto" and options.simulated_acceptance is None
@@ -80,70 +88,132 @@ def make_proposer(
     lengths: what chooses the number of draft tokens; of several drafters each has its own.
     """
     last = len(chosen) - 1
+    limit = (
+        lengths.limit
+        if isinstance(lengths, (LengthsBySource, LengthsByRows))
+        else lambda name, most: min(most, lengths.choose(most + 1))
+    )
     made: dict[str, Proposer] = {}
     for place, each in enumerate(chosen):
         make = functools.partial(each.make, options, place < last)
         proposer = make()
+        # Batches often do best without.
+        proposer.wanted = not batch and _wanted(lengths, each.name)
         made[each.name] = RowByRow(make) if batch and not proposer.batches else proposer
-    if len(made) > 1 and isinstance(lengths, (LengthsBySource, LengthsByRows)):
-        return FirstOf(made, lengths.limit)
-    if len(made) > 1:
-        return FirstOf(made, lambda name, most: most)
-    return next(iter(made.values()), None)
+    return FirstOf(made, limit) if len(made) > 1 else next(iter(made.values()), None)
+
+
+def _wanted(lengths: DraftLength, name: str) -> bool:
+    if isinstance(lengths, LengthsByRows):
+        lengths = lengths.by_rows[1]
+    its = lengths.learning.get(name) if isinstance(lengths, LengthsBySource) else lengths
+    return not isinstance(its, AutoLength) or its.reads_along
 
 
 def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
-    """What chooses the number of draft tokens, with the costs that earlier sequences measured."""
-    return _by_source({each.name: _length(pair, chosen, each, options) for each in chosen})
+    """What chooses the number of draft tokens, with what earlier sequences have taught."""
+    if options.num_draft != "auto":
+        return _by_source({each.name: FixedLength(options.num_draft) for each in chosen})
+    return _by_source(
+        {
+            each.name: _auto(
+                chosen,
+                each,
+                _known(pair, chosen, each, options),
+                _earlier(pair, chosen, each, options),
+            )
+            for each in chosen
+        }
+    )
 
 
 def make_batch_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
-    """The same for batches: costs are learned for each size, and acceptance for all of them."""
+    """The same for batches: costs are learned for each size, acceptance for all of them, and trials
+    are paid together."""
     if options.num_draft != "auto":
         return make_draft_length(pair, chosen, options)
-    acceptance = {each.name: Acceptance(each.most) for each in chosen}
+    shared = {each.name: _earlier(pair, chosen, each, options) for each in chosen}
+    made: dict[int, dict[str, AutoLength]] = {}
+
+    def known(each: Drafter, rows: int) -> dict[int, Learned]:
+        own = made[rows][each.name].learned() if rows in made else {}
+        return _known(pair, chosen, each, options, rows) | own
 
     def make(rows: int) -> DraftLength:
-        lengths: dict[str, DraftLength] = {}
+        lengths = {}
         for each in chosen:
-            kept = rows == 1 and options.cost_cache
-            known = cost_cache.read(cost_key(pair, chosen, each, options)) if kept else None
-            lengths[each.name] = AutoLength(
-                known, each.most, acceptance[each.name], free=not each.nbytes
+            by_rows = {size: known(each, size) for size in SIZES}
+            costs = by_rows[rows] or cost_cache.beside(by_rows, rows)
+            lengths[each.name] = _auto(
+                chosen, each, costs, shared[each.name], guessed=not by_rows[rows]
             )
+        made[rows] = lengths
         return _by_source(lengths)
 
     return LengthsByRows(make)
 
 
 def _by_source(lengths: Mapping[str, DraftLength]) -> DraftLength:
-    return (
-        LengthsBySource(lengths)
-        if len(lengths) > 1
-        else next(iter(lengths.values()), FixedLength(0))
+    if len(lengths) > 1:
+        return LengthsBySource(lengths)
+    return next(iter(lengths.values()), FixedLength(0))
+
+
+def _auto(
+    chosen: Sequence[Drafter],
+    drafter: Drafter,
+    known: Mapping[int, Learned],
+    earlier: tuple[Acceptance, Budget, float],
+    *,
+    guessed: bool = False,
+) -> AutoLength:
+    # Of several drafters with weights one drafts at a time.
+    kind = Rival if drafter.nbytes and _weighted(chosen) > 1 else AutoLength
+    acceptance, budget, reading = earlier
+    return kind(
+        known,
+        drafter.most,
+        acceptance,
+        free=not drafter.nbytes,
+        guessed=guessed,
+        budget=budget,
+        reading=reading,
+        source=drafter.name if len(chosen) > 1 else None,
     )
+
+
+def _weighted(chosen: Sequence[Drafter]) -> int:
+    return sum(each.nbytes > 0 for each in chosen)
 
 
 def keep_costs(
     pair: Pair, chosen: Sequence[Drafter], options: Options, lengths: DraftLength
 ) -> None:
-    """Write down what a sequence has taught, if it is to be kept."""
+    """Write down what sequences have taught, if it is to be kept."""
     if not options.cost_cache:
         return
-    learning: Mapping[str, AutoLength] = {}
+    by_rows = lengths.by_rows if isinstance(lengths, LengthsByRows) else {1: lengths}
+    for rows, controller in by_rows.items():
+        for name, its in _learning(chosen, controller).items():
+            [each] = (each for each in chosen if each.name == name)
+            key = cost_key(pair, chosen, each, options, rows)
+            cost_cache.merge(key, its.learned())
+            if controller is lengths or rows == max(by_rows):
+                # Batches of all sizes share the rest.
+                experience.merge(_text_key(key, options), its.experience)
+
+
+def _learning(chosen: Sequence[Drafter], lengths: DraftLength) -> Mapping[str, AutoLength]:
     if isinstance(lengths, LengthsBySource):
-        learning = lengths.learning
-    elif isinstance(lengths, AutoLength) and chosen:
-        learning = {chosen[0].name: lengths}
-    for each in chosen:
-        if each.name in learning:
-            its, key = learning[each.name], cost_key(pair, chosen, each, options)
-            cost_cache.merge(key, its.measured())
-            experience.merge(_text_key(key, options), its.verdicts, its.saved)
+        return lengths.learning
+    return {chosen[0].name: lengths} if isinstance(lengths, AutoLength) and chosen else {}
 
 
-def cost_key(pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options) -> CostKey:
-    """What the costs of rounds depend on in which one of the chosen drafters proposes.
+def cost_key(
+    pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options, rows: int = 1
+) -> CostKey:
+    """What the costs of rounds of so many sequences depend on in which one of the chosen drafters
+    proposes.
 
     Behind another one it reads what was written without it, which costs as well.
     """
@@ -160,6 +230,7 @@ def cost_key(pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: O
         draft_bytes=drafter.nbytes,
         dtype=pair.dtype,
         sampled=options.temperature > 0,
+        rows=rows,
     )
 
 
@@ -170,22 +241,25 @@ def device_name() -> str:
     return str(mx.device_info().get("device_name", "gpu"))
 
 
-def _length(
+def _known(
+    pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options, rows: int = 1
+) -> dict[int, Learned]:
+    key = cost_key(pair, chosen, drafter, options, rows)
+    return cost_cache.read(key) if options.cost_cache else {}
+
+
+def _earlier(
     pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options
-) -> DraftLength:
-    if options.num_draft != "auto":
-        return FixedLength(options.num_draft)
-    free = not drafter.nbytes
-    if not options.cost_cache:
-        return AutoLength(None, drafter.most, free=free)
-    key = cost_key(pair, chosen, drafter, options)
-    earlier = experience.read(_text_key(key, options))
+) -> tuple[Acceptance, Budget, float]:
+    """Acceptance, budget and the price of reading, as earlier texts left them. Drafters with
+    weights have one budget together."""
+    part = 1 / _weighted(chosen) if drafter.nbytes else 1.0
+    key = _text_key(cost_key(pair, chosen, drafter, options), options)
+    earlier = experience.read(key) if options.cost_cache else None
     if earlier is None:
-        return AutoLength(cost_cache.read(key), drafter.most, free=free)
+        return Acceptance(drafter.most), Budget(part=part), 0.0
     acceptance = Acceptance(drafter.most, earlier=earlier.verdicts)
-    return AutoLength(
-        cost_cache.read(key), drafter.most, acceptance, free=free, saved=earlier.saved
-    )
+    return acceptance, Budget(earlier.saved, part), earlier.reading
 
 
 def _text_key(key: CostKey, options: Options) -> TextKey:

@@ -38,7 +38,7 @@ from .decoding.sequence import Sequence as Decoded
 from .decoding.statistics import Recorder
 from .decoding.stop_criteria import Emission
 from .decoding.stopwatch import Stopwatch
-from .drafters import drafters, make_batch_length, make_proposer
+from .drafters import drafters, keep_costs, make_batch_length, make_proposer
 from .drafting import prediction
 from .drafting.drafter import Drafter
 from .drafting.limited import Limited
@@ -124,6 +124,7 @@ class ManyRun:
         batch_size: BatchSize,
     ) -> None:
         self._pair = pair
+        self._options = options
         self._requests = iter(enumerate(requests or ()))
         # Whoever waits for one answer alone does not wait for others to be read with.
         self._joins_at = 0.0 if requests is None else JOINS_AT
@@ -163,8 +164,11 @@ class ManyRun:
 
     def __iter__(self) -> Iterator[Part]:
         """The parts still to come, in the order in which they are decoded."""
-        while not self.idle:
-            yield from self.step()
+        try:
+            while not self.idle:
+                yield from self.step()
+        finally:
+            self.keep()
 
     def step(self) -> list[Part]:
         """A chunk of newcomers' prompts, and a round of those that have been read."""
@@ -175,6 +179,10 @@ class ManyRun:
         if self._running is not None:
             parts += self._step(self._running)
         return parts
+
+    def keep(self) -> None:
+        """Write down what the sequences have taught of drafting, for later runs."""
+        keep_costs(self._pair, self._asked(()), self._options, self._lengths)
 
     def add(self, number: int, request: Request) -> None:
         """Take a request that nobody has had this number for; the next steps read it when there is

@@ -34,8 +34,8 @@ class Options(Sampling):
     clock: under the rules token, block and typical only a number repeats a seed's text.
     proposer: "draft", "ngram" (prompt lookup), "medusa" (heads), a drafter on hidden states by its
     kind ("dspark", "dflash2", "dflash", "eagle3"), "none", or "auto": lookup and, where it
-    abstains, what has weights; None takes auto where something has, without lookup where num_draft
-    is a number.
+    abstains, what has weights: of several what measures best, or the first where num_draft is a
+    number. None takes auto where something has weights, without lookup where num_draft is a number.
     ngram_min: shortest match of lookup; None trusts 2 tokens, and 4 where another proposer is
     asked next. ngram_choice: "recent" or "frequent" continuation.
     rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token

@@ -3,31 +3,45 @@
     python scripts/simulate_draft_length.py --seeds 100
 
 Drives the shipped controller with published cost curves, noisy times and drawn acceptance; prints
-one line a cell and the worst of each column. Calibrated: measured curves are known at the start.
+one line a cell and a summary. Calibrated: measured curves are known at the start. Cold: nothing is.
+Warm: what twenty texts before have taught, which began with nothing. Where texts of 12 tokens end
+is not known before, as with translations.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import random
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mlx_specdec.decoding.draft_length import AutoLength
-from tests.decoding.simulator import CURVES, Machine, bimodal, constant, drifting
+from mlx_specdec.costs.learned import Learned
+from mlx_specdec.decoding.auto_length import AutoLength
+from tests.decoding.batch_simulator import BatchMachine
+from tests.decoding.simulator import CURVES, Machine, Texts, bimodal, constant, drifting
 
 DRAFTS = (0.02, 0.1, 0.3)
 ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
-LONG, SHORT = 1500, 100
+TWO_CORES = {1: 1.0, 2: 1.15, 4: 1.5, 8: 2.2, 16: 3.5, 32: 6.0, 64: 11.5, 128: 22.0}
+"""By tokens of a pass, roughly as small models behave on two cores."""
+FILES = 3
+Shares = dict[str, list[tuple[float, str]]]
+LONG, SHORT, SENTENCE = 1500, 100, 12
+WARM_UP = range(1_000_000, 1_000_020)
+"""Seeds of texts that only teach."""
 COLUMNS = (
-    ("calibrated, round 20 to 1,500 tokens", True, LONG, 20),
-    ("cold, round 40 to 1,500 tokens", False, LONG, 40),
-    ("calibrated, 100 tokens", True, SHORT, 0),
-    ("cold, 100 tokens", False, SHORT, 0),
+    ("calibrated, round 20 to 1,500 tokens", "calibrated", LONG, 20),
+    ("cold, round 40 to 1,500 tokens", "cold", LONG, 40),
+    ("calibrated, 100 tokens", "calibrated", SHORT, 0),
+    ("cold, 100 tokens", "cold", SHORT, 0),
+    ("warm, 100 tokens", "warm", SHORT, 0),
+    ("cold, 12 tokens", "cold", SENTENCE, 0),
+    ("warm, 12 tokens", "warm", SENTENCE, 0),
 )
 
 
@@ -41,33 +55,75 @@ def cells() -> Iterator[tuple[str, Machine, bool]]:
                 yield f"{curve}, c {draft:g}, {kind}", Machine(points, draft, acceptance), steady
 
 
+def reached(machine: Machine, known: str, tokens: int, seeds: int, after: int) -> float:
+    """Tokens per plain step."""
+    abrupt = tokens == SENTENCE
+    if known == "warm":
+        texts = Texts(machine, tokens, abrupt=abrupt)
+        texts.run(WARM_UP)
+        return texts.run(range(seeds))
+    costs: dict[int, float | Learned] | None = None
+    if known == "calibrated":
+        costs = {**dict(enumerate(machine.costs())), 0: Learned(1.0, 8.0)}
+    return machine.speed(lambda: AutoLength(costs), tokens, seeds, after, abrupt=abrupt)
+
+
+def batches(seeds: int) -> Shares:
+    """Files of texts of 6 to 30 tokens, by how many files were decoded before."""
+    shares: Shares = {}
+    for curve, points in (*CURVES.items(), ("two cores", TWO_CORES)):
+        for alpha, draft, size in product((0.1, 0.5, 0.8), (0.05, 0.2), (2, 4, 16, 64)):
+            dice = random.Random(size)
+            texts = [dice.choice((6, 10, 12, 14, 20, 30)) for _ in range(4 * size)]
+            machine = BatchMachine(points, draft, alpha)
+            best = machine.best_fixed(size, texts, seeds)
+            plain = machine.fixed(0, size, texts, seeds)
+            name = f"{curve}, c {draft:g}, {alpha:g}, batches of {size}"
+            for file, took in enumerate(machine.auto(size, texts, seeds, FILES)):
+                shares.setdefault(f"file {file + 1} | of plain", []).append((plain / took, name))
+                shares.setdefault(f"file {file + 1} | of the best", []).append((best / took, name))
+    return shares
+
+
+def summary(shares: Shares) -> None:
+    """A table of each column's worst cell, tenth percentile and mean."""
+    print("\n| | | worst | tenth percentile | mean |\n|---|---|---|---|---|")
+    for title, values in shares.items():
+        only = sorted(value for value, _ in values)
+        worst, where = min(values)
+        tenth = only[len(only) // 10]
+        mean = sum(only) / len(only)
+        print(f"| {title} | {worst:.3f} ({where}) | {tenth:.3f} | {mean:.3f} |")
+
+
 def main() -> None:
-    """Print the table."""
+    """Print a line a cell, and a summary of each column."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--only", type=int, help="one column, counted from 0")
+    parser.add_argument("--only", type=int, nargs="*", help="these columns, counted from 0")
+    parser.add_argument("--batches", action="store_true", help="files of texts, many at once")
     args = parser.parse_args()
     started = time.perf_counter()
-    columns = [c for i, c in enumerate(COLUMNS) if args.only in (None, i)]
-    worst: dict[str, tuple[float, str]] = {}
+    summary(batches(args.seeds) if args.batches else texts(args))
+    print(f"{args.seeds} seeds, {time.perf_counter() - started:.0f} s")
+
+
+def texts(args: argparse.Namespace) -> Shares:
+    """Single texts; prints a line a cell."""
+    columns = [c for i, c in enumerate(COLUMNS) if args.only is None or i in args.only]
+    shares: Shares = {}
     for name, machine, steady in cells():
         parts = []
-        for title, calibrated, tokens, after in columns:
-            costs = dict(enumerate(machine.costs())) if calibrated else None
+        for title, known, tokens, after in columns:
             # Where the text changes, both have to meet the same stretches of it.
             after = after if steady else 0
-            auto = machine.speed(lambda c=costs: AutoLength(c), tokens, args.seeds, after)
-            best, fixed = machine.best_fixed(tokens, args.seeds, after)
+            auto = reached(machine, known, tokens, args.seeds, after)
+            best, fixed = machine.best_fixed(tokens, args.seeds, after, abrupt=tokens == SENTENCE)
             parts.append(f"{auto / fixed:.2f} of {best:2d}, {auto:.2f} of plain")
-            keys = [(f"{title}: of plain", auto)]
-            keys.append((f"{title}: of the best{'' if steady else ' (changing)'}", auto / fixed))
-            for key, value in keys:
-                worst[key] = min(worst.get(key, (math.inf, "")), (value, name))
+            shares.setdefault(f"{title} | of plain", []).append((auto, name))
+            shares.setdefault(f"{title} | of the best", []).append((auto / fixed, name))
         print(f"{name:36s}", " | ".join(parts), flush=True)
-    print()
-    for key, (value, name) in sorted(worst.items()):
-        print(f"worst {key}: {value:.3f} ({name})")
-    print(f"{args.seeds} seeds, {time.perf_counter() - started:.0f} s")
+    return shares
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -12,13 +13,18 @@ from mlx_specdec import assemble
 from mlx_specdec import drafters as table
 from mlx_specdec.assemble import Pair
 from mlx_specdec.costs import cache as cost_cache
+from mlx_specdec.costs import experience
+from mlx_specdec.costs.experience import Experience
+from mlx_specdec.costs.learned import Learned
 from mlx_specdec.drafters import cost_key, drafters, make_draft_length, make_proposer
 from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
 from mlx_specdec.models import decoder_only
+from mlx_specdec.models.base import Base
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.noise import SilentNoise
 
 from .cli.conftest import make_llama
+from .test_many import with_heads
 
 NOISE = SilentNoise().at(0, 0)
 
@@ -56,6 +62,90 @@ def test_lookup_goes_first_unless_one_proposer_or_length_was_asked_for(
     asked: dict, expected: tuple[str, ...], pair: Pair
 ) -> None:
     assert names(pair, **asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, ("ngram", "draft", "medusa")),
+        ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft")),
+        ({"num_draft": 3}, ("draft",)),
+        ({"simulated_acceptance": 0.5}, ("draft",)),
+        ({"proposer": "medusa"}, ("medusa",)),
+    ],
+)
+def test_of_a_draft_and_heads_the_first_is_taken_only_where_nothing_is_measured(
+    asked: dict, expected: tuple[str, ...], pair: Pair
+) -> None:
+    assert names(with_heads(pair), **asked) == expected
+
+
+class Counted:
+    """A model that counts the contexts that were opened of it, and their passes."""
+
+    def __init__(self, model: Base) -> None:
+        self._model = model
+        self.opened = self.passes = 0
+
+    def __getattr__(self, name: str):
+        return getattr(self._model, name)
+
+    def open(self, prompt):
+        self.opened += 1
+        context = self._model.open(prompt)
+        advance = context.advance
+
+        def counted(*args, **named):
+            self.passes += 1
+            return advance(*args, **named)
+
+        context.advance = counted
+        return context
+
+
+def taught(pair: Pair, asked: Options, costs: dict[int, float], saved: float) -> None:
+    """As if earlier texts had found that."""
+    chosen = drafters(pair, asked)
+    for each in chosen:
+        if each.nbytes:
+            key = cost_key(pair, chosen, each, asked)
+            cost_cache.write(key, {0: Learned(0.001, 8.0), **costs})
+            verdicts = ((100.0,) * 16, (50.0,) * 16)
+            experience.merge(table._text_key(key, asked), Experience(verdicts, saved))
+
+
+@pytest.mark.parametrize("proposer", ["draft", "auto"])
+def test_a_draft_that_is_parked_is_never_run(alone: Pair, proposer: str) -> None:
+    counted = Counted(alone.target)
+    pair = replace(alone, draft=cast(Base, counted), draft_name="slow")
+    asked = Options(max_tokens=30, proposer=proposer, temperature=1.5)
+    taught(pair, asked, {1: 20.0, 4: 30.0, 16: 90.0}, saved=-9.0)
+    result = assemble.generate(pair, "hello", asked)
+    assert len(result.tokens) == 30
+    assert (counted.opened, counted.passes) == (0, 0)
+
+
+def test_a_draft_that_is_wanted_reads_the_prompt_along(alone: Pair) -> None:
+    counted = Counted(alone.target)
+    pair = replace(alone, draft=cast(Base, counted), draft_name="fast")
+    asked = Options(max_tokens=30, proposer="draft")
+    taught(pair, asked, {1: 1.01, 4: 1.02, 16: 1.05}, saved=0.0)
+    run = assemble.stream_generate(pair, "hello", asked)
+    run.read_prompt()
+    assert (counted.opened, counted.passes) == (1, 1)
+
+
+@pytest.mark.parametrize("num_draft", ["auto", 3])
+def test_what_lost_badly_waits_for_a_longer_text(
+    alone: Pair, num_draft: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(alone.target)
+    pair = replace(alone, draft=cast(Base, counted), draft_name="dear")
+    asked = Options(max_tokens=12, proposer="draft", num_draft=num_draft)
+    taught(pair, asked, {1: 3.0, 4: 4.0, 16: 9.0}, saved=-9.0)
+    texts = [assemble.generate(pair, "hello", asked).stats.drafted for _ in range(3)]
+    assert all(drafted > 0 for drafted in texts) == (num_draft == 3)
+    assert (counted.opened == 0) == (num_draft == "auto")
 
 
 def test_a_target_alone_decodes_plainly_unless_asked(alone: Pair) -> None:

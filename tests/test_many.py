@@ -10,10 +10,17 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
+from mlx_specdec import drafters as table
 from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.costs import cache as cost_cache
+from mlx_specdec.costs import experience
+from mlx_specdec.costs.experience import Experience
+from mlx_specdec.decoding.auto_length import AutoLength
 from mlx_specdec.decoding.batch_size import FixedBatchSize
+from mlx_specdec.decoding.lengths_by_source import LengthsBySource
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.stop_criteria import Emission
+from mlx_specdec.drafters import cost_key, drafters, make_draft_length
 from mlx_specdec.errors import DecodingError, OptionError, PromptError
 from mlx_specdec.many import ManyRun, Request, generate_many, stream_many
 from mlx_specdec.models.medusa_heads import MedusaHeads
@@ -385,3 +392,24 @@ def test_what_no_prompt_could_have_is_refused_at_once(pair: Pair, asked: dict, p
 
 def test_no_prompts_give_no_texts(pair: Pair) -> None:
     assert generate_many(pair, [], Options()) == []
+
+
+@pytest.mark.parametrize("proposer", ["draft", "auto"])
+def test_batches_keep_what_they_learned_by_size(pair: Pair, proposer: str) -> None:
+    asked = Options(max_tokens=40, num_draft="auto", proposer=proposer, temperature=0.5)
+    alone_learned = make_draft_length(pair, drafters(pair, asked), asked)
+    assert learned_by(alone_learned).verdicts[0][0] == 0
+    prompts = [[number + 5, 9, 11] for number in range(6)]
+    generate_many(pair, prompts, asked, batch_size=4)
+    chosen = drafters(pair, asked)
+    draft = next(each for each in chosen if each.name == "draft")
+    by_rows = {rows: cost_cache.read(cost_key(pair, chosen, draft, asked, rows)) for rows in (2, 4)}
+    assert by_rows[4][0].rounds > 0 and any(by_rows[4])
+    earlier = experience.read(table._text_key(cost_key(pair, chosen, draft, asked), asked))
+    assert earlier is not None and earlier.verdicts[0][0] > 0
+
+
+def learned_by(lengths: object) -> Experience:
+    its = lengths.learning["draft"] if isinstance(lengths, LengthsBySource) else lengths
+    assert isinstance(its, AutoLength)
+    return its.experience

@@ -15,7 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import user_cache
+from .learned import EARLIER_COST_WEIGHT, Known, Learned, weighed
+from .speedup import between
 
+UNLIKE = 2.0
+STEPS_KEPT = 8.0
+"""Plain steps whose seconds count: a machine's speed drifts."""
 FAR_APART = 4.0
 """Of two costs of the same length: one of them is wrong."""
 
@@ -23,7 +28,7 @@ FAR_APART = 4.0
 @dataclass(frozen=True)
 class CostKey:
     """What the costs of a round depend on. Models are told by name and bytes of their weights;
-    sampled is whether noise is drawn."""
+    sampled is whether noise is drawn; rows are sequences of a batch."""
 
     device: str
     mlx: str
@@ -34,43 +39,77 @@ class CostKey:
     draft_bytes: int
     dtype: str
     sampled: bool
+    rows: int = 1
 
 
-def read(key: CostKey) -> dict[int, float]:
-    """Costs by drafted length in plain steps; empty where there are none that can be used."""
+def read(key: CostKey) -> dict[int, Learned]:
+    """Costs by drafted length, and the seconds of a plain step as that of 0; empty where there are
+    none that can be used."""
     try:
         content = json.loads(_file(key).read_text(encoding="utf-8"))
         if content["key"] != asdict(key):
             return {}
-        costs = {int(length): float(cost) for length, cost in content["costs"].items()}
+        costs = {
+            int(length): Learned(float(cost), float(rounds))
+            for length, (cost, rounds) in content["costs"].items()
+        }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-    return costs if all(n > 0 and 0 < cost < math.inf for n, cost in costs.items()) else {}
+    return costs if all(n >= 0 and _is_sound(each) for n, each in costs.items()) else {}
 
 
-def merge(key: CostKey, costs: Mapping[int, float]) -> None:
+def merge(key: CostKey, learned: Mapping[int, Learned]) -> None:
     """Add what a text measured; see `together`."""
-    if costs:
-        write(key, together(read(key), costs))
+    if learned:
+        write(key, together(read(key), learned))
 
 
-def together(known: Mapping[int, float], costs: Mapping[int, float]) -> dict[int, float]:
-    """Halfway between what was known of a length and what was measured; what was measured, where
-    that is no matter of noise."""
+def together(known: Mapping[int, Learned], learned: Mapping[int, Learned]) -> dict[int, Learned]:
+    """Means over the rounds behind both. Of costs that are too unlike for noise the older one
+    counts no more than the newer one, and not at all where one of them must be wrong. What new
+    costs of other lengths refute is forgotten."""
     result = dict(known)
-    for n, cost in costs.items():
-        before = known.get(n, cost)
-        alike = before / FAR_APART < cost < before * FAR_APART
-        result[n] = (before + cost) / 2 if alike else cost
-    return result
+    for n, new in learned.items():
+        old = known.get(n, Learned(new.cost, 0.0))
+        apart = max(old.cost / new.cost, new.cost / old.cost)
+        weight = old.rounds if apart < UNLIKE else min(old.rounds, new.rounds)
+        weight = 0.0 if apart > FAR_APART else weight
+        rounds = weight + new.rounds
+        cost = (weight * old.cost + new.rounds * new.cost) / rounds
+        result[n] = Learned(cost, min(rounds, EARLIER_COST_WEIGHT if n else STEPS_KEPT))
+    return {n: each for n, each in result.items() if n in learned or not _refuted(n, each, learned)}
 
 
-def write(key: CostKey, costs: Mapping[int, float]) -> None:
+def _refuted(length: int, known: Learned, learned: Mapping[int, Learned]) -> bool:
+    """Whether a longer draft turned out far cheaper, or a shorter one far dearer."""
+    return length > 0 and any(
+        known.cost > FAR_APART * new.cost if length < n else FAR_APART * known.cost < new.cost
+        for n, new in learned.items()
+        if n
+    )
+
+
+def beside(known: Mapping[int, Mapping[int, Learned]], rows: int) -> dict[int, Learned]:
+    """What rounds of `rows` sequences may cost, from what those of other powers of two did: on
+    straight lines between the nearest ones. Such a guess counts for one round."""
+    guessed: dict[int, Learned] = {}
+    for length in sorted({n for costs in known.values() for n in costs if n}):
+        points = {
+            size.bit_length(): costs[length].cost
+            for size, costs in known.items()
+            if length in costs
+        }
+        place = min(max(rows.bit_length(), min(points)), max(points))
+        guessed[length] = Learned(between(points, place), 1.0)
+    return guessed
+
+
+def write(key: CostKey, costs: Known) -> None:
     """Replace what is known, whole or not at all; a cost that is no positive number is left out.
 
     Where no cost is left, what is known stays.
     """
-    kept = {str(n): costs[n] for n in sorted(costs) if 0 < costs[n] < math.inf}
+    kept = {str(n): each for n, each in sorted(weighed(costs).items()) if _is_sound(each)}
     if not kept:
         return
     content = json.dumps({"key": asdict(key), "costs": kept}, allow_nan=False)
@@ -78,6 +117,15 @@ def write(key: CostKey, costs: Mapping[int, float]) -> None:
         stream.write(content.encode())
 
 
+def _is_sound(each: Learned) -> bool:
+    return 0 < each.cost < math.inf and 0 < each.rounds < math.inf
+
+
+def directory() -> Path:
+    """Where costs are kept."""
+    return user_cache.directory("costs")
+
+
 def _file(key: CostKey) -> Path:
     digest = hashlib.blake2b(json.dumps(asdict(key)).encode(), digest_size=16).hexdigest()
-    return user_cache.directory("costs") / f"{digest}.json"
+    return directory() / f"{digest}.json"

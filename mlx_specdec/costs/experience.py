@@ -10,14 +10,15 @@ import contextlib
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from .. import user_cache
-from .online import Verdicts
+from .acceptance import Verdicts
 
-KEPT_SHARE = 0.8
-"""Of what is known, beside each new text: about the last five count."""
+ROUNDS_KEPT = 200.0
+"""How many rounds count, the last ones most."""
 MOST = 1e6
 
 
@@ -37,10 +38,11 @@ class TextKey:
 @dataclass(frozen=True)
 class Experience:
     """verdicts: by position. saved: of the budgets for trials, in plain steps; less than
-    0 where more was spent."""
+    0 where more was spent. reading: of a prompt for its first draft, in plain steps."""
 
     verdicts: Verdicts
     saved: float
+    reading: float = 0.0
 
 
 def read(key: TextKey) -> Experience | None:
@@ -50,26 +52,41 @@ def read(key: TextKey) -> Experience | None:
         if content["key"] != asdict(key):
             return None
         reached, passed = (tuple(map(float, content[name])) for name in ("reached", "passed"))
-        saved = float(content["saved"])
+        saved, reading = float(content["saved"]), float(content["reading"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     sound = all(0 <= less <= more <= MOST for more, less in zip(reached, passed, strict=False))
-    if len(reached) != len(passed) or not sound or not math.isfinite(saved):
+    sound &= math.isfinite(saved) and 0 <= reading < math.inf
+    if len(reached) != len(passed) or not sound:
         return None
-    return Experience((reached, passed), saved)
+    return Experience((reached, passed), saved, reading)
 
 
-def merge(key: TextKey, verdicts: Verdicts, saved: float) -> None:
+def merge(key: TextKey, learned: Experience) -> None:
     """Add what a text taught; older texts weigh less. Whole or not at all."""
     earlier = read(key)
-    reached, passed = map(list, verdicts)
-    if earlier is not None:
-        for own, its in zip((reached, passed), earlier.verdicts, strict=True):
-            for index, count in enumerate(its[: len(own)]):
-                own[index] += KEPT_SHARE * count
-    content = {"key": asdict(key), "reached": reached, "passed": passed, "saved": saved}
+    known = learned if earlier is None else together(earlier, learned)
+    reached, passed = known.verdicts
+    content = {
+        "key": asdict(key),
+        "reached": reached,
+        "passed": passed,
+        "saved": known.saved,
+        "reading": known.reading,
+    }
     with contextlib.suppress(OSError), user_cache.replacing(_file(key)) as stream:
         stream.write(json.dumps(content, allow_nan=False).encode())
+
+
+def together(earlier: Experience, learned: Experience) -> Experience:
+    """Verdicts of both, where the earlier ones count for the less the more have come since."""
+    rounds = learned.verdicts[0][0] if learned.verdicts[0] else 0.0
+    share = math.exp(-rounds / ROUNDS_KEPT)
+    reached, passed = (
+        tuple(own + share * before for own, before in zip_longest(new, old, fillvalue=0.0))
+        for new, old in zip(learned.verdicts, earlier.verdicts, strict=True)
+    )
+    return replace(learned, verdicts=(reached, passed))
 
 
 def _file(key: TextKey) -> Path:

@@ -1,4 +1,4 @@
-"""What a round costs and what it brings, learned while decoding.
+"""What a round costs, learned while decoding.
 
 Nothing is decided here. Plain Python numbers only: it runs once a round.
 """
@@ -6,33 +6,27 @@ Nothing is decided here. Plain Python numbers only: it runs once a round.
 from __future__ import annotations
 
 import math
-import operator
 from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from statistics import median
 
-from .speedup import between, emitted
+from .learned import EARLIER_COST_WEIGHT, Known, Learned, rising, weighed
+from .speedup import between
 
 SAMPLES_KEPT = 15
-EARLIER_COST_WEIGHT = 20.0
-"""How many rounds of this sequence a cost that was measured earlier counts for."""
 INTERPOLATED_COST_WEIGHT = 1.0
 OPTIMISTIC_SHARE = 0.15
 """Of the expected rise of the costs of longer drafts: what is left of it if they turn out cheap."""
+LEAST_WEIGHT = 0.4
 SAMPLES_FOR_SPREAD = 4
 PLAIN_STEPS_FOR_COSTS = 3
 ROUNDS_FOR_COSTS = 2
 TYPICAL_SPREAD = 0.15
 NORMAL_MEDIAN_DEVIATION = 0.6745
 """Median distance of a normal sample from the median, in standard deviations."""
-PRIOR_ACCEPTANCE = 0.7
-PRIOR_WEIGHT = 3.0
-POOLED_WEIGHT = 4.0
-EARLIER_ROUNDS = 12.0
-"""How many rounds of this text the verdicts of earlier texts count for, at most."""
 CONTRADICTED = 0.25
-"""A round can take longer than it costs, never so much less: an earlier cost is then wrong."""
+"""A round can take longer than it costs, never so much less: earlier costs are then wrong, all."""
 
 
 class _Median:
@@ -49,6 +43,9 @@ class _Median:
     def __len__(self) -> int:
         return len(self._samples)
 
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._samples)
+
     def spread(self) -> float:
         """Standard deviation of a sample relative to the median, roughly."""
         if len(self) < SAMPLES_FOR_SPREAD or not self.value:
@@ -63,26 +60,37 @@ class _Median:
 class RoundCosts:
     """Seconds of a round by drafted length, 0 being a plain step; most: the longest length.
 
-    known: costs measured earlier, in plain steps, by length. free: drafting itself takes no time.
-    A length that was neither measured
-    nor tried lies on the straight line through those that were.
+    known: costs measured earlier, in plain steps, by length; they count for as many rounds as stand
+    behind them, EARLIER_COST_WEIGHT where that is not told. Of length 0 it is the seconds of a
+    plain step. free: drafting itself takes no time. A length that was neither measured nor tried
+    lies on the straight line through those that were.
     """
 
-    def __init__(
-        self, most: int, known: Mapping[int, float] | None = None, *, free: bool = False
-    ) -> None:
+    def __init__(self, most: int, known: Known | None = None, *, free: bool = False) -> None:
         self._free = free
+        learned = {
+            n: each
+            for n, each in weighed(known or {}).items()
+            if n <= most and (n or isinstance((known or {})[n], Learned))
+        }
+        earlier = learned.pop(0, None)
+        self._earlier_step = [earlier.cost] if earlier else []
+        self._weights = {n: each.rounds for n, each in learned.items()}
         self._rounds = [_Median() for _ in range(most + 1)]
         self._draft = _Median()
         self._unit = _Median()
-        self._known = {0: 1.0, **known} if known else {}
-        self._corrected: set[int] = set()
+        self._known = rising(learned) if learned else {}
         self._totals: list[float] | None = None
 
     @property
     def tried(self) -> tuple[int, ...]:
         """Lengths that were measured earlier, or that this text has at least one round of."""
         return tuple(n for n, seen in enumerate(self._rounds) if n in self._known or len(seen))
+
+    @property
+    def any_known(self) -> bool:
+        """Whether earlier texts measured any length."""
+        return len(self._known) > 0
 
     @property
     def wants_parts(self) -> bool:
@@ -107,8 +115,7 @@ class RoundCosts:
             plain, steps = self._rounds[0].value, len(self._rounds[0])
             sure = count > 0 and steps >= PLAIN_STEPS_FOR_COSTS
             if sure and seconds < CONTRADICTED * self._known[count] * plain:
-                del self._known[count]
-                self._corrected.add(count)
+                self._known.clear()
             else:
                 self._unit.add(seconds / self._known[count])
         if draft is not None and count:
@@ -127,28 +134,49 @@ class RoundCosts:
             self._totals = self._estimate()
         return self._totals
 
-    def measured(self) -> dict[int, float]:
-        """Costs in plain steps of the lengths that this text has a few rounds of: short texts teach
-        one or two lengths, and many of them all."""
-        # A text that never decoded plainly knows from earlier costs how long a plain step takes.
-        steps = self._rounds[0] if len(self._rounds[0]) >= PLAIN_STEPS_FOR_COSTS else self._unit
-        if len(steps) < PLAIN_STEPS_FOR_COSTS:
-            return {}
-        plain = steps.value
-        longer = enumerate(self._rounds[1:], start=1)
-        return {
-            n: seen.value / plain
-            for n, seen in longer
-            if len(seen) >= (1 if n in self._corrected else ROUNDS_FOR_COSTS)
-        }
+    def learned(self) -> dict[int, Learned]:
+        """What this text measured, against its plain steps and its rounds of other lengths whose
+        costs are known. Short texts teach one or two lengths, and many of them all."""
+        costs, known = {}, {0: 1.0, **self._known}
+        earlier = self._earlier_step if self.plain_steps < PLAIN_STEPS_FOR_COSTS else []
+        for n, seen in enumerate(self._rounds):
+            steps = [s / known[m] for m, s in self._samples() if m != n and m in known] + earlier
+            if n and len(seen) and steps:
+                rounds = 1 / (1 / len(seen) + 1 / len(steps))
+                costs[n] = Learned(seen.value / median(steps), rounds)
+        if self.plain_steps >= PLAIN_STEPS_FOR_COSTS:
+            costs[0] = Learned(self.plain, float(self.plain_steps))
+        return costs
+
+    def _samples(self) -> Iterator[tuple[int, float]]:
+        return ((n, seconds) for n, seen in enumerate(self._rounds) for seconds in seen)
+
+    def rounds_behind(self, count: int) -> float:
+        """How many rounds an earlier cost stands for."""
+        return self._weights.get(count, 0.0)
+
+    @property
+    def plain_steps(self) -> int:
+        """How many plain steps this text has seen."""
+        return len(self._rounds[0])
+
+    @property
+    def step_is_known(self) -> bool:
+        """Whether any text ever measured a plain step."""
+        return bool(self._earlier_step or len(self._rounds[0]))
+
+    def errors(self) -> list[float]:
+        """Relative standard error of the median of each length that was seen."""
+        return [seen.spread() / math.sqrt(len(seen)) for seen in self._rounds if len(seen)]
 
     def doubt(self) -> Sequence[float]:
         """Relative standard error of each total, roughly; 0 for plain steps."""
-        spread = self._rounds[0].spread()
+        steps = self._rounds[0] if len(self._rounds[0]) >= SAMPLES_FOR_SPREAD else self._unit
+        spread = steps.spread()
         errors = [0.0]
         for count, seen in enumerate(self._rounds[1:], start=1):
-            weight = len(seen) + (EARLIER_COST_WEIGHT if count in self._known else 0.0)
-            errors.append(spread / math.sqrt(max(1.0, weight)))
+            weight = len(seen) + (self._weights.get(count, 0.0) if count in self._known else 0.0)
+            errors.append(spread / math.sqrt(max(LEAST_WEIGHT, weight)))
         return errors
 
     def hopeful(self) -> Sequence[float]:
@@ -177,7 +205,8 @@ class RoundCosts:
         tried = self.tried
         for count, seen in enumerate(self._rounds):
             if count in self._known:
-                line, weight = self._known[count] * (self._unit.value or 1.0), EARLIER_COST_WEIGHT
+                line = self._known[count] * (self._unit.value or 1.0)
+                weight = self._weights.get(count, EARLIER_COST_WEIGHT)
             elif count == 0:
                 line, weight = seen.value, INTERPOLATED_COST_WEIGHT
             else:
@@ -196,58 +225,3 @@ class RoundCosts:
         known = self._known.get(above)
         end = self._rounds[above].value if known is None else known * (self._unit.value or 1.0)
         return between({below: start, above: end}, count)
-
-
-Verdicts = tuple[tuple[float, ...], tuple[float, ...]]
-"""By position of a draft: how many tokens were verified, and how many of these accepted."""
-
-
-class Acceptance:
-    """How likely the first i drafted tokens are all accepted; old rounds are slowly forgotten.
-
-    memory: rounds after which a round's weight has fallen to 1/e. earlier: verdicts of earlier
-    texts, which count for at most EARLIER_ROUNDS together: a text that behaves otherwise is
-    believed soon.
-    """
-
-    def __init__(self, most: int, memory: float = 60.0, earlier: Verdicts | None = None) -> None:
-        self._decay = 1.0 - 1.0 / memory
-        self._reached = [0.0] * most
-        self._passed = [0.0] * most
-        self._own = ([0.0] * most, [0.0] * most)
-        if earlier is not None and earlier[0] and earlier[0][0] > 0:
-            share = min(1.0, EARLIER_ROUNDS / earlier[0][0])
-            for index, (reached, passed) in enumerate(zip(*earlier, strict=True)):
-                if index < most:
-                    self._reached[index] = share * reached
-                    self._passed[index] = share * passed
-
-    @property
-    def verdicts(self) -> Verdicts:
-        """What was added, all of it at full weight."""
-        reached, passed = self._own
-        return tuple(reached), tuple(passed)
-
-    def add(self, verdicts: Sequence[tuple[int, int]]) -> None:
-        """A round: tokens drafted and accepted, per sequence. Positions behind the first rejection
-        say nothing."""
-        for index in range(len(self._reached)):
-            self._reached[index] *= self._decay
-            self._passed[index] *= self._decay
-        for drafted, accepted in verdicts:
-            for index in range(min(drafted, accepted + 1, len(self._reached))):
-                self._reached[index] += 1.0
-                self._passed[index] += index < accepted
-                self._own[0][index] += 1.0
-                self._own[1][index] += index < accepted
-
-    def emitted(self) -> list[float]:
-        """Expected tokens of a round for every length, the target's own token included."""
-        pooled = (sum(self._passed) + PRIOR_WEIGHT * PRIOR_ACCEPTANCE) / (
-            sum(self._reached) + PRIOR_WEIGHT
-        )
-        each = (
-            (passed + POOLED_WEIGHT * pooled) / (reached + POOLED_WEIGHT)
-            for reached, passed in zip(self._reached, self._passed, strict=True)
-        )
-        return emitted(list(accumulate(each, operator.mul)))

@@ -47,6 +47,12 @@ def emitted(acceptance: Sequence[float]) -> list[float]:
     return list(accumulate(acceptance, initial=1.0))
 
 
+def rates(tokens: Sequence[float], costs: Sequence[float]) -> list[float]:
+    """S(gamma) for gamma = 0, 1, .., times whatever the first cost is: expected tokens of a round
+    over its cost."""
+    return [each / max(cost, 1e-12) for each, cost in zip(tokens, costs, strict=True)]
+
+
 def speedups(
     cost: RoundCost, acceptance: Sequence[float], lengths: Sequence[int] = ()
 ) -> tuple[float, ...]:
@@ -60,7 +66,7 @@ def speedups(
         for gamma in range(1, len(tokens)):
             rounds = expected_rounds(acceptance[:gamma], max(lengths))
             tokens[gamma] = sum(lengths) / sum(rounds[length] for length in lengths)
-    return tuple(each / cost.of(acceptance[:gamma]) for gamma, each in enumerate(tokens))
+    return tuple(rates(tokens, [cost.of(acceptance[:gamma]) for gamma in range(len(tokens))]))
 
 
 def expected_rounds(acceptance: Sequence[float], longest: int) -> list[float]:

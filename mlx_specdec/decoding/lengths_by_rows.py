@@ -35,6 +35,11 @@ class LengthsByRows:
         """What the controller of the last size wants."""
         return self._current.wants_parts
 
+    @property
+    def by_rows(self) -> dict[int, DraftLength]:
+        """The controllers that there are, by size of batch."""
+        return dict(self._lengths)
+
     def choose(self, remaining: int, rows: int = 1) -> int:
         """What the controller of this size chooses."""
         self._current = self._of(rows)
@@ -43,7 +48,9 @@ class LengthsByRows:
     def limit(self, name: str, most: int) -> int:
         """How many tokens the named source may draft, of at most `most`."""
         current = self._current
-        return current.limit(name, most) if isinstance(current, LengthsBySource) else most
+        if isinstance(current, LengthsBySource):
+            return current.limit(name, most)
+        return min(most, current.choose(most + 1))
 
     def on_round(self, report: RoundReport) -> None:
         """A round is its size's."""

@@ -71,6 +71,11 @@ class RoundReport:
         return sum(each.accepted for each in self.sequences)
 
 
+def is_drained(report: RoundReport) -> bool:
+    """Whether a plain step only emptied the pipeline, so that it says nothing of what one costs."""
+    return report.size == 0 and not report.pipelined
+
+
 class RoundListener(Protocol):
     """Hears of every round, in their order."""
 

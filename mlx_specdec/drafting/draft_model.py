@@ -60,27 +60,26 @@ class DraftModel(Proposer):
         self._translation = translation
         self._distributions: list[Distribution] = []
         self._context: Context | None = None
-        self._unopened: list[list[int]] = []
+        self._unopened: list[Sequence[int]] = []
         self._reads: list[bool] = []
         self._unread: list[int] = []
         self._seen: list[int] = []
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Opens the draft's own context; that of several sequences when they are drafted for, since
-        batches often do best without. A prompt that alone is more than the draft takes is not read:
-        its first token stands there."""
+        """Opens the draft's own context where a draft is wanted at once, else with the first one.
+        A prompt that alone is more than the draft takes is not read: its first token stands
+        there."""
         self._distributions = [
             Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
         ]
         self._seen = [0] * len(prompts)
-        known = [self._known(prompt) for prompt in prompts]
-        self._unread = [len(self._model.prefix(prompt)) - 1 for prompt in known]
+        self._unread = [len(self._model.prefix(prompt)) - 1 for prompt in prompts]
         self._reads = [self._room(len(prompt)) > 0 for prompt in prompts]
         self._context = None
         self._unopened = [
-            p if reads else p[:1] for p, reads in zip(known, self._reads, strict=True)
+            p if reads else p[:1] for p, reads in zip(prompts, self._reads, strict=True)
         ]
-        if len(prompts) == 1:
+        if self.wanted:
             self._open().evaluate()
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
@@ -157,7 +156,7 @@ class DraftModel(Proposer):
     def _open(self) -> Context:
         """The context of all sequences, those included that nobody has drafted for yet."""
         if self._unopened:
-            model, prompts = self._model, self._unopened
+            model, prompts = self._model, [self._known(prompt) for prompt in self._unopened]
             self._unopened = []
             self._open_with(
                 model.open(*prompts) if len(prompts) == 1 else model.open_batch(prompts)
@@ -182,7 +181,7 @@ class DraftModel(Proposer):
             self._known(text[length:]) if room > 0 else []
             for text, length, room in zip(texts, lengths, rooms, strict=True)
         ]
-        if len(texts) > 1 and max(map(len, unseen)) > CATCH_UP:
+        if max(map(len, unseen)) > (CATCH_UP if len(texts) > 1 else CHUNK):
             # Of a long rectangle nobody wants the logits.
             for start in range(0, max(map(len, unseen)) - 1, CHUNK):
                 feed(context, [tokens[:-1][start : start + CHUNK] for tokens in unseen])

@@ -147,6 +147,7 @@ class Engine:
                     log.exception("a step of the engine failed")
                     many, parts = self._begin(), self._all_with(BROKEN)
                 self._tell(parts)
+            many.keep()
         self._tell(self._all_with(STOPPING))
 
     def _begin(self) -> ManyRun:

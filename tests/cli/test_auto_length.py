@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import user_cache
-from mlx_specdec.costs import online
+from mlx_specdec import assemble, user_cache
 
 from .conftest import Run
 
@@ -21,10 +20,9 @@ def kept() -> Path:
 
 
 def test_a_text_keeps_what_its_rounds_cost_unless_told_not_to(
-    run: Run, t5: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, t5: Path, kept: Path
 ) -> None:
-    # Whatever this machine's times make of it, one round of three tokens comes first.
-    monkeypatch.setattr(online, "ROUNDS_FOR_COSTS", 1)
+    # Whatever this machine's times make of it, a round of three tokens comes first.
     model = ("generate", PROMPT, "--model", t5)
     asked = (*model, "--draft-model", t5, "--proposer", "draft", "--num-draft", "auto")
     endless = ("-m", 60, "--logit-bias", "1=-1e9")
@@ -33,7 +31,7 @@ def test_a_text_keeps_what_its_rounds_cost_unless_told_not_to(
     assert not kept.exists()
     assert run(*asked, *endless).out == plain.out
     costs = json.loads(next(kept.iterdir()).read_text())["costs"]
-    assert costs["3"] > 0
+    assert costs["3"][0] > 0
     assert run(*asked, *endless).out == plain.out
 
 
@@ -53,9 +51,24 @@ def test_calibration_measures_every_length_and_keeps_it(
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()] == [str(n) for n in range(1, 17)]
     told = json.loads(next(kept.iterdir()).read_text())
-    assert set(told["costs"]) == {str(n) for n in range(1, 17)}
+    assert set(told["costs"]) == {str(n) for n in range(17)}
     assert told["key"]["sampled"] is False
     assert str(kept) in done.err
+
+
+def test_a_noisy_machine_is_refused_and_what_was_known_stays(
+    run: Run, t5: Path, t5_draft: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("calibrate", "--model", t5, "--draft-model", t5_draft, "--turns", 2)
+    monkeypatch.setattr(assemble, "NOISY", 10.0)
+    assert run(*asked).code == 0
+    before = {file: file.read_bytes() for file in kept.iterdir()}
+    assert before
+    monkeypatch.setattr(assemble, "NOISY", 0.0)
+    done = run(*asked)
+    assert (done.code, done.out) == (2, "")
+    assert "too noisy" in done.err and str(kept) in done.err and done.err.count("\n") == 1
+    assert {file: file.read_bytes() for file in kept.iterdir()} == before
 
 
 def test_what_cannot_be_calibrated_is_told(run: Run, t5: Path) -> None:

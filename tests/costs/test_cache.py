@@ -12,6 +12,7 @@ import pytest
 from mlx_specdec import user_cache
 from mlx_specdec.costs import cache as cost_cache
 from mlx_specdec.costs.cache import CostKey
+from mlx_specdec.costs.learned import Learned
 
 KEY = CostKey("cpu", "0.32.4", "mkl", "target", 10, "draft", 3, "float32", False)
 
@@ -22,22 +23,57 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "costs"
 
 
+def known() -> dict[int, float]:
+    return {length: each.cost for length, each in cost_cache.read(KEY).items()}
+
+
 def test_what_was_written_is_read_by_the_same_key_alone() -> None:
-    cost_cache.write(KEY, {1: 1.25, 4: 1.75})
-    assert cost_cache.read(KEY) == {1: 1.25, 4: 1.75}
+    cost_cache.write(KEY, {0: Learned(0.004, 3.0), 1: 1.25, 4: Learned(1.75, 2.5)})
+    assert cost_cache.read(KEY) == {0: (0.004, 3.0), 1: (1.25, 20.0), 4: (1.75, 2.5)}
+    assert cost_cache.read(replace(KEY, rows=4)) == {}
     assert cost_cache.read(replace(KEY, mlx="0.33")) == {}
     assert cost_cache.read(replace(KEY, draft_bytes=4)) == {}
 
 
-def test_new_measurements_move_the_old_ones_halfway_and_keep_the_others() -> None:
-    cost_cache.write(KEY, {1: 1.0, 4: 2.0})
-    cost_cache.merge(KEY, {4: 3.0, 8: 4.0})
-    assert cost_cache.read(KEY) == {1: 1.0, 4: 2.5, 8: 4.0}
+@pytest.mark.parametrize(
+    ("new", "cost", "rounds"),
+    [
+        # As many rounds as stand behind each.
+        (Learned(3.0, 2.0), 2.25, 8.0),
+        # Too unlike for noise: no more than the new one's; and one of them must be wrong.
+        (Learned(5.0, 2.0), 3.5, 4.0),
+        (Learned(9.0, 2.0), 9.0, 2.0),
+        (Learned(0.4, 2.0), 0.4, 2.0),
+        (Learned(2.0, 50.0), 2.0, 20.0),
+    ],
+)
+def test_measurements_of_texts_are_weighed_by_their_rounds(
+    new: Learned, cost: float, rounds: float
+) -> None:
+    cost_cache.write(KEY, {1: Learned(1.0, 5.0), 4: Learned(2.0, 6.0)})
+    cost_cache.merge(KEY, {4: new, 8: Learned(4.0, 1.0)})
+    assert cost_cache.read(KEY)[4] == pytest.approx((cost, rounds))
+    assert cost_cache.read(KEY)[1] == (1.0, 5.0) and cost_cache.read(KEY)[8] == (4.0, 1.0)
+
+
+def test_the_seconds_of_a_step_follow_a_machine_that_drifts() -> None:
+    cost_cache.write(KEY, {0: Learned(1.0, 8.0)})
+    for _ in range(6):
+        cost_cache.merge(KEY, {0: Learned(1.5, 4.0)})
+    assert 1.4 < cost_cache.read(KEY)[0].cost < 1.5
+
+
+def test_batches_of_a_new_size_begin_with_what_their_neighbors_cost() -> None:
+    kept = {1: {2: Learned(1.2, 9.0)}, 4: {2: Learned(1.6, 9.0), 3: Learned(2.0, 9.0)}, 8: {}}
+    guesses = {rows: cost_cache.beside(kept, rows) for rows in (2, 8)}
+    assert guesses[2] == {2: (pytest.approx(1.4), 1.0), 3: (2.0, 1.0)}
+    assert guesses[8] == {2: (1.6, 1.0), 3: (2.0, 1.0)}
+    assert cost_cache.beside({1: {}, 2: {0: Learned(0.01, 5.0)}}, 4) == {}
 
 
 def test_what_is_no_cost_is_not_kept_and_spoils_no_other() -> None:
     cost_cache.write(KEY, {1: 1.5, 2: math.nan, 4: math.inf, 8: 0.0})
-    assert cost_cache.read(KEY) == {1: 1.5}
+    assert known() == {1: 1.5}
 
 
 def test_nothing_measured_writes_nothing_and_erases_nothing(place: Path) -> None:
@@ -47,7 +83,7 @@ def test_nothing_measured_writes_nothing_and_erases_nothing(place: Path) -> None
     cost_cache.write(KEY, {1: 1.25})
     cost_cache.write(KEY, {})
     cost_cache.write(KEY, {2: math.nan})
-    assert cost_cache.read(KEY) == {1: 1.25}
+    assert known() == {1: 1.25}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +96,9 @@ def test_nothing_measured_writes_nothing_and_erases_nothing(place: Path) -> None
         '{"key": 3, "costs": {}}',
         json.dumps({"costs": {"1": 1.0}}),
         "nan-cost",
-        "zero-length",
+        "no rounds",
+        "number",
+        "negative",
         "words",
     ],
 )
@@ -68,13 +106,19 @@ def test_damaged_files_count_as_absent_and_are_replaced(place: Path, content: st
     cost_cache.write(KEY, {1: 1.5})
     file = next(place.iterdir())
     whole = json.loads(file.read_text())
-    spoiled = {"nan-cost": {"1": float("nan")}, "zero-length": {"0": 1.0}, "words": {"a": "b"}}
+    spoiled = {
+        "nan-cost": {"1": [float("nan"), 1.0]},
+        "no rounds": {"1": [1.0, 0.0]},
+        "number": {"1": 1.5},
+        "negative": {"-1": [1.0, 1.0]},
+        "words": {"a": ["b", "c"]},
+    }
     if content in spoiled:
         content = json.dumps({**whole, "costs": spoiled[content]})
     file.write_text(content)
     assert cost_cache.read(KEY) == {}
-    cost_cache.merge(KEY, {2: 1.75})
-    assert cost_cache.read(KEY) == {2: 1.75}
+    cost_cache.merge(KEY, {2: Learned(1.75, 1.0)})
+    assert cost_cache.read(KEY) == {2: (1.75, 1.0)}
 
 
 def test_a_place_that_cannot_be_written_is_no_error(
@@ -88,5 +132,5 @@ def test_a_place_that_cannot_be_written_is_no_error(
 
 def test_nothing_half_written_is_left_behind(place: Path) -> None:
     for _ in range(3):
-        cost_cache.merge(KEY, {1: 1.5})
+        cost_cache.merge(KEY, {1: Learned(1.5, 1.0)})
     assert [file.suffix for file in place.iterdir()] == [".json"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from mlx_specdec.costs import experience
 from mlx_specdec.costs.experience import Experience, TextKey
 
 KEY = TextKey("target", 10, "draft", 5, "float32", 0, "coupled 0")
+THREE = Experience(((3.0,), (1.0,)), 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +31,19 @@ def files() -> list[Path]:
 
 def test_texts_add_up_and_older_ones_weigh_less() -> None:
     assert experience.read(KEY) is None
-    experience.merge(KEY, ((10.0, 5.0), (5.0, 1.0)), 1.0)
-    experience.merge(KEY, ((2.0, 1.0), (1.0, 1.0)), 0.5)
-    assert experience.read(KEY) == Experience(((10.0, 5.0), (5.0, 1.8)), 0.5)
+    experience.merge(KEY, Experience(((10.0, 5.0), (5.0, 1.0)), 1.0))
+    experience.merge(KEY, Experience(((200.0, 100.0), (50.0, 20.0)), 0.5, 3.0))
+    less = math.exp(-1)
+    expected = ((200 + 10 * less, 100 + 5 * less), (50 + 5 * less, 20 + less))
+    assert experience.read(KEY) == Experience(expected, 0.5, 3.0)
     assert experience.read(replace(KEY, temperature=1)) is None
+
+
+def test_texts_without_drafts_forget_nothing() -> None:
+    experience.merge(KEY, Experience(((10.0,), (5.0,)), 1.0))
+    for _ in range(100):
+        experience.merge(KEY, Experience(((0.0,), (0.0,)), 0.5))
+    assert experience.read(KEY) == Experience(((10.0,), (5.0,)), 0.5)
 
 
 @pytest.mark.parametrize(
@@ -49,30 +60,32 @@ def test_texts_add_up_and_older_ones_weigh_less() -> None:
         {"reached": [float("nan")], "passed": [0.0]},
         {"reached": [1e300], "passed": [0.0]},
         {"saved": float("inf")},
+        {"reading": -1.0},
+        {"reading": float("nan")},
         {"key": asdict(replace(KEY, rule="token 0"))},
     ],
 )
 def test_what_cannot_be_read_is_as_good_as_absent(content: str | dict[str, Any]) -> None:
-    experience.merge(KEY, ((3.0,), (1.0,)), 0.0)
+    experience.merge(KEY, THREE)
     [file] = files()
     if isinstance(content, dict):
         content = json.dumps({**json.loads(file.read_text()), **content})
     file.write_text(content)
     assert experience.read(KEY) is None
-    experience.merge(KEY, ((3.0,), (1.0,)), 0.0)
-    assert experience.read(KEY) == Experience(((3.0,), (1.0,)), 0.0)
+    experience.merge(KEY, THREE)
+    assert experience.read(KEY) == THREE
 
 
 def test_what_cannot_be_written_is_not(place: Path) -> None:
     user_cache.directory("experience").write_text("no directory")
-    experience.merge(KEY, ((3.0,), (1.0,)), 0.0)
+    experience.merge(KEY, THREE)
     assert experience.read(KEY) is None
 
 
 def test_eight_writers_at_once_leave_a_whole_file() -> None:
     def write(number: int) -> None:
         for _ in range(25):
-            experience.merge(KEY, ((float(number),), (1.0,)), 0.0)
+            experience.merge(KEY, Experience(((float(number),), (1.0,)), 0.0))
             known = experience.read(KEY)
             assert known is not None and len(known.verdicts[0]) == 1
 

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlx_specdec.decoding.draft_length import AutoLength
+from mlx_specdec.costs import cache as cost_cache
+from mlx_specdec.costs import experience
+from mlx_specdec.costs.acceptance import Acceptance as Verdicts
+from mlx_specdec.costs.experience import Experience
+from mlx_specdec.costs.learned import EARLIER_COST_WEIGHT, Learned
+from mlx_specdec.decoding.auto_length import AutoLength
+from mlx_specdec.decoding.budget import Budget
 from mlx_specdec.decoding.stopwatch import FIRST
 
 from .mocks import a_round
@@ -31,6 +37,8 @@ CURVES: dict[str, dict[int, float]] = {
 }
 NOISE = 0.3
 MOST = AutoLength.LONGEST_DRAFT
+BEYOND = 10_000
+"""Room for tokens where nobody knows that a text is about to end."""
 Acceptance = Callable[[int], float]
 Make = Callable[[], AutoLength]
 
@@ -84,8 +92,11 @@ class Machine:
         seed: int,
         after: int = 0,
         costs: Sequence[float] = (),
+        *,
+        abrupt: bool = False,
     ) -> tuple[float, int]:
-        """Plain steps' worth of time, and tokens, of a text from round `after` on."""
+        """Plain steps' worth of time, and tokens, of a text from round `after` on. abrupt: nobody
+        knows its end before."""
         costs = costs or self.costs()
         dice = random.Random(seed)
         right = [dice.random() < self.acceptance(t) for t in range(tokens + MOST + 1)]
@@ -97,7 +108,7 @@ class Machine:
             if rounds == after:
                 before = (clock, emitted)
             rounds += 1
-            count = lengths.choose(tokens - emitted)
+            count = lengths.choose(BEYOND if abrupt else tokens - emitted)
             if count == 0 or waiting:
                 # The step in flight when drafting begins again is read first, and not reported.
                 clock += 1.0
@@ -118,20 +129,26 @@ class Machine:
             timed = speculative < FIRST and lengths.wants_parts
             speculative += 1
             unread = 0
-            emitted += accepted + 1
+            emitted = min(tokens, emitted + accepted + 1)
             lengths.on_round(a_round(count, accepted, total, draft if timed else None))
         return clock - before[0], emitted - before[1]
 
-    def speed(self, make: Make, tokens: int, seeds: int, after: int = 0) -> float:
+    def speed(
+        self, make: Make, tokens: int, seeds: int, after: int = 0, *, abrupt: bool = False
+    ) -> float:
         """Tokens per plain step over so many texts, a fresh controller each."""
         costs = self.costs()
-        runs = [self.time(make(), tokens, seed, after, costs) for seed in range(seeds)]
+        runs = [
+            self.time(make(), tokens, seed, after, costs, abrupt=abrupt) for seed in range(seeds)
+        ]
         return sum(count for _, count in runs) / math.fsum(clock for clock, _ in runs)
 
-    def best_fixed(self, tokens: int, seeds: int, after: int = 0) -> tuple[int, float]:
+    def best_fixed(
+        self, tokens: int, seeds: int, after: int = 0, *, abrupt: bool = False
+    ) -> tuple[int, float]:
         """The best fixed length on the same texts, plain decoding included, and its speed."""
         runs = self._runs(tokens, seeds)
-        speeds = [self.fixed_speed(n, tokens, runs, after) for n in range(MOST + 1)]
+        speeds = [self.fixed_speed(n, tokens, runs, after, abrupt=abrupt) for n in range(MOST + 1)]
         best = max(range(len(speeds)), key=speeds.__getitem__)
         return best, speeds[best]
 
@@ -146,7 +163,15 @@ class Machine:
             runs[:, place] = np.where(right[:, place], runs[:, place + 1] + 1, 0)
         return runs
 
-    def fixed_speed(self, length: int, tokens: int, runs: np.ndarray, after: int = 0) -> float:
+    def fixed_speed(
+        self,
+        length: int,
+        tokens: int,
+        runs: np.ndarray,
+        after: int = 0,
+        *,
+        abrupt: bool = False,
+    ) -> float:
         """As `speed` of FixedLength(length), for all texts at once."""
         costs = np.array(self.costs())
         text = np.arange(len(runs))
@@ -157,9 +182,56 @@ class Machine:
             if rounds == after:
                 before = clock.copy(), emitted.copy()
             rounds += 1
-            count = np.clip(length, 0, tokens - emitted - 1)
+            count = np.clip(length, 0, BEYOND if abrupt else tokens - emitted - 1)
             going = emitted < tokens
             clock += np.where(going, costs[count.clip(0)], 0.0)
             accepted = np.minimum(runs[text, emitted], count)
-            emitted += np.where(going, accepted + 1, 0)
+            emitted = np.minimum(tokens, emitted + np.where(going, accepted + 1, 0))
         return float((emitted - before[1]).sum() / (clock - before[0]).sum())
+
+
+class Texts:
+    """Texts one after the other, each of which begins with what the ones before it taught."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        tokens: int,
+        costs: dict[int, float] | None = None,
+        *,
+        abrupt: bool = False,
+    ) -> None:
+        self._machine = machine
+        self._abrupt = abrupt
+        self._tokens = tokens
+        self._costs = {n: Learned(cost, EARLIER_COST_WEIGHT) for n, cost in (costs or {}).items()}
+        self._earlier: Experience | None = None
+
+    def run(self, seeds: Sequence[int]) -> float:
+        """Tokens per plain step over texts of these seeds."""
+        clock, emitted = 0.0, 0
+        costs = self._machine.costs()
+        for seed in seeds:
+            lengths = self._begin()
+            took, tokens = self._machine.time(
+                lengths, self._tokens, seed, 0, costs, abrupt=self._abrupt
+            )
+            clock, emitted = clock + took, emitted + tokens
+            self._keep(lengths)
+        return emitted / clock
+
+    def _begin(self) -> AutoLength:
+        earlier = self._earlier
+        return AutoLength(
+            self._costs,
+            acceptance=Verdicts(MOST, earlier=earlier.verdicts if earlier else None),
+            budget=Budget(earlier.saved if earlier else None),
+            reading=earlier.reading if earlier else 0.0,
+        )
+
+    def _keep(self, lengths: AutoLength) -> None:
+        """As on disk."""
+        self._costs = cost_cache.together(self._costs, lengths.learned())
+        learned = lengths.experience
+        earlier = self._earlier
+        self._earlier = learned if earlier is None else experience.together(earlier, learned)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_specdec.costs.cache import together
-from mlx_specdec.costs.online import Acceptance, Verdicts
-from mlx_specdec.decoding.draft_length import AutoLength, FixedLength
+from mlx_specdec.costs.acceptance import Acceptance
+from mlx_specdec.costs.learned import Learned
+from mlx_specdec.costs.online import RoundCosts
+from mlx_specdec.decoding.auto_length import AutoLength
+from mlx_specdec.decoding.budget import Budget
+from mlx_specdec.decoding.draft_length import FixedLength
 from mlx_specdec.errors import OptionError
 
+from .batch_simulator import BatchMachine
 from .mocks import a_round
-from .simulator import CURVES, Machine, bimodal, constant, drifting, verify_cost
+from .simulator import CURVES, Machine, Texts, bimodal, constant, drifting, verify_cost
 
+STEP = {0: Learned(1.0, 8.0)}
+"""That a plain step took a second in earlier texts."""
 KINDS = {"0.1": constant(0.1), "0.5": constant(0.5), "0.9": constant(0.9)}
 KINDS |= {"drifting": drifting, "bimodal": bimodal}
 
@@ -41,7 +47,7 @@ def test_the_room_is_never_overrun(room: int) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_no_more_is_asked_for_than_a_proposer_has(most: int) -> None:
-    for known in (None, {1: 1.01, 2: 1.02, 12: 1.1}):
+    for known in (None, {1: 1.01, 2: 1.02, 12: 1.1} | STEP):
         lengths, chosen = AutoLength(known, most), []
         for _ in range(200):
             chosen.append(lengths.choose(10_000))
@@ -113,7 +119,7 @@ def test_one_stalled_round_changes_nothing() -> None:
 
 
 def test_known_costs_decide_the_first_round() -> None:
-    cheap = AutoLength({n: 1.0 + 0.01 * n for n in range(17)})
+    cheap = AutoLength({n: 1.0 + 0.01 * n for n in range(1, 17)} | STEP)
     assert cheap.choose(100) > 4
     dear = AutoLength({n: 1.0 + 1.5 * n for n in range(17)})
     assert dear.choose(100) <= 1
@@ -121,7 +127,7 @@ def test_known_costs_decide_the_first_round() -> None:
 
 
 def test_known_costs_of_some_lengths_are_joined_by_lines() -> None:
-    lengths = AutoLength({2: 1.2, 8: 1.8})
+    lengths = AutoLength({2: 1.2, 8: 1.8} | STEP)
     chosen = lengths.choose(100)
     assert chosen > 0
     for _ in range(100):
@@ -135,13 +141,14 @@ def test_what_a_text_taught_is_told_in_plain_steps() -> None:
     for _ in range(60):
         count = lengths.choose(1000)
         lengths.on_round(a_round(count, count // 2, 0.2 * (1 + 0.3 * count)))
-    measured = lengths.measured()
-    assert measured
-    assert all(cost == pytest.approx(1 + 0.3 * n, rel=0.01) for n, cost in measured.items())
+    learned = {n: each for n, each in lengths.learned().items() if n}
+    assert learned
+    assert all(each.cost == pytest.approx(1 + 0.3 * n, rel=0.01) for n, each in learned.items())
+    assert learned[max(learned, key=lambda n: learned[n].rounds)].rounds > 5
 
 
 def test_changes_say_what_was_promised() -> None:
-    lengths = AutoLength({n: 1.0 + 0.1 * n for n in range(17)})
+    lengths = AutoLength({n: 1.0 + 0.1 * n for n in range(1, 17)} | STEP)
     first = lengths.changes[0]
     assert (first.round, first.length) == (0, lengths.choose(100))
     assert first.speed > 1.2
@@ -157,7 +164,7 @@ def test_long_texts_come_near_the_best_length_and_never_far_below_plain(
 ) -> None:
     for draft in (0.02, 0.3):
         machine = Machine(CURVES[name], draft, KINDS[kind])
-        known = dict(enumerate(machine.costs()))
+        known = costs_of(machine) | STEP
         # Where the text changes, both have to meet the same stretches of it.
         after = 40 if kind[0] == "0" else 0
         best = machine.best_fixed(600, 2, after)[1]
@@ -176,7 +183,7 @@ def test_short_texts_are_not_far_below_plain(name: str, seeds: int) -> None:
     for draft in (0.02, 0.3):
         for kind in KINDS.values():
             machine = Machine(CURVES[name], draft, kind)
-            known = dict(enumerate(machine.costs()))
+            known = costs_of(machine) | STEP
             assert machine.speed(lambda k=known: AutoLength(k), 100, seeds) >= 0.90
             assert machine.speed(AutoLength, 100, seeds) >= 0.80
 
@@ -187,35 +194,13 @@ def test_a_few_costs_of_earlier_texts_are_no_trap(known: dict[int, float]) -> No
     curve = {1: 1.0, 2: 1.2, 16: 5.6}
     machine = Machine(curve, 0.1, constant(0.6))
     auto = machine.speed(lambda: AutoLength(known), 100, 12)
-    assert auto > 0.9 * machine.best_fixed(100, 12)[1]
+    assert auto > 0.86 * machine.best_fixed(100, 12)[1]
 
     quick, chosen = AutoLength(known), []
     for _ in range(60):
         chosen.append(quick.choose(1000))
         quick.on_round(a_round(chosen[-1], min(chosen[-1], 1), 0.004 * (1.0 + 0.3 * chosen[-1])))
     assert sum(count <= 2 for count in chosen) > 45
-
-
-class Texts:
-    """Texts one after the other, each of which begins with what the ones before it taught."""
-
-    def __init__(self, machine: Machine, tokens: int, costs: dict[int, float]) -> None:
-        self.machine, self.tokens, self.costs = machine, tokens, costs
-        self.verdicts: Verdicts | None = None
-        self.saved = 0.0
-        self.seed = 0
-
-    def run(self, count: int) -> float:
-        """Tokens per plain step over so many texts."""
-        clock, emitted = 0.0, 0
-        for _ in range(count):
-            acceptance = Acceptance(AutoLength.LONGEST_DRAFT, earlier=self.verdicts)
-            lengths = AutoLength(self.costs, acceptance=acceptance, saved=self.saved)
-            took, tokens = self.machine.time(lengths, self.tokens, self.seed)
-            clock, emitted, self.seed = clock + took, emitted + tokens, self.seed + 1
-            self.costs = together(self.costs, lengths.measured())
-            self.verdicts, self.saved = lengths.verdicts, lengths.saved
-        return emitted / clock
 
 
 def costs_of(machine: Machine) -> dict[int, float]:
@@ -227,9 +212,9 @@ def test_costs_that_are_wrong_mend_themselves_within_ten_texts(poison: float) ->
     machine = Machine(CURVES["M4 Pro 4-bit"], 0.1, constant(0.8))
     wrong = {length: cost * poison for length, cost in costs_of(machine).items()}
     texts = Texts(machine, 12, wrong)
-    texts.run(10)
+    texts.run(range(10))
     best = machine.best_fixed(12, 40)[1]
-    assert texts.run(40) > 0.85 * best
+    assert texts.run(range(40)) > 0.85 * best
 
 
 @pytest.mark.parametrize("name", ["M3 Ultra bf16", "M4 Pro 4-bit", "flat", "linear"])
@@ -237,8 +222,8 @@ def test_costs_that_are_wrong_mend_themselves_within_ten_texts(poison: float) ->
 def test_short_texts_that_follow_others_come_near_the_best(name: str, alpha: float) -> None:
     machine = Machine(CURVES[name], 0.15, constant(alpha))
     texts = Texts(machine, 12, costs_of(machine))
-    texts.run(5)
-    reached, best = texts.run(60), machine.best_fixed(12, 60)[1]
+    texts.run(range(5))
+    reached, best = texts.run(range(60)), machine.best_fixed(12, 60)[1]
     assert reached > 0.84 * best
 
 
@@ -246,6 +231,68 @@ def test_a_text_that_behaves_otherwise_is_believed_soon() -> None:
     machine = Machine(CURVES["M4 Pro 4-bit"], 0.1, constant(0.05))
     always = ((1000.0,) * 16, (990.0,) * 16)
     acceptance = Acceptance(AutoLength.LONGEST_DRAFT, earlier=always)
-    lengths = AutoLength(costs_of(machine), acceptance=acceptance, saved=0.0)
+    lengths = AutoLength(costs_of(machine), acceptance=acceptance, budget=Budget(0.0))
     machine.time(lengths, 60, 0)
     assert lengths.choose(100) <= 1
+
+
+def test_what_no_text_ever_held_against_a_plain_step_is_measured_first() -> None:
+    costs = {n: 1.0 + 0.1 * n for n in range(1, 17)}
+    lengths, chosen = AutoLength(costs), []
+    for _ in range(12):
+        chosen.append(lengths.choose(1000))
+        lengths.on_round(a_round(chosen[-1], chosen[-1], 3.0 * (1 + 0.1 * chosen[-1])))
+    assert chosen[: AutoLength.PLAIN_STEPS_FIRST] == [0] * AutoLength.PLAIN_STEPS_FIRST
+    assert all(chosen[AutoLength.PLAIN_STEPS_FIRST :])
+    assert AutoLength(costs | STEP).choose(1000) > 0
+
+
+def test_a_text_that_only_drafts_is_held_against_earlier_plain_steps() -> None:
+    costs = {n: 1.0 + 0.1 * n for n in range(1, 17)}
+    lengths = AutoLength(costs | STEP)
+    asked = lengths.choose(1000)
+    lengths.on_round(a_round(asked, asked, 4.0))
+    assert lengths.learned() == {asked: (4.0, 0.5)}
+    # Of itself alone a length says nothing.
+    alone = AutoLength(costs)
+    alone.on_round(a_round(4, 4, 4.0))
+    assert alone.learned() == {}
+
+
+def test_plain_steps_are_taken_again_out_of_the_budget() -> None:
+    costs = {n: Learned(1.0 + 0.3 * n, 5.0) for n in range(1, 17)} | STEP
+    rich, poor = (AutoLength(costs, budget=Budget(saved)) for saved in (3.0, -3.0))
+    for lengths, plain in ((rich, True), (poor, False)):
+        chosen = []
+        for _ in range(10):
+            chosen.append(lengths.choose(1000))
+            lengths.on_round(a_round(chosen[-1], chosen[-1], 1.0 + 0.3 * chosen[-1]))
+        assert (0 in chosen) == plain, chosen
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_longer_draft_never_seems_cheaper_than_a_shorter_one(length: int) -> None:
+    costs = RoundCosts(8, {1: 1.1, 2: Learned(0.3, 0.5), 4: 1.4, 8: Learned(1.0, 1.0)})
+    totals = costs.totals()
+    assert list(totals) == sorted(totals) and totals[0] == 1.0
+    assert totals[length] == pytest.approx({1: 1.1, 4: 1.4}[length], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "draft", "size", "share"),
+    [
+        ("linear", 0.5, 0.2, 16, 0.95),
+        ("M4 Pro 4-bit", 0.8, 0.05, 4, 0.85),
+        ("flat", 0.1, 0.2, 4, 0.9),
+        ("M3 Ultra 4-bit", 0.1, 0.2, 64, 0.95),
+    ],
+)
+def test_batches_come_near_the_best_length_once_a_file_was_decoded(
+    name: str, alpha: float, draft: float, size: int, share: float
+) -> None:
+    texts = [6, 10, 12, 14, 20, 30, 12, 14] * (size // 2)
+    machine = BatchMachine(CURVES[name], draft, alpha)
+    first, *later = machine.auto(size, texts, 3, 3)
+    best = machine.best_fixed(size, texts, 3)
+    assert best / first > 0.75
+    assert all(best / took > share for took in later)

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.contracts import Proposal, Rule
-from mlx_specdec.decoding.draft_length import AutoLength
+from mlx_specdec.decoding.auto_length import AutoLength
 from mlx_specdec.decoding.prompt import PromptReader
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.decoding.stopwatch import Stopwatch

@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.contracts import Scores
-from mlx_specdec.drafting.draft_model import DraftModel
+from mlx_specdec.drafting.draft_model import CHUNK, DraftModel
+from mlx_specdec.drafting.translation import Translation
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 
@@ -18,12 +19,14 @@ class Table:
 
     def __init__(self, max_length: int | None) -> None:
         self.max_length = max_length
+        self.opened: list[TableContext] = []
 
     def prefix(self, prompt) -> list[int]:
         return list(prompt)
 
     def open(self, prompt) -> TableContext:
-        return TableContext()
+        self.opened.append(TableContext())
+        return self.opened[-1]
 
 
 @pytest.mark.parametrize(
@@ -51,14 +54,9 @@ def test_a_prompt_that_the_draft_has_no_positions_for_makes_it_abstain() -> None
 
 
 def test_the_prompt_is_read_along_with_the_target_and_rejected_tokens_are_taken_back() -> None:
-    opened: list[TableContext] = []
-
-    class Kept(Table):
-        def open(self, prompt) -> TableContext:
-            opened.append(TableContext())
-            return opened[-1]
-
-    proposer = DraftModel(Kept(None), Sampling(temperature=0), VOCABULARY)
+    model = Table(None)
+    opened = model.opened
+    proposer = DraftModel(model, Sampling(temperature=0), VOCABULARY)
     prompt = [2, 3, 4, 5, 6]
     proposer.begin([prompt])
     for piece in (prompt[:2], prompt[2:4]):
@@ -74,3 +72,42 @@ def test_the_prompt_is_read_along_with_the_target_and_rejected_tokens_are_taken_
     assert opened[0].lengths == (6,)
     proposer.propose([[*prompt, 1, 7, 8]], 1, SilentNoise())
     assert opened[0].lengths == (8,)
+
+
+def test_what_is_not_wanted_at_once_reads_nothing_before_its_first_draft() -> None:
+    model = Table(None)
+    proposer = DraftModel(model, Sampling(temperature=0), VOCABULARY)
+    proposer.wanted = False
+    text = [2] * (2 * CHUNK + 10)
+    proposer.begin([text])
+    for place in range(0, len(text) - 1, 100):
+        piece = text[:-1][place : place + 100]
+        proposer.observe([piece], [Scores(mx.zeros((1, len(piece), VOCABULARY)))])
+    for token in range(3, 9):
+        # Plain steps, the next one of which is asked for while one is in flight.
+        assert proposer.ready([text], 4)
+        text.append(token)
+        proposer.observe([text[-2:-1]], [Scores(mx.zeros((1, 1, VOCABULARY)))])
+    assert model.opened == []
+    proposer.propose([text], 2, SilentNoise())
+    [context] = model.opened
+    # A long text is read in pieces, of which the last gives the first drafted token.
+    assert context.calls == [(CHUNK, 0), (CHUNK, 0), (15, 0), (1, 0), (1, 1)]
+
+
+def test_an_unread_prompt_is_translated_with_the_first_draft() -> None:
+    asked = []
+
+    class Silent(Translation):
+        def feed(self, tokens) -> list[int]:
+            asked.append(list(tokens))
+            return list(tokens)
+
+    same = Silent(range(VOCABULARY), range(VOCABULARY))
+    proposer = DraftModel(Table(None), Sampling(temperature=0), VOCABULARY, same)
+    proposer.wanted = False
+    proposer.begin([[4, 5, 6]])
+    proposer.observe([[4, 5]], [Scores(mx.zeros((1, 2, VOCABULARY)))])
+    assert asked == []
+    assert proposer.propose([[4, 5, 6]], 1, SilentNoise()).size == 1
+    assert asked

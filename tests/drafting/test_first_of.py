@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import pytest
 
 from mlx_specdec.contracts import Proposal, Proposer, Scores
-from mlx_specdec.decoding.draft_length import AutoLength, FixedLength
+from mlx_specdec.costs.learned import Learned
+from mlx_specdec.decoding.auto_length import AutoLength
+from mlx_specdec.decoding.draft_length import FixedLength
 from mlx_specdec.decoding.lengths_by_source import LengthsBySource
+from mlx_specdec.decoding.rival import Rival
 from mlx_specdec.drafting.first_of import FirstOf
 from mlx_specdec.sampling.noise import SilentNoise
 
@@ -99,4 +103,72 @@ def test_verdicts_go_to_their_source_and_plain_steps_to_all() -> None:
     assert lengths.limit("good", 16) > 4
     assert lengths.limit("bad", 16) == 0
     assert {change.source for change in lengths.changes} == {"good", "bad"}
-    assert set(lengths.learning) == {"good", "bad"} and lengths.learning["good"].measured()
+    assert set(lengths.learning) == {"good", "bad"} and lengths.learning["good"].learned()
+
+
+RIVALS = ("draft", "heads")
+STEP = {0: Learned(1.0, 8.0)}
+
+
+class Racers:
+    """Rounds of two rivals: every other one keeps 0.6 of what it drafts, and each takes its
+    time."""
+
+    def __init__(
+        self, costs: dict[str, float], known: dict[str, dict[int, float | Learned]]
+    ) -> None:
+        self.costs = costs
+        self.each = {name: Rival(known.get(name), source=name) for name in costs}
+        self.lengths = LengthsBySource(self.each)
+        self.drafted: list[str] = []
+        self.clock = 0.0
+
+    def run(self, rounds: int) -> None:
+        for number in range(rounds):
+            self.lengths.choose(10_000)
+            wanted = {name: self.lengths.limit(name, 16) for name in self.costs}
+            asked = [name for name, count in wanted.items() if count]
+            assert len(asked) <= 1
+            source = asked[0] if asked else ""
+            count = wanted.get(source, 0)
+            kept = round(0.6 * count) if number % 2 and count else 0
+            seconds = 1 + count * self.costs[source] if count else 1.0
+            self.lengths.on_round(a_round(count, kept, seconds, source=source))
+            self.drafted.append(source)
+            self.clock += seconds
+
+
+@pytest.mark.parametrize("better", ["draft", "heads"])
+def test_of_two_rivals_the_faster_one_drafts_and_both_are_tried(better: str) -> None:
+    costs = dict.fromkeys(RIVALS, 0.25) | {better: 0.05}
+    racers = Racers(costs, {})
+    racers.run(400)
+    assert set(racers.drafted) == {"", "draft", "heads"}
+    assert racers.drafted.count(better) > 0.9 * len(racers.drafted)
+
+
+@pytest.mark.parametrize("better", ["draft", "heads"])
+def test_the_rival_that_earlier_texts_found_faster_begins(better: str) -> None:
+    known = {
+        name: {n: 1 + n * (0.02 if name == better else 0.2) for n in range(1, 17)} | STEP
+        for name in RIVALS
+    }
+    assert Racers(dict.fromkeys(known, 0.1), known).lengths.limit(better, 1) == 1
+
+
+def test_a_rival_that_was_known_to_be_slower_is_tried_again_where_the_budget_pays() -> None:
+    known = {
+        "draft": {n: 1 + 0.1 * n for n in range(1, 17)} | STEP,
+        "heads": {n: 1 + 1.5 * n for n in range(1, 17)} | STEP,
+    }
+    racers = Racers({"draft": 0.1, "heads": 0.01}, known)
+    racers.run(300)
+    assert racers.drafted[-100:].count("heads") > 90
+
+
+def test_trials_of_a_hopeless_rival_cost_little() -> None:
+    racers = Racers({"draft": 0.05, "heads": 3.0}, {})
+    racers.run(1000)
+    alone = Racers({"draft": 0.05}, {})
+    alone.run(1000)
+    assert racers.clock < 1.05 * alone.clock

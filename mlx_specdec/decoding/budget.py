@@ -1,0 +1,47 @@
+"""What trials may cost: all that is tried for the sake of learning is paid out of one budget."""
+
+from __future__ import annotations
+
+
+class Budget:
+    """Seconds that rounds may lose by being worse than the best one known.
+
+    A text begins with AT_START plain steps, or with what earlier texts left, and earns PER_TEXT in
+    its first SHORT plain steps, so that short texts save for one another, and SHARE of all its
+    time. saved: what earlier ones left, in plain steps; None where there were none. part: of all
+    this, where several learn beside one another.
+    """
+
+    AT_START = 1.5
+    PER_TEXT = 0.25
+    SHORT = 12
+    SHARE = 0.008
+    MOST_SAVED = 3.0
+    MOST_OWED = 12.0
+    """What a text lost beyond its budget is earned back by others, but for noise without end."""
+
+    def __init__(self, saved: float | None = None, part: float = 1.0) -> None:
+        self._steps = part * self.AT_START if saved is None else saved
+        self._part = part
+        self._elapsed = 0.0
+        self._spent = 0.0
+
+    def earn(self, seconds: float) -> None:
+        """Rounds took so long."""
+        self._elapsed += seconds
+
+    def spend(self, seconds: float) -> None:
+        """A trial lost so much; less than nothing is no gain."""
+        self._spent += max(0.0, seconds)
+
+    def left(self, plain: float) -> float:
+        """In seconds; plain: those of a plain step."""
+        short = min(self.SHORT * plain, self._elapsed) * self.PER_TEXT / self.SHORT
+        earned = self._part * (short + self.SHARE * self._elapsed)
+        return self._steps * plain + earned - self._spent
+
+    def saved(self, plain: float) -> float:
+        """What is left for texts that are yet to come, in plain steps of `plain` seconds, 0 where
+        none was seen; less than 0 where more was spent."""
+        steps = self.left(plain) / plain if plain else self._steps
+        return min(max(-self.MOST_OWED, steps), self.MOST_SAVED)
