@@ -104,8 +104,10 @@ class SelfAttentionLayer(nn.Module):
             mask = bias[:, :, : part.shape[2], nearest : nearest + length]
             mask = mask if hidden is None else mask + hidden
             mixed.append(self.SelfAttention(part, given, mask))
-            # One part after the other, or the scores of all would be in memory together.
-            [bias] = mx.depends([bias], mixed[-1:])
+            if length > rows:
+                # One after the other, or the scores of all would be in memory together; and
+                # nobody can interrupt what is computed in one piece.
+                mx.eval(mixed[-1])
         return states + mx.concatenate(mixed, axis=1)
 
 

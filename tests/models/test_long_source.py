@@ -77,6 +77,25 @@ def test_what_a_long_source_takes_grows_with_its_length() -> None:
         assert 0.5 * taken < network.source_nbytes(length) < 2 * taken
 
 
+def test_a_long_source_can_be_interrupted_between_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = T5(T5Config.from_dict(SHAPE, own_head=False))
+    monkeypatch.setattr(t5, "SOURCE_ROWS", 16)
+    evaluate, done = mx.eval, []
+
+    def interrupted(part: mx.array) -> None:
+        evaluate(part)
+        done.append(part)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(mx, "eval", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        network.encode(source(40))
+    assert len(done) == 2
+
+
 def test_training_goes_through_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     network = T5(T5Config.from_dict(SHAPE, own_head=False))
     tokens = source(40)
