@@ -54,9 +54,8 @@ def test_mlx_is_told_when_a_thread_ends_that_generated(monkeypatch: pytest.Monke
     assert told == idents and len(told) == 2
 
 
-@pytest.mark.parametrize(
-    "turn", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(3))
 def test_a_process_ends_well_whose_threads_have_generated(turn: int) -> None:
     weights = [str(ROOT / "weights" / name) for name in ("py-llama", "py-llama-draft")]
     ended = subprocess.run(

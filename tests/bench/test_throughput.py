@@ -146,7 +146,10 @@ def texts_of(method: FileMethod, prompts: Prompts) -> list[tuple[int, ...]]:
     return [made[number].tokens for number in range(len(prompts))]
 
 
-@pytest.mark.parametrize("family", ["llama", "own-head-scaled", "gemma3_wrapped"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "own-head-scaled", pytest.param("gemma3_wrapped", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_batch_size_makes_the_texts_of_plain_decoding_alone(
     family: str, temperature: float

@@ -299,7 +299,7 @@ def directory_of(count: int) -> bytes:
     return local + entry * count + end
 
 
-QUICK = ("copies", "marks", "long directory")
+QUICK = ("copies", "long directory")
 """Bombs that are refused at once; the others take seconds to count up to their limit."""
 
 

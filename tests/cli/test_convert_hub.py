@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.makers import write_t5
 
@@ -58,6 +60,7 @@ def test_what_the_hub_refuses_is_one_line_and_exit_code_2_and_leaves_nothing(
     assert list((tmp_path / "here").rglob("*")) == []
 
 
+@pytest.mark.slow
 def test_a_download_that_was_killed_leaves_no_model_and_is_made_good(tmp_path: Path) -> None:
     source = write_t5(tmp_path / "source")
     hub = Hub({file.name: file.read_bytes() for file in source.iterdir()})

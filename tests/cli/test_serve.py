@@ -81,7 +81,9 @@ def serving(*arguments: object, **environment: str) -> Iterator[Server]:
 
 
 @needs_extra
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_lets_answers_end_and_the_process_ends_with_0(llama: Path, number: int) -> None:
     with serving("--model", llama, "--no-cache") as server:
         body = {"prompt": "def", "max_tokens": 400, "stream": True}

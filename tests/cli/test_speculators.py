@@ -85,6 +85,7 @@ def test_drafters_of_other_kinds_are_named(run: Run, llama: Path, tmp_path: Path
         told(run("generate", TEXT, "--model", llama, "--draft-model", directory), what)
 
 
+@pytest.mark.slow
 def test_a_drafter_of_the_hub_is_fetched_by_its_name(
     llama: Path, vocabulary: int, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_source_of_one_part_is_encoded_as_by_one_mask(kind: str) -> None:
     assert mx.array_equal(network.encode(tokens), encoder.final_layer_norm(states))
 
 
+@pytest.mark.slow
 def test_what_a_long_source_takes_grows_with_its_length() -> None:
     wide = {**SHAPE, "num_heads": 8, "d_model": 64, "num_layers": 1}
     network = T5(T5Config.from_dict(wide, own_head=False))
