@@ -31,6 +31,7 @@ from .decoding.stop_criteria import StopCriteria
 from .decoding.stopwatch import Stopwatch, Timed
 from .decoding.survey import Survey
 from .drafters import (
+    Trials,
     cost_key,
     device_name,
     drafters,
@@ -96,9 +97,9 @@ def stream_generate(
     if proposer is not None and draft_length is None:
         lengths = AutoLength() if options.num_draft == "auto" else FixedLength(options.num_draft)
     proposer = proposer or make_proposer(chosen, options, lengths)
-    recorder = Recorder()
+    recorder, trials = Recorder(), Trials(pair, chosen, options)
     watch = Stopwatch(
-        [recorder, lengths, *shadows], timed=timed, wanted=lambda: lengths.wants_parts
+        [recorder, lengths, trials, *shadows], timed=timed, wanted=lambda: lengths.wants_parts
     )
     decoding = _decoding(
         pair, target, ids, options, proposer, rule or make_rule(options), lengths, watch, progress
@@ -108,13 +109,18 @@ def stream_generate(
         labels = replace(labels, proposer=type(proposer).__name__, num_draft=options.num_draft)
     if rule is not None:
         labels = replace(labels, rule=type(rule).__name__)
+
+    def learned() -> None:
+        keep_costs(pair, chosen, options, lengths)
+        trials.tell()
+
     return Run(
         decoding,
         recorder,
         labels,
         environment(pair),
         watch.clock,
-        learned=lambda: keep_costs(pair, chosen, options, lengths),
+        learned=learned,
         changes=lambda: lengths.changes,
     )
 

@@ -7,6 +7,7 @@ that "ngram" is asked first.
 from __future__ import annotations
 
 import functools
+import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -27,6 +28,7 @@ from .decoding.draft_length import DraftLength, FixedLength
 from .decoding.lengths_by_rows import LengthsByRows
 from .decoding.lengths_by_source import LengthsBySource
 from .decoding.rival import Rival
+from .decoding.rounds import RoundReport
 from .drafting import DRAFTERS, find, forced, missing, prediction
 from .drafting.drafter import Drafter
 from .drafting.first_of import FirstOf
@@ -41,6 +43,11 @@ SIZES = tuple(1 << power for power in range(11))
 """Of batches, whose costs are kept."""
 FREE = "ngram"
 """The drafter that costs nothing: `auto` asks it before the one with weights."""
+HOTTEST_TRIAL = 1.0
+"""Temperature above which even good drafters are often refused."""
+LAYERS_COUNTED = (
+    ", or its config.json counts layers otherwise, which mlx-specdec inspect --probe tells"
+)
 _version = functools.cache(version)
 """Looking it up takes as long as a step of a small model."""
 
@@ -273,3 +280,35 @@ def _text_key(key: CostKey, options: Options) -> TextKey:
         bisect_left(TEMPERATURES, options.temperature),
         f"{options.rule_name} {options.delta:g}",
     )
+
+
+class Trials:
+    """Notices drafters that are hardly ever right, as decoding.rounds.RoundListener says.
+
+    Texts of which a good drafter knows no more do not count: hot ones, and those that a constraint
+    or a simulation decides.
+    """
+
+    def __init__(self, pair: Pair, chosen: Sequence[Drafter], options: Options) -> None:
+        self._pair = pair
+        telling = options.temperature <= HOTTEST_TRIAL and options.constraint is None
+        counts = telling and options.simulated_acceptance is None
+        self._tried = {each.name: each for each in chosen if each.nbytes and counts}
+        # Rounds name who drafted only where several may.
+        self._alone = chosen[0].name if len(chosen) == 1 else ""
+
+    def on_round(self, report: RoundReport) -> None:
+        """Counts up to the end of each drafter's trial."""
+        for each in report.sequences:
+            name = each.source or self._alone
+            if each.drafted and name in self._tried:
+                self._pair.trials[name].count(each.drafted, each.accepted)
+
+    def tell(self) -> None:
+        """Warns of a drafter that has failed, once for the pair."""
+        riding = self._pair.speculator
+        for name, each in self._tried.items():
+            layers = LAYERS_COUNTED if riding is not None and riding.kind == name else ""
+            shown = each.identity or self._pair.name
+            if caution := self._pair.trials[name].caution(shown, layers):
+                warnings.warn(caution, RuntimeWarning, stacklevel=4)

@@ -38,7 +38,7 @@ from .decoding.sequence import Sequence as Decoded
 from .decoding.statistics import Recorder
 from .decoding.stop_criteria import Emission
 from .decoding.stopwatch import Stopwatch
-from .drafters import drafters, keep_costs, make_batch_length, make_proposer
+from .drafters import Trials, drafters, keep_costs, make_batch_length, make_proposer
 from .drafting import prediction
 from .drafting.drafter import Drafter
 from .drafting.limited import Limited
@@ -101,6 +101,7 @@ class _Job:
     ids: list[int]
     sequence: Decoded
     alike: object
+    trials: Trials
     prediction: tuple[int, ...] = ()
     recorder: Recorder = field(default_factory=Recorder)
     texts: list[str] = field(default_factory=list)
@@ -197,7 +198,8 @@ class ManyRun:
         sequence = make_sequence(pair, ids, options, request.top_logprobs)
         expected = request.prediction
         alike = replace(options, seed=0, max_tokens=1, stop=()), expected
-        self._jobs[sequence] = job = _Job(number, options, ids, sequence, alike, expected)
+        trials = Trials(self._pair, self._chosen, options)
+        self._jobs[sequence] = job = _Job(number, options, ids, sequence, alike, trials, expected)
         self._waiting.append(job)
 
     def cancel(self, number: int) -> None:
@@ -226,7 +228,9 @@ class ManyRun:
             if job is None:
                 continue
             try:
-                job.recorder.on_round(replace(report, sequences=(each,), ended=each.ended))
+                own = replace(report, sequences=(each,), ended=each.ended)
+                job.recorder.on_round(own)
+                job.trials.on_round(own)
             except DecodingError:
                 sequence.finish("damaged")
 
@@ -343,6 +347,7 @@ class ManyRun:
     def _result(self, job: _Job, emission: Emission) -> Result:
         if emission.finish_reason is None or emission.finish_reason in NO_TEXT:
             raise DecodingError(NO_TEXT.get(emission.finish_reason, DAMAGED))
+        job.trials.tell()
         drafts = _most_drafted(job.options) > 0
         chosen = self._chosen if drafts else ()
         labels: Labels = make_labels(self._pair, job.options, chosen, len(job.ids))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from .drafting import document_cache
 from .drafting.document_cache import IndexKey
 from .drafting.document_index import DocumentIndex
 from .drafting.translation import Translation
+from .drafting.trial import Trial
 from .errors import CheckpointError, OptionError, SourceError
 from .models import speculators as networks
 from .models.base import Base
@@ -50,7 +52,7 @@ class Pair:
     searches beside prompt and text. heads: of the target, where it has some. speculator: in the
     draft's place one that reads the target's hidden states. draft_bytes: what either takes beside
     the target, in bytes. task_prefix: what the target wants every prompt to
-    begin with; mostly nothing.
+    begin with; mostly nothing. trials: of drafters with weights, by their names.
     """
 
     name: str
@@ -68,6 +70,9 @@ class Pair:
     speculator: Speculator | None = None
     draft_bytes: int = 0
     task_prefix: str = ""
+    trials: defaultdict[str, Trial] = field(
+        default_factory=lambda: defaultdict(Trial), compare=False, repr=False
+    )
 
     def constraint(self, grammar: str | None) -> Constraint | None:
         """Of a text of the target that has not begun, None without a grammar; see

@@ -112,6 +112,7 @@ MAY_IMPORT = {
         "costs",
         "decoding",
         "drafters",
+        "drafting",
         "errors",
         "many",
         "models",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..checkpoints.disk.sizes import show
+from ..errors import OptionError
 from . import render
 from .flags import REQUIRED, Flags, command, flag
-from .groups import REVISION, Json
+from .groups import MODEL, REVISION, Json
+from .pairs import load_pair
 
 _PARTS = ("weight", "scales", "biases")
 _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
@@ -18,6 +21,7 @@ _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..bench.probe import Probe
     from ..checkpoints.inspect import Inspection
 
 
@@ -35,9 +39,47 @@ class Checkpoint(Flags):
     revision: str | None = flag(None, REVISION)
 
 
-@command("mlx-specdec inspect weights/t5-enfr")
-def inspect(source: Checkpoint, output: Json) -> None:
-    """Show what a checkpoint holds, without loading its weights."""
+@dataclass(frozen=True)
+class Probing(Flags):
+    """What a drafter is tried on."""
+
+    panel = "Probe"
+    probe: bool = flag(
+        False,
+        "Measure what the target accepts of a drafter on hidden states that reads the layers "
+        "that its files name, or those one lower or one higher.",
+    )
+    model: str | None = flag(None, f"The target to probe with: a {MODEL}", "--model-name")
+    prompts: Path | None = flag(
+        None,
+        "A file of prompts to probe with, as bench takes it.",
+        metavar="FILE",
+        show_default="six of its own",
+    )
+
+    def check(self) -> None:
+        """Raises OptionError."""
+        if self.probe and self.model is None:
+            raise OptionError("--probe needs the target that the drafter is for: name it, --model")
+        if not self.probe and (self.model is not None or self.prompts is not None):
+            raise OptionError("--model and --prompts are for --probe: give it, or leave them out")
+
+
+@command(
+    "mlx-specdec inspect weights/t5-enfr",
+    "mlx-specdec inspect DRAFTER --probe --model TARGET",
+)
+def inspect(source: Checkpoint, probing: Probing, output: Json) -> None:
+    """Show what a checkpoint holds, without loading its weights.
+
+    With --probe, load a drafter and its target, and measure which layers it should read.
+    """
+    probing.check()
+    if probing.model is not None:
+        tried = _probe(source, probing.model, probing.prompts)
+        text = render.as_json(tried.as_dict()) if output.json else _shown(tried)
+        render.write(sys.stdout, text)
+        return
     from .. import blas
 
     blas.load()
@@ -47,6 +89,35 @@ def inspect(source: Checkpoint, output: Json) -> None:
         told = look(source.checkpoint, revision=source.revision, progress=report)
     text = render.as_json(told.as_dict()) if output.json else _pretty(told)
     render.write(sys.stdout, text)
+
+
+def _probe(source: Checkpoint, model: str, file: Path | None) -> Probe:
+    from ..checkpoints import source as sources
+    from ..checkpoints import speculators
+    from ..text.prompts import read_prompts
+
+    own = None if file is None else [each.turns[0] for each in read_prompts(file)]
+    with render.progress("downloading", in_bytes=True) as report:
+        directory = sources.resolve(source.checkpoint, revision=source.revision, progress=report)
+    if not directory.is_dir() or speculators.kind_of(directory) is None:
+        raise OptionError(
+            f"{source.checkpoint} is no drafter on hidden states: --probe has no layers to try"
+        )
+    pair = load_pair(model, str(directory))
+    from ..bench.probe import PROMPTS, probe
+
+    with render.progress("probing") as report:
+        return probe(pair, PROMPTS if own is None else own, progress=report)
+
+
+def _shown(tried: Probe) -> str:
+    table = render.table("layers", "outputs of", ">first token accepted", ">all", ">drafted")
+    names = {0: "as its files name them", -1: "one lower", 1: "one higher"}
+    for each in tried.numberings:
+        layers = ", ".join(map(str, each.layers))
+        rates = f"{each.first_rate:.0%}", f"{each.rate:.0%}"
+        table.add_row(names[each.shift], layers, *rates, str(each.drafted))
+    return render.laid_out(sys.stdout, table, render.escaped(tried.advice))
 
 
 def _pretty(told: Inspection) -> str:

@@ -15,6 +15,7 @@ import pytest
 from .. import speculators
 from ..checkpoints.hub_server import Hub, serve
 from ..speculators import dflash, eagle3, speculators_eagle3
+from .batches import write
 from .conftest import Run, strict
 from .test_bad_input import told
 
@@ -49,6 +50,23 @@ def test_a_drafter_is_named_as_a_draft_and_writes_the_same_text(
         assert result["text"] == plain["text"]
         assert result["proposer"] == kind
         assert result["draft_model"] == str(drafter)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_drafter_that_is_hardly_ever_right_is_named_in_one_line(
+    run: Run, llama: Path, vocabulary: int, tmp_path: Path, output: Path
+) -> None:
+    drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
+    pair = ("--model", llama, "--draft-model", drafter, "--num-draft", 4)
+    texts = write(tmp_path / "in.txt", [f"{TEXT} {n}" for n in range(6)])
+    for asked in (("generate", TEXT, "-m", 40, "--quiet"), ("batch", texts, "--output", output)):
+        done = run(*asked, *pair)
+        assert done.code == 0
+        [line] = [each for each in done.err.splitlines() if "hardly any" in each]
+        assert line.startswith("warning: hardly any draft tokens are accepted (")
+        assert f"{drafter} was probably made for another target" in line
+        assert line.endswith("which mlx-specdec inspect --probe tells")
+        assert asked[0] == "batch" or done.err == line + "\n"
 
 
 def test_what_cannot_fit_is_refused_before_the_targets_weights_are_read(

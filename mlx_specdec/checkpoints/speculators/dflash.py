@@ -21,6 +21,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "dspark": r"\w*DSpark\w*",
     "dflash": r"\w*DFlash\w*",
 }
+IDS = "aux_hidden_state_layer_ids"
 MoreShapes = Callable[[Settings, LayerSizes, int], Shapes]
 MOST_SLOTS = 256
 MARKOV = ("vanilla", "gated", "rnn")
@@ -125,7 +126,7 @@ def _own_name(name: str) -> str:
 def _tapped(settings: Settings) -> tuple[int, ...] | None:
     """The layers whose outputs are read. `speculators` names layers by their inputs, the others by
     their outputs."""
-    if (by_input := settings.ids("aux_hidden_state_layer_ids")) is not None:
+    if (by_input := settings.ids(IDS)) is not None:
         return tuple(layer - 1 for layer in by_input)
     return settings.ids("target_layer_ids")
 

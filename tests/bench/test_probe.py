@@ -1,0 +1,187 @@
+"""Which layers a drafter should read: the best of three numberings, or none."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.assemble import encode, generate, load
+from mlx_specdec.bench import probe as probing
+from mlx_specdec.bench.probe import SETTINGS, Numbering, Probe, probe
+from mlx_specdec.checkpoints.speculators import KINDS
+from mlx_specdec.contracts import after
+from mlx_specdec.errors import OptionError
+from mlx_specdec.text.tokenizer import load_tokenizer
+
+from .. import tiny
+from ..cli.conftest import Run, run, strict
+from ..cli.test_bad_input import told
+from ..speculators import WIDTH, eagle3
+from ..test_speculators import TRANSLATOR, made
+from ..text.makers import byte_level
+
+__all__ = ["run"]
+LAYERS = 5
+PROMPTS = ["some words", "other words"]
+BRIEF = replace(SETTINGS, max_tokens=10)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter texts, where what is accepted does not matter."""
+    monkeypatch.setattr(probing, "SETTINGS", BRIEF)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with layers enough to mix them up."""
+    directory = tmp_path_factory.mktemp("target")
+    size = load_tokenizer(byte_level(directory), kind="decoder-only").size
+    return tiny.write("llama", directory, vocab_size=size, num_hidden_layers=LAYERS)
+
+
+def drafter(directory: Path, target: Path, layer: int, named: int) -> Path:
+    """An EAGLE-3 that knows the target's texts by heart from what `layer` puts out, and whose files
+    name another one."""
+    pair = load(target)
+    states, tokens = [], []
+    for prompt in PROMPTS:
+        prefix = encode(pair, prompt, SETTINGS)
+        text = [*prefix, *generate(pair, prompt, SETTINGS).tokens]
+        seen = pair.target.open(text[:1]).advance(mx.array([text]), taps=[after(layer)])
+        # The state of a token, with the token after it, tells the next but one.
+        rows = np.array(seen.hidden[after(layer)][0])[len(prefix) - 1 : -2]
+        states.append(rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True)))
+        tokens += text[len(prefix) + 1 :]
+    size = pair.vocabulary
+    head = np.linalg.lstsq(np.concatenate(states), np.eye(size)[tokens], rcond=None)[0].T
+    inner = {
+        "fc.weight": mx.eye(WIDTH),
+        "norm.weight": mx.ones(WIDTH),
+        "midlayer.self_attn.o_proj.weight": mx.zeros((WIDTH, WIDTH)),
+        "midlayer.mlp.down_proj.weight": mx.zeros((WIDTH, 48)),
+        "lm_head.weight": mx.array(head.astype(np.float32)),
+        "d2t": mx.zeros((size,), dtype=mx.int64),
+    }
+    ids = [named + 1]
+    return eagle3(
+        directory,
+        drafted=size,
+        taps=1,
+        vocabulary=size,
+        tensors=inner,
+        eagle_aux_hidden_state_layer_ids=ids,
+    )
+
+
+@pytest.mark.parametrize(("layer", "shift"), [(2, 0), (2, 1), (2, -1), (0, 0), (LAYERS - 1, 0)])
+def test_the_layers_that_a_drafter_was_made_for_are_named(
+    layer: int, shift: int, target: Path, tmp_path: Path
+) -> None:
+    named = layer - shift
+    measured = probe(load(target, drafter(tmp_path / "drafter", target, layer, named)), PROMPTS)
+    exist = [at for at in (0, -1, 1) if 0 <= named + at < LAYERS]
+    assert [each.shift for each in measured.numberings] == exist
+    assert [each.layers for each in measured.numberings] == [(named + at,) for at in exist]
+    assert measured.best.shift == shift and measured.fits
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["llama", TRANSLATOR])
+def test_every_kind_is_probed_on_both_families(kind: str, family: str, tmp_path: Path) -> None:
+    pair = made(kind, family, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured = probe(pair, ["5 9 12 7", "33 5 41"])
+    assert measured.kind == kind
+    assert [each.shift for each in measured.numberings] == [0]
+    assert measured.numberings[0].drafted > 3
+
+
+def numbering(shift: int, rounds: int, first: int) -> Numbering:
+    return Numbering(shift, (4 + shift, 8 + shift), rounds, first, 4 * rounds, first)
+
+
+@pytest.mark.parametrize(
+    ("firsts", "best", "part"),
+    [
+        ((60, 40, 41), 0, "leave them as they are"),
+        ((40, 41, 60), 1, "one higher serve better"),
+        ((2, 60, 3), -1, "one lower serve better"),
+        ((50, 55, 40), 0, "leave them as they are"),
+        ((1, 2, 0), None, "made for another target, or"),
+        ((0, 0, 0), None, "made for another target, or"),
+    ],
+)
+def test_another_numbering_has_to_be_clearly_better(
+    firsts: tuple[int, int, int], best: int | None, part: str
+) -> None:
+    rows = zip((0, -1, 1), firsts, strict=True)
+    each = tuple(numbering(shift, 100, first) for shift, first in rows)
+    measured = Probe("target", "drafter", "dflash", 2, each)
+    assert part in measured.advice
+    assert measured.as_dict()["best_shift"] == best
+    if best:
+        assert f'"aux_hidden_state_layer_ids": [{5 + best}, {9 + best}]' in measured.advice
+
+
+def test_few_rounds_prove_nothing() -> None:
+    rows = (numbering(0, 2, 0), numbering(-1, 2, 1), numbering(1, 2, 0))
+    assert Probe("target", "drafter", "eagle3", 1, rows).best.shift == 0
+
+
+def test_a_draft_model_has_no_layers_to_probe(target: Path) -> None:
+    with pytest.raises(OptionError, match="there are no layers to probe"):
+        probe(load(target, target), PROMPTS)
+
+
+def test_what_the_command_advises_mends_the_files(run: Run, target: Path, tmp_path: Path) -> None:
+    directory = drafter(tmp_path / "drafter", target, layer=2, named=1)
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(PROMPTS))
+    asked = ("inspect", directory, "--probe", "--model", target, "--prompts", file)
+    shown = run(*asked)
+    assert (shown.code, shown.err) == (0, "")
+    for part in ("as its files name them", "one lower", "one higher"):
+        assert part in shown.out
+    assert 'write "eagle_aux_hidden_state_layer_ids": [3] into' in shown.out
+    config = json.loads((directory / "config.json").read_text())
+    mended = {**config, "eagle_aux_hidden_state_layer_ids": [3]}
+    (directory / "config.json").write_text(json.dumps(mended))
+    measured = strict(run(*asked, "--json").out)
+    assert (measured["kind"], measured["texts"], measured["best_shift"]) == ("eagle3", 2, 0)
+    assert [each["layers"] for each in measured["numberings"]] == [[2], [1], [3]]
+    rates = [each["first_token_acceptance"] for each in measured["numberings"]]
+    assert max(rates) == rates[0] > 0.5
+
+
+@pytest.mark.usefixtures("brief")
+def test_without_prompts_its_own_are_taken(run: Run, target: Path, tmp_path: Path) -> None:
+    directory = drafter(tmp_path / "drafter", target, layer=2, named=2)
+    done = run("inspect", "--probe", directory, "--model", target, "--json")
+    measured = strict(done.out)
+    assert measured["texts"] == 6 and done.err == ""
+    assert all(each["rounds"] > 12 for each in measured["numberings"])
+
+
+def test_what_cannot_be_probed_is_one_line(run: Run, target: Path, tmp_path: Path) -> None:
+    directory = drafter(tmp_path / "drafter", target, layer=2, named=2)
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    for flags, part in (
+        ((directory, "--probe"), "--probe needs the target"),
+        ((directory, "--model", target), "are for --probe"),
+        ((directory, "--prompts", empty), "are for --probe"),
+        ((target, "--probe", "--model", target), "is no drafter on hidden states"),
+        ((tmp_path / "none", "--probe", "--model", target), "there is no directory"),
+        ((directory, "--probe", "--model", directory), "a drafter of the kind eagle3"),
+        ((directory, "--probe", "--model", target, "--prompts", empty), "has no prompts"),
+    ):
+        told(run("inspect", *flags), part)

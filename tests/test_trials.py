@@ -1,0 +1,147 @@
+"""A drafter that is hardly ever right is named once, wherever texts are made."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.assemble import Pair, generate, stream_generate
+from mlx_specdec.decoding.batch_size import FixedBatchSize
+from mlx_specdec.decoding.draft_length import FixedLength
+from mlx_specdec.drafting.speculator import HiddenStateDrafter
+from mlx_specdec.drafting.trial import Trial
+from mlx_specdec.many import ManyRun, Request, generate_many
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.options import Options
+
+from . import tiny
+from .test_same_text import PROMPT, SIZE, Numbers
+from .test_speculators import made, target_of
+
+ASKED = Options(max_tokens=40, num_draft=4, frequency_penalty=1.0, cost_cache=False)
+SHORT = replace(ASKED, max_tokens=6)
+HARDLY = "hardly any draft tokens are accepted"
+
+
+def told(call: Callable[[], object]) -> list[str]:
+    """What a call warns of drafters."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    mine = [each for each in caught if HARDLY in str(each.message)]
+    assert all(each.category is RuntimeWarning for each in mine)
+    return [str(each.message) for each in mine]
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> Pair:
+    """A drafter of random weights."""
+    return made("eagle3", "llama", tmp_path)
+
+
+def with_draft(seed: int) -> Pair:
+    """A Llama with one of another seed, or itself (0), as its draft model."""
+    target, draft = target_of("llama"), DecoderOnlyModel(tiny.build("llama", seed))
+    return Pair("target", "draft", target, draft, Numbers(), frozenset(), SIZE, "float32", 0.0)
+
+
+def test_a_drafter_on_hidden_states_is_named_with_all_causes_once_a_pair(wrong: Pair) -> None:
+    [line] = told(lambda: generate(wrong, PROMPT, ASKED))
+    assert "drafter was probably made for another target" in line and "\n" not in line
+    assert "inspect --probe" in line
+    assert told(lambda: generate(wrong, PROMPT, ASKED)) == []
+    with_others = replace(ASKED, extra_eos_token="40", seed=3)
+    assert told(lambda: generate(wrong, [4, 5], with_others)) == []
+
+
+def test_a_draft_model_is_named_without_what_it_cannot_be() -> None:
+    [line] = told(lambda: generate(with_draft(5), PROMPT, ASKED))
+    assert "draft was probably made for another target" in line and "layers" not in line
+
+
+def test_a_length_that_was_asked_for_goes_on_and_the_text_stays(wrong: Pair) -> None:
+    result = generate(wrong, PROMPT, ASKED)
+    assert result.tokens == generate(wrong, PROMPT, replace(ASKED, regular=True)).tokens
+    assert result.stats.drafted > 100
+
+
+def test_auto_goes_on_plainly_and_says_so_once_enough_was_drafted(wrong: Pair) -> None:
+    asked = replace(ASKED, num_draft="auto", max_tokens=30, proposer="eagle3")
+    lines: list[str] = []
+    for seed in range(60):
+        lines += told(lambda seed=seed: generate(wrong, [4 + seed % 50], asked))
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param({"max_tokens": 10}, id="too little was drafted"),
+        pytest.param({"temperature": 1.5}, id="hot texts are hard to guess"),
+        pytest.param({"simulated_acceptance": 0.0}, id="nothing was verified"),
+        pytest.param({"regular": True}, id="plain decoding"),
+        pytest.param({"proposer": "ngram", "ngram_min": 1}, id="lookup has no target"),
+    ],
+)
+def test_texts_that_say_nothing_of_a_drafter_do_not_count(wrong: Pair, asked: dict) -> None:
+    assert told(lambda: generate(wrong, PROMPT, replace(ASKED, **asked))) == []
+    assert len(told(lambda: generate(wrong, PROMPT, ASKED))) == 1
+
+
+def test_a_draft_that_is_right_is_not_named() -> None:
+    assert told(lambda: generate(with_draft(0), PROMPT, ASKED)) == []
+
+
+def test_short_texts_count_together(wrong: Pair) -> None:
+    lines = [told(lambda at=at: generate(wrong, [9 + at], SHORT)) for at in range(30)]
+    assert sum(map(len, lines)) == 1 and lines[0] == []
+
+
+def test_behind_lookup_only_its_own_drafts_count(wrong: Pair) -> None:
+    asked = replace(ASKED, proposer="auto", ngram_min=1, max_tokens=80)
+    result = generate(wrong, PROMPT, asked)
+    assert set(result.stats.by_source) == {"ngram", "eagle3"}
+    fresh = replace(wrong, trials=defaultdict(Trial))
+    assert len(told(lambda: generate(fresh, PROMPT, asked))) == 1
+    assert set(fresh.trials) == {"eagle3"}
+
+
+def test_a_run_that_is_interrupted_names_it_too(wrong: Pair) -> None:
+    def interrupted() -> None:
+        run = stream_generate(wrong, PROMPT, replace(ASKED, max_tokens=1000))
+        for step, _ in enumerate(run):
+            if step == 40:
+                run.interrupt()
+        run.result()
+
+    assert len(told(interrupted)) == 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_in_a_batch_it_is_named_once(wrong: Pair, batch_size: int) -> None:
+    prompts = [[3 + at] for at in range(20)]
+    lines = told(lambda: generate_many(wrong, prompts, SHORT, batch_size=batch_size))
+    assert len(lines) == 1
+
+
+def test_of_requests_that_come_one_by_one_it_is_named_once(wrong: Pair) -> None:
+    def served() -> None:
+        run = ManyRun(wrong, None, SHORT, FixedBatchSize(2))
+        for number in range(20):
+            run.add(number, Request([3 + number], SHORT, prediction=(9, 9, 9)))
+        while not run.idle:
+            run.step()
+
+    assert len(told(served)) == 1
+
+
+def test_a_proposer_of_the_callers_own_is_not_judged(wrong: Pair) -> None:
+    assert wrong.speculator is not None
+    own = HiddenStateDrafter(wrong.speculator, ASKED.sampling, SIZE)
+    run = stream_generate(wrong, PROMPT, ASKED, proposer=own, draft_length=FixedLength(4))
+    assert told(run.result) == []
