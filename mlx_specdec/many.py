@@ -39,7 +39,7 @@ from .decoding.statistics import Recorder
 from .decoding.stop_criteria import Emission
 from .decoding.stopwatch import Stopwatch
 from .drafters import drafters, make_batch_length, make_proposer
-from .drafting import prediction
+from .drafting import forced, prediction
 from .drafting.drafter import Drafter
 from .drafting.limited import Limited
 from .errors import DecodingError, OptionError, PromptError, SpecdecError
@@ -127,7 +127,9 @@ class ManyRun:
         self._requests = iter(enumerate(requests or ()))
         # Whoever waits for one answer alone does not wait for others to be read with.
         self._joins_at = 0.0 if requests is None else JOINS_AT
-        self._chosen: Sequence[Drafter] = drafters(pair, options)
+        bound, _ = for_model(pair, options)
+        self._chosen: Sequence[Drafter] = drafters(bound, options)
+        self._forced = forced.drafter(bound)
         self._predicts = requests is None and bool(self._chosen)
         self.why_not = _why_not(pair, self._chosen, batch_size.size)
         self.batched = self.why_not is None
@@ -287,8 +289,10 @@ class ManyRun:
         )
 
     def _asked(self, expected: Sequence[int]) -> Sequence[Drafter]:
-        """Who drafts for sequences that may turn out to be as expected."""
-        return (prediction.drafter(expected), *self._chosen) if self._predicts else self._chosen
+        """Who drafts for sequences that may turn out to be as expected, and may be bound."""
+        if not self._predicts:
+            return self._chosen
+        return (self._forced, prediction.drafter(expected), *self._chosen)
 
     def _read(self) -> None:
         """A chunk of the newcomers' prompts; they join when all is read."""

@@ -325,11 +325,7 @@ def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
             "speculative.mode",
             "unsupported_parameter",
         ),
-        (
-            {"prompt": "x", "response_format": {"type": "json_object"}},
-            "response_format",
-            "unsupported_parameter",
-        ),
+        ({"prompt": "x", "guided_regex": "a"}, "guided_regex", "unsupported_parameter"),
         ({"prompt": "x", "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     ],
     ids=repr,
