@@ -64,6 +64,16 @@ class Load(Flags):
 
 
 @dataclass(frozen=True)
+class Figures(Flags):
+    """What is told beside answers."""
+
+    panel = "Server"
+    per_request_spec_decode_metrics: Literal["none", "summary"] = flag(
+        "none", "With summary, answers also tell what drafts brought under vLLM's names."
+    )
+
+
+@dataclass(frozen=True)
 class Defaults(groups.Sampling):
     """What a request has that does not say it for itself."""
 
@@ -84,6 +94,7 @@ class Defaults(groups.Sampling):
 def serve(
     network: Network,
     load: Load,
+    figures: Figures,
     template: ChatTemplate,
     models: Writers,
     cache: KVCache,
@@ -151,5 +162,6 @@ def serve(
                 waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len
             ),
             drawn_seeds=defaults.seed is None,
+            metrics=figures.per_request_spec_decode_metrics == "summary",
         ),
     )
