@@ -224,8 +224,9 @@ def cost_key(
 
     Behind another one it reads what was written without it, which costs as well.
     """
-    # What single requests predict is asked before all others, and costs nothing.
-    first = next((each for each in chosen if each.name != prediction.NAME), drafter)
+    # What single requests bring is asked before all others, and costs nothing.
+    own = (forced.NAME, prediction.NAME)
+    first = next((each for each in chosen if each.name not in own), drafter)
     behind = "" if drafter is first else f" behind {first.name}"
     return CostKey(
         device=device_name(),

@@ -1,4 +1,4 @@
-"""Many prompts decoded together: who is read when, who joins, and what each of them became.
+"""Many prompts decoded together: who is read when, and who joins.
 
 A group of prompts is read beside the running batch, a chunk a step, and joins it as a whole.
 Prompts of a list are taken in windows, in the order of their lengths: little of a rectangle is then
@@ -10,104 +10,37 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal
 
 import mlx.core as mx
 
-from .assemble import (
-    Pair,
-    checked_options,
-    encode,
-    environment,
-    for_model,
-    make_labels,
-    make_rule,
-    make_sequence,
-    prepared,
-)
+from .assemble import Pair, checked_options, encode, for_model, make_rule
 from .checkpoints.disk.sizes import memory
 from .decoding.batch_size import AutoBatchSize, BatchSize, FixedBatchSize
 from .decoding.loop import Decoding
-from .decoding.margins import DAMAGED
 from .decoding.prompt import PromptReader
 from .decoding.rounds import RoundReport
-from .decoding.run import NO_TEXT, Labels, Result
+from .decoding.run import Result
 from .decoding.sequence import Batch
 from .decoding.sequence import Sequence as Decoded
-from .decoding.statistics import Recorder
 from .decoding.stop_criteria import Emission
 from .decoding.stopwatch import Stopwatch
-from .drafters import Trials, drafters, keep_costs, make_batch_length, make_proposer
-from .drafting import prediction
+from .drafters import drafters, keep_costs, make_batch_length, make_proposer
+from .drafting import forced, prediction
 from .drafting.drafter import Drafter
 from .drafting.limited import Limited
 from .errors import DecodingError, OptionError, PromptError, SpecdecError
-from .models.base import check_prompt
+from .jobs import Job, Prompt, most_drafted
+from .jobs import Part as Part
+from .jobs import Request as Request
 from .options import Options
 from .sampling.settings import integer
-from .text.chat import Messages
-
-Prompt = str | Sequence[int] | Messages
 
 WINDOW = 8
 """Prompts that are sorted by length together, in batches."""
 JOINS_AT = 0.25
 """Share of the batch that has to be free before others are read: rows are copied when they join."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt with settings of its own. prediction: token ids that the text may turn out to have,
-    which are drafted where prompts come one by one. top_logprobs: how many of the likeliest tokens
-    emissions tell of each position, with their logprobs; None tells nothing."""
-
-    prompt: Prompt
-    options: Options
-    prediction: tuple[int, ...] = ()
-    top_logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        """Raises OptionError."""
-        if self.options is None:
-            raise OptionError("a Request needs Options: give the prompt alone to have the others'")
-        checked_options(self.options)
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one step gave for one prompt.
-
-    number: of the prompt, counted from 0. result: with the last part. error: why there is none.
-    """
-
-    number: int
-    emission: Emission
-    result: Result | None = None
-    error: str | None = None
-
-    @property
-    def last(self) -> bool:
-        """Whether nothing more comes for this prompt."""
-        return self.result is not None or self.error is not None
-
-
-@dataclass(eq=False)
-class _Job:
-    """A prompt on its way. alike: what it has in common with those that it may begin with."""
-
-    number: int
-    options: Options
-    ids: list[int]
-    sequence: Decoded
-    alike: object
-    trials: Trials
-    prediction: tuple[int, ...] = ()
-    recorder: Recorder = field(default_factory=Recorder)
-    texts: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    began: float = 0.0
-    read: float = 0.0
 
 
 class ManyRun:
@@ -129,19 +62,21 @@ class ManyRun:
         self._requests = iter(enumerate(requests or ()))
         # Whoever waits for one answer alone does not wait for others to be read with.
         self._joins_at = 0.0 if requests is None else JOINS_AT
-        self._chosen: Sequence[Drafter] = drafters(pair, options)
+        bound, _ = for_model(pair, options)
+        self._chosen: Sequence[Drafter] = drafters(bound, options)
+        self._forced = forced.drafter(bound)
         self._predicts = requests is None and bool(self._chosen)
         self.why_not = _why_not(pair, self._chosen, batch_size.size)
         self.batched = self.why_not is None
         self._size = batch_size if self.batched else FixedBatchSize(1)
         self._lengths = make_batch_length(pair, self._asked(()), options)
         self._watch = Stopwatch([self._lengths, self], wanted=lambda: self._lengths.wants_parts)
-        self._waiting: list[_Job] = []
+        self._waiting: list[Job] = []
         self._failed: list[Part] = []
         self._reading: Decoding | None = None
         self._running: Decoding | None = None
         self._rule_key: object = None
-        self._jobs: dict[Decoded, _Job] = {}
+        self._jobs: dict[Decoded, Job] = {}
         self._begun = 0
         self._exhausted = requests is None
         self._window_began = 0.0
@@ -189,17 +124,11 @@ class ManyRun:
         """Take a request that nobody has had this number for; the next steps read it when there is
         room. What cannot be read is a part with an error."""
         try:
-            ids, pair, options = prepared(self._pair, request.prompt, request.options)
-            target = self._pair.target
-            check_prompt(ids, target.vocabulary, target.max_length)
+            job = Job.of(self._pair, number, request, self._chosen)
         except SpecdecError as problem:
             self._failed.append(Part(number, Emission((), ()), error=str(problem)))
             return
-        sequence = make_sequence(pair, ids, options, request.top_logprobs)
-        expected = request.prediction
-        alike = replace(options, seed=0, max_tokens=1, stop=()), expected
-        trials = Trials(self._pair, self._chosen, options)
-        self._jobs[sequence] = job = _Job(number, options, ids, sequence, alike, trials, expected)
+        self._jobs[job.sequence] = job
         self._waiting.append(job)
 
     def cancel(self, number: int) -> None:
@@ -243,7 +172,7 @@ class ManyRun:
         if not self._waiting:
             return
         room = self.batch_size - self._begun
-        key = _rule_key(self._waiting[0].options)
+        key = self._waiting[0].rule
         if self._begun and (
             room < max(1, self._joins_at * self.batch_size) or key != self._rule_key
         ):
@@ -269,7 +198,7 @@ class ManyRun:
             self.add(number, request)
         self._waiting.sort(key=lambda job: (repr(job.alike), len(job.ids)))
 
-    def _open(self, group: Sequence[_Job]) -> Decoding:
+    def _open(self, group: Sequence[Job]) -> Decoding:
         options = group[0].options
         prompts = [job.ids for job in group]
         model = self._pair.target
@@ -277,7 +206,7 @@ class ManyRun:
         chosen = self._asked(group[0].prediction)
         proposer = make_proposer(chosen, options, self._lengths, batch=self.batched)
         if proposer is not None:
-            proposer = Limited(proposer, [_most_drafted(job.options) for job in group])
+            proposer = Limited(proposer, [most_drafted(job.options) for job in group])
         sequences = [job.sequence for job in group]
         self._begun += len(group)
         for job in group:
@@ -299,8 +228,10 @@ class ManyRun:
         )
 
     def _asked(self, expected: Sequence[int]) -> Sequence[Drafter]:
-        """Who drafts for sequences that may turn out to be as expected."""
-        return (prediction.drafter(expected), *self._chosen) if self._predicts else self._chosen
+        """Who drafts for sequences that may turn out to be as expected, and may be bound."""
+        if not self._predicts:
+            return self._chosen
+        return (self._forced, prediction.drafter(expected), *self._chosen)
 
     def _read(self) -> None:
         """A chunk of the newcomers' prompts; they join when all is read."""
@@ -332,35 +263,12 @@ class ManyRun:
 
     def _part(self, sequence: Decoded, emission: Emission) -> Part:
         job = self._jobs[sequence]
-        job.texts.append(emission.text)
-        job.tokens += emission.tokens
         self._window_tokens += len(emission.tokens)
-        if not sequence.ended:
-            return Part(job.number, emission)
-        del self._jobs[sequence]
-        self._begun -= 1
-        try:
-            return Part(job.number, emission, self._result(job, emission))
-        except DecodingError as problem:
-            return Part(job.number, emission, error=str(problem))
-
-    def _result(self, job: _Job, emission: Emission) -> Result:
-        if emission.finish_reason is None or emission.finish_reason in NO_TEXT:
-            raise DecodingError(NO_TEXT.get(emission.finish_reason, DAMAGED))
-        job.trials.tell()
-        drafts = _most_drafted(job.options) > 0
-        chosen = self._chosen if drafts else ()
-        labels: Labels = make_labels(self._pair, job.options, chosen, len(job.ids))
-        here = environment(self._pair)
-        stats = job.recorder.summary(
-            load=here.load_seconds,
-            prompt=job.read - job.began,
-            decoding=self._watch.clock() - job.read,
-            peak_memory_bytes=here.peak_memory(),
-            device=here.device,
-            blas=here.blas,
-        )
-        return Result("".join(job.texts), tuple(job.tokens), emission.finish_reason, labels, stats)
+        part = job.part(emission, self._chosen, self._watch.clock)
+        if part.last:
+            del self._jobs[sequence]
+            self._begun -= 1
+        return part
 
 
 def stream_many(
@@ -431,17 +339,3 @@ def _why_not(pair: Pair, chosen: Sequence[Drafter], batch_size: int) -> str | No
 def _over(decoding: Decoding) -> bool:
     """Whether nothing is left to decode."""
     return not decoding.joins and all(each.ended for each in decoding.sequences)
-
-
-def _most_drafted(options: Options) -> int:
-    """The most tokens that may be drafted for a sequence in a round."""
-    if options.regular or options.proposer == "none":
-        return 0
-    return sys.maxsize if options.num_draft == "auto" else options.num_draft
-
-
-def _rule_key(options: Options) -> object:
-    """What sequences of one batch have in common: the rule, which is another one where a greedy
-    text draws nothing."""
-    rule = type(make_rule(options))
-    return rule, options.delta, options.posterior_threshold, options.posterior_alpha

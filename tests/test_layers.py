@@ -56,6 +56,16 @@ MAY_IMPORT = {
         "text",
         "verification",
     },
+    "jobs": {
+        "assemble",
+        "decoding",
+        "drafters",
+        "drafting",
+        "errors",
+        "models",
+        "options",
+        "text",
+    },
     "many": {
         "assemble",
         "checkpoints",
@@ -63,10 +73,9 @@ MAY_IMPORT = {
         "drafters",
         "drafting",
         "errors",
-        "models",
+        "jobs",
         "options",
         "sampling",
-        "text",
     },
     "batch": {"decoding", "errors", "many", "options", "pair", "text"},
     "serve": {

@@ -15,7 +15,7 @@ from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from . import figures, render
 from .flags import Flags, command, flag, options
 from .generate import Drafting, Penalties, count_or_auto, load_drafting
-from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule
+from .groups import ChatTemplate, CostCache, KVCache, Lenience, Rule, Writers
 from .serve import Defaults
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class Shown(Flags):
     quiet: bool = flag(False, "Say nothing but the answers.")
 
 
-@command("mlx-specdec chat --model weights/py-llama --proposer ngram")
+@command("mlx-specdec chat", "mlx-specdec chat --model weights/t5-enfr --speculate 4")
 def chat(
     template: ChatTemplate,
-    models: Models,
+    models: Writers,
     cache: KVCache,
     drafting: Drafting,
     costs: CostCache,
@@ -62,7 +62,8 @@ def chat(
 ) -> None:
     """Hold a conversation in the terminal.
 
-    /help lists what can be said beside messages.
+    Without --model it is with the shipped one, which goes on with Python. /help lists what can be
+    said beside messages.
     """
     groups = (template, drafting, costs, rule, lenience, defaults, penalties)
     asked = options(*groups, proposer=drafting.chosen_proposer(models))

@@ -13,7 +13,7 @@ from ..errors import OptionError
 from . import groups
 from .flags import Flags, command, flag, options
 from .generate import Drafting, Penalties, load_drafting
-from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule
+from .groups import ChatTemplate, CostCache, KVCache, Lenience, Rule, Writers
 from .pairs import named
 
 if TYPE_CHECKING:
@@ -64,6 +64,16 @@ class Load(Flags):
 
 
 @dataclass(frozen=True)
+class Figures(Flags):
+    """What is told beside answers."""
+
+    panel = "Server"
+    per_request_spec_decode_metrics: Literal["none", "summary"] = flag(
+        "none", "With summary, answers also tell what drafts brought under vLLM's names."
+    )
+
+
+@dataclass(frozen=True)
 class Defaults(groups.Sampling):
     """What a request has that does not say it for itself."""
 
@@ -79,13 +89,14 @@ class Defaults(groups.Sampling):
 
 @command(
     "mlx-specdec serve",
-    "mlx-specdec serve --model weights/py-llama --port 8081",
+    "mlx-specdec serve --model weights/t5-enfr --port 8081",
 )
 def serve(
     network: Network,
     load: Load,
+    figures: Figures,
     template: ChatTemplate,
-    models: Models,
+    models: Writers,
     cache: KVCache,
     drafting: Drafting,
     costs: CostCache,
@@ -96,8 +107,9 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients ask for it.
 
-    A request's text depends on its prompt, its settings and its seed alone, whatever else is served
-    at the same time. Flags of sampling are what a request has that does not say it for itself.
+    Without --model it is the shipped one, which goes on with Python. A request's text depends on
+    its prompt, its settings and its seed alone, whatever else is served at the same time. Flags of
+    sampling are what a request has that does not say it for itself.
     """
     model, _ = named(models)
     groups_of_options = (template, drafting, rule, lenience, defaults, penalties, costs)
@@ -150,5 +162,6 @@ def serve(
                 waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len
             ),
             drawn_seeds=defaults.seed is None,
+            metrics=figures.per_request_spec_decode_metrics == "summary",
         ),
     )

@@ -12,6 +12,8 @@ from ..contracts import Model, Noise, Proposal, Proposer
 from ..sampling.constraint import Constraint
 from .drafter import Asked, Brought, Drafter
 
+NAME = "forced"
+
 
 def drafter(pair: Brought) -> Drafter:
     """Of every pair; it abstains in texts without a constraint."""
@@ -19,7 +21,7 @@ def drafter(pair: Brought) -> Drafter:
     def make(asked: Asked, first: bool) -> Forced:
         return Forced(pair.target, lambda: pair.constraint(asked.constraint))
 
-    return Drafter("forced", make)
+    return Drafter(NAME, make)
 
 
 class Forced(Proposer):

@@ -22,6 +22,8 @@ Words = NDArray[np.uint32]
 ALL = np.uint32(0xFFFFFFFF)
 MARKERS = ("", ".", "a")
 """Put before a text whose tokens are wanted as they are within another one."""
+KEPT = 32
+"""Grammars that are not read again: more than are decoded at once, at 13 MB for a large one."""
 
 
 class Alphabet:
@@ -50,7 +52,7 @@ class Alphabet:
         self.special_token_ids = [*(id for id in special if id < len(texts)), len(texts)]
         self._encode = encode
         self._spaced = spaced
-        self._fresh = functools.lru_cache(maxsize=8)(self._matcher)
+        self._fresh = functools.lru_cache(maxsize=KEPT)(self._matcher)
 
     def __call__(self, text: bytes) -> list[int]:
         """The tokens in which a model is used to write a text that stands within another one; the
@@ -155,8 +157,8 @@ class Constraint:
 
     @property
     def stuck(self) -> bool:
-        """Whether one of the rows of `masks` allows nothing that the model can write, or took more
-        than llguidance's limits to compute."""
+        """Whether one of the rows of `masks` allows nothing that the model can write, or that row
+        or what was taken needs more than llguidance's limits."""
         return self._dead is not None
 
     def take(self, tokens: Sequence[int]) -> bool:
@@ -168,6 +170,8 @@ class Constraint:
         unmasked = self._dead is not None and len(text) + self._over > self._dead
         if unmasked or self._matcher.try_consume_tokens(text) < len(text):
             self._over = True
+            if self._matcher.is_error():
+                self._dead = 0
             return False
         self._taken += text
         return not self._over or self._matcher.is_accepting()

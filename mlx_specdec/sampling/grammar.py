@@ -32,16 +32,17 @@ JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 """One way to write each value, Python's json.dumps': where any white space may stand, models can
 write it without end, and nothing of a text is known in advance."""
 LIMITS = {
-    "max_items_in_row": 2000,
+    "max_items_in_row": 500,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
+    "step_max_items": 10_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
 """Of llguidance: tens of milliseconds for a mask, and about 100 MB for all states together."""
 INNER = "text"
+_STACK_SIZE = threading.Lock()
 
 
 def compiled(json_schema: str | None, regex: str | None, grammar: str | None) -> str | None:
@@ -75,12 +76,15 @@ def limits() -> Any:
 
 def with_stack(work: Callable[[], Result]) -> Result:
     """What `work` returns, done in a thread of its own with STACK bytes of stack."""
-    before = threading.stack_size(STACK)
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(work).result()
-    finally:
-        threading.stack_size(before)
+    with ThreadPoolExecutor(1) as thread:
+        # The size is the whole process's, and others read grammars at the same time.
+        with _STACK_SIZE:
+            before = threading.stack_size(STACK)
+            try:
+                result = thread.submit(work)
+            finally:
+                threading.stack_size(before)
+        return result.result()
 
 
 def schema_text(schema: str | Mapping[str, Any]) -> str:

@@ -77,6 +77,8 @@ class About:
                     "seconds": limits.seconds,
                     "choices": limits.choices,
                     "stops": limits.stops,
+                    "schema_bytes": limits.schema_bytes,
+                    "schema_depth": limits.schema_depth,
                 },
                 "build_info": FINGERPRINT,
             }

@@ -14,6 +14,7 @@ from ..models.base import check_prompt
 from ..options import MOST_DRAFTED, Options
 from ..pair import Pair
 from . import body as fields
+from . import formats
 from .body import Body
 from .chat import Message, ids_of, messages_of, text_of, way_of
 from .limits import Limits
@@ -37,16 +38,12 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "grammar": (),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "json_schema": (),
     "modalities": (["text"],),
-    "regex": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -169,6 +166,7 @@ class Asking:
         seed = secrets.randbits(32) if self.drawn_seeds else self.options.seed
         own["seed"] = fields.whole(body, "seed", seed, -SEEDS, SEEDS - 1)
         own |= _speculation(body.get("speculative", True))
+        own |= formats.binding(self.pair, self.options, body, self.limits)
         # The prompt is token ids by now.
         return replace(self.options, system_prompt=None, chat_template_config={}, **own)
 

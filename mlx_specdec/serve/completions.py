@@ -91,7 +91,8 @@ class Completions:
         asked = await outside(lambda: ask(asking, body))
         logprobs = any(each.top_logprobs is not None for each in asked.requests)
         pieces = await outside(lambda: self._service.pieces) if logprobs else ()
-        wire = kind(self._service.name, FINGERPRINT, pieces)
+        service = self._service
+        wire = kind(service.name, FINGERPRINT, pieces, metrics=service.metrics)
         return as_response(await self._answer(request, asked, wire))
 
     async def _answer(self, request: Request, asked: Asked, wire: Wire) -> Response | Told:

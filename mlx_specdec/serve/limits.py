@@ -8,8 +8,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Limits:
     """Most bytes of a body, requests waiting, seconds of an answer and of sending a body, choices
-    of a request, stop strings and their characters, and entries of logit_bias. context: most tokens
-    of a prompt and its answer together, where the model takes more."""
+    of a request, stop strings and their characters, entries of logit_bias, and bytes of a schema or
+    a grammar and brackets of a schema in each other. context: most tokens of a prompt and its
+    answer together, where the model takes more."""
 
     body_bytes: int = 16 << 20
     waiting: int = 64
@@ -19,4 +20,6 @@ class Limits:
     stops: int = 16
     stop_length: int = 1024
     biases: int = 1024
+    schema_bytes: int = 64 << 10
+    schema_depth: int = 64
     context: int | None = None

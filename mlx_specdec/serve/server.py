@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to listen, whom to let in, and how much to take. drain_seconds: for answers that are
-    under way when the end comes."""
+    """Where to listen, whom to let in, and how much to take. drawn_seeds, metrics: as Service has
+    them. drain_seconds: for answers that are under way when the end comes."""
 
     host: str
     port: int
@@ -48,6 +48,7 @@ class Settings:
     access: Access
     limits: Limits
     drawn_seeds: bool
+    metrics: bool = False
     drain_seconds: float = DRAIN_SECONDS
 
 
@@ -56,7 +57,13 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
     decodes. Raises OptionError where nobody can listen, and what `load` raises."""
     listener = _listen(settings.host, settings.port)
     engine = Engine(load, batch_size=settings.batch_size, waiting=settings.limits.waiting)
-    service = Service(engine, _name_of(model), settings.limits, drawn_seeds=settings.drawn_seeds)
+    service = Service(
+        engine,
+        _name_of(model),
+        settings.limits,
+        drawn_seeds=settings.drawn_seeds,
+        metrics=settings.metrics,
+    )
     server = _Server(
         uvicorn.Config(
             make_app(service, settings.access),

@@ -26,15 +26,22 @@ FINGERPRINT = f"mlx-specdec-{__version__}"
 
 class Service:
     """name: of the model, as clients see it. drawn_seeds: a request without a seed gets one of its
-    own, and not that of the options."""
+    own, and not that of the options. metrics: answers tell what drafts brought in vLLM's names."""
 
     def __init__(
-        self, engine: Engine, name: str, limits: Limits, *, drawn_seeds: bool = True
+        self,
+        engine: Engine,
+        name: str,
+        limits: Limits,
+        *,
+        drawn_seeds: bool = True,
+        metrics: bool = False,
     ) -> None:
         self.engine = engine
         self.name = name
         self.limits = limits
         self.drawn_seeds = drawn_seeds
+        self.metrics = metrics
         self.created = int(time.time())
 
     @functools.cached_property

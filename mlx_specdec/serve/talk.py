@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from ..decoding.run import STUCK
 from ..decoding.stop_criteria import Emission
 from ..many import Part
 from .asked import Asked
 from .engine import STOPPING, Engine, QueueFull
-from .problems import Problem, busy, failed
+from .problems import Problem, busy, failed, wrong
 from .wire import Choice
 
 
@@ -58,7 +59,7 @@ class Talk:
             if part.last:
                 del self._open[part.number]
             if part.error is not None:
-                raise busy(STOPPING) if part.error == STOPPING else failed(part.error)
+                raise _problem(part.error)
             self.choices[index].take(part.emission, part.result)
             yield index, part.emission
 
@@ -83,3 +84,11 @@ class Talk:
         # After the loop's end nobody listens.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._parts.put_nowait, part)
+
+
+def _problem(error: str) -> Problem:
+    """What is told of a request that the engine ended."""
+    if error == STOPPING:
+        return busy(error)
+    # What no text of the model fits is the client's to change.
+    return wrong(error) if error == STUCK else failed(error)

@@ -11,6 +11,7 @@ from typing import Any
 from ..decoding.logprobs import TokenLogprob
 from ..decoding.stop_criteria import Emission
 from . import body as fields
+from . import formats
 from .asked import Asked, Asking
 from .body import Body
 from .problems import Problem, unsupported
@@ -22,7 +23,6 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "adapter_id": (),
     "best_of": (1,),
     "decoder_input_details": (False,),
-    "grammar": (),
     "top_n_tokens": (0,),
     "truncate": (),
     "typical_p": (1, 1.0),
@@ -46,6 +46,8 @@ def ask(asking: Asking, body: Body) -> Asked:
     shaped = any(own.get(name) for name in ("temperature", "top_k", "top_p"))
     if fields.truth(told, "do_sample") or shaped:
         own.setdefault("temperature", 1.0)
+    if "grammar" in told:
+        own |= formats.of_tgi(told["grammar"])
     prompt = fields.text(body, "inputs")
     # Its stream tells the logprob of every token.
     return asking.completions({**own, "prompt": prompt, "logprobs": 0, "stream": _streams(body)})

@@ -16,8 +16,8 @@ from typing import Any
 from ..decoding.logprobs import TokenLogprob
 from ..decoding.run import Result
 from ..decoding.stop_criteria import Emission
-from ..drafting import prediction
 from .asked import Asked
+from .figures import speculative_decoding, timings, usage
 from .problems import Problem
 
 Told = dict[str, Any]
@@ -54,7 +54,7 @@ class Choice:
 
 class Wire:
     """What the two kinds of completions have in common. model: its name. pieces: the bytes that
-    each token id stands for, where logprobs are told."""
+    each token id stands for, where logprobs are told. metrics: tell vLLM's figures as well."""
 
     whole = ""
     chunk = ""
@@ -62,8 +62,16 @@ class Wire:
     named = False
     prefix = ""
 
-    def __init__(self, model: str, fingerprint: str, pieces: Sequence[bytes | None] = ()) -> None:
+    def __init__(
+        self,
+        model: str,
+        fingerprint: str,
+        pieces: Sequence[bytes | None] = (),
+        *,
+        metrics: bool = False,
+    ) -> None:
         self._pieces = pieces
+        self._metrics = metrics
         self._offsets: Counter[int] = Counter()
         self._head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
@@ -79,8 +87,7 @@ class Wire:
             **self._head,
             "object": self.whole,
             "choices": told,
-            "usage": usage(choices, prompt_tokens),
-            **timings(choices),
+            **self._figures(choices, prompt_tokens),
         }
 
     def first(self, index: int) -> list[Told]:
@@ -103,12 +110,15 @@ class Wire:
         """The chunk behind the last one, for those who ask for it."""
         if not asked.include_usage:
             return []
-        told = usage(choices, asked.prompt_tokens)
-        return [{**self._chunk([]), "usage": told, **timings(choices)}]
+        return [{**self._chunk([]), **self._figures(choices, asked.prompt_tokens)}]
 
     def error(self, problem: Problem) -> Told:
         """What ends a stream early."""
         return problem.as_dict()
+
+    def _figures(self, choices: Sequence[Choice], prompt_tokens: int) -> Told:
+        told = {"usage": usage(choices, prompt_tokens), **timings(choices)}
+        return {**told, **speculative_decoding(choices)} if self._metrics else told
 
     def _chunk(self, choices: list[Told]) -> Told:
         return {**self._head, "object": self.chunk, "choices": choices}
@@ -190,51 +200,6 @@ class TextWire(Wire):
         }
 
 
-def usage(choices: Sequence[Choice], prompt_tokens: int) -> Told:
-    """Tokens of prompts and answers."""
-    generated = sum(each.tokens for each in choices)
-    sources = [each.result.stats.by_source for each in choices if each.result is not None]
-    predicted = [each[prediction.NAME] for each in sources if prediction.NAME in each]
-    accepted = sum(each.accepted for each in predicted)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": generated,
-        "total_tokens": prompt_tokens + generated,
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(each.drafted for each in predicted) - accepted,
-        },
-    }
-
-
-def timings(choices: Sequence[Choice]) -> dict[str, Told]:
-    """What reading and writing took, and what drafts brought, under llama.cpp's names; nothing
-    where no choice has ended by itself."""
-    results = [each.result for each in choices if each.result is not None]
-    if not results:
-        return {}
-    prompt_ms = 1000 * max(each.stats.seconds.prompt for each in results)
-    predicted_ms = 1000 * max(each.stats.seconds.decoding for each in results)
-    prompt_n = sum(each.labels.prompt_tokens for each in results)
-    predicted_n = sum(len(each.tokens) for each in results)
-    told = {
-        "cache_n": 0,
-        "prompt_n": prompt_n,
-        "prompt_ms": round(prompt_ms, 3),
-        "prompt_per_token_ms": _ratio(prompt_ms, prompt_n),
-        "prompt_per_second": _ratio(1000 * prompt_n, prompt_ms),
-        "predicted_n": predicted_n,
-        "predicted_ms": round(predicted_ms, 3),
-        "predicted_per_token_ms": _ratio(predicted_ms, predicted_n),
-        "predicted_per_second": _ratio(1000 * predicted_n, predicted_ms),
-    }
-    if any(each.labels.proposer != "none" for each in results):
-        told["draft_n"] = sum(each.stats.drafted for each in results)
-        told["draft_n_accepted"] = sum(each.stats.accepted for each in results)
-    return {"timings": told}
-
-
 def event(told: Told, *, named: bool = False) -> bytes:
     """A chunk as a server-sent event; named: by its type."""
     name = f"event: {told['type']}\n" if named else ""
@@ -247,7 +212,3 @@ def _key(token: Told) -> str:
     if "\ufffd" in token["token"]:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
     return str(token["token"])
-
-
-def _ratio(part: float, whole: float) -> float:
-    return round(part / whole, 3) if whole else 0.0

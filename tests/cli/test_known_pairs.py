@@ -72,7 +72,29 @@ def test_auto_names_the_draft_that_is_loaded(run: Run, monkeypatch: pytest.Monke
     assert "has no draft for a/b" in run("bench", "--model", "a/b", "--draft-model", "auto").err
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "calibrate", "estimate"])
+@pytest.mark.parametrize(
+    ("command", "loaded"),
+    [
+        (("generate",), "weights/t5-enfr with weights/t5-enfr-draft"),
+        (("generate", "--draft-model", "self"), "weights/t5-enfr with self"),
+        (("serve", "--port", 0), "weights/py-llama with weights/py-llama-draft"),
+        (("serve", "--port", 0, "--proposer", "none"), "weights/py-llama with None"),
+        (("chat",), "weights/py-llama with weights/py-llama-draft"),
+        (("chat", "--model", "weights/t5-enfr"), "weights/t5-enfr with None"),
+    ],
+)
+def test_without_a_name_the_shipped_models_are_loaded(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[object, ...], loaded: str
+) -> None:
+    def load(model: str, draft_model: str | None, **rest: object) -> None:
+        raise OptionError(f"loading {model} with {draft_model}")
+
+    monkeypatch.setattr("mlx_specdec.assemble.load", load)
+    done = run(*command)
+    assert done.code == 2 and done.err.endswith(f"error: loading {loaded}\n")
+
+
+@pytest.mark.parametrize("command", ["generate", "bench", "calibrate", "estimate", "serve", "chat"])
 def test_without_the_sample_models_a_pair_has_to_be_named(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:

@@ -289,3 +289,15 @@ def test_a_grammar_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("mlx_specdec.sampling.grammar.with_stack", never)
     assert regex("once[ab]") is first
+
+
+def test_what_takes_more_than_the_limits_is_stuck() -> None:
+    """The number of ways to read so many letters grows with their square."""
+    grammar = compiled(None, None, 'start: "a" | start start | start start start')
+    constraint = alphabet(PIECES).constraint(grammar, ENDS)
+    taken = 0
+    while constraint.take([1]):
+        taken += 1
+        assert taken < 1000
+        constraint.masks([])
+    assert constraint.stuck and taken > 20

@@ -136,6 +136,27 @@ def test_usage_is_streamed_to_those_who_ask_for_it(client: TestClient) -> None:
     assert all(each["choices"] for each in streamed(client, COMPLETIONS, **body, stream_options={}))
 
 
+def test_figures_in_vllms_names_are_told_on_demand(engine: Engine, client: TestClient) -> None:
+    app = make_app(Service(engine, "tiny", LIMITS, metrics=True), OPEN)
+    telling = TestClient(app, raise_server_exceptions=False)
+    body = {"prompt": TEXT, "max_tokens": 20, "n": 2}
+    answer = ok(telling, COMPLETIONS, **body)
+    told, timings = answer["metrics"]["speculative_decoding"], answer["timings"]
+    assert told["num_draft_tokens"] == timings["draft_n"] > 0
+    assert told["num_accepted_draft_tokens"] == timings["draft_n_accepted"]
+    histogram, steps = told["acceptance_histogram"], told["num_spec_steps"]
+    assert sum(histogram) == steps and len(histogram) == told["num_spec_tokens"] + 1 == 3
+    assert min(histogram) >= 0
+    accepted = sum(place * count for place, count in enumerate(histogram))
+    assert accepted == told["num_accepted_draft_tokens"]
+    assert told["mean_acceptance_length"] == round(1 + accepted / steps, 4)
+    assert told["draft_acceptance_rate"] == round(accepted / told["num_draft_tokens"], 4)
+    *_, last = streamed(telling, COMPLETIONS, **body, stream_options={"include_usage": True})
+    assert last["metrics"]["speculative_decoding"].keys() == told.keys()
+    assert "metrics" not in ok(telling, COMPLETIONS, **body, speculative=False)
+    assert "metrics" not in ok(client, COMPLETIONS, **body)
+
+
 def test_choices_have_seeds_one_after_the_other(client: TestClient) -> None:
     body = {"prompt": TEXT, "temperature": 1.0, "max_tokens": 10}
     told = ok(client, COMPLETIONS, **body, seed=7, n=3)
@@ -325,11 +346,7 @@ def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
             "speculative.mode",
             "unsupported_parameter",
         ),
-        (
-            {"prompt": "x", "response_format": {"type": "json_object"}},
-            "response_format",
-            "unsupported_parameter",
-        ),
+        ({"prompt": "x", "guided_regex": "a"}, "guided_regex", "unsupported_parameter"),
         ({"prompt": "x", "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     ],
     ids=repr,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
 
 from .test_http import TEXT, client_of
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,29 @@ def test_a_stop_sequence_is_told(client: TestClient) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        ({"type": "regex", "value": "[ab]{3}é"}, "[ab]{3}é"),
+        ({"type": "json", "value": SCHEMA}, r'\{"a": [12]\}'),
+        ({"type": "json", "value": json.dumps(SCHEMA)}, r'\{"a": [12]\}'),
+        ({"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}, r'\{"a": [12]\}'),
+    ],
+    ids=str,
+)
+def test_a_grammar_binds_the_text(
+    client: TestClient, grammar: dict[str, Any], pattern: str
+) -> None:
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    output = told(client, max_new_tokens=40, grammar=grammar, details=True, seed=1)
+    assert re.fullmatch(pattern, output["generated_text"])
+    assert output["details"]["finish_reason"] == "eos_token"
+    assert (
+        events(client, max_new_tokens=40, grammar=grammar, seed=1)[-1].generated_text
+        == (output["generated_text"])
+    )
+
+
 def test_a_text_whose_time_is_over_ends(engine: Engine) -> None:
     client = client_of(engine, Limits(seconds=0.3))
     *_, last = events(client, max_new_tokens=4000, seed=1, do_sample=True)
@@ -99,6 +125,9 @@ def test_a_text_whose_time_is_over_ends(engine: Engine) -> None:
         {"inputs": "x", "parameters": {"do_sample": "yes"}},
         {"inputs": "x", "parameters": {"max_new_tokens": 10**6}},
         {"inputs": "x", "parameters": {"grammar": {"type": "json"}}},
+        {"inputs": "x", "parameters": {"grammar": "json"}},
+        {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": {}}}},
+        {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": "a("}}},
         {"inputs": "x", "parameters": {"best_of": 2}},
         {"inputs": "x", "parameters": {"watermark": True}},
     ],

@@ -1,0 +1,243 @@
+"""Texts that requests bind to a schema, an expression or a grammar, under their clients' names."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+
+from starlette.testclient import TestClient
+
+from mlx_specdec.assemble import Pair
+from mlx_specdec.many import Request
+from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.limits import Limits
+
+from .conftest import OPTIONS, running
+from .test_engine import ask
+from .test_http import CHAT, COMPLETIONS, TEXT, client_of, ok, streamed
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,4}$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+JSON = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
+OF_OPENAI = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
+GRAMMAR = 'start: "(" ("é" | "ab"){1,3} ")"'
+FITTING = [
+    ({"response_format": OF_OPENAI}, JSON),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, JSON),
+    ({"structured_outputs": {"json": SCHEMA}}, JSON),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA), "choice": None}}, JSON),
+    ({"structured_outputs": {"regex": "[ab]{3}é", "grammar": None}}, "[ab]{3}é"),
+    ({"regex": "[ab]{3}é", "response_format": {"type": "text"}}, "[ab]{3}é"),
+    ({"structured_outputs": {"grammar": GRAMMAR}}, r"\((é|ab){1,3}\)"),
+    ({"grammar": GRAMMAR}, r"\((é|ab){1,3}\)"),
+]
+ANY = {"response_format": {"type": "json_object"}}
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine) -> TestClient:
+    return client_of(engine)
+
+
+@pytest.fixture
+def nothing_decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails where a request reaches the engine."""
+
+    def refuse(self: Engine, requests: list[Request], listener: object) -> None:
+        raise AssertionError("a request was handed to the engine")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "submit", refuse)
+        yield
+
+
+@pytest.mark.parametrize(("asked", "pattern"), FITTING, ids=lambda each: str(each)[:50])
+def test_texts_fit_whoever_drafts(client: TestClient, asked: dict[str, Any], pattern: str) -> None:
+    for temperature in (0.0, 1.0):
+        body = {"prompt": TEXT, "temperature": temperature, "seed": 4, "max_tokens": 60, **asked}
+        told = ok(client, COMPLETIONS, **body)
+        [choice] = told["choices"]
+        assert re.fullmatch(pattern, choice["text"]) and choice["finish_reason"] == "stop"
+        plain = ok(client, COMPLETIONS, **body, speculative=False)
+        assert plain["choices"] == told["choices"]
+        chunks = streamed(client, COMPLETIONS, **body)
+        assert "".join(each["choices"][0]["text"] for each in chunks) == choice["text"]
+    message = {"role": "user", "content": "Who?"}
+    [choice] = ok(client, CHAT, messages=[message], max_tokens=60, **asked)["choices"]
+    assert re.fullmatch(pattern, choice["message"]["content"])
+
+
+def test_an_object_of_any_kind_may_be_asked_for(client: TestClient) -> None:
+    told = ok(client, COMPLETIONS, prompt=TEXT, **ANY, seed=1, temperature=1.0, max_tokens=300)
+    [choice] = told["choices"]
+    assert choice["text"].startswith("{")
+    if choice["finish_reason"] == "stop":
+        assert isinstance(json.loads(choice["text"]), dict)
+
+
+def test_choices_fit_each_by_itself(client: TestClient) -> None:
+    body = {"prompt": [TEXT, "x"], "n": 3, "temperature": 1.0, "seed": 1, "max_tokens": 60}
+    texts = [each["text"] for each in ok(client, COMPLETIONS, **body, **FITTING[0][0])["choices"]]
+    assert len(texts) == 6 and len(set(texts)) > 1
+    assert all(re.fullmatch(JSON, text) for text in texts)
+
+
+def test_neighbors_of_all_kinds_have_the_texts_that_they_have_alone(
+    client: TestClient, pair: Pair, alone: Callable[..., str]
+) -> None:
+    kinds: list[dict[str, Any]] = [{}, *(asked for asked, _ in FITTING), {}, ANY]
+    bodies = [
+        {"prompt": TEXT, "temperature": seed % 2 + 0.0, "seed": seed, "max_tokens": 24, **asked}
+        for seed, asked in enumerate([*kinds, *kinds])
+    ]
+
+    def text(body: dict[str, Any]) -> str:
+        return ok(client, COMPLETIONS, **body)["choices"][0]["text"]
+
+    expected = [text(body) for body in bodies]
+    ids = pair.tokenizer.encode(TEXT)
+    for body, own in zip(bodies, expected, strict=True):
+        if body.keys() == bodies[0].keys():
+            assert own == alone(ids, temperature=body["temperature"], seed=body["seed"])
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        assert [*clients.map(text, bodies)] == expected
+
+
+def test_what_a_grammar_is_certain_about_is_proposed(engine: Engine) -> None:
+    result = ask(engine, replace(OPTIONS, regex="abcabcab"))[1].last().result
+    assert result.text == "abcabcab"
+    assert result.stats.by_source["forced"].accepted > 0
+    assert "forced" not in ask(engine)[1].last().result.stats.by_source
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "said"),
+    [
+        ({"response_format": "json"}, "response_format", "must be an object"),
+        ({"response_format": {}}, "response_format", "type must be text, json_object or"),
+        ({"response_format": {"type": "xml"}}, "response_format", "type must be"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "an object"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}},
+            "response_format",
+            "must be a JSON schema, an object",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "schema": {"type": "strin"}}},
+            "response_format",
+            "Invalid type: strin",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "schema": {"uniqueItems": True}}},
+            "response_format",
+            "Unimplemented keys",
+        ),
+        ({**ANY, "regex": "a"}, "regex", "response_format and regex cannot both hold"),
+        ({"regex": 5}, "regex", "a string"),
+        ({"regex": "a("}, "regex", "unclosed group"),
+        ({"grammar": "root ::= x"}, "grammar", "grammar is wrong"),
+        ({"structured_outputs": {}}, "structured_outputs", "one of json, regex, grammar"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs", "must be a string"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs", "is no JSON"),
+        ({"structured_outputs": {"json": "[" * 9999}}, "structured_outputs", "too many brackets"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice", "not supported"),
+        ({"regex": "a" * 65537}, "regex", "more than 65536 bytes"),
+    ],
+    ids=lambda each: str(each)[:50],
+)
+def test_what_is_wrong_is_told_before_anything_is_decoded(
+    client: TestClient,
+    nothing_decoded: None,
+    asked: dict[str, Any],
+    param: str,
+    said: str,
+) -> None:
+    for path, prompt in ((COMPLETIONS, {"prompt": TEXT}), (CHAT, {"messages": "none"})):
+        answer = client.post(path, json={**prompt, **asked, "stream": True})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert said in error["message"] and "\n" not in error["message"]
+
+
+def test_a_schema_is_nested_within_bounds(engine: Engine) -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(5):
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+    body = {"prompt": TEXT, "structured_outputs": {"json": schema}}
+    for depth, status in ((6, 200), (5, 400)):
+        answer = client_of(engine, Limits(schema_depth=depth)).post(COMPLETIONS, json=body)
+        assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["message"] == "structured_outputs is nested more than 5 deep"
+
+
+def test_the_extra_that_is_missing_is_named(
+    client: TestClient, nothing_decoded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    schema = {"type": "object", "properties": {"nobody asked for this": {"type": "integer"}}}
+    asked = {"type": "json_schema", "schema": schema}
+    answer = client.post(COMPLETIONS, json={"prompt": TEXT, "response_format": asked})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format"
+    assert "mlx-specdec[grammar]" in answer.json()["error"]["message"]
+
+
+def test_a_grammar_that_grows_too_complex_ends_its_own_request_alone(
+    client: TestClient, pair: Pair, alone: Callable[..., str]
+) -> None:
+    ids = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}
+    exploding = {"grammar": 'start: "a" | start start | start start start'}
+    body = {"prompt": TEXT, "max_tokens": 3000, "logit_bias": {str(ids["a"]): 90}, **exploding}
+    free = {"prompt": TEXT, "temperature": 1.0, "seed": 8, "max_tokens": 24}
+    with ThreadPoolExecutor(2) as clients:
+        ending = clients.submit(client.post, COMPLETIONS, json=body)
+        others = [ok(client, COMPLETIONS, **free)["choices"][0]["text"] for _ in range(3)]
+        answer = ending.result()
+    assert {*others} == {alone(pair.tokenizer.encode(TEXT), temperature=1.0, seed=8)}
+    assert answer.status_code == 400, answer.text
+    assert "too complex" in answer.json()["error"]["message"]
+
+
+def test_a_translator_says_what_it_cannot_write() -> None:
+    """The shipped one's vocabulary has no braces, and French and English letters alone."""
+    prompt = "translate English to French: I am cold."
+    with running(("weights/t5-enfr", "weights/t5-enfr-draft")) as engine:
+        client = client_of(engine)
+
+        def said(**asked: Any) -> str:
+            answer = client.post(COMPLETIONS, json={"prompt": prompt, **asked})
+            assert answer.status_code == 400
+            return answer.json()["error"]["message"]
+
+        assert "no token that may come first" in said(response_format=OF_OPENAI)
+        assert "no token for what must follow" in said(regex="Je suis 日本")
+        answer = client.post(
+            COMPLETIONS, json={"prompt": prompt, "regex": "Je suis 日本", "stream": True}
+        )
+        *_, last, rest = answer.text.split("\n\n")
+        assert (
+            rest == ""
+            and "must follow" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        )
+        [choice] = ok(client, COMPLETIONS, prompt=prompt, regex="(Je|Il) [a-z ]+froid\\.")[
+            "choices"
+        ]
+        assert re.fullmatch(r"(Je|Il) [a-z ]+froid\.", choice["text"])
