@@ -49,7 +49,9 @@ def bound(name: str) -> Pair:
     return replace(pair_for(name), tokenizer=Letters(), eos_token_ids=frozenset({END}))
 
 
-@pytest.fixture(scope="module", params=["llama", "own-head-scaled"])
+@pytest.fixture(
+    scope="module", params=["llama", pytest.param("own-head-scaled", marks=pytest.mark.slow)]
+)
 def pair(request: pytest.FixtureRequest) -> Pair:
     return with_heads(bound(request.param))
 

@@ -103,6 +103,7 @@ def test_the_text_is_the_targets_own(
         assert (result.labels.proposer, result.labels.draft_model) == (kind, "drafter")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block", "typical"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_rule_takes_the_rows_that_tokens_were_drawn_from(

@@ -70,6 +70,7 @@ def test_a_length_that_was_asked_for_goes_on_and_the_text_stays(wrong: Pair) -> 
     assert result.stats.drafted > 100
 
 
+@pytest.mark.slow
 def test_auto_goes_on_plainly_and_says_so_once_enough_was_drafted(wrong: Pair) -> None:
     asked = replace(ASKED, num_draft="auto", max_tokens=30, proposer="eagle3")
     lines: list[str] = []

@@ -80,6 +80,7 @@ def drafter(directory: Path, target: Path, layer: int, named: int) -> Path:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layer", "shift"), [(2, 0), (2, 1), (2, -1), (0, 0), (LAYERS - 1, 0)])
 def test_the_layers_that_a_drafter_was_made_for_are_named(
     layer: int, shift: int, target: Path, tmp_path: Path
@@ -162,6 +163,7 @@ def test_what_the_command_advises_mends_the_files(run: Run, target: Path, tmp_pa
     assert max(rates) == rates[0] > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_without_prompts_its_own_are_taken(run: Run, target: Path, tmp_path: Path) -> None:
     directory = drafter(tmp_path / "drafter", target, layer=2, named=2)

@@ -92,6 +92,7 @@ def test_the_help_is_as_wide_as_the_terminal() -> None:
         assert columns - 12 < max(map(len, texts)) <= columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_line_is_wider_than_a_plain_terminal(name: str) -> None:
     done = asked(name, "-h", COLUMNS="80", TERM="dumb")

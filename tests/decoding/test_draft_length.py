@@ -154,6 +154,7 @@ def test_changes_say_what_was_promised() -> None:
     assert first.speed > 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [4, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
