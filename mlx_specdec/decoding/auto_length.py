@@ -132,6 +132,8 @@ class AutoLength:
     def on_round(self, report: RoundReport) -> None:
         """Learn from a round, and choose again."""
         if is_drained(report):
+            # The next plain step fills the pipeline again.
+            self._plain_for = 0
             return
         trial = self._trying
         self._rounds += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mlx_specdec.costs.acceptance import Acceptance
@@ -73,6 +75,19 @@ def test_it_does_not_think_while_a_proposer_abstains(monkeypatch: pytest.MonkeyP
         for _ in range(AutoLength.PLANS_EVERY):
             lengths.on_round(a_round(lengths.choose(10_000), 1, 1.2))
         assert plans
+
+
+def test_a_plain_step_that_fills_the_pipeline_again_tells_no_cost() -> None:
+    lengths = AutoLength()
+    for seconds in (1.0,) * 8:
+        lengths.choose(10_000)
+        lengths.on_round(a_round(0, 0, seconds))
+    assert lengths.plain == pytest.approx(1.0)
+    drained = replace(a_round(0, 0, 0.1), pipelined=False)
+    for report in (drained, a_round(0, 0, 4.0)) * 20:
+        lengths.choose(10_000)
+        lengths.on_round(report)
+    assert lengths.plain == pytest.approx(1.0)
 
 
 def test_a_hopeless_draft_is_parked_and_still_probed() -> None:
