@@ -16,8 +16,7 @@ from typing import cast
 import mlx.core as mx
 
 from . import blas
-from .contracts import Model, NoiseSource, Progress, Proposer, Rule, ignore_progress
-from .costs import cache as cost_cache
+from .contracts import Model, NoiseSource, Progress, Proposer, Rule
 from .decoding.auto_length import AutoLength
 from .decoding.draft_length import DraftLength, FixedLength
 from .decoding.loop import Decoding
@@ -29,10 +28,8 @@ from .decoding.sequence import Sequence as Decoded
 from .decoding.statistics import Recorder
 from .decoding.stop_criteria import StopCriteria
 from .decoding.stopwatch import Stopwatch, Timed
-from .decoding.survey import Survey
 from .drafters import (
     Trials,
-    cost_key,
     device_name,
     drafters,
     keep_costs,
@@ -58,8 +55,6 @@ from .verification.forced import ForcedAcceptance
 from .verification.rejection import TokenRule
 from .verification.typical import TypicalRule
 
-NOISY = 0.15
-"""Relative standard error of a typical cost, above which texts teach more than a calibration."""
 DEBUG = "MLX_SPECDEC_DEBUG"
 """Environment variable: compare every context with the committed tokens after every round."""
 
@@ -101,7 +96,7 @@ def stream_generate(
     watch = Stopwatch(
         [recorder, lengths, trials, *shadows], timed=timed, wanted=lambda: lengths.wants_parts
     )
-    decoding = _decoding(
+    decoding = make_decoding(
         pair, target, ids, options, proposer, rule or make_rule(options), lengths, watch, progress
     )
     labels = make_labels(pair, options, chosen, len(ids))
@@ -123,47 +118,6 @@ def stream_generate(
         learned=learned,
         changes=lambda: lengths.changes,
     )
-
-
-def calibrate(
-    pair: Pair, *, temperature: float = 0.0, turns: int = 8, progress: Progress | None = None
-) -> dict[int, float]:
-    """Measure what a round of 1 .. 16 draft tokens costs, in plain steps, and keep it for auto.
-
-    turns: how often each length is measured; medians count. Raises OptionError without a draft, and
-    where the turns differ so much that their medians mean little: what was known then stays.
-    """
-    options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
-    endless = replace(pair, eos_token_ids=frozenset())
-    chosen = drafters(pair, options)
-    own = tuple(each for each in chosen if each.nbytes)
-    if not own:
-        raise OptionError("there is nothing to calibrate without a draft model: name one")
-    survey, report = Survey(own[0].most), progress or ignore_progress
-    report(0, turns)
-    while survey.turns < turns:
-        proposer = make_proposer(own[:1], options, survey)
-        ids = [pair.vocabulary // 2] * 8
-        watch = Stopwatch([survey])
-        decoding = _decoding(
-            endless, pair.target, ids, options, proposer, make_rule(options), survey, watch
-        )
-        ended = False
-        while survey.turns < turns and not ended:
-            ended = decoding.step()[0].finish_reason is not None
-            report(survey.turns, turns)
-    report(turns, turns)
-    if survey.noise > NOISY:
-        raise OptionError(
-            f"this machine is too noisy to measure, costs would be off by {survey.noise:.0%}: end "
-            "other programs, or give more turns; what was known stays in "
-            f"{cost_cache.directory()}"
-        )
-    costs = survey.measured()
-    for together in {own[:1], chosen}:
-        key = cost_key(pair, together, own[0], options)
-        cost_cache.write(key, survey.learned())
-    return costs
 
 
 def generate(
@@ -273,7 +227,7 @@ def _check_bias(pair: Pair, options: Options) -> None:
         raise OptionError("logit-bias bans every token: leave one that may be written")
 
 
-def _decoding(
+def make_decoding(
     pair: Pair,
     target: Model,
     ids: Sequence[int],
@@ -284,6 +238,7 @@ def _decoding(
     watch: Stopwatch,
     progress: Progress | None = None,
 ) -> Decoding:
+    """One sequence that has read nothing."""
     context, sequence = target.open(ids), make_sequence(pair, ids, options)
     return Decoding(
         target=context,

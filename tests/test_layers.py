@@ -43,7 +43,6 @@ MAY_IMPORT = {
     "assemble": {
         "blas",
         "contracts",
-        "costs",
         "decoding",
         "drafters",
         "drafting",
@@ -55,6 +54,16 @@ MAY_IMPORT = {
         "shadow",
         "text",
         "verification",
+    },
+    "calibration": {
+        "assemble",
+        "contracts",
+        "costs",
+        "decoding",
+        "drafters",
+        "errors",
+        "options",
+        "pair",
     },
     "jobs": {
         "assemble",
@@ -135,6 +144,7 @@ MAY_IMPORT = {
         "batch",
         "bench",
         "blas",
+        "calibration",
         "checkpoints",
         "contracts",
         "costs",

@@ -33,7 +33,7 @@ def calibrate(models: Models, measuring: Measuring) -> None:
     The costs are kept, and --num-draft auto begins with them.
     """
     pair = load_pair(*named(models), **models.loading())
-    from ..assemble import calibrate as measure
+    from ..calibration import calibrate as measure
 
     with render.progress("measuring") as report:
         costs = measure(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import assemble, user_cache
+from mlx_specdec import calibration, user_cache
 
 from .conftest import Run
 
@@ -60,11 +60,11 @@ def test_a_noisy_machine_is_refused_and_what_was_known_stays(
     run: Run, t5: Path, t5_draft: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("calibrate", "--model", t5, "--draft-model", t5_draft, "--turns", 2)
-    monkeypatch.setattr(assemble, "NOISY", 10.0)
+    monkeypatch.setattr(calibration, "NOISY", 10.0)
     assert run(*asked).code == 0
     before = {file: file.read_bytes() for file in kept.iterdir()}
     assert before
-    monkeypatch.setattr(assemble, "NOISY", 0.0)
+    monkeypatch.setattr(calibration, "NOISY", 0.0)
     done = run(*asked)
     assert (done.code, done.out) == (2, "")
     assert "too noisy" in done.err and str(kept) in done.err and done.err.count("\n") == 1
