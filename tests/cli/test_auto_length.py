@@ -45,8 +45,9 @@ def test_verbose_says_what_was_chosen_and_changes_nothing_else(run: Run, t5: Pat
 
 @pytest.mark.slow
 def test_calibration_measures_every_length_and_keeps_it(
-    run: Run, t5: Path, t5_draft: Path, kept: Path
+    run: Run, t5: Path, t5_draft: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(calibration, "NOISY", 10.0)
     done = run("calibrate", "--model", t5, "--draft-model", t5_draft, "--turns", 4)
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()] == [str(n) for n in range(1, 17)]
