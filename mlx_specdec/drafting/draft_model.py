@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
 from ..contracts import Context, Model, Noise, Proposal, Proposer, Scores, feed, no_proposal
-from ..sampling.distribution import Distribution, choose, last_rows, log_probabilities_of
+from ..sampling.distribution import Distribution, last_rows
 from ..sampling.settings import Sampling
+from .chain import draw
 from .drafter import Brought, Drafter
 from .translation import Translation
 
@@ -95,25 +97,14 @@ class DraftModel(Proposer):
             return no_proposal(len(committed))
         context = self._open()
         logits = self._read(context, committed, rooms)
-        drafted: list[mx.array] = []
-        rows: list[mx.array] = []
-        for index in range(limit):
-            before = mx.concatenate(drafted, axis=1) if drafted else None
-            own = self._own(logits)
-            row = log_probabilities_of(self._distributions, own, committed, before)
-            tokens = choose(row, noise.draft(index))
-            mx.async_eval(tokens)
-            drafted.append(tokens)
-            rows.append(row)
-            if index + 1 < limit:
-                fed = tokens if self._translation is None else self._translation.feed_array(tokens)
-                logits = context.advance(fed, proposed=1).logits
-        sampled = any(each.samples for each in self._distributions)
-        return Proposal(
-            mx.concatenate(drafted, axis=1),
-            mx.concatenate(rows, axis=1) if sampled else None,
-            counts=tuple(limit if room > 0 else 0 for room in rooms),
-        )
+
+        def following(tokens: mx.array) -> mx.array:
+            fed = tokens if self._translation is None else self._translation.feed_array(tokens)
+            return self._own(context.advance(fed, proposed=1).logits)
+
+        own = self._own(logits)
+        drawn = draw(self._distributions, committed, noise, limit, own, following)
+        return replace(drawn, counts=tuple(limit if room > 0 else 0 for room in rooms))
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Reads the prompts along, and takes back what the target did not keep."""

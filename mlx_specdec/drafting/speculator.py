@@ -12,8 +12,9 @@ from typing import Protocol
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Proposer, Scores, no_proposal
-from ..sampling.distribution import Distribution, choose, log_probabilities_of
+from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
+from .chain import draw
 from .drafter import MOST_DRAFTED, Brought, Drafter
 
 MISSING = (
@@ -139,20 +140,7 @@ class HiddenStateDrafter(Proposer):
         length, count = self._reading.length, min(limit, self._network.most)
         if not length:
             return no_proposal()
-        logits = self._reading.guess(count)
-        drafted: list[mx.array] = []
-        rows: list[mx.array] = []
-        for index in range(count):
-            before = mx.concatenate(drafted, axis=1) if drafted else None
-            row = log_probabilities_of(self._distributions, logits, committed, before)
-            token = choose(row, noise.draft(index))
-            mx.async_eval(token)
-            drafted.append(token)
-            rows.append(row)
-            if index + 1 < count:
-                logits = self._reading.guess_after(token)
+        logits, after = self._reading.guess(count), self._reading.guess_after
+        proposal = draw(self._distributions, committed, noise, count, logits, after)
         self._reading.forget(length)
-        sampled = any(each.samples for each in self._distributions)
-        return Proposal(
-            mx.concatenate(drafted, axis=1), mx.concatenate(rows, axis=1) if sampled else None
-        )
+        return proposal

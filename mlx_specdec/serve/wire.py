@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ class Choice:
         self.reason = self.reason or "length"
 
 
-class Wire:
+class Wire(ABC):
     """What the two kinds of completions have in common. model: its name. pieces: the bytes that
     each token id stands for, where logprobs are told. metrics: tell vLLM's figures as well."""
 
@@ -123,11 +124,13 @@ class Wire:
     def _chunk(self, choices: list[Told]) -> Told:
         return {**self._head, "object": self.chunk, "choices": choices}
 
+    @abstractmethod
     def _whole(self, index: int, choice: Choice) -> Told:
-        raise NotImplementedError
+        """A choice in an answer that is no stream."""
 
+    @abstractmethod
     def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Told:
-        raise NotImplementedError
+        """A choice in a chunk of a stream."""
 
     def _token(self, id: int, logprob: float) -> Told:
         piece = (self._pieces[id] if id < len(self._pieces) else None) or b""
