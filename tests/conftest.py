@@ -6,6 +6,17 @@ from pathlib import Path
 
 import pytest
 
+SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
+"""Tests that took long where they were last measured; scripts/list_slow_tests.py writes them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A measured list, since often a few parameters of a test are what takes long."""
+    for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(autouse=True)
 def surroundings_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
