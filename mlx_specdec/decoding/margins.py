@@ -18,8 +18,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import DecodingError
+from ..sampling.choices import margin
 from ..sampling.cut import Cut, cut_margin
-from ..sampling.distribution import margin
 
 ROWS_AT_ONCE = 16
 DAMAGED = (

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal
-from ..sampling.distribution import Distribution, choose, log_probabilities_of
+from ..sampling.choices import choose
+from ..sampling.distribution import Distribution, log_probabilities_of
 
 
 def draw(

@@ -12,7 +12,8 @@ from typing import Protocol
 import mlx.core as mx
 
 from ..contracts import FINAL, Noise, Proposal, Proposer, Scores, no_proposal
-from ..sampling.distribution import Distribution, choose, log_probabilities_of
+from ..sampling.choices import choose
+from ..sampling.distribution import Distribution, log_probabilities_of
 from ..sampling.settings import Sampling
 from .drafter import MOST_DRAFTED, Brought, Drafter
 

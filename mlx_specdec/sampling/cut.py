@@ -1,7 +1,7 @@
 """How close the filters came to cutting elsewhere, so that another token would have been chosen.
 
 A choice depends on rounding in two ways: which of the tokens that passed is best, and which passed.
-`distribution.margin` knows the first, this module the second, in the same unit: the change of one
+`choices.margin` knows the first, this module the second, in the same unit: the change of one
 log-probability relative to another. Top-p compares masses; the unit of these is their log-odds,
 which no such change of log-probabilities moves by more.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .distribution import without
+from .choices import without
 from .settings import Sampling
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..contracts import Proposal
-from ..sampling.distribution import choose
+from ..sampling.choices import choose
 
 
 def leading(accepted: mx.array) -> mx.array:

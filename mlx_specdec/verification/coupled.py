@@ -12,7 +12,7 @@ import math
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.distribution import choose
+from ..sampling.choices import choose
 from .chain import entries, leading, row_after
 
 

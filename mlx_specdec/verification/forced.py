@@ -10,7 +10,7 @@ import random
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Verdict
-from ..sampling.distribution import choose
+from ..sampling.choices import choose
 from .chain import leading, row_after
 
 

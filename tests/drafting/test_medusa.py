@@ -7,7 +7,8 @@ import pytest
 
 from mlx_specdec.contracts import Scores
 from mlx_specdec.drafting.medusa import Medusa
-from mlx_specdec.sampling.distribution import choose, log_probabilities
+from mlx_specdec.sampling.choices import choose
+from mlx_specdec.sampling.distribution import log_probabilities
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 

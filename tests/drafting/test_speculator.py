@@ -12,7 +12,8 @@ import pytest
 
 from mlx_specdec.contracts import Scores
 from mlx_specdec.drafting.speculator import UNREAD, HiddenStateDrafter
-from mlx_specdec.sampling.distribution import choose, log_probabilities
+from mlx_specdec.sampling.choices import choose
+from mlx_specdec.sampling.distribution import log_probabilities
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 

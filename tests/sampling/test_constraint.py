@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from mlx_specdec.errors import OptionError
 from mlx_specdec.sampling.constraint import Alphabet, Constraint, Words
-from mlx_specdec.sampling.distribution import Distribution, allow_only
+from mlx_specdec.sampling.distribution import Distribution
+from mlx_specdec.sampling.filters import allow_only
 from mlx_specdec.sampling.grammar import compiled
 from mlx_specdec.sampling.settings import Sampling
 

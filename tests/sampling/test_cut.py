@@ -8,8 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_specdec.sampling.choices import margin
 from mlx_specdec.sampling.cut import Cut, cut_margin
-from mlx_specdec.sampling.distribution import apply_filters, margin
+from mlx_specdec.sampling.distribution import apply_filters
 from mlx_specdec.sampling.settings import Sampling
 
 EDGE = 1e-6

@@ -10,19 +10,17 @@ import pytest
 from mlx_lm import sample_utils
 
 from mlx_specdec.errors import OptionError
-from mlx_specdec.sampling.distribution import (
+from mlx_specdec.sampling.choices import choose, margin
+from mlx_specdec.sampling.distribution import Distribution, log_probabilities
+from mlx_specdec.sampling.filters import (
     WIDE,
-    Distribution,
     apply_penalties,
-    choose,
     exclude_top_choices,
     fit_vocabulary,
     keep_min_p,
     keep_top_k,
     keep_top_k_and_p,
     keep_top_p,
-    log_probabilities,
-    margin,
 )
 from mlx_specdec.sampling.settings import Sampling
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.contracts import Proposal, Verdict
-from mlx_specdec.sampling.distribution import choose
+from mlx_specdec.sampling.choices import choose
 from mlx_specdec.verification.coupled import Coupled
 
 Law = tuple[Fraction, ...]
