@@ -27,7 +27,7 @@ class Speculator(nn.Module):
     """A network that drafts from hidden states of `target`.
 
     Parameters are named as in files. taps: the hidden states that it reads, in the order in which
-    they stand side by side.
+    they stand side by side. target_ids: see SpeculatorFiles.
     """
 
     def __init__(self, files: SpeculatorFiles, target: Base) -> None:
@@ -42,6 +42,7 @@ class Speculator(nn.Module):
             self.embed_tokens = nn.Embedding(files.vocabulary, width)
         if "lm_head.weight" in present:
             self.lm_head = nn.Linear(width, present["lm_head.weight"].shape[0], bias=False)
+        self.target_ids = files.target_ids
         self._places = _places(files.target_ids, target.vocabulary)
 
     @property
