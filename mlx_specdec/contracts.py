@@ -39,10 +39,13 @@ class Scores:
 
     logits: (batch, rows, vocabulary) in the model's dtype; row i is about the token after input i.
     hidden: per name asked for, (batch, rows, width) in the model's dtype.
+    encoded: of an encoder-decoder model, what its encoder made of each sequence's source: (1, n,
+        width), n being that source's own length; none of others.
     """
 
     logits: mx.array
     hidden: Mapping[str, mx.array] = field(default_factory=dict)
+    encoded: Sequence[mx.array] = ()
 
     def of(self, sequence: int, rows: int) -> Scores:
         """The first `rows` rows of one sequence, as a batch of one."""
@@ -50,7 +53,7 @@ class Scores:
             return self
         part = slice(sequence, sequence + 1)
         hidden = {name: states[part, :rows] for name, states in self.hidden.items()}
-        return Scores(self.logits[part, :rows], hidden)
+        return Scores(self.logits[part, :rows], hidden, self.encoded[part])
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ LLAMA: dict[str, Any] = {
 Shapes = dict[str, tuple[int, ...]]
 
 
-def layer(name: str, inputs: int, width: int = WIDTH) -> Shapes:
-    """One layer's tensors."""
+def layer(name: str, inputs: int, width: int = WIDTH, encoder: int | None = None) -> Shapes:
+    """One layer's tensors. encoder: width of what it attends to as well."""
     return {
+        **({} if encoder is None else _encoder_attention(name, width, encoder)),
         f"{name}.input_layernorm.weight": (width,),
         f"{name}.self_attn.q_proj.weight": (HEADS * HEAD_DIM, inputs),
         f"{name}.self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, inputs),
@@ -38,6 +39,16 @@ def layer(name: str, inputs: int, width: int = WIDTH) -> Shapes:
         f"{name}.mlp.gate_proj.weight": (INNER, width),
         f"{name}.mlp.up_proj.weight": (INNER, width),
         f"{name}.mlp.down_proj.weight": (width, INNER),
+    }
+
+
+def _encoder_attention(name: str, width: int, encoder: int) -> Shapes:
+    return {
+        f"{name}.encoder_attn_layernorm.weight": (width,),
+        f"{name}.encoder_attn.q_proj.weight": (HEADS * HEAD_DIM, width),
+        f"{name}.encoder_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, encoder),
+        f"{name}.encoder_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, encoder),
+        f"{name}.encoder_attn.o_proj.weight": (width, HEADS * HEAD_DIM),
     }
 
 
@@ -71,20 +82,25 @@ def eagle3(
     taps: int = 3,
     vocabulary: int = VOCABULARY,
     width: int = WIDTH,
+    encoder: int | None = None,
     extra: Shapes | None = None,
     tensors: Mapping[str, mx.array] | None = None,
     seed: int = 0,
     **changes: Any,
 ) -> Path:
     """EAGLE-3 as its authors write it. drafted: size of its own vocabulary; None takes the
-    target's head. extra: more tensors. tensors: in the place of others. changes: of config.json."""
+    target's head. encoder: width of the target's encoder, to which it then attends. extra: more
+    tensors. tensors: in the place of others. changes: of config.json."""
     shapes = {
         "fc.weight": (width, taps * width),
         "norm.weight": (width,),
         "midlayer.hidden_norm.weight": (width,),
-        **layer("midlayer", 2 * width, width),
+        **layer("midlayer", 2 * width, width, encoder),
         **(extra or {}),
     }
+    if encoder is not None:
+        shapes["encoder_norm.weight"] = (encoder,)
+        changes = {"encoder_attention": True, "encoder_hidden_size": encoder, **changes}
     if drafted is not None:
         shapes["lm_head.weight"] = (drafted, width)
     made = random(shapes, seed)
@@ -124,6 +140,7 @@ def dflash(
     second: bool = False,
     vocabulary: int = VOCABULARY,
     width: int = WIDTH,
+    encoder: int | None = None,
     extra: Shapes | None = None,
     tensors: Mapping[str, mx.array] | None = None,
     nested: Mapping[str, Any] | None = None,
@@ -138,8 +155,11 @@ def dflash(
         "hidden_norm.weight": (width,),
         **(extra or {}),
     }
+    if encoder is not None:
+        shapes["encoder_norm.weight"] = (encoder,)
+        changes = {"encoder_attention": True, "encoder_hidden_size": encoder, **changes}
     for number in range(layers):
-        shapes |= layer(f"layers.{number}", width, width)
+        shapes |= layer(f"layers.{number}", width, width, encoder)
         for norm in ("q_norm", "k_norm"):
             shapes[f"layers.{number}.self_attn.{norm}.weight"] = (HEAD_DIM,)
     own: dict[str, Any] = {"mask_token_id": 3, "target_layer_ids": [0, 1][:taps]}

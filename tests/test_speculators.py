@@ -70,6 +70,33 @@ def made(kind: str, family: str, tmp_path: Path, **asked) -> Pair:
     return pair_of(target, MAKERS[kind](tmp_path / kind, width=target.width, **asked))
 
 
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    [
+        case
+        if case in (("eagle3", 0.0), ("dspark", 1.0))
+        else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(KINDS, (0.0, 1.0))
+    ],
+)
+def test_drafters_that_attend_to_the_source_write_the_targets_own_text(
+    kind: str, temperature: float, tmp_path: Path
+) -> None:
+    pair = made(kind, TRANSLATOR, tmp_path, encoder=target_of(TRANSLATOR).width)
+    prompts = [PROMPT, PROMPT[:2], [*PROMPT, 40, 2, 11], [9]]
+    asked = Options(
+        max_tokens=16, temperature=temperature, frequency_penalty=1.0, seed=3, cost_cache=False
+    )
+    plain = [generate(pair, prompt, replace(asked, regular=True)).tokens for prompt in prompts]
+    assert len(set(plain[0])) > 3, "a text of one token would prove little"
+    drafting = replace(asked, num_draft=3)
+    alone = [generate(pair, prompt, drafting) for prompt in prompts]
+    together = generate_many(pair, prompts, drafting, batch_size=2)
+    for results in (alone, together):
+        assert [result.tokens for result in results] == plain
+        assert sum(result.stats.drafted for result in results) > 0
+
+
 def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
     assert set(KINDS) == {name for name, module in DRAFTERS.items() if module == "speculator"}
     assert set(KINDS) == set(MAKERS)

@@ -47,6 +47,11 @@ class Reading(Protocol):
         """How many of the target's rows were read."""
         ...
 
+    def attend(self, encoded: mx.array) -> None:
+        """The target's encoder has made this of the source, (1, n, width). Called before anything
+        is read, where the target has an encoder."""
+        ...
+
     def read(self, hidden: mx.array, following: mx.array) -> None:
         """See the target's hidden states side by side, (1, m, taps x width), of tokens that are
         committed, and for each of them the committed token after it, (1, m) int32. Lazy."""
@@ -109,6 +114,7 @@ class HiddenStateDrafter(Proposer):
             Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
         ]
         self._reading = self._network.open()
+        self._attends = False
         self._hidden: list[mx.array] = []
         self._tokens: list[int] = []
 
@@ -118,6 +124,9 @@ class HiddenStateDrafter(Proposer):
         [kept], [its] = tokens, scores
         if not kept:
             return
+        if its.encoded and not self._attends:
+            self._attends = True
+            self._reading.attend(its.encoded[0])
         self._hidden.append(mx.concatenate([its.hidden[tap] for tap in self.taps], axis=-1))
         self._tokens += kept
         if len(self._tokens) > UNREAD:

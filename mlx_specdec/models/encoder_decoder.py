@@ -114,7 +114,8 @@ class EncoderDecoderModel:
             check_prompt(prompt, self.vocabulary, None)
         lengths = tuple(map(len, prompts))
         encoded = self.network.encode(rectangle(prompts), padding_mask(lengths))
-        return EncoderDecoderContext(self, self.network.project_encoded(encoded), lengths)
+        own = [encoded[row : row + 1, :length] for row, length in enumerate(lengths)]
+        return EncoderDecoderContext(self, self.network.project_encoded(encoded), own)
 
     def masks(self, place: Place) -> list[mx.array]:
         """Per decoder layer what is added to the scores of the positions of a pass."""
@@ -132,20 +133,21 @@ class EncoderDecoderContext(RowsContext):
     """contracts.Context: sequences in the making.
 
     source: per decoder layer the cross-attention's keys and values of the encoder output.
-    source_lengths: of the sources without padding, in tokens, one per sequence.
+    encoded: that output, (1, n, d_model) of each sequence without padding. It is kept for drafters,
+    and is small beside the keys and values of all layers.
     """
 
     def __init__(
         self,
         model: EncoderDecoderModel,
         source: list[KeysValues],
-        source_lengths: tuple[int, ...],
+        encoded: Sequence[mx.array],
     ) -> None:
-        rows = Rows(len(source_lengths))
+        rows = Rows(len(encoded))
         super().__init__(rows, [KVCache(rows) for _ in source])
         self._model = model
         self._source = source
-        self._set_lengths(source_lengths)
+        self._set_encoded(encoded)
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says."""
@@ -157,7 +159,7 @@ class EncoderDecoderContext(RowsContext):
             tokens, self._caches, self._source, masks, self._source_mask, outputs=outputs
         )
         hidden = {n: outputs[layers[n]] if n in layers else states for n in taps} if outputs else {}
-        return Scores(network.head(states), hidden)
+        return Scores(network.head(states), hidden, self._encoded)
 
     def evaluate(self) -> None:
         """As contracts.Context says."""
@@ -168,7 +170,7 @@ class EncoderDecoderContext(RowsContext):
         """As contracts.Context says."""
         assert isinstance(other, EncoderDecoderContext)
         super().join(other)
-        self._set_lengths(self._source_lengths + other._source_lengths)
+        self._set_encoded((*self._encoded, *other._encoded))
         longest = max(self._source_lengths)
         self._source = [
             (_both(own[0], its[0], longest), _both(own[1], its[1], longest))
@@ -178,15 +180,16 @@ class EncoderDecoderContext(RowsContext):
     def filter(self, keep: Sequence[int]) -> None:
         """As contracts.Context says."""
         super().filter(keep)
-        self._set_lengths(tuple(self._source_lengths[row] for row in keep))
+        self._set_encoded([self._encoded[row] for row in keep])
         index, longest = mx.array(list(keep), dtype=mx.int32), max(self._source_lengths)
         self._source = [
             (keys[index, :, :longest], values[index, :, :longest]) for keys, values in self._source
         ]
 
-    def _set_lengths(self, source_lengths: tuple[int, ...]) -> None:
-        self._source_lengths = source_lengths
-        self._source_mask = padding_mask(source_lengths)
+    def _set_encoded(self, encoded: Sequence[mx.array]) -> None:
+        self._encoded = tuple(encoded)
+        self._source_lengths = tuple(each.shape[1] for each in encoded)
+        self._source_mask = padding_mask(self._source_lengths)
 
 
 def padding_mask(lengths: Sequence[int]) -> mx.array | None:

@@ -37,11 +37,42 @@ def by_head(x: Array, width: int) -> Array:
     return x.reshape(x.shape[0], -1, width).swapaxes(0, 1)
 
 
+def softmax(scores: Array) -> Array:
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return scores / scores.sum(axis=-1, keepdims=True)
+
+
+def encoder_attention(
+    tensors: Mapping[str, Array],
+    path: str,
+    config: Mapping[str, Any],
+    states: Array,
+    encoded: Array,
+) -> Array:
+    """What the attention of a layer to the encoder's output (n, width) adds to (rows, width)."""
+    width = config["head_dim"]
+    layer = {name.removeprefix(path): each for name, each in tensors.items() if path in name}
+    normed = norm(states, layer["encoder_attn_layernorm.weight"], config["rms_norm_eps"])
+    source = norm(encoded, tensors["encoder_norm.weight"], config["rms_norm_eps"])
+    queries, keys, values = (
+        by_head(x @ layer[f"encoder_attn.{name}_proj.weight"].T, width)
+        for name, x in (("q", normed), ("k", source), ("v", source))
+    )
+    groups = len(queries) // len(keys)
+    keys, values = (np.repeat(each, groups, axis=0) for each in (keys, values))
+    mixed = softmax(queries @ keys.swapaxes(1, 2) * width**-0.5) @ values
+    return mixed.swapaxes(0, 1).reshape(len(states), -1) @ layer["encoder_attn.o_proj.weight"].T
+
+
 def block(
-    tensors: Mapping[str, Array], config: Mapping[str, Any], hidden: Array, embedded: Array
+    tensors: Mapping[str, Array],
+    config: Mapping[str, Any],
+    hidden: Array,
+    embedded: Array,
+    encoded: Array | None = None,
 ) -> Array:
     """What the last norm puts out for each slot. hidden: (rows, taps x width), of the target.
-    embedded: (slots, width)."""
+    embedded: (slots, width). encoded: (n, width), the encoder's output."""
     eps, width, theta = config["rms_norm_eps"], config["head_dim"], config["rope_theta"]
     interleaved = not config.get("rope_is_neox_style", True)
     context = norm(hidden @ tensors["fc.weight"].T, tensors["hidden_norm.weight"], eps)
@@ -75,10 +106,13 @@ def block(
             seen &= places <= own
         if sliding:
             seen &= own - places < config["sliding_window"]
-        scores = np.exp(np.where(seen, scores, -np.inf))
-        scores /= scores.sum(axis=-1, keepdims=True)
+        scores = softmax(np.where(seen, scores, -np.inf))
         attended = (scores @ values).swapaxes(0, 1).reshape(slots, -1)
         states = states + attended @ layer["self_attn.o_proj.weight"].T
+        if encoded is not None:
+            states = states + encoder_attention(
+                tensors, f"layers.{number}.", config, states, encoded
+            )
         normed = norm(states, layer["post_attention_layernorm.weight"], eps)
         gate = normed @ layer["mlp.gate_proj.weight"].T
         inner = gate / (1 + np.exp(-gate)) * (normed @ layer["mlp.up_proj.weight"].T)

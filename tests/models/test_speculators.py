@@ -58,20 +58,29 @@ def network_of(directory: Path, target: Lender) -> Speculator:
 
 
 class Run:
-    """A drafter that is shown one sequence, round after round. hidden: (tokens, taps x width)."""
+    """A drafter that is shown one sequence, round after round. hidden: (tokens, taps x width).
+    encoded: (n, width), of the source, where the target has an encoder."""
 
-    def __init__(self, network: Speculator, tokens: Sequence[int], hidden: mx.array) -> None:
+    def __init__(
+        self,
+        network: Speculator,
+        tokens: Sequence[int],
+        hidden: mx.array,
+        encoded: mx.array | None = None,
+    ) -> None:
         vocabulary = network._target.vocabulary
         # At a temperature there are rows; without noise the likeliest token is drawn.
         self._proposer = HiddenStateDrafter(network, Sampling(temperature=1.0), vocabulary)
         self._proposer.begin([[1]])
         self._tokens, self._hidden, self._seen = list(tokens), hidden, 0
+        self._encoded = () if encoded is None else (encoded[None],)
 
     def draft(self, length: int, count: int) -> tuple[list[int], mx.array]:
         """`count` tokens behind the first `length`, of which all but one were seen by then."""
         taps = self._proposer.taps
         parts = mx.split(self._hidden[None, self._seen : length - 1], len(taps), axis=-1)
-        shown = Scores(mx.zeros((1, 1, 1)), dict(zip(taps, parts, strict=True)))
+        hidden = dict(zip(taps, parts, strict=True))
+        shown = Scores(mx.zeros((1, 1, 1)), hidden, self._encoded)
         self._proposer.observe([self._tokens[self._seen : length - 1]], [shown])
         self._seen = length - 1
         proposal = self._proposer.propose([self._tokens[:length]], count, SilentNoise())

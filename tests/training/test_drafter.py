@@ -23,7 +23,8 @@ from mlx_specdec.training.run import Trained
 from .. import heads
 from ..cli.conftest import make_llama, make_t5
 
-TEXTS = [f"{first} {second}" for first in ("some", "other", "more") for second in ("words", "of")]
+TEXTS = ["some words", "other words of"] * 6
+"""What is held out was learned: nothing of random models can be foreseen otherwise."""
 MAKE = {"llama": make_llama, "t5": make_t5}
 
 
@@ -80,7 +81,7 @@ def test_a_drafter_is_trained_and_drafts(
     watcher = Watcher()
     done = trained(pair, tmp_path, watcher, kind=kind)
     assert done.outcome.best > 0
-    assert sum(done.outcome.figures.tokens) > sum(done.start.tokens) + 0.2
+    assert done.outcome.figures.tokens[0] > done.start.tokens[0] + 0.5
     assert watcher.epochs[0] == (0, done.start)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     loaded = assemble.load(model, done.output)

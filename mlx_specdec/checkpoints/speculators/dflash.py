@@ -192,6 +192,7 @@ def _shapes(
         "fc.weight": (width, taps * width),
         "hidden_norm.weight": (width,),
         "norm.weight": (width,),
+        **sizes.before_layers(),
     }
     optional: Shapes = {"fc.bias": (width,)}
     own = {"d2t": (drafted,)}

@@ -120,6 +120,7 @@ def _shapes(
         "fc.weight": (width, features),
         "layers.0.hidden_norm.weight": (width,),
         "norm.weight": (width,),
+        **sizes.before_layers(),
     }
     optional: Shapes = {
         "fc.bias": (width,),

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import CheckpointError
 from ..configuration import check_weights
 from ..files import Weights
+from ..keys import is_encoder_decoder
 from ..tensors import DTYPES
 from .sizes import LayerSizes, Shapes
 
@@ -46,6 +47,11 @@ class SpeculatorFiles(ABC):
     vocabulary: int
     target_ids: tuple[int, ...] | None
     tensors: Mapping[str, mx.array]
+
+    @property
+    def encoder_width(self) -> int | None:
+        """Of the target's encoder, where the drafter attends to what that puts out; else None."""
+        return self.sizes.encoder_width
 
     @abstractmethod
     def usual_layers(self, layers: int) -> tuple[int, ...]:
@@ -81,8 +87,21 @@ class SpeculatorFiles(ABC):
         if layers is not None:
             self.tapped_of(layers)
 
+    def check_encoder(self, width: int | None) -> None:
+        """Raises CheckpointError for a target without the encoder that this drafter attends to.
+
+        width: of what the target's encoder puts out; None for decoder-only models."""
+        its = self.encoder_width
+        if its is None or its == width:
+            return
+        kept = "is decoder-only" if width is None else f"has one of width {width}"
+        raise CheckpointError(
+            f"{self.directory} drafts for a target with an encoder of width {its}, and this one "
+            f"{kept}: the drafter belongs to another target"
+        )
+
     def check_config(self, config: Mapping[str, Any]) -> None:
-        """`check` with what the config.json of a target says."""
+        """Both with what the config.json of a target says."""
         inner = config.get("text_config")
         parts = [part for part in (inner, config) if isinstance(part, Mapping)]
 
@@ -91,6 +110,7 @@ class SpeculatorFiles(ABC):
             return next((value for value in values if type(value) is int), None)
 
         self.check(said(WIDTHS), said(DEPTHS), said(("vocab_size",)))
+        self.check_encoder(said(WIDTHS) if is_encoder_decoder(config) else None)
 
 
 class Stored:

@@ -14,6 +14,8 @@ NUMBERS = (
     *("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
 )
 """What may be said of scaled positions."""
+ENCODER_ATTENTION = "encoder_attn"
+"""The attention of a layer to what the target's encoder put out."""
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {
         "hidden_size": 4096,
@@ -40,7 +42,8 @@ class LayerSizes:
     """The transformer layers of a drafter, which are Llama's or Qwen 3's.
 
     eps: of the norms. rope_theta, rope_scaling, max_positions: of rotary positions, the drafter's
-    own. interleaved: neighboring entries are rotated together.
+    own. interleaved: neighboring entries are rotated together. encoder_width: of what the target's
+    encoder puts out, where layers attend to it as well.
     """
 
     count: int
@@ -54,38 +57,56 @@ class LayerSizes:
     rope_scaling: Mapping[str, Any] | None
     max_positions: int
     interleaved: bool
+    encoder_width: int | None = None
 
     def shapes(self, number: int, inputs: int) -> Shapes:
         """The tensors of one layer. inputs: width of what queries, keys and values are made of."""
-        inner, wide = self.heads * self.head_dim, (self.intermediate, self.width)
+        wide = (self.intermediate, self.width)
         own = {
-            "self_attn.q_proj.weight": (inner, inputs),
-            "self_attn.k_proj.weight": (self.kv_heads * self.head_dim, inputs),
-            "self_attn.v_proj.weight": (self.kv_heads * self.head_dim, inputs),
-            "self_attn.o_proj.weight": (self.width, inner),
+            **self._attention("self_attn", inputs, inputs),
             "mlp.gate_proj.weight": wide,
             "mlp.up_proj.weight": wide,
             "mlp.down_proj.weight": (self.width, self.intermediate),
             "input_layernorm.weight": (self.width,),
             "post_attention_layernorm.weight": (self.width,),
         }
+        if self.encoder_width is not None:
+            own |= self._attention(ENCODER_ATTENTION, self.width, self.encoder_width)
+            own[f"{ENCODER_ATTENTION}_layernorm.weight"] = (self.width,)
         return {f"layers.{number}.{name}": shape for name, shape in own.items()}
+
+    def before_layers(self) -> Shapes:
+        """What all layers share of attending to the encoder."""
+        return {} if self.encoder_width is None else {"encoder_norm.weight": (self.encoder_width,)}
 
     def optional(self, number: int) -> Shapes:
         """What a layer may have beside them: presence decides, whatever config.json says."""
         inner, outer = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        own = {
-            "self_attn.q_proj.bias": (inner,),
-            "self_attn.k_proj.bias": (outer,),
-            "self_attn.v_proj.bias": (outer,),
-            "self_attn.o_proj.bias": (self.width,),
-            "self_attn.q_norm.weight": (self.head_dim,),
-            "self_attn.k_norm.weight": (self.head_dim,),
+        own: Shapes = {
             "mlp.gate_proj.bias": (self.intermediate,),
             "mlp.up_proj.bias": (self.intermediate,),
             "mlp.down_proj.bias": (self.width,),
         }
+        for name in ("self_attn", *([ENCODER_ATTENTION] if self.encoder_width else [])):
+            own |= {
+                f"{name}.q_proj.bias": (inner,),
+                f"{name}.k_proj.bias": (outer,),
+                f"{name}.v_proj.bias": (outer,),
+                f"{name}.o_proj.bias": (self.width,),
+                f"{name}.q_norm.weight": (self.head_dim,),
+                f"{name}.k_norm.weight": (self.head_dim,),
+            }
         return {f"layers.{number}.{name}": shape for name, shape in own.items()}
+
+    def _attention(self, name: str, asking: int, asked: int) -> Shapes:
+        """asking, asked: widths of what queries, and keys and values are made of."""
+        inner, outer = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            f"{name}.q_proj.weight": (inner, asking),
+            f"{name}.k_proj.weight": (outer, asked),
+            f"{name}.v_proj.weight": (outer, asked),
+            f"{name}.o_proj.weight": (self.width, inner),
+        }
 
 
 def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
@@ -115,7 +136,16 @@ def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
         rope_scaling=positions if _scales(rope) else None,
         max_positions=settings.whole("max_position_embeddings", 2048),
         interleaved=not settings.flag("rope_is_neox_style", True),
+        encoder_width=_encoder_width(settings, width),
     )
+
+
+def _encoder_width(settings: Settings, width: int) -> int | None:
+    """None where layers do not attend to the target's encoder. Both names are this package's own:
+    no other program has drafters for encoder-decoder models."""
+    if not settings.flag("encoder_attention", False):
+        return None
+    return settings.whole("encoder_hidden_size", settings.whole("target_hidden_size", width))
 
 
 def _scales(rope: Settings) -> bool:

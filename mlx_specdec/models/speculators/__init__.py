@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ...checkpoints.speculators import KINDS
 from ...checkpoints.speculators.layout import SpeculatorFiles
+from ...contracts import Scores
 from ...errors import CheckpointError
 from ..base import Base
 from ..number_format import NumberFormat
@@ -23,7 +24,8 @@ def attach(files: SpeculatorFiles, target: Base, numbers: NumberFormat) -> Specu
     """
     files.check(target.width, target.layers, target.vocabulary)
     network: Speculator = module_of(files.kind).network(files, target)
-    try_out(network, target)
+    scores = try_out(network, target)
+    files.check_encoder(scores.encoded[0].shape[-1] if scores.encoded else None)
     network.load(files, numbers)
     return network
 
@@ -33,14 +35,15 @@ def module_of(kind: str) -> Any:
     return import_module(f".{KINDS[kind]}", __name__)
 
 
-def try_out(network: Speculator, target: Base) -> None:
-    """Build a pass of the target, and compute nothing of it: what it does not show, it refuses."""
+def try_out(network: Speculator, target: Base) -> Scores:
+    """A pass of the target, of which nothing is computed: what it does not show, it refuses."""
     tokens = mx.zeros((1, 1), dtype=mx.int32)
-    hidden = target.open([0]).advance(tokens, taps=network.taps).hidden
+    scores = target.open([0]).advance(tokens, taps=network.taps)
     target.embed(tokens)
     for name in network.taps:
-        if name not in hidden or hidden[name].shape[-1] != target.width:
+        if name not in scores.hidden or scores.hidden[name].shape[-1] != target.width:
             raise CheckpointError(
                 f"what the target shows as {name} is no hidden state of width {target.width}: no "
                 "drafter can read it"
             )
+    return scores

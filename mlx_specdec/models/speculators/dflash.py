@@ -15,7 +15,7 @@ import mlx.nn as nn
 from ...checkpoints.speculators.dflash import BlockFiles
 from ..base import Base
 from ..kv_cache import KVCache
-from .layers import Attention, Layer
+from .layers import Attention, Layer, Source
 from .markov import MarkovHead
 from .speculator import Reading, Speculator
 
@@ -49,9 +49,11 @@ class DFlash(Speculator):
         """One of its layers."""
         return Layer(files.sizes, number, files.sizes.width, files.tensors)
 
-    def through(self, layer: Layer, states: mx.array, attend: Attend) -> mx.array:
-        """What a layer makes of (1, slots, width). attend: its attention."""
-        return layer.finish(states, attend(layer.input_layernorm(states)))
+    def through(
+        self, layer: Layer, states: mx.array, attend: Attend, source: Source | None = None
+    ) -> mx.array:
+        """What a layer makes of (1, slots, width). attend: its attention. source: see `sources`."""
+        return layer.finish(states, attend(layer.input_layernorm(states)), source)
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
@@ -93,11 +95,16 @@ class DFlashReading(Reading):
     def __init__(self, network: DFlash) -> None:
         super().__init__(len(network.layers))
         self._network = network
+        self._sources: list[Source | None] = [None] * len(network.layers)
         self._newest: mx.array | None = None
         self._states: mx.array | None = None
         self._logits: mx.array | None = None
         self._carried: mx.array | None = None
         self._index = 0
+
+    def attend(self, encoded: mx.array) -> None:
+        """As drafting.speculator.Reading says."""
+        self._sources = self._network.sources(encoded)
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
         """As drafting.speculator.Reading says."""
@@ -140,10 +147,10 @@ class DFlashReading(Reading):
         tokens = mx.concatenate([newest, masked], axis=1)
         states = network.embed(tokens)
         offset = self._rows.advance(tokens, network.slots).starts[0]
-        masks = network.masks(offset)
-        for layer, cache, mask in zip(network.layers, self._caches, masks, strict=True):
+        parts = zip(network.layers, self._caches, network.masks(offset), self._sources, strict=True)
+        for layer, cache, mask, source in parts:
             attend = partial(_attend, layer.self_attn, cache, offset, mask)
-            states = network.through(layer, states, attend)
+            states = network.through(layer, states, attend, source)
         normed: mx.array = network.norm(states)
         return normed
 

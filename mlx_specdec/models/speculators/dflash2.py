@@ -14,7 +14,7 @@ from ...checkpoints.speculators.dflash import BlockFiles
 from ...checkpoints.speculators.dflash2 import DFlash2Files
 from ..base import Base
 from .dflash import Attend, DFlash
-from .layers import Layer
+from .layers import Layer, Source
 
 
 class Convolution(nn.Module):
@@ -93,10 +93,13 @@ class DFlash2(DFlash):
         assert isinstance(files, DFlash2Files)
         return ConvolvedLayer(files, number)
 
-    def through(self, layer: Layer, states: mx.array, attend: Attend) -> mx.array:
+    def through(
+        self, layer: Layer, states: mx.array, attend: Attend, source: Source | None = None
+    ) -> mx.array:
         """As DFlash says."""
         rows, said = layer.attention_conv.before(layer.input_layernorm(states))
         states = states + layer.attention_conv.behind(attend(rows), said)
+        states = layer.look_at(source, states)
         rows, said = layer.mlp_conv.before(layer.post_attention_layernorm(states))
         return states + layer.mlp_conv.behind(layer.mlp(rows), said)
 

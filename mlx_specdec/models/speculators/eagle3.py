@@ -6,7 +6,7 @@ Source: Li et al., arXiv 2503.01840, section 3.1.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ from ...checkpoints.speculators.eagle3 import Eagle3Files
 from ...checkpoints.speculators.sizes import LayerSizes
 from ..base import Base
 from ..kv_cache import KVCache
-from .layers import Layer
+from .layers import Layer, Source
 from .speculator import Reading, Speculator
 
 
@@ -73,18 +73,25 @@ class Eagle3(Speculator):
         return states
 
     def step(
-        self, tokens: mx.array, states: mx.array, caches: list[KVCache], offset: int
+        self,
+        tokens: mx.array,
+        states: mx.array,
+        caches: Sequence[KVCache],
+        offset: int,
+        sources: Sequence[Source | None],
     ) -> tuple[mx.array, mx.array]:
         """See (1, m) tokens and the states before them, the first at `offset`; returns what the
-        head is given and what the next step is."""
+        head is given and what the next step is. sources: see `Speculator.sources`."""
         mask: Any = "causal" if tokens.shape[1] > 1 else None
         residual, both = self.layers[0].inputs(self.embed(tokens), states)
-        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+        parts = zip(self.layers, caches, sources, strict=True)
+        for number, (layer, cache, source) in enumerate(parts):
             if number:
                 residual, both = states, layer.input_layernorm(states)
             queries = layer.self_attn.queries(both, offset)
             keys, values = cache.append(*layer.self_attn.keys_values(both, offset))
-            states = layer.finish(residual, layer.self_attn.attend(queries, keys, values, mask))
+            attended = layer.self_attn.attend(queries, keys, values, mask)
+            states = layer.finish(residual, attended, source)
         normed = self.norm(states)
         head = normed if self._norms_before_head else states
         return head, normed if self._feeds_back_normed else states
@@ -96,8 +103,13 @@ class Eagle3Reading(Reading):
     def __init__(self, network: Eagle3) -> None:
         super().__init__(len(network.layers))
         self._network = network
+        self._sources: list[Source | None] = [None] * len(network.layers)
         self._newest: tuple[mx.array, mx.array] | None = None
         self._guessed: mx.array | None = None
+
+    def attend(self, encoded: mx.array) -> None:
+        """As drafting.speculator.Reading says."""
+        self._sources = self._network.sources(encoded)
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
         """As drafting.speculator.Reading says."""
@@ -118,7 +130,7 @@ class Eagle3Reading(Reading):
 
     def _step(self, tokens: mx.array, states: mx.array, proposed: int) -> tuple[mx.array, mx.array]:
         place = self._rows.advance(tokens, proposed)
-        return self._network.step(tokens, states, self._caches, place.starts[0])
+        return self._network.step(tokens, states, self._caches, place.starts[0], self._sources)
 
     def _logits(self, head: mx.array) -> mx.array:
         return self._network.over_target(self._network.own_logits(head))

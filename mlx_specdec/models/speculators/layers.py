@@ -6,12 +6,24 @@ Modules are named as in the files.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...checkpoints.speculators.sizes import LayerSizes
+from ...checkpoints.speculators.sizes import ENCODER_ATTENTION, LayerSizes
+
+
+class Source(NamedTuple):
+    """What the target's encoder made of source texts, as one layer attends to it.
+
+    keys, values: (batch, kv_heads, n, head_dim). mask: (batch, 1, 1, n) bool, False for padding;
+    None where there is none.
+    """
+
+    keys: mx.array
+    values: mx.array
+    mask: mx.array | None = None
 
 
 def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
@@ -50,27 +62,30 @@ class Linears:
 
 
 class Attention(nn.Module):
-    """inputs: width of what queries, keys and values are made of."""
+    """inputs: width of what queries, keys and values are made of. source: width of what keys and
+    values are made of, where that is the encoder's output, whose positions are not turned."""
 
-    def __init__(self, sizes: LayerSizes, inputs: int, make: Linears) -> None:
+    def __init__(
+        self, sizes: LayerSizes, inputs: int, make: Linears, source: int | None = None
+    ) -> None:
         super().__init__()
         self._sizes = sizes
-        self._rope = rope_of(sizes)
+        self._rope = rope_of(sizes) if source is None else None
         inner, outer = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         self.q_proj = make.linear("q_proj", inputs, inner)
-        self.k_proj = make.linear("k_proj", inputs, outer)
-        self.v_proj = make.linear("v_proj", inputs, outer)
+        self.k_proj = make.linear("k_proj", source or inputs, outer)
+        self.v_proj = make.linear("v_proj", source or inputs, outer)
         self.o_proj = make.linear("o_proj", inner, sizes.width)
         if make.has("q_norm.weight"):
             self.q_norm = nn.RMSNorm(sizes.head_dim, sizes.eps)
         if make.has("k_norm.weight"):
             self.k_norm = nn.RMSNorm(sizes.head_dim, sizes.eps)
 
-    def queries(self, rows: mx.array, offset: int) -> mx.array:
+    def queries(self, rows: mx.array, offset: int = 0) -> mx.array:
         """(1, m, inputs), the first at position `offset` -> (1, heads, m, head_dim)."""
         return self._placed(self.q_proj(rows), "q_norm", offset)
 
-    def keys_values(self, rows: mx.array, offset: int) -> tuple[mx.array, mx.array]:
+    def keys_values(self, rows: mx.array, offset: int = 0) -> tuple[mx.array, mx.array]:
         """The same of (1, kv_heads, m, head_dim) keys, and values."""
         keys = self._placed(self.k_proj(rows), "k_norm", offset)
         return keys, self._by_head(self.v_proj(rows)).swapaxes(1, 2)
@@ -85,7 +100,8 @@ class Attention(nn.Module):
         by_head = self._by_head(rows)
         if norm in self:
             by_head = self[norm](by_head)
-        return self._rope(by_head.swapaxes(1, 2), offset=offset)
+        heads = by_head.swapaxes(1, 2)
+        return heads if self._rope is None else self._rope(heads, offset=offset)
 
     def _by_head(self, rows: mx.array) -> mx.array:
         return rows.reshape(*rows.shape[:2], -1, self._sizes.head_dim)
@@ -115,8 +131,23 @@ class Layer(nn.Module):
         self.self_attn = Attention(sizes, inputs, Linears(present, f"{path}.self_attn"))
         self.post_attention_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
         self.mlp = FeedForward(sizes, Linears(present, f"{path}.mlp"))
+        if sizes.encoder_width is not None:
+            make = Linears(present, f"{path}.{ENCODER_ATTENTION}")
+            self.encoder_attn = Attention(sizes, sizes.width, make, source=sizes.encoder_width)
+            self.encoder_attn_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
 
-    def finish(self, rows: mx.array, attended: mx.array) -> mx.array:
-        """What comes behind the attention: (1, m, width) of both -> (1, m, width)."""
-        rows = rows + attended
+    def finish(self, rows: mx.array, attended: mx.array, source: Source | None = None) -> mx.array:
+        """What comes behind the attention: (batch, m, width) of both -> (batch, m, width).
+
+        source: from `Speculator.sources`, one per sequence."""
+        rows = self.look_at(source, rows + attended)
         return rows + self.mlp(self.post_attention_layernorm(rows))
+
+    def look_at(self, source: Source | None, rows: mx.array) -> mx.array:
+        """Rows (batch, m, width) with what they see of the source; themselves in layers that do not
+        attend to it."""
+        if ENCODER_ATTENTION not in self:
+            return rows
+        assert source is not None, "the layer attends to a source"
+        queries = self.encoder_attn.queries(self.encoder_attn_layernorm(rows))
+        return rows + self.encoder_attn.attend(queries, *source)

@@ -18,6 +18,7 @@ from ..base import Base
 from ..kv_cache import KVCache
 from ..number_format import NumberFormat
 from ..rows import Rows
+from .layers import Layer, Source
 
 IN_16_BITS = ("fc",)
 """What is never quantized: all that a drafter knows of the target goes through it."""
@@ -27,8 +28,10 @@ class Speculator(nn.Module):
     """A network that drafts from hidden states of `target`.
 
     Parameters are named as in files. taps: the hidden states that it reads, in the order in which
-    they stand side by side. target_ids: see SpeculatorFiles.
+    they stand side by side. target_ids: see SpeculatorFiles. layers: its own, which a kind makes.
     """
+
+    layers: list[Layer]
 
     def __init__(self, files: SpeculatorFiles, target: Base) -> None:
         super().__init__()
@@ -43,6 +46,8 @@ class Speculator(nn.Module):
         if "lm_head.weight" in present:
             self.lm_head = nn.Linear(width, present["lm_head.weight"].shape[0], bias=False)
         self.target_ids = files.target_ids
+        if files.encoder_width is not None:
+            self.encoder_norm = nn.RMSNorm(files.encoder_width, files.sizes.eps)
         self._places = _places(files.target_ids, target.vocabulary)
 
     @property
@@ -65,6 +70,17 @@ class Speculator(nn.Module):
         lent = "embed_tokens" not in self
         rows: mx.array = self._target.embed(tokens) if lent else self.embed_tokens(tokens)
         return rows.astype(self.dtype)
+
+    def sources(self, encoded: mx.array, mask: mx.array | None = None) -> list[Source | None]:
+        """Per layer what it attends to of (batch, n, encoder's width); None each where layers do
+        not. mask: (batch, n) bool, False for padding."""
+        if "encoder_norm" not in self:
+            return [None] * len(self.layers)
+        states = self.encoder_norm(encoded.astype(self.dtype))
+        hidden = None if mask is None else mask[:, None, None]
+        given = (layer.encoder_attn.keys_values(states) for layer in self.layers)
+        # Laid out once in this order: every later pass would copy a transposed view.
+        return [Source(*map(mx.contiguous, each), hidden) for each in given]
 
     def own_logits(self, states: mx.array) -> mx.array:
         """(1, m, width), as the head is given them -> logits (1, m, the drafter's vocabulary)."""
@@ -113,6 +129,10 @@ class Reading:
     def length(self) -> int:
         """How many rows of the target's were read."""
         return self._rows.lengths[0]
+
+    def attend(self, encoded: mx.array) -> None:
+        """As drafting.speculator.Reading says; nothing for those that do not attend to it."""
+        return None
 
     def evaluate(self) -> None:
         """Compute what was read so far."""

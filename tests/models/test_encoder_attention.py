@@ -1,0 +1,249 @@
+"""Drafters whose layers attend to what the target's encoder put out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.checkpoints.speculators import read
+from mlx_specdec.contracts import Proposal, feed
+from mlx_specdec.drafting.row_by_row import RowByRow
+from mlx_specdec.drafting.speculator import HiddenStateDrafter
+from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.base import Base
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.encoder_decoder import padding_mask
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.speculators import attach, module_of
+from mlx_specdec.models.speculators.speculator import Speculator
+from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.sampling.settings import Sampling
+
+from .. import tiny
+from ..speculators import VOCABULARY, WIDTH, dflash, eagle3
+from . import dflash_by_hand, eagle3_by_hand
+from .test_speculators import LIMIT, Lender, Run, differ, network_of
+
+T5 = Path(__file__).parents[1] / "fixtures" / "t5" / "own-head-scaled"
+MAKERS = {
+    "eagle3": eagle3,
+    "dflash": dflash,
+    "dflash2": lambda directory, **asked: dflash(directory, second=True, **asked),
+    "dspark": lambda directory, **asked: dflash(directory, markov="gated", **asked),
+}
+SOURCES = [[5, 9, 12, 7, 33, 21, 8], [4, 11], [30, 2, 19, 44, 6, 13, 27, 40, 3, 17, 22]]
+LENGTHS = (2, 7, 8, 12, 13, 24)
+
+
+def normal(shape: tuple[int, ...], seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed))
+
+
+def in_numpy(directory: Path) -> tuple[dict, dict[str, np.ndarray]]:
+    """Configuration and tensors of a drafter."""
+    stored = mx.load(str(directory / "model.safetensors"))
+    tensors = {name: np.array(each).astype(np.float64) for name, each in stored.items()}
+    return json.loads((directory / "config.json").read_text()), tensors
+
+
+def test_blocks_are_those_made_by_hand(tmp_path: Path) -> None:
+    asked = {"layer_types": ["full_attention"] * 2, "rope_theta": 10000.0, "encoder": WIDTH}
+    directory = dflash(tmp_path / "dflash", **asked)
+    config, tensors = in_numpy(directory)
+    embedding, hidden = normal((VOCABULARY, WIDTH), 1), normal((23, 2 * WIDTH), 2)
+    encoded, table = normal((9, WIDTH), 3), np.array(embedding, dtype=np.float64)
+    tokens = [(5 * place + 7) % VOCABULARY for place in range(24)]
+    run = Run(network_of(directory, Lender(embedding)), tokens, hidden, encoded)
+    for length in LENGTHS:
+        _, logits = run.draft(length, 3)
+        slots = table[[tokens[length - 1], 3, 3, 3]]
+        seen = np.array(hidden, dtype=np.float64)[: length - 1]
+        made = dflash_by_hand.block(tensors, config, seen, slots, np.array(encoded))
+        assert np.max(np.abs(np.array(logits) - made[1:] @ table.T)) <= LIMIT
+
+
+def test_chains_are_those_made_by_hand(tmp_path: Path) -> None:
+    ids = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+    directory = eagle3(tmp_path / "eagle3", encoder=WIDTH, **ids)
+    config, tensors = in_numpy(directory)
+    embedding, hidden = normal((VOCABULARY, WIDTH), 1), normal((23, 3 * WIDTH), 2)
+    encoded, table = normal((9, WIDTH), 3), np.array(embedding, dtype=np.float64)
+    tokens = [(5 * place + 7) % VOCABULARY for place in range(24)]
+    run = Run(network_of(directory, Lender(embedding)), tokens, hidden, encoded)
+    for length in LENGTHS:
+        drafted, logits = run.draft(length, 4)
+        seen = np.array(hidden, dtype=np.float64)[: length - 1]
+        expected, made = eagle3_by_hand.chain(
+            tensors, config, table, tokens[:length], seen, np.array(encoded), 4
+        )
+        assert drafted == expected
+        assert np.max(np.abs(np.array(logits)[:, 1::2] - made)) <= LIMIT
+
+
+def translator() -> Base:
+    return load_model(T5, dtype="float32").model
+
+
+def drafter(kind: str, directory: Path, target: Base, **asked) -> Speculator:
+    made = MAKERS[kind](directory, width=target.width, encoder=target.width, **asked)
+    files = read(made)
+    assert files is not None
+    return attach(files, target, NumberFormat("float32"))
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_what_the_source_says_changes_drafts(kind: str, tmp_path: Path) -> None:
+    directory = MAKERS[kind](tmp_path / kind, encoder=WIDTH)
+    network = network_of(directory, Lender(normal((VOCABULARY, WIDTH), 1)))
+    hidden = normal((12, len(network.taps) * WIDTH), 2)
+    encoded = normal((9, WIDTH), 3)
+    first, same, other = (
+        Run(network, [5] * 12, hidden, source).draft(12, 3)[1]
+        for source in (encoded, encoded, encoded[:4])
+    )
+    assert mx.array_equal(first, same)
+    assert differ(first, other)
+
+
+def proposals(target: Base, network: Speculator, sources: list[list[int]]) -> list[Proposal]:
+    """Of sequences side by side: the first two begin together, the others join them, and in the end
+    the first one leaves. Each has seen another number of tokens."""
+    texts = [[0, 7, 3, 9][: 2 + place] for place in range(len(sources))]
+
+    def begun(rows: slice) -> tuple:
+        context = target.open_batch(sources[rows])
+        proposer = RowByRow(
+            lambda: HiddenStateDrafter(network, Sampling(temperature=1.0), target.vocabulary)
+        )
+        proposer.begin(sources[rows])
+        return context, proposer
+
+    def see(context, proposer: RowByRow, seen: list[list[int]]) -> None:
+        scores = feed(context, seen, proposer.taps)
+        each = [scores.of(row, len(tokens)) for row, tokens in enumerate(seen)]
+        proposer.observe(seen, each)
+
+    context, proposer = begun(slice(0, 2))
+    see(context, proposer, [text[:1] for text in texts[:2]])
+    for own, its in zip((context, proposer), begun(slice(2, None)), strict=True):
+        own.join(its)
+    see(context, proposer, [text[1:-1] for text in texts[:2]] + [text[:-1] for text in texts[2:]])
+    context.filter([2, 1])
+    proposer.filter([2, 1])
+    texts = [[*texts[row], 11] for row in (2, 1)]
+    see(context, proposer, [text[-2:-1] for text in texts])
+    made = proposer.propose(texts, 3, SilentNoise())
+    return [made.of(row) for row in range(2)]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_beside_other_sources_drafts_are_what_they_are_alone(kind: str, tmp_path: Path) -> None:
+    target = translator()
+    network = drafter(kind, tmp_path / kind, target)
+    together = proposals(target, network, SOURCES)
+    for place, made in zip((2, 1), together, strict=True):
+        proposer = HiddenStateDrafter(network, Sampling(temperature=1.0), target.vocabulary)
+        proposer.begin([SOURCES[place]])
+        text = [*[0, 7, 3, 9][: 2 + place], 11]
+        scores = target.open(SOURCES[place]).advance(mx.array([text[:-1]]), taps=proposer.taps)
+        proposer.observe([text[:-1]], [scores])
+        alone = proposer.propose([text], 3, SilentNoise())
+        assert mx.array_equal(made.tokens, alone.tokens)
+        assert made.rows is not None and alone.rows is not None
+        assert not differ(made.rows, alone.rows)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+def test_padded_sources_go_through_layers_at_once(kind: str, tmp_path: Path) -> None:
+    target, lengths = translator(), (3, 8, 5)
+    network = drafter(kind, tmp_path / kind, target)
+    encoded, rows = normal((3, 8, target.width), 1), normal((3, 6, target.width), 2)
+    together = network.sources(encoded, padding_mask(lengths))
+    for number, (layer, source) in enumerate(zip(network.layers, together, strict=True)):
+        seen = layer.look_at(source, rows)
+        for row, length in enumerate(lengths):
+            own = network.sources(encoded[row : row + 1, :length])[number]
+            alone = layer.look_at(own, rows[row : row + 1])
+            assert mx.allclose(seen[row : row + 1], alone, atol=1e-5)
+            assert not mx.allclose(alone, rows[row : row + 1], atol=1e-2)
+
+
+def test_a_source_is_projected_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = translator()
+    network = drafter("eagle3", tmp_path / "eagle3", target)
+    times = []
+    plain = Speculator.sources
+    monkeypatch.setattr(
+        Speculator, "sources", lambda *asked: times.append(1) or plain(*asked), raising=True
+    )
+    proposer = HiddenStateDrafter(network, Sampling(), target.vocabulary)
+    for _ in range(2):
+        proposer.begin([SOURCES[0]])
+        context, text = target.open(SOURCES[0]), [0]
+        for token in (5, 8, 2):
+            scores = context.advance(mx.array([text[-1:]]), taps=proposer.taps)
+            proposer.observe([text[-1:]], [scores])
+            text.append(token)
+            assert proposer.propose([text], 2, SilentNoise()).size == 2
+    assert len(times) == 2
+
+
+def test_fewer_bits_are_taken_for_it_and_its_norms_keep_theirs(tmp_path: Path) -> None:
+    files = read(eagle3(tmp_path / "eagle3", encoder=WIDTH))
+    assert files is not None
+    lender = Lender(normal((VOCABULARY, WIDTH), 1))
+    whole, small = (module_of("eagle3").network(files, lender) for _ in range(2))
+    whole.load(files, NumberFormat("float32"))
+    small.load(files, NumberFormat("float32", q_bits=4, q_group_size=32))
+    assert whole.nbytes == sum(array.nbytes for array in files.tensors.values())
+    assert small.nbytes < whole.nbytes / 2
+    attention = small.layers[0].encoder_attn
+    assert all(hasattr(attention[name], "bits") for name in ("q_proj", "k_proj", "o_proj"))
+    assert small.encoder_norm.weight.dtype == mx.float32
+
+
+def test_targets_without_such_an_encoder_are_refused(tmp_path: Path) -> None:
+    directory = eagle3(tmp_path / "eagle3", encoder=WIDTH)
+    files = read(directory)
+    assert files is not None
+    decoder_only = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2}
+    encoder_decoder = {"model_type": "t5", "d_model": 32, "num_layers": 2, "vocab_size": 64}
+    files.check_config(encoder_decoder)
+    with pytest.raises(CheckpointError, match="an encoder of width 32, and this one is decoder-on"):
+        files.check_config(decoder_only)
+    # What has no config.json of its own is seen as soon as it is loaded.
+    llama = DecoderOnlyModel(tiny.build("llama"))
+    with pytest.raises(CheckpointError, match="an encoder of width 32, and this one is decoder-on"):
+        attach(files, llama, NumberFormat())
+    target = translator()
+    other = read(eagle3(tmp_path / "other", width=target.width, encoder=48))
+    assert other is not None
+    for refuses in (
+        lambda: other.check_config({**encoder_decoder, "d_model": target.width}),
+        lambda: attach(other, target, NumberFormat()),
+    ):
+        with pytest.raises(CheckpointError, match="encoder of width 48, and this one has one of"):
+            refuses()
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ({"encoder_attention": False}, "encoder_norm.weight is not part"),
+        ({"encoder": None, "encoder_attention": True}, "encoder_norm.weight is missing"),
+        ({"encoder_attention": "yes"}, "'yes' for encoder_attention"),
+        ({"encoder_hidden_size": 0}, "0 for encoder_hidden_size"),
+        ({"encoder_hidden_size": 40}, r"weight encoder_norm.weight has shape \(32,\)"),
+    ],
+)
+def test_files_that_contradict_themselves_are_refused(
+    asked: dict, match: str, tmp_path: Path
+) -> None:
+    for make in (eagle3, dflash):
+        with pytest.raises(CheckpointError, match=match):
+            read(make(tmp_path / make.__name__, **{"encoder": WIDTH, **asked}))
