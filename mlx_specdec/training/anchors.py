@@ -15,8 +15,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..contracts import rectangle
 from ..models.base import Base
+from ..models.encoder_decoder import EncoderDecoderModel
+from ..models.speculators.layers import Source
 from ..models.speculators.speculator import Speculator
+from ..models.trainable import Ids
 from .config import DrafterConfig
 from .fit import HELD_OUT, Task
 from .rows import Rows
@@ -58,12 +62,15 @@ class Anchored:
     after each row. anchors: (texts, anchors) int32, how many rows each may look at. tokens: (texts,
     anchors, slots) int32, the anchor itself and those behind it. wanted: (n,) int32, places in the
     flattened `tokens` behind which something is drafted. logits: (m, vocabulary), the target's.
-    which: (n,) int32, the one among them for each that is wanted.
+    which: (n,) int32, the one among them for each that is wanted. encoded: what the target's
+    encoder made of the texts' sources, (texts, n, width), and where they have tokens, (texts, n)
+    bool; empty where it has none.
     """
 
     def __init__(self, *arrays: mx.array) -> None:
         self.hidden, self.following, self.anchors, self.tokens = arrays[:4]
-        self.wanted, self.logits, self.which = arrays[4:]
+        self.wanted, self.logits, self.which = arrays[4:7]
+        self.encoded = arrays[7:]
 
     @property
     def slots(self) -> int:
@@ -78,8 +85,8 @@ class Anchored:
 class AnchorTask(Task):
     """Task of a drafter, whose examples are the rows' samples.
 
-    base, rows: the target, and its hidden states of whole texts. leads: of each sample, how many
-    of its rows only predict what the prompt says. vocabulary: how many ids the target has.
+    base, rows: the target, and its hidden states of whole texts. prompts: of each sample.
+    vocabulary: how many ids the target has.
     """
 
     decay: float
@@ -91,7 +98,7 @@ class AnchorTask(Task):
         network: Speculator,
         base: Base,
         rows: Rows,
-        leads: Sequence[int],
+        prompts: Sequence[Ids],
         vocabulary: int,
         config: DrafterConfig,
     ) -> None:
@@ -99,7 +106,9 @@ class AnchorTask(Task):
         self.network = network
         self._base = base
         self._rows = rows
-        self._leads = np.array(leads)
+        self._prompts = prompts
+        # Rows that only predict what the prompt says.
+        self._leads = np.array([len(base.prefix(prompt)) - 1 for prompt in prompts])
         self._starts, self._lengths = rows.starts, rows.lengths.astype(np.int64)
         self._tokens = rows.tokens()
         self._slots = config.num_draft
@@ -141,7 +150,8 @@ class AnchorTask(Task):
         logits = self._base.head(seen[None])[0, :, : self._vocabulary]
         numbers = (following, anchors, tokens, wanted, which)
         arrays = [mx.array(each.astype(np.int32)) for each in numbers]
-        return hidden.astype(mx.float32), *arrays[:4], logits, arrays[4]
+        encoded = self._encoded([self._prompts[sample] for sample in examples])
+        return hidden.astype(mx.float32), *arrays[:4], logits, arrays[4], *encoded
 
     def loss(self, *batch: mx.array) -> mx.array:
         """Cross-entropy with the target's distribution at temperature 1, averaged."""
@@ -172,6 +182,18 @@ class AnchorTask(Task):
     @abstractmethod
     def draft(self, given: Anchored) -> mx.array:
         """Logits (n, the drafter's vocabulary) of the tokens behind those that are wanted."""
+
+    def _encoded(self, prompts: Sequence[Ids]) -> tuple[mx.array, ...]:
+        if not isinstance(self._base, EncoderDecoderModel):
+            return ()
+        lengths = mx.array([len(prompt) for prompt in prompts])
+        mask = mx.arange(max(map(len, prompts))) < lengths[:, None]
+        return self._base.network.encode(rectangle(prompts), mask), mask
+
+    def _sources(self, given: Anchored) -> list[Source | None]:
+        """Per layer what it sees of the sources."""
+        layers = self.network.layers
+        return self.network.sources(*given.encoded) if given.encoded else [None] * len(layers)
 
     def _anchors(
         self, examples: np.ndarray, chance: np.random.Generator

@@ -49,8 +49,7 @@ def train(
         training = Training(pair, file, directory, data, watcher, taps)
         texts = drafter_files.Texts.of(training.rows, target.width, pair.vocabulary)
         begun = drafter_files.begin(directory / "start", pair, config, texts)
-        leads = [len(target.prefix(prompt)) - 1 for prompt in training.prompts]
-        known = training.rows, leads
+        known = training.rows, training.prompts
         task = TASKS[config.kind](begun.network, target, *known, pair.vocabulary, config)
         start = task.evaluate()
         watcher.measured(0, start)

@@ -23,8 +23,9 @@ from ..assemble import Pair
 from ..checkpoints import files, speculators
 from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.speculators.settings import Settings
-from ..checkpoints.speculators.sizes import LayerSizes, Shapes, layer_sizes
+from ..checkpoints.speculators.sizes import ENCODER_ATTENTION, LayerSizes, Shapes, layer_sizes
 from ..models.base import Base
+from ..models.encoder_decoder import EncoderDecoderModel
 from ..models.number_format import NumberFormat
 from ..models.speculators import attach
 from ..models.speculators.speculator import Speculator
@@ -175,7 +176,10 @@ def _layer_config(target: Base, model_type: str, count: int) -> dict[str, Any]:
     heads = max(1, width // head_dim)
     positions = target.max_length or SHORT_TEXTS
     theta = 10000.0 if positions <= SHORT_TEXTS else 1000000.0
+    encodes = isinstance(target, EncoderDecoderModel)
+    encoder = {"encoder_attention": True, "encoder_hidden_size": width} if encodes else {}
     return {
+        **encoder,
         "attention_bias": False,
         "head_dim": head_dim,
         "hidden_act": "silu",
@@ -197,6 +201,7 @@ def _shapes(kind: str, sizes: LayerSizes, config: Mapping[str, Any], taps: int) 
     """Every tensor that is learned, but for the confidence head, which starts at zero."""
     width, drafted = sizes.width, config["draft_vocab_size"]
     shapes: Shapes = {"fc.weight": (width, taps * width), "norm.weight": (width,)}
+    shapes |= sizes.before_layers()
     for number in range(sizes.count):
         chains = kind == "eagle3" and number == 0
         shapes |= sizes.shapes(number, 2 * width if chains else width)
@@ -207,8 +212,9 @@ def _shapes(kind: str, sizes: LayerSizes, config: Mapping[str, Any], taps: int) 
         }
     for number in range(sizes.count):
         # Qwen 3's layers norm queries and keys by head.
-        norms = (f"layers.{number}.self_attn.{name}_norm.weight" for name in "qk")
-        shapes |= dict.fromkeys(norms, (sizes.head_dim,))
+        for name in ("self_attn", *([ENCODER_ATTENTION] if sizes.encoder_width else [])):
+            norms = (f"layers.{number}.{name}.{each}_norm.weight" for each in "qk")
+            shapes |= dict.fromkeys(norms, (sizes.head_dim,))
     rank = config["markov_rank"]
     return shapes | {
         "hidden_norm.weight": (width,),

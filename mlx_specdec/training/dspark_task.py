@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,6 +15,7 @@ import mlx.nn as nn
 from ..models.base import Base
 from ..models.speculators.dflash import DFlash
 from ..models.speculators.layers import Attention
+from ..models.trainable import Ids
 from .anchors import Anchored, AnchorTask, side_by_side, sight
 from .config import DrafterConfig
 from .rows import Rows
@@ -57,11 +57,11 @@ class DSparkTask(AnchorTask):
         network: DFlash,
         base: Base,
         rows: Rows,
-        leads: Sequence[int],
+        prompts: Sequence[Ids],
         vocabulary: int,
         config: DrafterConfig,
     ) -> None:
-        super().__init__(Learner(network), network, base, rows, leads, vocabulary, config)
+        super().__init__(Learner(network), network, base, rows, prompts, vocabulary, config)
 
     def loss(self, *batch: mx.array) -> mx.array:
         """With what the confidence head does not know of the shares that are accepted."""
@@ -114,9 +114,9 @@ class DSparkTask(AnchorTask):
         states = mx.stop_gradient(network.embed(tokens))
         numbers = mx.repeat(mx.arange(count), slots)
         mask = sight(given.anchors, given.hidden.shape[1], numbers, numbers)
-        for layer in network.layers:
+        for layer, source in zip(network.layers, self._sources(given), strict=True):
             attend = partial(_attend, layer.self_attn, context, given.anchors, mask)
-            states = network.through(layer, states, attend)
+            states = network.through(layer, states, attend, source)
         normed: mx.array = network.norm(states)
         return normed
 
@@ -127,7 +127,7 @@ def _attend(
     """Rows (texts, anchors x slots, width) of all blocks, each behind its anchor."""
     texts, count = anchors.shape
     blocks = rows.reshape(texts * count, -1, rows.shape[-1])
-    offsets: Any = anchors.reshape(-1)
+    offsets = anchors.reshape(-1)
     queries = side_by_side(attention.queries(blocks, offsets), texts)
     own = [side_by_side(each, texts) for each in attention.keys_values(blocks, offsets)]
     seen = attention.keys_values(context, 0)

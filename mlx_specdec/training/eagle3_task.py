@@ -6,13 +6,13 @@ Source: Li et al., arXiv 2503.01840, section 3.1 (training-time test).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import mlx.core as mx
 
 from ..models.base import Base
 from ..models.speculators.eagle3 import Eagle3
-from ..models.speculators.layers import Attention
+from ..models.speculators.layers import Attention, Source
+from ..models.trainable import Ids
 from .anchors import Anchored, AnchorTask, side_by_side, sight
 from .config import DrafterConfig
 from .rows import Rows
@@ -33,11 +33,11 @@ class Eagle3Task(AnchorTask):
         network: Eagle3,
         base: Base,
         rows: Rows,
-        leads: Sequence[int],
+        prompts: Sequence[Ids],
         vocabulary: int,
         config: DrafterConfig,
     ) -> None:
-        super().__init__(network, network, base, rows, leads, vocabulary, config)
+        super().__init__(network, network, base, rows, prompts, vocabulary, config)
 
     def draft(self, given: Anchored) -> mx.array:
         heads = mx.stack(self._heads(given), axis=2)
@@ -48,6 +48,7 @@ class Eagle3Task(AnchorTask):
     def _heads(self, given: Anchored) -> list[mx.array]:
         """Of each step what the head is given, (texts, anchors, width)."""
         network, count = self.network, given.anchors.shape[1]
+        sources = self._sources(given)
         seen: list[KeysValues] = []
         made: list[list[KeysValues]] = [[] for _ in network.layers]
 
@@ -57,7 +58,7 @@ class Eagle3Task(AnchorTask):
 
         def attend_behind(number: int, attention: Attention, rows: mx.array) -> mx.array:
             # The row before an anchor is the first of its chain.
-            offsets: Any = (given.anchors - 1).reshape(-1) + len(made[number]) + 1
+            offsets = given.anchors.reshape(-1) + len(made[number])
             each = rows.reshape(-1, 1, rows.shape[-1])
             queries = side_by_side(attention.queries(each, offsets), len(rows))
             own = [side_by_side(one, len(rows)) for one in attention.keys_values(each, offsets)]
@@ -69,20 +70,23 @@ class Eagle3Task(AnchorTask):
             mask = sight(given.anchors, given.hidden.shape[1], numbers, asked)
             return attention.attend(queries, keys, values, mask)
 
-        states = self._through(given.following, network.features(given.hidden), attend_all)
+        states = self._through(given.following, network.features(given.hidden), sources, attend_all)
         states = mx.take_along_axis(states, (given.anchors - 1)[..., None], axis=1)
         heads = [network.norm(states)]
         for step in range(1, given.slots):
-            states = self._through(given.tokens[..., step], states, attend_behind)
+            states = self._through(given.tokens[..., step], states, sources, attend_behind)
             heads.append(network.norm(states))
         return heads
 
-    def _through(self, tokens: mx.array, states: mx.array, attend: Attend) -> mx.array:
+    def _through(
+        self, tokens: mx.array, states: mx.array, sources: Sequence[Source | None], attend: Attend
+    ) -> mx.array:
         """All layers, over (texts, m) tokens and the states before them, (texts, m, width)."""
         embedded = mx.stop_gradient(self.network.embed(tokens))
         residual, both = self.network.layers[0].inputs(embedded, states)
         for number, layer in enumerate(self.network.layers):
             if number:
                 residual, both = states, layer.input_layernorm(states)
-            states = layer.finish(residual, attend(number, layer.self_attn, both))
+            attended = attend(number, layer.self_attn, both)
+            states = layer.finish(residual, attended, sources[number])
         return states

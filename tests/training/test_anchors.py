@@ -39,6 +39,12 @@ class Learned:
         self.prompts = collect(pair, SAMPLES, COLLECTING, self.rows, ignore, taps)
         self.leads = [len(pair.target.prefix(prompt)) - 1 for prompt in self.prompts]
 
+    def encoded(self, sample: int) -> mx.array | None:
+        """What the encoder makes of a sample's source."""
+        context = self.pair.target.open(self.prompts[sample])
+        encoded = context.advance(mx.array([[0]])).encoded
+        return encoded[0] if encoded else None
+
 
 @pytest.fixture(scope="module", params=MAKE)
 def learned(request, tmp_path_factory: pytest.TempPathFactory) -> Learned:
@@ -57,7 +63,7 @@ def task_of(learned: Learned, directory: Path, kind: str, **asked: object) -> An
         begun.network.parameters(),
     )
     begun.network.update(moved)
-    known = learned.rows, learned.leads, pair.vocabulary
+    known = learned.rows, learned.prompts, pair.vocabulary
     return TASKS[kind](begun.network, pair.target, *known, config)
 
 
@@ -85,6 +91,8 @@ def test_the_task_drafts_what_the_drafter_drafts(
         first = int(rows.starts[sample])
         hidden = rows.states(np.arange(first, first + seen))[None, :, :-width]
         reading = network.open()
+        if (encoded := learned.encoded(sample)) is not None:
+            reading.attend(encoded)
         reading.read(hidden, mx.array(tokens[None, first : first + seen]))
         logits = reading.guess(SLOTS)
         for at in range(slot):
