@@ -11,10 +11,11 @@ from typing import Any, Literal
 from ..cache_settings import CacheSettings
 from ..errors import OptionError
 from ..sampling.grammar import LONGEST
-from ..training.config import DataConfig, DistillConfig, HeadsConfig
+from ..training.config import DataConfig, DistillConfig, DrafterConfig, HeadsConfig
 from .flags import REQUIRED, Flags, flag
 
 COLLECTING, DISTILLING, FITTING = DataConfig(), DistillConfig(), HeadsConfig()
+DRAFTING = DrafterConfig()
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 MODEL = "directory or a name on the Hugging Face Hub."
 REVISION = "The branch, tag or commit of the model on the Hub."
@@ -258,8 +259,11 @@ class TrainingTexts(Flags):
     no_self_distill: bool = flag(False, "Learn from the data and not from the model's own text.")
     samples: int = flag(COLLECTING.samples, "The largest number of texts to learn from.")
     length: int = flag(COLLECTING.length, "The number of tokens of a text.")
-    temperature: float = flag(
-        COLLECTING.temperature, "The temperature at which the model writes.", "--temp"
+    temperature: str = flag(
+        ",".join(f"{each:g}" for each in COLLECTING.temperatures),
+        "The temperatures at which the model writes, as many texts at each.",
+        "--temp",
+        metavar="NUMBER,...",
     )
     texts_at_once: int = flag(
         COLLECTING.texts_at_once, "The number of texts that the model writes in one pass."
@@ -267,8 +271,23 @@ class TrainingTexts(Flags):
 
     def collecting(self, seed: int) -> DataConfig:
         """Raises OptionError."""
-        given = {k: v for k, v in vars(self).items() if k not in ("data", "no_self_distill")}
-        return DataConfig(**given, self_distill=not self.no_self_distill, seed=seed)
+        return DataConfig(
+            samples=self.samples,
+            length=self.length,
+            self_distill=not self.no_self_distill,
+            temperatures=_numbers("temperature", self.temperature),
+            seed=seed,
+            texts_at_once=self.texts_at_once,
+        )
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(one) for one in text.split(","))
+    except ValueError:
+        raise OptionError(
+            f"{name} must be numbers with commas between them, not {text!a:.60}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -289,5 +308,18 @@ class HeadSchedule(Flags):
 class DraftSchedule(HeadSchedule):
     """How a draft model learns."""
 
-    batch: int = flag(DISTILLING.batch, "The number of texts in one step.")
-    learning_rate: float = flag(DISTILLING.learning_rate, "The highest learning rate.", "--lr")
+    batch: int | None = flag(  # type: ignore[assignment]
+        None,
+        "The number of texts in one step.",
+        show_default=f"{DISTILLING.batch}; dspark, eagle3 {DRAFTING.batch}",
+    )
+    learning_rate: float | None = flag(  # type: ignore[assignment]
+        None,
+        "The highest learning rate.",
+        "--lr",
+        show_default=f"{DISTILLING.learning_rate}; dspark, eagle3 {DRAFTING.learning_rate}",
+    )
+
+    def asked(self) -> dict[str, Any]:
+        """What was asked for, by name; the rest is up to the kind."""
+        return {name: value for name, value in vars(self).items() if value is not None}

@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import OptionError
-from ..training.config import DistillConfig, DraftConfig, HeadsConfig
+from ..training.config import (
+    DistillConfig,
+    DraftConfig,
+    DrafterConfig,
+    HeadsConfig,
+)
 from . import render
 from .flags import Flags, command, flag
-from .groups import FITTING, DraftSchedule, HeadSchedule, Model, TrainingTexts
+from .groups import DRAFTING, FITTING, DraftSchedule, HeadSchedule, Model, TrainingTexts
 from .pairs import load_pair
 
 if TYPE_CHECKING:
+    from ..training.anchors import Drafted
     from ..training.draft_task import Closeness
     from ..training.head_task import Accuracy
     from ..training.run import Trained, Watcher
@@ -43,11 +49,23 @@ class Draft(Flags):
     """What the training begins with, where it ends, and what it minimizes."""
 
     panel = "Draft"
+    kind: Literal["draft", "dspark", "eagle3"] = flag(
+        "draft",
+        "What to train: a draft model, or a drafter that reads the target's hidden states, in "
+        "blocks (dspark) or token by token (eagle3).",
+    )
     draft_model: str | None = flag(None, "The draft model to begin with.")
-    layers: int | None = flag(None, "The number of the target's own layers to begin with instead.")
+    layers: int | None = flag(
+        None,
+        "The number of the target's own layers to begin with instead; of a dspark, that of its "
+        "new layers.",
+    )
+    num_draft: int = flag(
+        DRAFTING.num_draft, "The number of tokens that dspark and eagle3 learn to draft at once."
+    )
     width: int | None = flag(None, "Another width for these layers, whose weights are then random.")
     output: Path | None = flag(
-        None, "The directory to write to.", show_default="weights/NAME-distilled"
+        None, "The directory to write to.", show_default="weights/NAME-distilled or -KIND"
     )
     divergence: Literal["forward", "reverse", "jsd", "tvd"] = flag(
         "forward", "The distance between target and draft that training minimizes."
@@ -62,6 +80,18 @@ class Draft(Flags):
         if self.width is not None:
             raise OptionError("a draft that is there has a width: leave --width out")
         return None
+
+    def drafter(self, schedule: DraftSchedule) -> DrafterConfig:
+        """Of one that reads hidden states. Raises OptionError."""
+        if self.draft_model is not None or self.width is not None:
+            raise OptionError(
+                f"{self.kind} begins with new weights of the target's width: leave --draft-model "
+                "and --width out"
+            )
+        if self.kind == "eagle3" and self.layers is not None:
+            raise OptionError("eagle3 has one layer: leave --layers out")
+        wanted = {name: getattr(self, name) for name in ("kind", "layers", "num_draft")}
+        return DrafterConfig(**schedule.asked(), **wanted)
 
 
 @command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")
@@ -86,9 +116,11 @@ def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: Hea
 @command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
 def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: DraftSchedule) -> None:
     """Train a draft model for a target on this machine. An interrupted run is resumed."""
+    if draft.kind != "draft":
+        return _train_drafter(model, draft, texts, schedule)
     shape = draft.shape()
     collecting = texts.collecting(schedule.seed)
-    distilling = DistillConfig(**vars(schedule), divergence=draft.divergence)
+    distilling = DistillConfig(**schedule.asked(), divergence=draft.divergence)
     output = draft.output or _default_output(model.model, "distilled")
     pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
     from ..training.draft import train
@@ -108,6 +140,26 @@ def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: Draf
     render.tell(f"{done.output}: {told}")
 
 
+def _train_drafter(
+    model: Model, draft: Draft, texts: TrainingTexts, schedule: DraftSchedule
+) -> None:
+    collecting = texts.collecting(schedule.seed)
+    config = draft.drafter(schedule)
+    output = draft.output or _default_output(model.model, draft.kind)
+    pair = load_pair(model.model, dtype=model.dtype)
+    from ..training.drafter import train
+
+    def line(epoch: int, drafted: Drafted) -> str:
+        where = f"epoch {epoch}" if epoch else "start"
+        return f"{where}: held-out loss {drafted.loss:.3f}, {_drafted(drafted)}"
+
+    with _watching(line) as watching:
+        done = train(pair, texts.data, output, collecting, config, watching)
+    gain = done.outcome.best > 0
+    told = f"{_learned(done)}; on {done.held_out} held-out tokens {_drafted(done.outcome.figures)}"
+    render.tell(f"{done.output}: {told if gain else f'no gain, the start is kept, after {told}'}")
+
+
 def _default_output(model: str, what: str) -> Path:
     name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
     return Path("weights") / f"{name}-{what}"
@@ -124,6 +176,16 @@ def _by_head(accuracy: Accuracy) -> str:
     return "; ".join(
         f"head {at} top-1 {first:.1%} top-5 {among:.1%}"
         for at, (first, among) in enumerate(pairs, start=1)
+    )
+
+
+def _drafted(drafted: Drafted) -> str:
+    """Tokens a pass, and how often the first 1, 2, ... drafted tokens are accepted."""
+    both = zip((0, 1), drafted.tokens, (drafted.greedy, drafted.sampled), strict=True)
+    return "; ".join(
+        f"temperature {temperature}: {tokens:.2f} tokens a pass, accepted "
+        f"{' '.join(f'{share:.0%}' for share in shares)}"
+        for temperature, tokens, shares in both
     )
 
 

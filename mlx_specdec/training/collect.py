@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from ..assemble import Pair
 from ..contracts import FINAL, Progress
-from ..decoding.prompt import PromptReader
+from ..decoding.prompt import PromptReader, chunk
 from ..errors import PromptError
 from ..many import Request, generate_many
 from ..models.encoder_decoder import EncoderDecoderModel
@@ -63,11 +63,17 @@ def _from_object(entry: dict[str, Any], where: str) -> Sample:
 
 
 def collect(
-    pair: Pair, samples: Sequence[Sample], config: DataConfig, rows: Rows, progress: Progress
+    pair: Pair,
+    samples: Sequence[Sample],
+    config: DataConfig,
+    rows: Rows,
+    progress: Progress,
+    taps: Sequence[str] = (),
 ) -> list[Ids]:
     """Fill `rows`, going on behind the samples that they have; returns the prompt of each sample.
 
-    Raises PromptError where fewer than two samples are of use.
+    taps: hidden states to keep before the final one, side by side; a sample's rows then begin with
+    those of its prompt. Raises PromptError where fewer than two samples are of use.
     """
     longest = pair.target.max_length or config.length
     config = replace(config, length=min(config.length, longest))
@@ -75,13 +81,17 @@ def collect(
     groups = [list(range(len(pieces)))]
     if config.self_distill:
         lengths = [len(prompt) for prompt, _ in pieces]
-        groups = batches(lengths, config.texts_at_once, config.seed)
+        kinds = len(config.temperatures)
+        groups = batches(lengths, config.texts_at_once, config.seed, kinds)
     done = len(rows.lengths)
     progress(min(done, len(pieces)), len(pieces))
     for prompt, tokens in _completed(pair, pieces, groups, config, done):
         # One token has a state that predicts it, and none after it for a head to guess.
         if len(tokens) < 2:
             rows.append((), None)
+        elif taps:
+            before = pair.target.prefix(prompt)[1:]
+            rows.append((*before, *tokens), _all_states(pair, prompt, tokens, (*taps, FINAL)))
         else:
             rows.append(tokens, _states(pair, prompt, tokens))
         done += 1
@@ -94,10 +104,15 @@ def collect(
     return [pieces[number][0] for group in groups for number in group]
 
 
-def batches(lengths: Sequence[int], size: int, seed: int) -> list[list[int]]:
+def batches(lengths: Sequence[int], size: int, seed: int, kinds: int = 1) -> list[list[int]]:
     """Numbers of the prompts, `size` together whose lengths are close; the batches shuffled, so
-    that the last ones are no longer than others."""
-    order = sorted(range(len(lengths)), key=lambda number: (lengths[number], number))
+    that the last ones are no longer than others. kinds: that many take turns, and are kept apart.
+    """
+
+    def key(number: int) -> tuple[int, int, int]:
+        return number % kinds, lengths[number], number
+
+    order = sorted(range(len(lengths)), key=key)
     groups = [sorted(order[start : start + size]) for start in range(0, len(order), size)]
     random.Random(seed).shuffle(groups)
     return groups
@@ -149,7 +164,7 @@ def _completed(
                     Options(
                         max_tokens=config.length - shared * len(prompt),
                         seed=config.seed + number,
-                        temperature=config.temperature,
+                        temperature=config.temperatures[number % len(config.temperatures)],
                         regular=True,
                     ),
                 )
@@ -168,3 +183,16 @@ def _states(pair: Pair, prompt: Ids, tokens: Ids) -> mx.array:
         reader.step()
     fed = [prefix[-1], *tokens[:-1]]
     return context.advance(mx.array([fed], dtype=mx.int32), taps=(FINAL,)).hidden[FINAL][0]
+
+
+def _all_states(pair: Pair, prompt: Ids, tokens: Ids, taps: Sequence[str]) -> mx.array:
+    """(rows, taps x width): of everything that the model is given."""
+    context = pair.target.open(prompt)
+    fed, size = [*pair.target.prefix(prompt), *tokens[:-1]], chunk(1)
+    parts = []
+    for start in range(0, len(fed), size):
+        read = mx.array([fed[start : start + size]], dtype=mx.int32)
+        hidden = context.advance(read, taps=taps).hidden
+        parts.append(mx.concatenate([hidden[name][0] for name in taps], axis=-1))
+        mx.eval(parts[-1])
+    return mx.concatenate(parts)

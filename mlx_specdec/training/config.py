@@ -7,27 +7,33 @@ from typing import Literal
 
 from ..errors import OptionError
 
+MOST_DRAFTED = 32
+"""In a round, that a drafter learns. Of longer ones hardly any is accepted to the end."""
+
 
 @dataclass(frozen=True)
 class DataConfig:
     """Which texts are learned from.
 
     samples: most texts. length: tokens of one, prompt included (of the continuation alone for
-    encoder-decoder models). self_distill: the model continues the prompts itself, at `temperature`,
-    `texts_at_once` of them in one pass.
+    encoder-decoder models). self_distill: the model continues the prompts itself, `texts_at_once`
+    of them in one pass, and as many at each of the `temperatures`.
     """
 
     samples: int = 500
     length: int = 256
     self_distill: bool = True
-    temperature: float = 0.0
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     seed: int = 0
     texts_at_once: int = 16
 
     def __post_init__(self) -> None:
         _at_least(self, samples=2, length=8, texts_at_once=1, seed=0)
-        if not 0 <= self.temperature < float("inf"):
-            raise OptionError(f"temperature must be 0 or more, not {self.temperature}")
+        if not self.temperatures:
+            raise OptionError("temperature needs one number or more, separated by commas")
+        for temperature in self.temperatures:
+            if not 0 <= temperature < float("inf"):
+                raise OptionError(f"temperature must be 0 or more, not {temperature}")
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,27 @@ class DistillConfig(TrainConfig):
     batch: int = 8
     learning_rate: float = 5e-4
     divergence: Literal["forward", "reverse", "jsd", "tvd"] = "forward"
+
+
+@dataclass(frozen=True)
+class DrafterConfig(TrainConfig):
+    """What a drafter on hidden states is, and how it learns.
+
+    batch: texts of one step. layers: the transformer layers of one that drafts blocks; None: by the
+    target's depth. num_draft: how many tokens it learns to draft in a round.
+    """
+
+    kind: Literal["dspark", "eagle3"] = "dspark"
+    batch: int = 16
+    learning_rate: float = 1e-3
+    layers: int | None = None
+    num_draft: int = 6
+
+    def __post_init__(self) -> None:
+        _at_least(self, layers=1)
+        if not 1 <= self.num_draft <= MOST_DRAFTED:
+            raise OptionError(f"num-draft must be 1 to {MOST_DRAFTED}, not {self.num_draft}")
+        super().__post_init__()
 
 
 @dataclass(frozen=True)

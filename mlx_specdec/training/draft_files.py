@@ -95,15 +95,26 @@ def round_as_stored(network: nn.Module) -> None:
 
 def write(directory: Path, network: nn.Module, initial: Initial, facts: Mapping[str, Any]) -> None:
     """All files of the model; facts: what provenance.json tells besides digests. Raises OSError."""
-    tensors = [
-        (name, Tensor.of(array.astype(_stored(network, name, array))))
-        for name, array in sorted(tree_flatten(network.parameters()))
-    ]
-    shard_bytes = sizes.default_shard_bytes()
-    write_weights(directory, tensors, lambda name, tensor: Change(), shard_bytes=shard_bytes)
-    write_config(directory, _config(network, initial.config), None)
+    tensors = {
+        name: array.astype(_stored(network, name, array))
+        for name, array in tree_flatten(network.parameters())
+    }
     for file in files.tokenizer_files(initial.directory):
         shutil.copyfile(file, directory / file.name)
+    write_trained(directory, tensors, _config(network, initial.config), facts)
+
+
+def write_trained(
+    directory: Path,
+    tensors: Mapping[str, mx.array],
+    config: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> None:
+    """Weights, config.json and provenance.json, as `write` says."""
+    named = [(name, Tensor.of(array)) for name, array in sorted(tensors.items())]
+    shard_bytes = sizes.default_shard_bytes()
+    write_weights(directory, named, lambda name, tensor: Change(), shard_bytes=shard_bytes)
+    write_config(directory, config, None)
     with Digests([*sorted(directory.glob("model*")), directory / "config.json"]) as digests:
         written = {name: asdict(digest) for name, digest in digests.result().items()}
     text = json.dumps({**maker(), **facts, "files": written}, indent=2, ensure_ascii=False)

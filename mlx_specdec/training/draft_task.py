@@ -114,7 +114,7 @@ class DraftTask(Task):
         batches = [batch for part in parts for batch in self.cut(part)]
         return [batches[number] for number in draw.permutation(len(batches))]
 
-    def take(self, examples: np.ndarray) -> tuple[mx.array, ...]:
+    def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
         """The target's logits (tokens, vocabulary), and what the draft is given."""
         texts = [self._texts[sample] for sample in examples]
         spans = zip(self._rows.starts[examples], texts, strict=True)

@@ -60,13 +60,14 @@ class Task(ABC):
         if self._order[0] != epoch:
             draw = np.random.default_rng((self._config.seed, epoch))
             self._order = epoch, self.shuffled(draw)
-        return self.take(self._order[1][place])
+        chance = np.random.default_rng((self._config.seed, epoch, place))
+        return self.take(self._order[1][place], chance)
 
     def evaluate(self) -> Any:
         """Of the module as it is, on the held-out examples."""
         total = mx.array(0.0)
-        for part in self.cut(self.ordered(self.held_out)):
-            total = total + self.sums(*self.take(part))
+        for number, part in enumerate(self.cut(self.ordered(self.held_out))):
+            total = total + self.sums(*self.take(part, np.random.default_rng(number)))
             mx.eval(total)
         return self.figures(total)
 
@@ -87,8 +88,8 @@ class Task(ABC):
         """Every example to learn from once, in as many batches as `steps`."""
 
     @abstractmethod
-    def take(self, examples: np.ndarray) -> tuple[mx.array, ...]:
-        """What `loss` and `sums` are given for these examples."""
+    def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
+        """What `loss` and `sums` are given for these examples. chance: for whatever is drawn."""
 
     @abstractmethod
     def loss(self, *batch: mx.array) -> mx.array:

@@ -57,7 +57,7 @@ class HeadTask(Task):
         """Sorted within a batch, because they are read from a disk."""
         return [np.sort(part) for part in self.cut(draw.permutation(self.train))]
 
-    def take(self, examples: np.ndarray) -> tuple[mx.array, ...]:
+    def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
         return self._rows.states(examples), mx.array(self._targets[examples])
 
     def loss(self, *batch: mx.array) -> mx.array:

@@ -53,7 +53,7 @@ class Rows:
     def targets(self, count: int) -> np.ndarray:
         """(rows, count) int32: for head i the token i + 1 places after the one that a row predicts,
         -1 behind the end of a sample."""
-        tokens, lengths = np.fromfile(self._tokens, np.int32), self.lengths
+        tokens, lengths = self.tokens(), self.lengths
         ends = np.repeat(np.cumsum(lengths), lengths)
         places = np.arange(len(tokens))[:, None] + 1 + np.arange(count)
         following = tokens[np.minimum(places, max(len(tokens) - 1, 0))]
@@ -72,10 +72,13 @@ class Rows:
         lengths = self.lengths.astype(np.int64)
         return np.cumsum(lengths) - lengths
 
+    def tokens(self) -> np.ndarray:
+        """(rows,) int32: the token after each."""
+        return np.fromfile(self._tokens, np.int32)
+
     def texts(self) -> list[list[int]]:
         """The tokens of every sample."""
-        tokens = np.fromfile(self._tokens, np.int32)
-        return [part.tolist() for part in np.split(tokens, self.starts[1:])]
+        return [part.tolist() for part in np.split(self.tokens(), self.starts[1:])]
 
 
 def _append(file: Path, values: np.ndarray) -> None:

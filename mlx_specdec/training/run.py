@@ -1,4 +1,4 @@
-"""What both trainings share: texts and their hidden states, a fit, and a directory to resume from.
+"""What all trainings share: texts and their hidden states, a fit, and a directory to resume from.
 
 The directory is hidden and lies beside the output. A later run with the same settings resumes.
 """
@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,12 +53,18 @@ class Trained:
 class Training:
     """Texts with the target's hidden states, in `directory`, and what is fitted to them.
 
-    prompts: what stands before each of the rows' samples. Raises PromptError for data with nothing
-    usable.
+    prompts: what stands before each of the rows' samples. taps: see `collect`. Raises PromptError
+    for data with nothing usable.
     """
 
     def __init__(
-        self, pair: Pair, file: Path, directory: Path, config: DataConfig, watcher: Watcher
+        self,
+        pair: Pair,
+        file: Path,
+        directory: Path,
+        config: DataConfig,
+        watcher: Watcher,
+        taps: Sequence[str] = (),
     ) -> None:
         self._started = time.perf_counter()
         self._directory = directory
@@ -66,10 +72,12 @@ class Training:
         samples = read_samples(file, config.seed)
         self.digest = hashlib.sha256(file.read_bytes()).hexdigest()
         model = {"model": pair.name, "bytes": pair.target.nbytes, "dtype": pair.dtype}
-        self._settings = {**model, "digest": self.digest, "data": asdict(config)}
+        learned = {"data": asdict(config), "taps": list(taps)}
+        self._settings = {**model, "digest": self.digest, **learned}
         self._resumed = _keep(directory / "rows", self._settings)
-        self.rows = Rows(directory / "rows", pair.target.width, pair.target.state_dtype)
-        self.prompts = collect(pair, samples, config, self.rows, watcher.collected)
+        width = pair.target.width * (len(taps) + 1)
+        self.rows = Rows(directory / "rows", width, pair.target.state_dtype)
+        self.prompts = collect(pair, samples, config, self.rows, watcher.collected, taps)
 
     def fit(
         self,

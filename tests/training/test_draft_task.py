@@ -20,7 +20,7 @@ from mlx_specdec.training.rows import Rows
 from ..cli.conftest import make_llama, make_t5
 
 SAMPLES = [Sample(" ".join(["some words and more"] * count)) for count in (3, 1, 2, 1, 4, 2, 1)]
-COLLECTING = DataConfig(length=60, texts_at_once=2)
+COLLECTING = DataConfig(length=60, texts_at_once=2, temperatures=(0.0,))
 
 
 @pytest.fixture(scope="module", params=[make_llama, make_t5])

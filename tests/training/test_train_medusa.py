@@ -122,7 +122,13 @@ def test_texts_are_the_models_own_and_each_state_predicts_its_token(
     pair: Pair, tmp_path: Path
 ) -> None:
     prompts = [pair.tokenizer.encode(text) for text in TEXTS[:3]]
-    rows, found = rows_of(pair, tmp_path, [Sample(text) for text in TEXTS[:3]], length=48)
+    rows, found = rows_of(
+        pair,
+        tmp_path,
+        [Sample(text) for text in TEXTS[:3]],
+        length=48,
+        temperatures=(0.0,),
+    )
     every = rows.states(np.arange(int(rows.lengths.sum())))
     best = mx.argmax(pair.target.head(every[None])[0], axis=-1).tolist()
     assert best == [token for text in found for token in text]
@@ -135,9 +141,9 @@ def test_the_models_own_texts_are_drawn_where_a_temperature_is_given(
     pair: Pair, tmp_path: Path
 ) -> None:
     samples = [Sample("some words"), Sample("some words")]
-    _, cold = rows_of(pair, tmp_path / "cold", samples, length=48)
-    _, warm = rows_of(pair, tmp_path / "warm", samples, length=48, temperature=1.0)
-    _, again = rows_of(pair, tmp_path / "again", samples, length=48, temperature=1.0)
+    _, cold = rows_of(pair, tmp_path / "cold", samples, length=48, temperatures=(0.0,))
+    _, warm = rows_of(pair, tmp_path / "warm", samples, length=48, temperatures=(1.0,))
+    _, again = rows_of(pair, tmp_path / "again", samples, length=48, temperatures=(1.0,))
     assert cold[0] == cold[1]
     assert warm[0] != warm[1]
     assert warm == again
@@ -237,7 +243,8 @@ def test_a_name_of_the_hub_stays_a_name(tmp_path: Path) -> None:
     [
         (DataConfig, {"samples": 1}, "samples must be 2 or more"),
         (DataConfig, {"length": 7}, "length must be 8"),
-        (DataConfig, {"temperature": -1}, "temperature"),
+        (DataConfig, {"temperatures": (0.0, -1)}, "temperature must be 0 or more, not -1"),
+        (DataConfig, {"temperatures": ()}, "temperature needs one number or more"),
         (HeadsConfig, {"heads": 0}, "heads must be 1 to 16"),
         (HeadsConfig, {"heads": 17}, "heads must be 1 to 16"),
         (HeadsConfig, {"batch": 0}, "batch"),

@@ -81,11 +81,12 @@ class Attention(nn.Module):
         if make.has("k_norm.weight"):
             self.k_norm = nn.RMSNorm(sizes.head_dim, sizes.eps)
 
-    def queries(self, rows: mx.array, offset: int = 0) -> mx.array:
-        """(1, m, inputs), the first at position `offset` -> (1, heads, m, head_dim)."""
+    def queries(self, rows: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """(1, m, inputs), the first at position `offset` -> (1, heads, m, head_dim); of many
+        sequences, each at its own offset, (batch,) int32."""
         return self._placed(self.q_proj(rows), "q_norm", offset)
 
-    def keys_values(self, rows: mx.array, offset: int = 0) -> tuple[mx.array, mx.array]:
+    def keys_values(self, rows: mx.array, offset: int | mx.array = 0) -> tuple[mx.array, mx.array]:
         """The same of (1, kv_heads, m, head_dim) keys, and values."""
         keys = self._placed(self.k_proj(rows), "k_norm", offset)
         return keys, self._by_head(self.v_proj(rows)).swapaxes(1, 2)
@@ -96,7 +97,7 @@ class Attention(nn.Module):
         seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
         return self.o_proj(seen.swapaxes(1, 2).flatten(2))
 
-    def _placed(self, rows: mx.array, norm: str, offset: int) -> mx.array:
+    def _placed(self, rows: mx.array, norm: str, offset: int | mx.array) -> mx.array:
         by_head = self._by_head(rows)
         if norm in self:
             by_head = self[norm](by_head)

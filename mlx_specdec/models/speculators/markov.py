@@ -33,6 +33,13 @@ class MarkovHead(nn.Module):
         """(1, 1) int32, the token before a slot, and the slot's (1, 1, width) -> what is added to
         its logits (1, 1, the drafter's vocabulary), and what the next slot is given as `carried`.
         """
+        before, carried = self.latent(token, state, carried)
+        return self.markov_w2(before), carried
+
+    def latent(
+        self, token: mx.array, state: mx.array, carried: mx.array | None
+    ) -> tuple[mx.array, mx.array | None]:
+        """The same before the last matrix, of width `rank`; of many blocks at once."""
         before = self.markov_w1(token)
         if self._kind == "gated":
             gate = mx.sigmoid(self.gate_proj(mx.concatenate([state, before], axis=-1)))
@@ -44,4 +51,4 @@ class MarkovHead(nn.Module):
             gate = mx.sigmoid(gate)
             carried = gate * memory + (1 - gate) * mx.tanh(candidate)
             before = mx.tanh(output)
-        return self.markov_w2(before), carried
+        return before, carried

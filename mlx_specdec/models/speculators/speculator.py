@@ -28,7 +28,7 @@ class Speculator(nn.Module):
     """A network that drafts from hidden states of `target`.
 
     Parameters are named as in files. taps: the hidden states that it reads, in the order in which
-    they stand side by side. layers: its own, which a kind makes.
+    they stand side by side. target_ids: see SpeculatorFiles. layers: its own, which a kind makes.
     """
 
     layers: list[Layer]
@@ -45,6 +45,7 @@ class Speculator(nn.Module):
             self.embed_tokens = nn.Embedding(files.vocabulary, width)
         if "lm_head.weight" in present:
             self.lm_head = nn.Linear(width, present["lm_head.weight"].shape[0], bias=False)
+        self.target_ids = files.target_ids
         if files.encoder_width is not None:
             self.encoder_norm = nn.RMSNorm(files.encoder_width, files.sizes.eps)
         self._places = _places(files.target_ids, target.vocabulary)

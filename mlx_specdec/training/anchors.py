@@ -1,0 +1,246 @@
+"""Texts of a target, and a drafter on its hidden states that learns to draft behind some of their
+tokens, the anchors, as a task to fit.
+
+Tokens behind an anchor are the text's own, so that everything drafted is learned at once; only what
+the drafter makes of them is its own. Source: arXiv 2602.06036 (DFlash).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..contracts import rectangle
+from ..models.base import Base
+from ..models.encoder_decoder import EncoderDecoderModel
+from ..models.speculators.layers import Source
+from ..models.speculators.speculator import Speculator
+from ..models.trainable import Ids
+from .config import DrafterConfig
+from .fit import HELD_OUT, Task
+from .rows import Rows
+
+SPACING = 4
+"""Tokens of a text for one anchor: others are drawn in every epoch."""
+WINDOW = 16
+"""So many batches' texts, next to each other in an epoch's order, are sorted by length."""
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What would be accepted of drafts in held-out texts, as far as their own tokens tell.
+
+    loss: what is minimized. greedy, sampled: at temperatures 0 and 1, share of the anchors behind
+    which the first 1, 2, ... tokens are accepted. The second is what speculative sampling accepts
+    (Leviathan et al., arXiv 2211.17192, corollary 3.6).
+    """
+
+    loss: float
+    greedy: tuple[float, ...]
+    sampled: tuple[float, ...]
+
+    @property
+    def tokens(self) -> tuple[float, float]:
+        """A target's pass, its own token included, at both temperatures."""
+        return 1 + sum(self.greedy), 1 + sum(self.sampled)
+
+    @property
+    def score(self) -> float:
+        """What a fit minimizes."""
+        return -sum(self.tokens)
+
+
+class Anchored:
+    """One batch, texts side by side; what is padded counts nowhere.
+
+    hidden: (texts, rows, taps x width), of the target. following: (texts, rows) int32, the token
+    after each row. anchors: (texts, anchors) int32, how many rows each may look at. tokens: (texts,
+    anchors, slots) int32, the anchor itself and those behind it. wanted: (n,) int32, places in the
+    flattened `tokens` behind which something is drafted. logits: (m, vocabulary), the target's.
+    which: (n,) int32, the one among them for each that is wanted. encoded: what the target's
+    encoder made of the texts' sources, (texts, n, width), and where they have tokens, (texts, n)
+    bool; empty where it has none.
+    """
+
+    def __init__(self, *arrays: mx.array) -> None:
+        self.hidden, self.following, self.anchors, self.tokens = arrays[:4]
+        self.wanted, self.logits, self.which = arrays[4:7]
+        self.encoded = arrays[7:]
+
+    @property
+    def slots(self) -> int:
+        """Of each anchor."""
+        return self.tokens.shape[2]
+
+    def chosen(self, rows: mx.array) -> mx.array:
+        """(texts, anchors x slots, ...) -> (n, ...), of what is wanted."""
+        return rows.reshape(-1, *rows.shape[2:])[self.wanted]
+
+
+class AnchorTask(Task):
+    """Task of a drafter, whose examples are the rows' samples.
+
+    base, rows: the target, and its hidden states of whole texts. prompts: of each sample.
+    vocabulary: how many ids the target has.
+    """
+
+    decay: float
+    """A token counts so much less than the one before it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        network: Speculator,
+        base: Base,
+        rows: Rows,
+        prompts: Sequence[Ids],
+        vocabulary: int,
+        config: DrafterConfig,
+    ) -> None:
+        super().__init__(module, config, *rows.split(HELD_OUT))
+        self.network = network
+        self._base = base
+        self._rows = rows
+        self._prompts = prompts
+        # Rows that only predict what the prompt says.
+        self._leads = np.array([len(base.prefix(prompt)) - 1 for prompt in prompts])
+        self._starts, self._lengths = rows.starts, rows.lengths.astype(np.int64)
+        self._tokens = rows.tokens()
+        self._slots = config.num_draft
+        self._vocabulary = vocabulary
+        ids = network.target_ids
+        self._ids = None if ids is None else mx.array(ids, dtype=mx.int32)
+
+    def ordered(self, examples: np.ndarray) -> np.ndarray:
+        return examples[np.argsort(self._lengths[examples], kind="stable")]
+
+    def count(self, examples: np.ndarray) -> int:
+        return int((self._lengths - self._leads)[examples].sum())
+
+    def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
+        """Texts of about one length together."""
+        order, reach = draw.permutation(self.train), self._config.batch * WINDOW
+        parts = [self.ordered(order[at : at + reach]) for at in range(0, len(order), reach)]
+        batches = [batch for part in parts for batch in self.cut(part)]
+        return [batches[number] for number in draw.permutation(len(batches))]
+
+    def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
+        """The arrays of `Anchored`."""
+        starts, lengths = self._starts[examples], self._lengths[examples]
+        places = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+        rows = starts[:, None] + places
+        states = self._rows.states(rows.reshape(-1)).reshape(*rows.shape, -1)
+        hidden, final = mx.split(states, [states.shape[-1] - self._base.width], axis=-1)
+        anchors, some = self._anchors(examples, chance)
+        slots = anchors[..., None] + np.arange(self._slots)
+        inside = some[..., None] & (slots < lengths[:, None, None])
+        slots = np.minimum(slots, lengths[:, None, None] - 1)
+        following = self._tokens[rows]
+        # The token that a row is about stands behind the anchor's own.
+        tokens = self._tokens[starts[:, None, None] + slots - 1]
+        wanted = np.flatnonzero(inside)
+        predicting = slots + np.arange(len(examples))[:, None, None] * rows.shape[1]
+        unique, which = np.unique(predicting.reshape(-1)[wanted], return_inverse=True)
+        seen = final.reshape(-1, final.shape[-1])[mx.array(unique.astype(np.int32))]
+        logits = self._base.head(seen[None])[0, :, : self._vocabulary]
+        numbers = (following, anchors, tokens, wanted, which)
+        arrays = [mx.array(each.astype(np.int32)) for each in numbers]
+        encoded = self._encoded([self._prompts[sample] for sample in examples])
+        return hidden.astype(mx.float32), *arrays[:4], logits, arrays[4], *encoded
+
+    def loss(self, *batch: mx.array) -> mx.array:
+        """Cross-entropy with the target's distribution at temperature 1, averaged."""
+        given = Anchored(*batch)
+        return self._entropy(given, self._probabilities(given), self.draft(given))
+
+    def sums(self, *batch: mx.array) -> mx.array:
+        """(4, slots): the loss in all of them, accepted at temperature 0 and 1, and anchors."""
+        given = Anchored(*batch)
+        target, draft = self._probabilities(given), self.draft(given)
+        entropy = self._entropy(given, target, draft)
+        accepted = mx.minimum(target, mx.softmax(draft, axis=-1)).sum(axis=-1)
+        said = mx.argmax(draft, axis=-1)
+        said = said if self._ids is None else self._ids[said]
+        agreeing = said == mx.argmax(given.logits, axis=-1)[given.which]
+        ones = mx.ones(given.wanted.shape)
+        by_slot = [self._by_anchor(given, each) for each in (agreeing, accepted, ones)]
+        count = by_slot[2].sum(axis=0)
+        kept = [mx.cumprod(each, axis=1).sum(axis=0) for each in by_slot[:2]]
+        return mx.stack([entropy * count, *kept, count])
+
+    def figures(self, total: mx.array) -> Drafted:
+        lost, greedy, sampled, count = np.array(total)
+        count = np.maximum(count, 1)
+        shares = ((part / count).round(4).tolist() for part in (greedy, sampled))
+        return Drafted(float(lost[0] / count[0]), *map(tuple, shares))
+
+    @abstractmethod
+    def draft(self, given: Anchored) -> mx.array:
+        """Logits (n, the drafter's vocabulary) of the tokens behind those that are wanted."""
+
+    def _encoded(self, prompts: Sequence[Ids]) -> tuple[mx.array, ...]:
+        if not isinstance(self._base, EncoderDecoderModel):
+            return ()
+        lengths = mx.array([len(prompt) for prompt in prompts])
+        mask = mx.arange(max(map(len, prompts))) < lengths[:, None]
+        return self._base.network.encode(rectangle(prompts), mask), mask
+
+    def _sources(self, given: Anchored) -> list[Source | None]:
+        """Per layer what it sees of the sources."""
+        layers = self.network.layers
+        return self.network.sources(*given.encoded) if given.encoded else [None] * len(layers)
+
+    def _anchors(
+        self, examples: np.ndarray, chance: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(texts, anchors): rows before the anchor, and whether it is one. The first that may be
+        one is the first token that the target writes."""
+        first = self._leads[examples] + 1
+        among = self._lengths[examples] - first
+        counts = -(-among // SPACING)
+        anchors = np.repeat(first[:, None], counts.max(), axis=1)
+        for row, (places, count) in enumerate(zip(among, counts, strict=True)):
+            anchors[row, :count] += np.sort(chance.choice(places, count, replace=False))
+        return anchors, np.arange(counts.max()) < counts[:, None]
+
+    def _probabilities(self, given: Anchored) -> mx.array:
+        """(n, the drafter's vocabulary): the target's, of which those that the drafter lacks are
+        missing."""
+        p = mx.softmax(given.logits.astype(mx.float32), axis=-1)
+        return (p if self._ids is None else p[:, self._ids])[given.which]
+
+    def _entropy(self, given: Anchored, target: mx.array, draft: mx.array) -> mx.array:
+        known = target.sum(axis=-1)
+        lost = known * mx.logsumexp(draft, axis=-1) - (target * draft).sum(axis=-1)
+        weights = self.decay ** (given.wanted % given.slots)
+        return (weights * lost).sum() / weights.sum()
+
+    def _by_anchor(self, given: Anchored, rows: mx.array) -> mx.array:
+        """(n,) -> (all anchors, slots), 0 where nothing is wanted."""
+        every = mx.zeros((given.tokens.size,))
+        return every.at[given.wanted].add(rows.astype(mx.float32)).reshape(-1, given.slots)
+
+
+def sight(anchors: mx.array, rows: int, asking: mx.array, asked: mx.array) -> mx.array:
+    """(texts, 1, queries, rows + keys) bool: what queries behind anchors may look at, which are the
+    rows before the anchor, and everything behind the same one.
+
+    anchors: (texts, anchors). rows: of the text. asking, asked: (queries,) and (keys,) int32, of
+    which anchor they are.
+    """
+    before = mx.arange(rows) < mx.take(anchors, asking, axis=1)[..., None]
+    own = asking[:, None] == asked
+    own = mx.broadcast_to(own, (anchors.shape[0], *own.shape))
+    return mx.concatenate([before, own], axis=-1)[:, None]
+
+
+def side_by_side(heads: mx.array, texts: int) -> mx.array:
+    """(texts x anchors, heads, m, head_dim) -> (texts, heads, anchors x m, head_dim)."""
+    _, count, rows, width = heads.shape
+    by_text = heads.reshape(texts, -1, count, rows, width).swapaxes(1, 2)
+    return by_text.reshape(texts, count, -1, width)

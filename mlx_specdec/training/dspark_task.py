@@ -1,0 +1,135 @@
+"""DSpark's task: blocks behind anchors, with a Markov head, and a head that says how sure it is.
+
+Source: arXiv 2602.06036, section 4 (DFlash), and arXiv 2607.05147 (DSpark).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..models.base import Base
+from ..models.speculators.dflash import DFlash
+from ..models.speculators.layers import Attention
+from ..models.trainable import Ids
+from .anchors import Anchored, AnchorTask, side_by_side, sight
+from .config import DrafterConfig
+from .rows import Rows
+
+GAMMA = 4.0
+"""The weight of a block's tokens falls to 1 / e within so many of them."""
+
+
+class ConfidenceHead(nn.Module):
+    """The chance that a slot's token is accepted, from the slot's state and the token before it;
+    named as in files."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(inputs, 1)
+        self.proj.weight = mx.zeros((1, inputs))
+        self.proj.bias = mx.zeros((1,))
+
+
+class Learner(nn.Module):
+    """All that is trained of a DSpark."""
+
+    def __init__(self, network: DFlash) -> None:
+        super().__init__()
+        self.network = network
+        rank = network.markov_head.markov_w1.weight.shape[-1]
+        self.confidence_head = ConfidenceHead(network.norm.weight.size + rank)
+
+
+class DSparkTask(AnchorTask):
+    """See AnchorTask."""
+
+    decay = math.exp(-1 / GAMMA)
+    network: DFlash
+    module: Learner
+
+    def __init__(
+        self,
+        network: DFlash,
+        base: Base,
+        rows: Rows,
+        prompts: Sequence[Ids],
+        vocabulary: int,
+        config: DrafterConfig,
+    ) -> None:
+        super().__init__(Learner(network), network, base, rows, prompts, vocabulary, config)
+
+    def loss(self, *batch: mx.array) -> mx.array:
+        """With what the confidence head does not know of the shares that are accepted."""
+        given = Anchored(*batch)
+        target = self._probabilities(given)
+        states, before = self._states(given)
+        draft = self._logits(states, before)
+        told = mx.concatenate([states, self._embedded(given)], axis=-1)
+        sure = self.module.confidence_head.proj(mx.stop_gradient(told))[:, 0]
+        accepted = mx.minimum(target, mx.softmax(draft, axis=-1)).sum(axis=-1)
+        unsure = nn.losses.binary_cross_entropy(sure, mx.stop_gradient(accepted))
+        return self._entropy(given, target, draft) + unsure
+
+    def draft(self, given: Anchored) -> mx.array:
+        return self._logits(*self._states(given))
+
+    def _logits(self, states: mx.array, before: mx.array) -> mx.array:
+        network = self.network
+        logits = network.own_logits(states[None])[0].astype(mx.float32)
+        return (logits + network.markov_head.markov_w2(before))[:, : self._vocabulary]
+
+    def _states(self, given: Anchored) -> tuple[mx.array, mx.array]:
+        """(n, width), what the head is given, and (n, rank), what the Markov head's last matrix
+        is."""
+        states = self._blocks(given)
+        blocks = states.reshape(-1, given.slots, states.shape[-1])
+        tokens = given.tokens.reshape(-1, given.slots)
+        latent, carried = [], None
+        for slot in range(given.slots):
+            part = slice(slot, slot + 1)
+            said, carried = self.network.markov_head.latent(
+                tokens[:, part], blocks[:, part], carried
+            )
+            latent.append(said)
+        before = mx.concatenate(latent, axis=1).reshape(*states.shape[:2], -1)
+        return given.chosen(states), given.chosen(before)
+
+    def _embedded(self, given: Anchored) -> mx.array:
+        """(n, rank): of the tokens before those that are wanted."""
+        tokens = given.chosen(given.tokens.reshape(given.tokens.shape[0], -1))
+        return self.network.markov_head.markov_w1(tokens)
+
+    def _blocks(self, given: Anchored) -> mx.array:
+        """What the last norm puts out, (texts, anchors x slots, width)."""
+        network, slots = self.network, given.slots
+        texts, count = given.anchors.shape
+        first = mx.arange(slots) == 0
+        tokens = mx.where(first, given.tokens, network.mask_token).reshape(texts, -1)
+        context = network.context(given.hidden)
+        states = mx.stop_gradient(network.embed(tokens))
+        numbers = mx.repeat(mx.arange(count), slots)
+        mask = sight(given.anchors, given.hidden.shape[1], numbers, numbers)
+        for layer, source in zip(network.layers, self._sources(given), strict=True):
+            attend = partial(_attend, layer.self_attn, context, given.anchors, mask)
+            states = network.through(layer, states, attend, source)
+        normed: mx.array = network.norm(states)
+        return normed
+
+
+def _attend(
+    attention: Attention, context: mx.array, anchors: mx.array, mask: mx.array, rows: mx.array
+) -> mx.array:
+    """Rows (texts, anchors x slots, width) of all blocks, each behind its anchor."""
+    texts, count = anchors.shape
+    blocks = rows.reshape(texts * count, -1, rows.shape[-1])
+    offsets = anchors.reshape(-1)
+    queries = side_by_side(attention.queries(blocks, offsets), texts)
+    own = [side_by_side(each, texts) for each in attention.keys_values(blocks, offsets)]
+    seen = attention.keys_values(context, 0)
+    keys, values = (mx.concatenate(pair, axis=2) for pair in zip(seen, own, strict=True))
+    return attention.attend(queries, keys, values, mask)

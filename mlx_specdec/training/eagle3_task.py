@@ -1,0 +1,92 @@
+"""EAGLE-3's task: chains behind anchors, in which the drafter is fed what it made itself.
+
+Source: Li et al., arXiv 2503.01840, section 3.1 (training-time test).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from ..models.base import Base
+from ..models.speculators.eagle3 import Eagle3
+from ..models.speculators.layers import Attention, Source
+from ..models.trainable import Ids
+from .anchors import Anchored, AnchorTask, side_by_side, sight
+from .config import DrafterConfig
+from .rows import Rows
+
+KeysValues = tuple[mx.array, mx.array]
+Attend = Callable[[int, Attention, mx.array], mx.array]
+
+
+class Eagle3Task(AnchorTask):
+    """See AnchorTask. The first step is made for all rows, since later ones look at them; the
+    others behind anchors alone."""
+
+    decay = 0.8
+    network: Eagle3
+
+    def __init__(
+        self,
+        network: Eagle3,
+        base: Base,
+        rows: Rows,
+        prompts: Sequence[Ids],
+        vocabulary: int,
+        config: DrafterConfig,
+    ) -> None:
+        super().__init__(network, network, base, rows, prompts, vocabulary, config)
+
+    def draft(self, given: Anchored) -> mx.array:
+        heads = mx.stack(self._heads(given), axis=2)
+        states = given.chosen(heads.reshape(heads.shape[0], -1, heads.shape[-1]))
+        logits = self.network.own_logits(states[None])[0].astype(mx.float32)
+        return logits if self._ids is not None else logits[:, : self._vocabulary]
+
+    def _heads(self, given: Anchored) -> list[mx.array]:
+        """Of each step what the head is given, (texts, anchors, width)."""
+        network, count = self.network, given.anchors.shape[1]
+        sources = self._sources(given)
+        seen: list[KeysValues] = []
+        made: list[list[KeysValues]] = [[] for _ in network.layers]
+
+        def attend_all(number: int, attention: Attention, rows: mx.array) -> mx.array:
+            seen.append(attention.keys_values(rows, 0))
+            return attention.attend(attention.queries(rows, 0), *seen[-1], "causal")
+
+        def attend_behind(number: int, attention: Attention, rows: mx.array) -> mx.array:
+            # The row before an anchor is the first of its chain.
+            offsets = given.anchors.reshape(-1) + len(made[number])
+            each = rows.reshape(-1, 1, rows.shape[-1])
+            queries = side_by_side(attention.queries(each, offsets), len(rows))
+            own = [side_by_side(one, len(rows)) for one in attention.keys_values(each, offsets)]
+            made[number].append((own[0], own[1]))
+            behind = zip(seen[number], *made[number], strict=True)
+            keys, values = (mx.concatenate(list(parts), axis=2) for parts in behind)
+            numbers = mx.arange(count)
+            asked = mx.tile(numbers, len(made[number]))
+            mask = sight(given.anchors, given.hidden.shape[1], numbers, asked)
+            return attention.attend(queries, keys, values, mask)
+
+        states = self._through(given.following, network.features(given.hidden), sources, attend_all)
+        states = mx.take_along_axis(states, (given.anchors - 1)[..., None], axis=1)
+        heads = [network.norm(states)]
+        for step in range(1, given.slots):
+            states = self._through(given.tokens[..., step], states, sources, attend_behind)
+            heads.append(network.norm(states))
+        return heads
+
+    def _through(
+        self, tokens: mx.array, states: mx.array, sources: Sequence[Source | None], attend: Attend
+    ) -> mx.array:
+        """All layers, over (texts, m) tokens and the states before them, (texts, m, width)."""
+        embedded = mx.stop_gradient(self.network.embed(tokens))
+        residual, both = self.network.layers[0].inputs(embedded, states)
+        for number, layer in enumerate(self.network.layers):
+            if number:
+                residual, both = states, layer.input_layernorm(states)
+            attended = attend(number, layer.self_attn, both)
+            states = layer.finish(residual, attended, sources[number])
+        return states
