@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -254,15 +254,20 @@ def make_decoding(
 
 
 def make_sequence(
-    pair: Pair, ids: Sequence[int], options: Options, top_logprobs: int | None = None
+    pair: Pair,
+    ids: Sequence[int],
+    options: Options,
+    top_logprobs: int | None = None,
+    shown: Mapping[int, str] | None = None,
 ) -> Decoded:
-    """What is decoded for a prompt of the target. top_logprobs: as Sequence has it."""
+    """What is decoded for a prompt of the target. top_logprobs: as Sequence has it. shown: as
+    TextStream has it."""
     prefix = pair.target.prefix(ids)
     return Decoded(
         prefix,
         Distribution(options.sampling, pair.vocabulary, ids, pair.constraint(options.constraint)),
         _noise(pair, ids, options),
-        _stop_criteria(pair, options, len(prefix)),
+        _stop_criteria(pair, options, len(prefix), shown),
         top_logprobs,
     )
 
@@ -316,12 +321,14 @@ def _noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
     return IndependentNoise(options.seed, pair.vocabulary, prompt)
 
 
-def _stop_criteria(pair: Pair, options: Options, prefix: int) -> StopCriteria:
+def _stop_criteria(
+    pair: Pair, options: Options, prefix: int, shown: Mapping[int, str] | None
+) -> StopCriteria:
     longest = pair.target.max_length
     return StopCriteria(
         # A text that only measures the loop goes on to the end.
         eos=pair.eos_token_ids if options.simulated_acceptance is None else frozenset(),
         max_tokens=min(options.max_tokens, sys.maxsize if longest is None else longest - prefix),
-        stream=TextStream(pair.tokenizer),
+        stream=TextStream(pair.tokenizer, shown),
         stops=StopStrings(tuple(options.stop)) if options.stop else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .assemble import (
@@ -34,12 +34,14 @@ Prompt = str | Sequence[int] | Messages
 class Request:
     """A prompt with settings of its own. prediction: token ids that the text may turn out to have,
     which are drafted where prompts come one by one. top_logprobs: how many of the likeliest tokens
-    emissions tell of each position, with their logprobs; None tells nothing."""
+    emissions tell of each position, with their logprobs; None tells nothing. shown: special ids
+    that are printed, and how."""
 
     prompt: Prompt
     options: Options
     prediction: tuple[int, ...] = ()
     top_logprobs: int | None = None
+    shown: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises OptionError."""
@@ -98,7 +100,7 @@ class Job:
             number,
             options,
             ids,
-            make_sequence(own, ids, options, request.top_logprobs),
+            make_sequence(own, ids, options, request.top_logprobs, request.shown),
             (replace(options, seed=0, max_tokens=1, stop=()), request.prediction),
             _rule_of(options),
             Trials(pair, chosen, options),

@@ -96,6 +96,7 @@ MAY_IMPORT = {
         "models",
         "options",
         "pair",
+        "sampling",
         "text",
         "threads",
     },

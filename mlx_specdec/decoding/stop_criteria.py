@@ -29,13 +29,14 @@ class Emission:
 
     tokens: newly emitted ids, an EOS included. pieces: the text that became printable with them,
     EOS and stop strings left out. finish_reason: None while the text goes on. logprobs: of the
-    tokens, where they are asked for.
+    tokens, where they are asked for. drafted: how many of the tokens, from the front, were drafted.
     """
 
     tokens: tuple[int, ...]
     pieces: tuple[Piece, ...]
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    drafted: int = 0
 
     @property
     def text(self) -> str:
@@ -91,7 +92,7 @@ class StopCriteria:
             _append(pieces, self._rest(), len(emitted) <= drafted)
             # What was held back may complete a stop string only now.
             reason = "stop" if self._stopped else reason
-        return Emission(tuple(emitted), tuple(pieces), reason)
+        return Emission(tuple(emitted), tuple(pieces), reason, drafted=min(drafted, len(emitted)))
 
     def finish(self, reason: FinishReason) -> Emission:
         """End here, with nothing more to emit than text held back so far."""

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from .. import __version__
 from . import body as fields
 from .asked import unknown_model
-from .chat import messages_of, way_of
+from .chat import way_of
 from .metrics import CONTENT_TYPE
+from .openapi import description
 from .problems import wrong
 from .service import FINGERPRINT, Service, outside
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+"""The page asks this server alone, and no other page may have it in a frame."""
 
 
 class About:
@@ -27,6 +40,8 @@ class About:
         """All of them."""
         post, get = ["POST"], ["GET"]
         return [
+            Route("/", self.page, methods=get),
+            Route("/openapi.json", self.openapi, methods=get),
             Route("/health", self.health, methods=get),
             Route("/v1/health", self.health, methods=get),
             Route("/metrics", self.metrics, methods=get),
@@ -37,6 +52,14 @@ class About:
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
         ]
+
+    async def page(self, request: Request) -> Response:
+        """A chat for a browser."""
+        return HTMLResponse(_page(), headers=PAGE_HEADERS)
+
+    async def openapi(self, request: Request) -> Response:
+        """All routes, and what they read and write."""
+        return JSONResponse(description(self._service.name, self._service.limits))
 
     async def health(self, request: Request) -> Response:
         """Whether requests are taken."""
@@ -101,7 +124,7 @@ class About:
         def read() -> list[int]:
             asking.check_model(body)
             if "messages" in body:
-                return asking.chat_ids(messages_of(body["messages"]), {})
+                return asking.prompt(body)
             return asking.text_ids(fields.text(body, "content" if "content" in body else "prompt"))
 
         ids = await outside(read)
@@ -139,3 +162,8 @@ class About:
     def _model(self) -> dict[str, Any]:
         told = {"id": self._service.name, "object": "model", "created": self._service.created}
         return {**told, "owned_by": "mlx-specdec"}
+
+
+@functools.cache
+def _page() -> str:
+    return Path(__file__).with_name("page.html").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from .asked import Asked
 from .engine import Engine
 from .guard import tell
-from .messages import MessagesWire
+from .messages_wire import MessagesWire
 from .problems import Problem
 from .talk import Talk
 from .tgi import TgiWire

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +15,16 @@ from ..many import Request
 from ..models.base import check_prompt
 from ..options import MOST_DRAFTED, Options
 from ..pair import Pair
+from ..text.markers import NONE, Markers, markers_of
 from . import body as fields
 from . import formats
 from .body import Body
+from .call_grammar import grammar_of
 from .chat import Message, ids_of, messages_of, text_of, way_of
 from .limits import Limits
 from .problems import Problem, unsupported, wrong
+from .reading import Reader
+from .tools import Tools, tools_of
 
 NUMBERS = (
     "temperature",
@@ -35,7 +41,6 @@ NUMBERS = (
 HARMLESS: dict[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
@@ -60,12 +65,17 @@ CONTEXT = "context_length_exceeded"
 @dataclass(frozen=True)
 class Asked:
     """requests: choice by choice, those of the first prompt first. prompt_tokens: of all prompts,
-    each counted once."""
+    each counted once. include_drafted: a stream tells which texts were drafted. echoed: what stands
+    before the text of each choice; nothing where that is not asked for. reader: of a choice's text,
+    where it may have thoughts or calls in it."""
 
     requests: list[Request]
     prompt_tokens: int
     stream: bool
     include_usage: bool
+    include_drafted: bool = False
+    echoed: tuple[str, ...] = ()
+    reader: Callable[[], Reader] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,22 +99,42 @@ class Asking:
     def chat(self, body: Body) -> Asked:
         """What a body for /v1/chat/completions asks for. Raises Problem."""
 
-        def read() -> list[list[int]]:
-            settings = fields.object_of(body, "chat_template_kwargs")
-            return [self.chat_ids(messages_of(body.get("messages")), settings)]
-
         top = fields.whole(body, "top_logprobs", 0, 0, TOP_LOGPROBS)
         wanted = fields.truth(body, "logprobs")
         if top and not wanted:
             raise wrong("top_logprobs needs logprobs to be true", "top_logprobs")
-        return self._asked(body, read, top if wanted else None)
+        fields.object_of(body, "chat_template_kwargs")
+        tools = tools_of(body, self.limits)
+        rest = {name: body[name] for name in body if name not in ("tools", "tool_choice")}
+        return self._asked(rest, lambda: [self.prompt(body)], top if wanted else None, tools)
+
+    def prompt(self, body: Body) -> list[int]:
+        """Token ids of the messages of a body, with its tools. Raises Problem, SpecdecError."""
+        messages = messages_of(body.get("messages"))
+        settings = fields.object_of(body, "chat_template_kwargs")
+        tools = tools_of(body, self.limits)
+        ids = self.chat_ids(messages, settings)
+        if not tools.given:
+            return ids
+        told = self.chat_ids(messages, {**settings, "tools": list(tools.given)})
+        if told == ids:
+            raise unsupported("tools", "this model's chat template tells it of no tools")
+        return told
 
     def completions(self, body: Body) -> Asked:
         """What a body for /v1/completions asks for. Raises Problem."""
         top = None
         if body.get("logprobs", False) is not False:
             top = fields.whole(body, "logprobs", 0, 0, TOP_LOGPROBS)
-        return self._asked(body, lambda: [self._ids(each) for each in _prompts(body)], top)
+        asked = self._asked(body, lambda: [self._ids(each) for each in _prompts(body)], top)
+        if not fields.truth(body, "echo"):
+            return asked
+        if top is not None:
+            raise unsupported("echo", "echo cannot tell logprobs of the prompt: leave one out")
+        decode = self.pair.tokenizer.decode
+        prompts = [each if isinstance(each, str) else decode(each) for each in _prompts(body)]
+        choices = len(asked.requests) // len(prompts)
+        return replace(asked, echoed=tuple(each for each in prompts for _ in range(choices)))
 
     def chat_ids(self, messages: Sequence[Message], settings: Body) -> list[int]:
         """Token ids of messages. Raises Problem, SpecdecError."""
@@ -127,16 +157,28 @@ class Asking:
             raise unknown_model(named, self.name)
 
     def _asked(
-        self, body: Body, read: Callable[[], list[list[int]]], top_logprobs: int | None
+        self,
+        body: Body,
+        read: Callable[[], list[list[int]]],
+        top_logprobs: int | None,
+        tools: Tools | None = None,
     ) -> Asked:
+        """tools: of a chat; None for texts that nobody reads anything into."""
         self.check_model(body)
         refuse_what_is_missing(body)
         choices = fields.whole(body, "n", 1, 1, self.limits.choices)
         stream = fields.truth(body, "stream")
-        include_usage = fields.truth(fields.object_of(body, "stream_options"), "include_usage")
+        streaming = fields.object_of(body, "stream_options")
+        include_usage = fields.truth(streaming, "include_usage")
+        include_drafted = fields.truth(streaming, "include_drafted")
+        markers = NONE if tools is None else self.markers(tools)
         try:
             options = self.settings(body)
             prompts = read()
+            # What is bound otherwise has no thought before it.
+            thinking = options.constraint is None and markers.thinks_after(prompts[0])
+            if tools is not None and tools.must:
+                options = self._calling(options, tools, markers, thinking=thinking)
             if len(prompts) * choices > self.limits.choices:
                 raise wrong(
                     f"{len(prompts)} prompts of {choices} choices are more than "
@@ -148,11 +190,48 @@ class Asking:
         except SpecdecError as problem:
             raise wrong(str(problem), _field(str(problem), body)) from None
         requests = [
-            Request(ids, replace(own, seed=own.seed + choice), expected, top_logprobs)
+            Request(
+                ids, replace(own, seed=own.seed + choice), expected, top_logprobs, markers.special
+            )
             for ids, own in zip(prompts, each, strict=True)
             for choice in range(choices)
         ]
-        return Asked(requests, sum(map(len, prompts)), stream, include_usage)
+        reader = None
+        if tools is not None and (markers.think_end is not None or tools.given):
+            reader = functools.partial(
+                Reader,
+                markers,
+                markers.calls,
+                tools.given,
+                thinking=thinking,
+                most_calls=tools.most_calls,
+            )
+        prompt_tokens = sum(map(len, prompts))
+        return Asked(requests, prompt_tokens, stream, include_usage, include_drafted, (), reader)
+
+    def markers(self, tools: Tools) -> Markers:
+        """How the model marks thoughts, and calls where there are tools. Raises Problem where there
+        are and it calls none."""
+        template = way_of(self.pair, self.options) == "template"
+        markers = markers_of(self.pair.tokenizer) if template else NONE
+        if not tools.given:
+            return markers.without_calls()
+        if not template:
+            raise unsupported("tools", "this model has no chat template that tells it of tools")
+        if markers.calls is None:
+            raise unsupported("tools", "how this model calls tools is not known")
+        return markers
+
+    def _calling(
+        self, options: Options, tools: Tools, markers: Markers, *, thinking: bool
+    ) -> Options:
+        """The options of a text that has to call a tool. Raises Problem."""
+        if options.constraint is not None:
+            raise wrong("a text that has to call a tool cannot be bound otherwise", "tool_choice")
+        formats.check_size("tools", {"json_schema": json.dumps(tools.given)}, self.limits)
+        grammar = grammar_of(tools, markers, thinking=thinking)
+        bound = formats.checked(self.pair, self.options, "tools", {"grammar": grammar}, self.limits)
+        return replace(options, **bound)
 
     def settings(self, body: Body) -> Options:
         """The options of a request. Raises Problem, OptionError."""

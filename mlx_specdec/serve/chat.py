@@ -13,12 +13,13 @@ from ..models.encoder_decoder import EncoderDecoderModel
 from ..options import Options
 from ..pair import Pair
 from .problems import wrong
+from .tools import calls_of
 
 Way = Literal["template", "role prefixes", "single user message"]
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 PREFIXES = {"system": "ASSISTANT's RULE: ", "user": "USER: ", "assistant": "ASSISTANT: "}
-KEPT = ("name", "tool_calls", "tool_call_id")
+KEPT = ("name", "tool_call_id", "reasoning_content")
 """Fields of a message that templates read beside role and content."""
 
 
@@ -44,8 +45,16 @@ def _message(given: object, where: str) -> Message:
     content = given.get("content")
     if content is None and role == "assistant":
         content = ""
-    kept = {name: given[name] for name in KEPT if given.get(name) is not None}
+    kept = {name: _kept(name, given[name], where) for name in KEPT if given.get(name) is not None}
+    if role == "assistant" and given.get("tool_calls"):
+        kept["tool_calls"] = calls_of(given["tool_calls"], where)
     return {"role": role, "content": text_of(content, "messages", where), **kept}
+
+
+def _kept(name: str, value: object, where: str) -> object:
+    if not isinstance(value, str):
+        raise wrong(f"the {name} of {where} must be a string", "messages")
+    return value
 
 
 def text_of(content: object, field: str, where: str = "") -> str:

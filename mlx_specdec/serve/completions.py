@@ -12,10 +12,11 @@ from . import messages, tgi
 from .answers import Wire, answer, as_response
 from .asked import Asked, Asking
 from .body import Body
-from .chat import messages_of
+from .chat_wire import ChatWire
+from .messages_wire import MessagesWire
 from .problems import Problem
 from .service import FINGERPRINT, Service, outside
-from .wire import ChatWire, TextWire, Told
+from .wire import TextWire, Told
 from .wire import Wire as OpenAIWire
 
 
@@ -51,7 +52,7 @@ class Completions:
         try:
             asking, body = self._service.asking(), await self._service.body(request)
             asked = await outside(lambda: messages.ask(asking, body))
-            wire = messages.MessagesWire(self._service.name, body, asked)
+            wire = MessagesWire(self._service.name, body, asked)
             return as_response(await self._answer(request, asked, wire))
         except Problem as problem:
             return JSONResponse(messages.error(problem), problem.status, problem.headers)
@@ -60,8 +61,7 @@ class Completions:
         """How many tokens messages have."""
         try:
             asking, body = self._service.asking(), await self._service.body(request)
-            given = await outside(lambda: messages_of(messages.messages(body)))
-            ids = await outside(lambda: asking.chat_ids(given, {}))
+            ids = await outside(lambda: asking.prompt(messages.as_chat(asking, body)))
             return JSONResponse({"input_tokens": len(ids)})
         except Problem as problem:
             return JSONResponse(messages.error(problem), problem.status, problem.headers)
@@ -92,7 +92,7 @@ class Completions:
         logprobs = any(each.top_logprobs is not None for each in asked.requests)
         pieces = await outside(lambda: self._service.pieces) if logprobs else ()
         service = self._service
-        wire = kind(service.name, FINGERPRINT, pieces, metrics=service.metrics)
+        wire = kind(service.name, FINGERPRINT, asked, pieces, metrics=service.metrics)
         return as_response(await self._answer(request, asked, wire))
 
     async def _answer(self, request: Request, asked: Asked, wire: Wire) -> Response | Told:

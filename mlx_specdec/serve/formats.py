@@ -32,13 +32,19 @@ def binding(pair: Pair, options: Options, body: Body, limits: Limits) -> Binding
     if len(given) > 1:
         raise wrong(f"{' and '.join(given)} cannot both hold: give one", [*given][-1])
     for name, bound in given.items():
-        _check_size(name, bound, limits)
-        try:
-            for_model(pair, replace(options, **bound))
-        except OptionError as problem:
-            raise wrong(str(problem), name) from None
-        return bound
+        return checked(pair, options, name, bound, limits)
     return {}
+
+
+def checked(pair: Pair, options: Options, name: str, bound: Binding, limits: Limits) -> Binding:
+    """The same, if llguidance can read it and the model write it. name: of the field that asks for
+    it. Raises Problem."""
+    check_size(name, bound, limits)
+    try:
+        for_model(pair, replace(options, **bound))
+    except OptionError as problem:
+        raise wrong(str(problem), name) from None
+    return bound
 
 
 def of_tgi(given: object) -> Body:
@@ -104,7 +110,7 @@ FIELDS: Mapping[str, Callable[[Body], Binding]] = {
 """What clients call it."""
 
 
-def _check_size(field: str, bound: Binding, limits: Limits) -> None:
+def check_size(field: str, bound: Binding, limits: Limits) -> None:
     """Raises Problem for what would take long to read."""
     [(kind, text)] = bound.items()
     if len(text.encode()) > limits.schema_bytes:

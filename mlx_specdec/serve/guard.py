@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import logging
 import time
 from collections.abc import Collection
@@ -16,6 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .problems import Problem
 
 PUBLIC = ("/health", "/v1/health")
+PAGE = ("GET", "/")
+"""It says nothing of what is served, and asks for the key."""
 WATCHED = (*PUBLIC, "/metrics")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 log = logging.getLogger(__name__)
@@ -51,7 +54,9 @@ class Guard:
         if origin is not None and not self._may_ask(origin, headers.get("host", "")):
             told = "pages of this origin may not ask this server: start it with --cors-origin"
             return Problem(403, told, code="origin_not_allowed")
-        if self._key is None or scope["path"] in PUBLIC or scope["method"] == "OPTIONS":
+        asked = (scope["method"], scope["path"])
+        public = scope["path"] in PUBLIC or asked == PAGE or scope["method"] == "OPTIONS"
+        if self._key is None or public:
             return None
         if hmac.compare_digest(_key_of(headers), self._key):
             return None
@@ -62,8 +67,19 @@ class Guard:
         if origin in self._origins or "*" in self._origins:
             return True
         # A page of this very server; a name that somebody made point here is none of its own.
-        page = urlsplit(origin)
-        return page.netloc == host and page.hostname in LOOPBACK
+        try:
+            page = urlsplit(origin)
+        except ValueError:
+            return False
+        return page.netloc == host and (page.hostname in LOOPBACK or _is_address(page.hostname))
+
+
+def _is_address(host: str | None) -> bool:
+    try:
+        ipaddress.ip_address(host or "")
+    except ValueError:
+        return False
+    return True
 
 
 def _key_of(headers: Headers) -> bytes:

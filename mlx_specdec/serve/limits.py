@@ -8,9 +8,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Limits:
     """Most bytes of a body, requests waiting, seconds of an answer and of sending a body, choices
-    of a request, stop strings and their characters, entries of logit_bias, and bytes of a schema or
-    a grammar and brackets of a schema in each other. context: most tokens of a prompt and its
-    answer together, where the model takes more."""
+    of a request, stop strings and their characters, entries of logit_bias, bytes of a schema or a
+    grammar and brackets of a schema in each other, and tools. context: most tokens of a prompt and
+    its answer together, where the model takes more."""
 
     body_bytes: int = 16 << 20
     waiting: int = 64
@@ -22,4 +22,5 @@ class Limits:
     biases: int = 1024
     schema_bytes: int = 64 << 10
     schema_depth: int = 64
+    tools: int = 128
     context: int | None = None

@@ -1,17 +1,17 @@
-"""What Anthropic's clients say and hear: /v1/messages."""
+"""What Anthropic's clients ask for: /v1/messages, as a chat completion would say it."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
+from typing import Any
 
-from ..decoding.stop_criteria import Emission
 from . import body as fields
 from .asked import Asked, Asking
 from .body import Body
 from .chat import text_of
 from .problems import Problem, unsupported, wrong
-from .wire import Choice, Told
+from .tools import NO_TOOLS
 
 SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stream", "speculative")
 """Fields that are fields of a chat completion."""
@@ -20,12 +20,10 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "mcp_servers": ([],),
     "output_config": (),
     "output_format": (),
-    "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "none"}, {"type": "auto"}),
-    "tools": ([],),
 }
 """Fields that would change the answer and cannot here, with values that change nothing."""
-REASONS = {"eos": "end_turn", "stop": "stop_sequence"}
+THINKING = {"enabled": True, "disabled": False}
+CHOICES: Mapping[object, str] = {"auto": "auto", "any": "required", "none": "none"}
 TYPES = {
     404: "not_found_error",
     413: "request_too_large",
@@ -42,92 +40,115 @@ def ask(asking: Asking, body: Body) -> Asked:
         if name in body and not any(body[name] == value for value in values):
             raise unsupported(name)
     own = {name: body[name] for name in SAME if name in body}
-    return asking.chat({**own, "stop": _stops(body), "messages": messages(body)})
+    return asking.chat({**own, **as_chat(asking, body), "stop": stops(body)})
 
 
-def messages(body: Body) -> list[Told]:
-    """The messages of a body, those of the system first, as a chat completion has them."""
-    given = body.get("messages")
-    if not isinstance(given, list) or not given:
-        raise wrong('messages must be a list of {"role": ..., "content": ...}', "messages")
-    if "system" not in body:
-        return given
-    return [{"role": "system", "content": text_of(body["system"], "system")}, *given]
+def as_chat(asking: Asking, body: Body) -> Body:
+    """What belongs to the prompt, as fields of a chat completion. Raises Problem."""
+    return {
+        "messages": _messages(body),
+        **_tools(body),
+        "chat_template_kwargs": _thinking(asking, fields.object_of(body, "thinking")),
+    }
 
 
-def _stops(body: Body) -> list[str]:
+def stops(body: Body) -> list[str]:
+    """The stop sequences. Raises Problem."""
     return fields.strings("stop_sequences", body.get("stop_sequences", []))
 
 
-def error(problem: Problem) -> Told:
+def error(problem: Problem) -> dict[str, Any]:
     """A problem as Anthropic's clients read it."""
     told = problem.as_dict()["error"]
     kind = TYPES.get(problem.status, told["type"])
     return {"type": "error", "error": {"type": kind, "message": problem.message}}
 
 
-class MessagesWire:
-    """As wire.Wire, for a single choice. model: its name."""
+def _thinking(asking: Asking, given: Body) -> Body:
+    """What the template is told of thinking. A budget is not kept; max_tokens is."""
+    if not given:
+        return {}
+    kind = given.get("type")
+    thinks = THINKING.get(kind) if isinstance(kind, str) else None
+    if thinks is None:
+        raise unsupported("thinking", "thinking must be of the type enabled or disabled")
+    if asking.markers(NO_TOOLS).think_end is not None:
+        return {"enable_thinking": thinks}
+    if thinks:
+        raise unsupported("thinking", "this model marks no thoughts: leave thinking out")
+    return {}
 
-    done = b""
-    named = True
 
-    def __init__(self, model: str, body: Body, asked: Asked) -> None:
-        self._model = model
-        self._stops = _stops(body)
-        self._input = asked.prompt_tokens
+def _tools(body: Body) -> dict[str, Any]:
+    given = body.get("tools", [])
+    if not isinstance(given, list):
+        raise wrong("tools must be a list", "tools")
+    told: dict[str, Any] = {"tools": [_tool(each) for each in given]}
+    choice = fields.object_of(body, "tool_choice")
+    if not choice:
+        return told
+    kind = choice.get("type")
+    if fields.truth(choice, "disable_parallel_tool_use"):
+        told["parallel_tool_calls"] = False
+    if kind == "tool":
+        function = {"name": choice.get("name")}
+        return {**told, "tool_choice": {"type": "function", "function": function}}
+    if kind not in CHOICES:
+        raise wrong("tool_choice must be of the type auto, any, tool or none", "tool_choice")
+    return {**told, "tool_choice": CHOICES[kind]}
 
-    def answer(self, choices: Sequence[Choice], prompt_tokens: int) -> Told:
-        """The whole answer at once."""
-        [choice] = choices
-        content = [{"type": "text", "text": "".join(choice.texts)}]
-        return {**self._message(content, choice.tokens), **self._end(choice)}
 
-    def first(self, index: int) -> list[Told]:
-        """What comes before the first text."""
-        block = {"type": "text", "text": ""}
-        return [
-            {"type": "message_start", "message": self._message([], 0)},
-            {"type": "content_block_start", "index": 0, "content_block": block},
-        ]
+def _tool(given: object) -> object:
+    if not isinstance(given, dict):
+        raise wrong("each of tools must be an object", "tools")
+    if given.get("type", "custom") != "custom":
+        raise unsupported("tools", "tools of the server's own are not supported: give your own")
+    function = {
+        "name": given.get("name"),
+        "description": given.get("description"),
+        "parameters": given.get("input_schema"),
+    }
+    return {"type": "function", "function": function}
 
-    def piece(self, index: int, choice: Choice, emission: Emission) -> list[Told]:
-        """An event of text, if there is some."""
-        delta = {"type": "text_delta", "text": emission.text}
-        told = {"type": "content_block_delta", "index": 0, "delta": delta}
-        return [told] if emission.text else []
 
-    def end(self, index: int, choice: Choice) -> list[Told]:
-        """What comes after the last text."""
-        output = {"output_tokens": choice.tokens}
-        return [
-            {"type": "content_block_stop", "index": 0},
-            {"type": "message_delta", "delta": self._end(choice), "usage": output},
-            {"type": "message_stop"},
-        ]
+def _messages(body: Body) -> list[dict[str, Any]]:
+    """The messages of a body, those of the system first."""
+    given = body.get("messages")
+    if not isinstance(given, list) or not given:
+        raise wrong('messages must be a list of {"role": ..., "content": ...}', "messages")
+    told = [one for at, each in enumerate(given) for one in _message(each, f"messages[{at}]")]
+    if "system" not in body:
+        return told
+    return [{"role": "system", "content": text_of(body["system"], "system")}, *told]
 
-    def rest(self, choices: Sequence[Choice], asked: Asked) -> list[Told]:
-        """Nothing comes after the end."""
-        return []
 
-    def error(self, problem: Problem) -> Told:
-        """What ends a stream early."""
-        return error(problem)
+def _message(given: object, where: str) -> list[dict[str, Any]]:
+    """A message, with one before it for each result of a tool."""
+    content = given.get("content") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(content, list):
+        return [given]  # type: ignore[list-item]  # looked at by whoever reads chats
+    blocks = [each if isinstance(each, dict) else {} for each in content]
+    results = [_result(each, where) for each in blocks if each.get("type") == "tool_result"]
+    thoughts = [str(each.get("thinking", "")) for each in blocks if each.get("type") == "thinking"]
+    calls = [_call(each, where) for each in blocks if each.get("type") == "tool_use"]
+    known = ("tool_result", "thinking", "redacted_thinking", "tool_use")
+    rest = [each for each in content if not isinstance(each, dict) or each.get("type") not in known]
+    message = {**given, "content": rest or ""}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return [*results, message] if rest or thoughts or calls or not results else results
 
-    def _message(self, content: list[Told], tokens: int) -> Told:
-        return {
-            "id": f"msg_{uuid.uuid4().hex}",
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "content": content,
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": {"input_tokens": self._input, "output_tokens": tokens},
-        }
 
-    def _end(self, choice: Choice) -> Told:
-        reason = choice.result.finish_reason if choice.result is not None else "length"
-        # Of several nobody has kept which one it was.
-        stop = self._stops[0] if reason == "stop" and len(self._stops) == 1 else None
-        return {"stop_reason": REASONS.get(reason, "max_tokens"), "stop_sequence": stop}
+def _result(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    content = text_of(block.get("content") or "", "messages", where)
+    return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id")}
+
+
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    given = block.get("input", {})
+    if not isinstance(given, dict):
+        raise wrong(f"{where} has a tool_use whose input is no object", "messages")
+    function = {"name": block.get("name"), "arguments": json.dumps(given, ensure_ascii=False)}
+    return {"id": block.get("id"), "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""The objects that OpenAI's clients read, and llama.cpp's `timings` beside them.
+"""The objects that OpenAI's clients read of completions, and llama.cpp's `timings` beside them.
 
 Knows neither HTTP nor the engine.
 """
@@ -54,8 +54,9 @@ class Choice:
 
 
 class Wire(ABC):
-    """What the two kinds of completions have in common. model: its name. pieces: the bytes that
-    each token id stands for, where logprobs are told. metrics: tell vLLM's figures as well."""
+    """What the two kinds of completions have in common. model: its name. asked: what is answered.
+    pieces: the bytes that each token id stands for, where logprobs are told. metrics: tell vLLM's
+    figures as well."""
 
     whole = ""
     chunk = ""
@@ -67,10 +68,12 @@ class Wire(ABC):
         self,
         model: str,
         fingerprint: str,
+        asked: Asked,
         pieces: Sequence[bytes | None] = (),
         *,
         metrics: bool = False,
     ) -> None:
+        self._asked = asked
         self._pieces = pieces
         self._metrics = metrics
         self._offsets: Counter[int] = Counter()
@@ -96,14 +99,20 @@ class Wire(ABC):
         return []
 
     def piece(self, index: int, choice: Choice, emission: Emission) -> list[Told]:
-        """A chunk of text, if there is some."""
-        if not (emission.text or emission.logprobs):
-            return []
-        piece = self._piece(index, emission.text, emission.logprobs)
-        return [self._chunk([{**piece, "finish_reason": None}])]
+        """Chunks of text, if there is some; to those who ask, of drafts and of others apart."""
+        if not self._asked.include_drafted:
+            return [self._chunk([each]) for each in self._told(index, emission)]
+        told = []
+        for part in _by_drafted(emission):
+            pieces = self._told(index, part) or [self._piece(index, "")]
+            counts = [len(part.tokens), *[0] * (len(pieces) - 1)]
+            for piece, tokens in zip(pieces, counts, strict=True):
+                drafted = {"drafted": part.drafted > 0, "tokens": tokens}
+                told.append(self._chunk([{**piece, **drafted}]))
+        return told
 
     def end(self, index: int, choice: Choice) -> list[Told]:
-        """A choice's last chunk."""
+        """A choice's last chunk, and what was held back before it."""
         end = {**self._piece(index, ""), "finish_reason": choice.reason}
         return [{**self._chunk([end]), **timings([choice])}]
 
@@ -124,53 +133,24 @@ class Wire(ABC):
     def _chunk(self, choices: list[Told]) -> Told:
         return {**self._head, "object": self.chunk, "choices": choices}
 
+    def _told(self, index: int, emission: Emission) -> list[Told]:
+        """A choice in chunks of what a step gave."""
+        if not (emission.text or emission.logprobs):
+            return []
+        return [self._piece(index, emission.text, emission.logprobs)]
+
     @abstractmethod
     def _whole(self, index: int, choice: Choice) -> Told:
         """A choice in an answer that is no stream."""
 
     @abstractmethod
     def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Told:
-        """A choice in a chunk of a stream."""
+        """A choice in a chunk of a stream that goes on."""
 
     def _token(self, id: int, logprob: float) -> Told:
         piece = (self._pieces[id] if id < len(self._pieces) else None) or b""
         token = piece.decode("utf-8", "replace")
         return {"token": token, "logprob": max(LEAST, logprob), "bytes": list(piece)}
-
-
-class ChatWire(Wire):
-    """/v1/chat/completions."""
-
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
-    prefix = "chatcmpl"
-
-    def first(self, index: int) -> list[Told]:
-        """Who speaks."""
-        delta = {"role": "assistant", "content": ""}
-        told = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return [self._chunk([told])]
-
-    def _whole(self, index: int, choice: Choice) -> Told:
-        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
-        told = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
-        return {**told, "finish_reason": choice.reason}
-
-    def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Told:
-        delta = {"content": text} if text else {}
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(logprobs)}
-
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Told | None:
-        if not logprobs:
-            return None
-        content = [
-            {
-                **self._token(each.token, each.logprob),
-                "top_logprobs": [self._token(*other) for other in each.top],
-            }
-            for each in logprobs
-        ]
-        return {"content": content, "refusal": None}
 
 
 class TextWire(Wire):
@@ -179,12 +159,20 @@ class TextWire(Wire):
     whole = chunk = "text_completion"
     prefix = "cmpl"
 
+    def first(self, index: int) -> list[Told]:
+        """The prompt, for those who want it before the text."""
+        return [self._chunk([self._piece(index, each)]) for each in self._echoed(index)]
+
     def _whole(self, index: int, choice: Choice) -> Told:
-        piece = self._piece(index, "".join(choice.texts), choice.logprobs)
-        return {**piece, "finish_reason": choice.reason}
+        text = "".join([*self._echoed(index), *choice.texts])
+        return {**self._piece(index, text, choice.logprobs), "finish_reason": choice.reason}
+
+    def _echoed(self, index: int) -> Sequence[str]:
+        return self._asked.echoed[index : index + 1]
 
     def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Told:
-        return {"index": index, "text": text, "logprobs": self._logprobs(index, logprobs)}
+        told = {"index": index, "text": text, "logprobs": self._logprobs(index, logprobs)}
+        return {**told, "finish_reason": None}
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> Told | None:
         if not logprobs:
@@ -207,6 +195,21 @@ def event(told: Told, *, named: bool = False) -> bytes:
     """A chunk as a server-sent event; named: by its type."""
     name = f"event: {told['type']}\n" if named else ""
     return f"{name}data: {json.dumps(told, ensure_ascii=False)}\n\n".encode()
+
+
+def _by_drafted(emission: Emission) -> list[Emission]:
+    """What a step gave of accepted drafts, and what the target gave itself."""
+    count = emission.drafted
+    parts = [
+        Emission(
+            emission.tokens[:count] if drafted else emission.tokens[count:],
+            tuple(each for each in emission.pieces if each.drafted == drafted),
+            logprobs=emission.logprobs[:count] if drafted else emission.logprobs[count:],
+            drafted=count if drafted else 0,
+        )
+        for drafted in (True, False)
+    ]
+    return [each for each in parts if each.tokens or each.text]
 
 
 def _key(token: Told) -> str:

@@ -7,7 +7,7 @@ bounded length, never the whole text.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from .tokenizer import Tokenizer
@@ -20,17 +20,32 @@ _byte_ids: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary()
 
 
 class TextStream:
-    """Incremental decoding. Text that later tokens may still change is held back."""
+    """Incremental decoding. Text that later tokens may still change is held back.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    shown: special ids that are part of the text, and how they are written there.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None) -> None:
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids
+        self._shown = shown or {}
         self._bytes = _byte_pieces(tokenizer)
         self._window: list[int] = []
         self._printed = 0
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that became certain with `ids`; often "" in the middle of a character."""
+        if self._shown.keys().isdisjoint(ids):
+            return self._push(ids)
+        texts = []
+        for id in ids:
+            if id in self._shown:
+                texts += [self.finish(), self._shown[id]]
+            else:
+                texts.append(self._push([id]))
+        return "".join(texts)
+
+    def _push(self, ids: Sequence[int]) -> str:
         self._window += [id for id in ids if id not in self._special]
         if not self._window or self._window[-1] in self._bytes:
             return ""
@@ -90,7 +105,7 @@ class StopStrings:
         if (place := self._first(text)) >= 0:
             self._held = ""
             return text[:place], True
-        held = max(_overlap(text, stop) for stop in self._stops)
+        held = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False
 
@@ -109,7 +124,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(stop[:length])), 0)

@@ -208,11 +208,12 @@ class FileTokenizer:
         self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
     ) -> list[int]:
         with no_panic(self._directory):
-            return chat.apply(self._templated, prompt, settings, check=self._check)
+            return chat.apply(self.templated, prompt, settings, check=self._check)
 
     @functools.cached_property
-    def _templated(self) -> Any:
-        """The one that has the chat template; reading it takes as long as many chats."""
+    def templated(self) -> Any:
+        """transformers' tokenizer, which has the chat template; reading it takes as long as many
+        chats."""
         return _from_transformers(self._directory)
 
     def pieces(self) -> list[str | None]:
@@ -238,6 +239,11 @@ class TransformersTokenizer:
         self.special_ids = frozenset(self._tokenizer.all_special_ids)
         self.size = len(self._tokenizer)
         self.has_chat_template = self._tokenizer.chat_template is not None
+
+    @property
+    def templated(self) -> Any:
+        """transformers' tokenizer, which has the chat template."""
+        return self._tokenizer
 
     @property
     def digest(self) -> str:

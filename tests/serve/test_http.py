@@ -338,7 +338,6 @@ def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
         ({"prompt": "x", "logit_bias": {"1": "much"}}, "logit_bias", None),
         ({"prompt": "x", "logprobs": 21}, "logprobs", None),
         ({"prompt": "x", "logprobs": True}, "logprobs", None),
-        ({"prompt": "x", "echo": True}, "echo", "unsupported_parameter"),
         ({"prompt": "x", "speculative": 3}, "speculative", None),
         ({"prompt": "x", "speculative": {"max": 99}}, "max", None),
         (
@@ -562,6 +561,7 @@ def test_pages_of_others_may_not_ask(engine: Engine) -> None:
     # A name that somebody made point here.
     rebound = {"Origin": "http://evil.example:8080", "Host": "evil.example:8080"}
     assert client.get("/v1/models", headers=rebound).status_code == 403
+    assert client.get("/v1/models", headers={"Origin": "http://[evil"}).status_code == 403
     own = {"Origin": "http://localhost:8080", "Host": "localhost:8080"}
     assert client.get("/v1/models", headers=own).status_code == 200
     named = client_of(engine, access=Access("secret", ["https://evil.example"]))
@@ -657,3 +657,75 @@ def test_a_translator_answers_a_single_message(t5: tuple[Path, Path]) -> None:
         for body in ({"prompt": "les", "max_tokens": 5000}, {"prompt": [5] * 5000}):
             told = client.post(COMPLETIONS, json=body).json()
             assert told["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_prompt_stands_before_the_text_for_those_who_want_it(
+    client: TestClient, pair: Pair
+) -> None:
+    body = {"max_tokens": 9, "seed": 3, "temperature": 0.8}
+    text = ok(client, COMPLETIONS, prompt=TEXT, **body)["choices"][0]["text"]
+    for prompt in (TEXT, pair.tokenizer.encode(TEXT)):
+        told = ok(client, COMPLETIONS, prompt=prompt, **body, echo=True)
+        assert told["choices"][0]["text"] == TEXT + text
+        assert told["usage"]["completion_tokens"] == 9
+    both = [TEXT, "é"]
+    told = ok(client, COMPLETIONS, prompt=both, **body, echo=True, n=2)["choices"]
+    plain = ok(client, COMPLETIONS, prompt=both, **body, n=2)["choices"]
+    assert [each["text"] for each in told] == [
+        prompt + each["text"] for prompt, each in zip([TEXT, TEXT, "é", "é"], plain, strict=True)
+    ]
+    chunks = streamed(client, COMPLETIONS, prompt=TEXT, **body, echo=True)
+    assert "".join(each["choices"][0]["text"] for each in chunks) == TEXT + text
+    for wrong, param in (({"echo": True, "logprobs": 1}, "echo"), ({"echo": "yes"}, "echo")):
+        answer = client.post(COMPLETIONS, json={"prompt": TEXT, **wrong})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_stream_tells_what_was_drafted_to_those_who_ask(client: TestClient, path: str) -> None:
+    body = {"max_tokens": 40, "seed": 3, "temperature": 0.6, "logprobs": path == CHAT or 0}
+    asked = {"messages": [{"role": "user", "content": TEXT}]} if path == CHAT else {"prompt": TEXT}
+    plain = streamed(client, path, **asked, **body)
+    told = streamed(client, path, **asked, **body, stream_options={"include_drafted": True})
+
+    def text(chunks: list[dict[str, Any]]) -> str:
+        choices = [each["choices"][0] for each in chunks]
+        return "".join(
+            each.get("text") or each.get("delta", {}).get("content", "") for each in choices
+        )
+
+    assert text(told) == text(plain) != ""
+    assert not any("drafted" in each["choices"][0] for each in plain)
+    choices = [each["choices"][0] for each in told if "drafted" in each["choices"][0]]
+    assert sum(each["tokens"] for each in choices) == 40
+    accepted = sum(each["tokens"] for each in choices if each["drafted"])
+    timings = told[-1]["timings"]
+    assert accepted == timings["draft_n_accepted"] > 0
+    logprobs = [each["logprobs"] for each in choices if each["logprobs"]]
+    assert sum(len(each.get("content") or each.get("tokens")) for each in logprobs) == 40
+    silent = streamed(
+        client, path, **asked, **body, speculative=False, stream_options={"include_drafted": True}
+    )
+    assert text(silent) == text(plain)
+    assert not any(each["choices"][0].get("drafted") for each in silent)
+
+
+def test_the_page_is_one_file_and_asks_this_server_alone(engine: Engine) -> None:
+    client = client_of(engine, access=Access("secret"))
+    answer = client.get("/")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    assert "connect-src 'self'" in answer.headers["content-security-policy"]
+    assert "://" not in answer.text
+    assert client.post("/", json={"inputs": TEXT}).status_code == 401
+    # Of an address nobody can make a name.
+    own = {"Origin": "http://192.168.1.5:8080", "Host": "192.168.1.5:8080"}
+    assert client.get("/v1/models", headers={**own, **KEY}).status_code == 200
+
+
+def test_what_is_described_is_there(client: TestClient) -> None:
+    told = client.get("/openapi.json").json()
+    paths = {route.path.replace(":path", "") for route in client.app.routes}
+    unlisted = {"/v1/health"}
+    assert told["paths"].keys() == paths - unlisted
+    references = re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(told))
+    assert {*references} == told["components"]["schemas"].keys()

@@ -1,0 +1,143 @@
+"""How a model marks what it thinks and which tools it calls, as mlx-lm knows it.
+
+mlx-lm tells from the chat template and the vocabulary; nothing here reads a text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from .tokenizer import FileTokenizer, Tokenizer, TransformersTokenizer
+
+INNER = {
+    "gemma4": ('<|"|>',),
+    "kimi_k2": (
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+    ),
+    "mistral": ("[ARGS]",),
+}
+"""Special tokens within calls, by the name of mlx-lm's parser."""
+NOT_READ = frozenset(("kimi_k3",))
+"""Parsers whose models put the whole answer into sections of their own."""
+Parse = Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A text that begins or ends a part, and the tokens in which models write it."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How tools are called. name: of mlx-lm's parser. parse: from what stands between `begin` and
+    `end` to a call or several, each with "name" and "arguments". end: "" where only the text's own
+    end does. inner: special tokens within calls, by their texts."""
+
+    name: str
+    begin: Marker
+    end: Marker
+    parse: Parse
+    inner: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Of one model; what it does not have is None. special: how special tokens of these are
+    written, by their ids."""
+
+    think_begin: Marker | None = None
+    think_end: Marker | None = None
+    calls: CallFormat | None = None
+    special: Mapping[int, str] = field(default_factory=dict)
+
+    def without_calls(self) -> Markers:
+        """The same of a model that is told of no tools."""
+        thoughts = (self.think_begin, self.think_end)
+        ids = {id for each in thoughts if each is not None for id in each.ids}
+        special = {id: text for id, text in self.special.items() if id in ids}
+        return replace(self, calls=None, special=special)
+
+    def thinks_after(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt leaves a thought open, so that the answer begins within it."""
+        if self.think_begin is None or self.think_end is None:
+            return False
+        return _last(prompt, self.think_begin.ids) > _last(prompt, self.think_end.ids)
+
+
+NONE = Markers()
+_known: WeakKeyDictionary[Tokenizer, Markers] = WeakKeyDictionary()
+
+
+def markers_of(tokenizer: Tokenizer) -> Markers:
+    """What mlx-lm knows of a model by its tokenizer; nothing of one without a chat template. Takes
+    up to seconds, the first time."""
+    if not isinstance(tokenizer, FileTokenizer | TransformersTokenizer):
+        return NONE
+    if not tokenizer.has_chat_template:
+        return NONE
+    if tokenizer not in _known:
+        _known[tokenizer] = _markers(tokenizer, tokenizer.templated)
+    return _known[tokenizer]
+
+
+def _markers(tokenizer: Tokenizer, templated: Any) -> Markers:
+    from mlx_lm import tokenizer_utils
+
+    def marker(text: str) -> Marker:
+        return Marker(text, tuple(templated.encode(text, add_special_tokens=False)))
+
+    begin, end, *_ = tokenizer_utils._infer_thinking(templated)
+    named = templated.init_kwargs.get("tool_parser_type")
+    name = named or tokenizer_utils._infer_tool_parser(templated)
+    calls = None if name in NOT_READ else _call_format(name, tokenizer, marker)
+    thinks = begin is not None and name not in NOT_READ
+    thoughts = [marker(begin), marker(end)] if thinks else []
+    parts = [*thoughts, *((calls.begin, calls.end) if calls else ())]
+    ids = {id for part in parts for id in part.ids}
+    if calls is not None:
+        ids.update(calls.inner.values())
+    return Markers(
+        thoughts[0] if thoughts else None,
+        thoughts[1] if thoughts else None,
+        calls,
+        _written(ids & tokenizer.special_ids, tokenizer),
+    )
+
+
+def _call_format(
+    name: object, tokenizer: Tokenizer, marker: Callable[[str], Marker]
+) -> CallFormat | None:
+    from mlx_lm import tool_parsers
+
+    if name not in {each.name for each in pkgutil.iter_modules(tool_parsers.__path__)}:
+        return None
+    module = importlib.import_module(f"{tool_parsers.__name__}.{name}")
+    pieces = {piece: id for id, piece in enumerate(tokenizer.pieces())}
+    return CallFormat(
+        str(name),
+        marker(module.tool_call_start),
+        marker(module.tool_call_end),
+        module.parse_tool_call,
+        {text: pieces[text] for text in INNER.get(str(name), ()) if text in pieces},
+    )
+
+
+def _written(ids: Iterable[int], tokenizer: Tokenizer) -> dict[int, str]:
+    pieces = tokenizer.pieces()
+    return {id: pieces[id] or "" for id in ids}
+
+
+def _last(tokens: Sequence[int], part: Sequence[int]) -> int:
+    """Where `part` stands last in `tokens`, -1 where it does not."""
+    places = range(len(tokens) - len(part), -1, -1)
+    return next((at for at in places if tuple(tokens[at : at + len(part)]) == tuple(part)), -1)

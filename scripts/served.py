@@ -1,0 +1,80 @@
+"""A server of one's own for the scripts that measure and attack servers, and ways to ask it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+PATIENCE = 120.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server on this machine. process: the one that was started."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    def connect(self, seconds: float = PATIENCE) -> http.client.HTTPConnection:
+        """A connection that waits so long for an answer."""
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """The status and the body of an answer, on a connection of its own."""
+        connection = self.connect()
+        try:
+            connection.request(method, path, body, {"Connection": "close"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What a completion answers. Raises RuntimeError where it does not."""
+        status, told = self.ask("POST", "/v1/completions", json.dumps(body).encode())
+        if status != 200:
+            raise RuntimeError(f"{status}: {told.decode('utf-8', 'replace')[:300]}")
+        return json.loads(told)
+
+    def resident_bytes(self) -> int:
+        """Memory that the process has now."""
+        command = ["ps", "-o", "rss=", "-p", str(self.process.pid)]
+        return 1024 * int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+@contextmanager
+def serving(command: Sequence[str], port: int) -> Iterator[Served]:
+    """Start a server that will listen on `port`, wait until it is ready, and end it at last."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    served = Served(port, process)
+    try:
+        _wait(served)
+        yield served
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(served: Served) -> None:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if served.process.poll() is not None:
+            sys.exit(f"the server ended with {served.process.returncode} before it was ready")
+        try:
+            if served.ask("GET", "/health")[0] == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    sys.exit(f"the server was not ready after {PATIENCE:.0f} s")

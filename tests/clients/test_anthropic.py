@@ -1,0 +1,63 @@
+"""Anthropic's own client: messages, streams, tools, thoughts."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("anthropic", reason="the extra clients is not installed")
+
+import anthropic
+
+from ..serve.test_tools import ANTHROPIC
+from .conftest import KEY, MODEL
+
+GREEDY = {"temperature": 0}
+"""Newer models of theirs take no temperature, and neither does their client."""
+ASKED = {"model": MODEL, "max_tokens": 30, "messages": [{"role": "user", "content": "Who?"}]}
+
+
+@pytest.fixture(scope="module")
+def client(root: str):
+    return anthropic.Anthropic(base_url=root, api_key=KEY, max_retries=0)
+
+
+def test_a_message_and_its_stream(client) -> None:
+    asked = {**ASKED, "extra_body": GREEDY}
+    whole = client.messages.create(**asked)
+    assert whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 30
+    with client.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+        assert stream.get_final_message().content[0].text == whole.content[0].text
+    assert (
+        client.messages.count_tokens(model=MODEL, messages=ASKED["messages"]).input_tokens
+        == whole.usage.input_tokens
+    )
+
+
+def test_tools_and_thoughts(client) -> None:
+    choice = {"type": "tool", "name": "keep"}
+    asked = {**ASKED, "max_tokens": 200, "tools": ANTHROPIC, "tool_choice": choice}
+    with client.messages.stream(**asked, extra_body=GREEDY) as stream:
+        streamed = stream.get_final_message()
+    whole = client.messages.create(**asked, extra_body=GREEDY)
+    [used] = [each for each in whole.content if each.type == "tool_use"]
+    assert used.input.keys() == {"name", "age"} and whole.stop_reason == "tool_use"
+    assert [each.input for each in streamed.content if each.type == "tool_use"] == [used.input]
+    answered = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": [each.model_dump() for each in whole.content]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "kept"}],
+        },
+    ]
+    assert client.messages.create(**{**ASKED, "messages": answered}, tools=ANTHROPIC).content
+    thinking = client.messages.create(**ASKED, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert thinking.content[0].type == "thinking"
+
+
+def test_errors_have_their_classes(client) -> None:
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(**{**ASKED, "model": "claude"})
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(**ASKED, extra_body={"temperature": -1})

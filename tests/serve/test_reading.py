@@ -1,0 +1,153 @@
+"""Thoughts and calls in texts, in whatever pieces they come."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+
+from mlx_specdec.serve.reading import Call, Event, Reader, calls_of, texts_of
+from mlx_specdec.text.markers import CallFormat, Marker, Markers
+
+THINKING = Markers(Marker("<think>", (5,)), Marker("</think>", (6,)))
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+JSON = '<tool_call>\n{"name": "get", "arguments": {"city": "Bonn"}}\n</tool_call>'
+BONN = ("get", {"city": "Bonn"})
+
+
+def of_parser(name: str) -> CallFormat:
+    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    begin, end = module.tool_call_start, module.tool_call_end
+    return CallFormat(name, Marker(begin, (7,)), Marker(end, (8,)), module.parse_tool_call, {})
+
+
+def read(text: str, sizes: list[int], name: str = "json_tools", **more: Any) -> list[Event]:
+    """What is read of a text that comes in pieces of these sizes."""
+    reader = Reader(THINKING, of_parser(name), TOOLS, **more)
+    events, at = [], 0
+    for size in sizes:
+        events += reader.push(text[at : at + size])
+        at += size
+    return events + reader.push(text[at:]) + reader.finish()
+
+
+def told(events: list[Event]) -> tuple[str, str, list[tuple[str, Any]]]:
+    """What was said, what was thought, and what was called."""
+    calls = [(call.name, json.loads(arguments)) for call, arguments in calls_of(events)]
+    return texts_of(events, "content"), texts_of(events, "reasoning"), calls
+
+
+TEXTS = [
+    ("json_tools", "Just  a text. \n", ("Just  a text. \n", "", [])),
+    ("json_tools", " a < b and <tool", (" a < b and <tool", "", [])),
+    ("json_tools", f"Look.\n{JSON}", ("Look.", "", [BONN])),
+    ("json_tools", f"{JSON}\n{JSON}\n", ("", "", [BONN, BONN])),
+    ("json_tools", f"<think>\nHm.\n</think>\n\n{JSON}", ("", "Hm.", [BONN])),
+    ("json_tools", "<think>Hm.</think>So.", ("So.", "Hm.", [])),
+    ("json_tools", "<think>It never", ("", "It never", [])),
+    (
+        "json_tools",
+        '<tool_call>{"name":"get","arguments":{"city":"a</tool_call>{\\"}b","n":[{}]}}</tool_call>!',
+        ("!", "", [("get", {"city": 'a</tool_call>{"}b', "n": [{}]})]),
+    ),
+    (
+        "json_tools",
+        '<tool_call>{"arguments": {"city": "Bonn"}, "name": "get"}</tool_call>',
+        ("", "", [BONN]),
+    ),
+    (
+        "json_tools",
+        "<tool_call>nothing of the kind</tool_call> more",
+        ("<tool_call>nothing of the kind</tool_call>more", "", []),
+    ),
+    ("json_tools", "<tool_call>cut", ("<tool_call>cut", "", [])),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>",
+        ("", "", [BONN]),
+    ),
+    (
+        "pythonic",
+        'Yes.<|tool_call_start|>[get(city="Bonn"), get(city="Bonn")]<|tool_call_end|>',
+        ("Yes.", "", [BONN, BONN]),
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS]get[ARGS]{"city": "Bonn"}[TOOL_CALLS]get[ARGS]{"city": "Bonn"}',
+        ("", "", [BONN, BONN]),
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "get", "arguments": {"city": "Bonn"}}, '
+        '{"name": "get", "arguments": {"city": "Bonn"}}]',
+        ("", "", [BONN, BONN]),
+    ),
+    (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0"
+        '<|tool_call_argument_begin|>{"city": "Bonn"}<|tool_call_end|><|tool_call_begin|>'
+        'functions.get:1<|tool_call_argument_begin|>{"city": "Bonn"}<|tool_call_end|>'
+        "<|tool_calls_section_end|>",
+        ("", "", [BONN, BONN]),
+    ),
+    (
+        "function_gemma",
+        "<start_function_call>call:get{city:<escape>Bonn<escape>}<end_function_call>",
+        ("", "", [BONN]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), TEXTS, ids=lambda each: str(each)[:30])
+def test_a_text_means_the_same_in_any_pieces(name: str, text: str, expected: object) -> None:
+    dice = random.Random(3)
+    assert told(read(text, [], name)) == expected
+    assert told(read(text, [1] * len(text), name)) == expected
+    for _ in range(20):
+        sizes = [dice.randrange(1, 9) for _ in range(len(text))]
+        assert told(read(text, sizes, name)) == expected
+
+
+def test_arguments_that_are_json_are_told_as_they_come() -> None:
+    reader = Reader(THINKING, of_parser("json_tools"), TOOLS)
+    begun = reader.push('<tool_call>\n{"name": "get", "arguments": {"city": "Bo')
+    assert isinstance(begun[0], Call)
+    [(call, arguments)] = calls_of(begun)
+    assert (call.index, call.name, arguments) == (0, "get", '{"city": "Bo')
+    assert call.id.startswith("call_") and reader.called
+    assert reader.finish() == []
+
+
+def test_ids_of_the_models_own_stay() -> None:
+    [(_, text, _)] = [each for each in TEXTS if each[0] == "kimi_k2"]
+    calls = calls_of(read(text, [], "kimi_k2"))
+    assert [call.id for call, _ in calls] == ["functions.get:0", "functions.get:1"]
+    assert [call.index for call, _ in calls] == [0, 1]
+
+
+def test_calls_that_are_too_many_are_left_out() -> None:
+    assert told(read(JSON * 3, [], most_calls=1)) == ("", "", [BONN])
+
+
+def test_a_text_may_begin_within_a_thought() -> None:
+    text = "\nHm.</think>\nYes."
+    assert told(read(text, [1] * 30, thinking=True)) == ("Yes.", "Hm.", [])
+    assert told(read("Hm. ", [], thinking=True)) == ("", "Hm. ", [])
+
+
+def test_without_marks_nothing_is_held_back() -> None:
+    reader = Reader(Markers())
+    assert texts_of(reader.push("<think> \n"), "content") == "<think> \n"

@@ -1,0 +1,351 @@
+"""Tools and thoughts over HTTP: asked for, called, streamed, and told back to the model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+
+from starlette.testclient import TestClient
+
+from .conftest import running
+from .test_formats import SCHEMA
+from .test_http import CHAT, COMPLETIONS, client_of, ok, streamed
+from .tooled import TEMPLATE, make_tooled
+
+USER = {"role": "user", "content": "Who?"}
+ARGUMENTS = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
+
+
+def function(name: str, parameters: Any = SCHEMA) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [function("keep"), function("drop", None)]
+NAMED = {"type": "function", "function": {"name": "keep"}}
+CALL = '{"name": "keep", "arguments": {"name": "ab", "age": 7}}'
+SAID = ("Hm.", "Yes.", "So.")
+
+
+def bound_to(text: str, special: bool) -> dict[str, str]:
+    """A field that lets a text be nothing else."""
+    parts = re.split(r"(</?(?:think|tool_call)>)", text)
+    rules = [each if special and each[0] == "<" else json.dumps(each) for each in parts if each]
+    return {"grammar": "start: " + " ".join(rules)}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
+def special(request: pytest.FixtureRequest) -> bool:
+    """Whether the marks of the model are tokens that are never printed."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def client(special: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    directory = make_tooled(tmp_path_factory.mktemp("tooled"), special=special)
+    with running((directory, None)) as engine:
+        yield client_of(engine)
+
+
+def deltas(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """A message as a client puts it together from a stream."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for chunk in chunks:
+        delta = chunk["choices"][0]["delta"]
+        for name in ("content", "reasoning_content"):
+            message[name] += delta.get(name, "")
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"])
+                message["tool_calls"].append({**call, "function": dict(call["function"])})
+            else:
+                own = message["tool_calls"][call["index"]]["function"]
+                own["arguments"] += call["function"]["arguments"]
+    return message
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    return {"messages": [USER], "max_tokens": 200, **more}
+
+
+def test_thoughts_are_told_apart(client: TestClient, special: bool) -> None:
+    body = asked(**bound_to("<think>\nHm.\n</think>\n\nYes.", special))
+    [choice] = ok(client, CHAT, **body)["choices"]
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "Yes.",
+        "refusal": None,
+        "reasoning_content": "Hm.",
+    }
+    assert choice["finish_reason"] == "stop"
+    told = deltas(streamed(client, CHAT, **body))
+    assert (told["content"], told["reasoning_content"]) == ("Yes.", "Hm.")
+
+
+def test_a_prompt_may_leave_a_thought_open(client: TestClient) -> None:
+    body = asked(temperature=1.0, seed=3, max_tokens=15)
+    ids = ok(client, "/tokenize", **asked(chat_template_kwargs={"enable_thinking": True}))
+    text = ok(client, COMPLETIONS, **{**body, "prompt": ids["tokens"]})["choices"][0]["text"]
+    assert "<" not in text and text.strip()
+    thinking = {**body, "chat_template_kwargs": {"enable_thinking": True}}
+    message = ok(client, CHAT, **thinking)["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (text.lstrip(), "")
+    assert deltas(streamed(client, CHAT, **thinking))["reasoning_content"] == text.lstrip()
+    # What is bound to something else is no thought.
+    [choice] = ok(client, CHAT, **thinking, regex="ab")["choices"]
+    assert choice["message"]["content"] == "ab"
+
+
+def test_calls_are_told_as_calls(client: TestClient, special: bool) -> None:
+    text = f"Yes.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{CALL}</tool_call>"
+    body = asked(tools=TOOLS, **bound_to(text, special))
+    [choice] = ok(client, CHAT, **body)["choices"]
+    message, calls = choice["message"], choice["message"]["tool_calls"]
+    assert (message["content"], choice["finish_reason"]) == ("Yes.", "tool_calls")
+    assert [each["function"] for each in calls] == [
+        {"name": "keep", "arguments": '{"name": "ab", "age": 7}'}
+    ] * 2
+    assert len({each["id"] for each in calls}) == 2 and calls[0]["type"] == "function"
+    *_, last = chunks = streamed(client, CHAT, **body)
+    told = deltas(chunks)
+    assert told["content"] == "Yes."
+    assert [each["function"] for each in told["tool_calls"]] == [each["function"] for each in calls]
+    assert last["choices"][0]["finish_reason"] == "tool_calls"
+    single = ok(client, CHAT, **body, parallel_tool_calls=False)["choices"][0]["message"]
+    assert len(single["tool_calls"]) == 1
+    # Nobody who has no tools hears of calls.
+    without = asked(**bound_to("<tool_call>{}</tool_call>", special))
+    assert "tool_calls" not in ok(client, CHAT, **without)["choices"][0]["message"]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_call_can_be_asked_for(client: TestClient, choice: Any, temperature: float) -> None:
+    body = asked(
+        tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, temperature=temperature, seed=5
+    )
+    told = ok(client, CHAT, **body)
+    [answer] = told["choices"]
+    [call] = answer["message"]["tool_calls"]
+    assert answer["finish_reason"] == "tool_calls"
+    if call["function"]["name"] == "keep":
+        assert re.fullmatch(ARGUMENTS, call["function"]["arguments"])
+    else:
+        assert choice == "required" and call["function"]["arguments"] == "{}"
+    assert told["timings"]["draft_n_accepted"] > 0
+    for plain in (True, False):
+        [streaming] = deltas(streamed(client, CHAT, **body, speculative=not plain))["tool_calls"]
+        assert streaming["function"] == call["function"]
+
+
+def test_a_call_may_come_after_a_thought(client: TestClient) -> None:
+    body = asked(tools=TOOLS, tool_choice=NAMED, chat_template_kwargs={"enable_thinking": True})
+    # The thought has no end of its own: whatever it is, only a call may follow.
+    for seed in range(2):
+        told = ok(client, CHAT, **{**body, "max_tokens": 30}, temperature=1.0, seed=seed)
+        [choice] = told["choices"]
+        message = choice["message"]
+        assert not message["content"]
+        assert message["reasoning_content"] or message["tool_calls"]
+
+
+def test_texts_are_the_same_beside_calls(client: TestClient) -> None:
+    bodies = [
+        asked(seed=seed, temperature=1.0, **more)
+        for seed, more in enumerate(
+            [{}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "required"}, {"regex": "[ab]+"}]
+            * 2
+        )
+    ]
+
+    def answer(body: dict[str, Any]) -> Any:
+        message = ok(client, CHAT, **{**body, "max_tokens": 12})["choices"][0]["message"]
+        calls = [each["function"] for each in message.pop("tool_calls", [])]
+        return message, calls
+
+    alone = [answer(body) for body in bodies]
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        assert [*clients.map(answer, bodies)] == alone
+
+
+def test_tools_that_may_not_be_called_are_not_told_of(client: TestClient) -> None:
+    plain = ok(client, CHAT, **asked(max_tokens=12))
+    told = ok(client, CHAT, **asked(max_tokens=12, tools=TOOLS, tool_choice="none"))
+    assert told["choices"] == plain["choices"]
+    assert told["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    more = ok(client, CHAT, **asked(max_tokens=12, tools=TOOLS))
+    assert more["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+
+
+def test_calls_and_results_are_told_back_to_the_model(client: TestClient, special: bool) -> None:
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "keep", "arguments": '{"a":1}'},
+    }
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "kept"},
+    ]
+    told = ok(client, "/tokenize", messages=messages, tools=TOOLS)
+    prompt = (
+        "[tools] keep drop[user] Who?[assistant] <think>Hm.</think>"
+        '<tool_call>{"name": "keep", "arguments": {"a": 1}}</tool_call>[tool] kept[assistant]'
+    )
+    shown = re.sub(r"</?(think|tool_call)>", "", prompt) if special else prompt
+    assert ok(client, "/detokenize", tokens=told["tokens"])["content"] == shown
+    body = {"messages": messages, "tools": TOOLS, "max_tokens": 3}
+    assert ok(client, CHAT, **body)["usage"]["prompt_tokens"] == told["count"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "said"),
+    [
+        ({"tools": {}}, "tools", "must be a list"),
+        ({"tools": [5]}, "tools", "must be"),
+        ({"tools": [{"type": "custom"}]}, "tools", "type custom"),
+        ({"tools": [function("a b")]}, "tools", "name"),
+        ({"tools": [function("a", [])]}, "tools", "JSON schema"),
+        ({"tools": [*TOOLS, *TOOLS]}, "tools", "two functions of one name"),
+        ({"tools": [function(f"f{at}") for at in range(129)]}, "tools", "at most 128"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "must be"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+            "none of the tools",
+        ),
+        ({"tools": TOOLS, "tool_choice": NAMED, "regex": "a"}, "tool_choice", "bound otherwise"),
+        (
+            {"tools": [function("a", {"type": "strin"})], "tool_choice": "required"},
+            "tools",
+            "Invalid type",
+        ),
+        ({"tools": TOOLS, "parallel_tool_calls": 3}, "parallel_tool_calls", "true or false"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
+            "messages",
+            "tool call without",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "x", "arguments": "{"}}],
+                    }
+                ]
+            },
+            "messages",
+            "no JSON object",
+        ),
+        ({"messages": [{**USER, "name": 5}]}, "messages", "must be a string"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_what_is_wrong_with_tools_is_told_by_name(
+    client: TestClient, more: dict[str, Any], param: str, said: str
+) -> None:
+    answer = client.post(CHAT, json=asked(**more))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param and said in error["message"], error
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}{{ m.content }}<tool_call>tool_call.name{% endfor %}", "no tools"),
+        (TEMPLATE.replace("tool_call", "call_of_its_own"), "not known"),
+        (None, "no chat template"),
+    ],
+    ids=["no tools", "unknown calls", "no template"],
+)
+def test_a_model_that_knows_no_tools_says_so(
+    tmp_path: Path, llama: tuple[Path, Path], template: str | None, said: str
+) -> None:
+    served = llama if template is None else (make_tooled(tmp_path, template=template), None)
+    with running(served) as engine:
+        answer = client_of(engine).post(CHAT, json=asked(tools=TOOLS))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+    assert said in error["message"]
+
+
+def test_calls_that_no_schema_describes_cannot_be_asked_for(tmp_path: Path) -> None:
+    template = TEMPLATE.replace("[tools]", "[tools]<tool_call>\\n<function=")
+    with running((make_tooled(tmp_path, template=template), None)) as engine:
+        client = client_of(engine)
+        answer = client.post(CHAT, json=asked(tools=TOOLS, tool_choice="required"))
+        assert answer.status_code == 400
+        assert "qwen3_coder" in answer.json()["error"]["message"]
+        assert ok(client, CHAT, **asked(tools=TOOLS, max_tokens=3))
+
+
+MESSAGES = "/v1/messages"
+ANTHROPIC = [{"name": "keep", "description": "Keeps.", "input_schema": SCHEMA}]
+
+
+def test_anthropics_clients_call_tools(client: TestClient) -> None:
+    body = {"max_tokens": 200, "messages": [USER], "tools": ANTHROPIC, "seed": 2}
+    choice = {"type": "tool", "name": "keep", "disable_parallel_tool_use": True}
+    told = ok(client, MESSAGES, **body, tool_choice=choice)
+    [block] = [each for each in told["content"] if each["type"] == "tool_use"]
+    assert block["name"] == "keep" and block["input"].keys() == {"name", "age"}
+    assert told["stop_reason"] == "tool_use"
+    answer = client.post(MESSAGES, json={**body, "tool_choice": {"type": "any"}, "stream": True})
+    events = [json.loads(each) for each in re.findall("data: (.*)", answer.text)]
+    starts = [each["content_block"] for each in events if each["type"] == "content_block_start"]
+    assert starts[-1]["type"] == "tool_use" and starts[-1]["input"] == {}
+    last = [each["index"] for each in events if each["type"] == "content_block_start"][-1]
+    pieces = [
+        each["delta"]["partial_json"]
+        for each in events
+        if each["type"] == "content_block_delta" and each["index"] == last
+    ]
+    assert len(pieces) > 1 and json.loads("".join(pieces)).keys() == {"name", "age"}
+    assert [each["type"] for each in events][-2:] == ["message_delta", "message_stop"]
+
+
+def test_anthropics_clients_tell_results_and_hear_thoughts(
+    client: TestClient, special: bool
+) -> None:
+    use = {"type": "tool_use", "id": "toolu_1", "name": "keep", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "kept"}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    more = {"type": "text", "text": "And?"}
+    messages = [
+        USER,
+        {"role": "assistant", "content": [thought, use]},
+        {"role": "user", "content": [result, more]},
+    ]
+    body = {"max_tokens": 9, "messages": messages, "tools": ANTHROPIC}
+    call = {"function": {"name": "keep", "arguments": '{"a": 1}'}}
+    same = [
+        USER,
+        {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call]},
+        {"role": "tool", "content": "kept"},
+        {"role": "user", "content": "And?"},
+    ]
+    told = ok(client, "/tokenize", messages=same, tools=[function("keep")])
+    assert ok(client, f"{MESSAGES}/count_tokens", **body) == {"input_tokens": told["count"]}
+    assert ok(client, MESSAGES, **body)["usage"]["input_tokens"] == told["count"]
+    # Without anything that binds it, the text of a tiny model is one long thought.
+    thinking = {"max_tokens": 9, "messages": [USER], "thinking": {"type": "enabled"}}
+    [block] = ok(client, MESSAGES, **thinking)["content"]
+    assert block["type"] == "thinking" and block["thinking"]
+    answer = client.post(MESSAGES, json={**thinking, "stream": True}).text
+    deltas = re.findall(r'"type": "thinking_delta", "thinking": ("(?:[^"\\]|\\.)*")', answer)
+    assert "".join(map(json.loads, deltas)) == block["thinking"]
+    for wrong in ({"thinking": {"type": "x"}}, {"tool_choice": {"type": "x"}}, {"tools": [5]}):
+        assert client.post(MESSAGES, json={**body, **wrong}).status_code == 400

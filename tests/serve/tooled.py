@@ -1,0 +1,36 @@
+"""A tiny Llama whose chat template knows tools and thoughts, as Qwen's does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+
+from mlx_specdec.text.tokenizer import load_tokenizer
+
+from .. import tiny
+from ..text.makers import byte_level
+
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+TEMPLATE = (
+    "{% if tools %}[tools]{% for tool in tools %} {{ tool.function.name }}{% endfor %}\n{% endif %}"
+    "{% for m in messages %}[{{ m.role }}] "
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}{% for call in m.tool_calls or [] %}{% set tool_call = call.function %}"
+    '<tool_call>{"name": "{{ tool_call.name }}", "arguments": {{ tool_call.arguments | tojson }}}'
+    "</tool_call>{% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% if enable_thinking %}<think>{% endif %}{% endif %}"
+)
+
+
+def make_tooled(directory: Path, *, template: str = TEMPLATE, special: bool = False) -> Path:
+    """special: whether its marks are tokens that are never printed."""
+    byte_level(directory, chat_template=template)
+    file = str(directory / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    added = [AddedToken(mark, special=special, normalized=False) for mark in MARKS]
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+    tokenizer.save(file)
+    size = load_tokenizer(directory, kind="decoder-only").size
+    tiny.write("llama", directory, 0, vocab_size=size)
+    return directory
