@@ -37,7 +37,7 @@ def run_pass(
 
 
 class Leader:
-    """Tells the other ranks what to do. What nobody has to wait for goes along with the next pass."""
+    """Tells the other ranks what to do; what can wait goes along with the next pass."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

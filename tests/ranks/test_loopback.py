@@ -57,7 +57,7 @@ def compared(
     found: list[dict[str, Any]] = json.loads(Path(spec["out"]).read_text())
     for case, each in zip(cases, found, strict=True):
         assert each["texts"] == each["expected"], case
-        assert all(each["texts"])
+        assert any(each["texts"]), case
     return found
 
 
@@ -68,8 +68,9 @@ def test_two_ranks_write_the_text_of_one_under_every_rule_and_proposer(tmp_path:
 
 
 def test_four_ranks_do(tmp_path: Path) -> None:
-    changes = {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128}
-    compared(tmp_path, "llama", 4, "tensor", [*EVERY_RULE[:2], BATCHES[0]], changes=changes)
+    changes = {"num_hidden_layers": 2, "num_key_value_heads": 4}
+    cases = [case | {"max_tokens": 6} for case in (*EVERY_RULE[1:3], BATCHES[0])]
+    compared(tmp_path, "llama", 4, "tensor", cases, changes=changes)
 
 
 @pytest.mark.parametrize(
