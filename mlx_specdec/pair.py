@@ -6,10 +6,11 @@ import functools
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from . import threads
 from .cache_settings import CacheSettings
@@ -33,11 +34,13 @@ from .models.self_draft import self_draft
 from .models.speculators.speculator import Speculator
 from .models.stand_in import stand_in
 from .options import SELF
+from .ranks.group import Mode, Ranks, join
 from .sampling.constraint import Alphabet, Constraint
 from .text import documents
 from .text.tokenizer import Tokenizer, load_tokenizer
 from .text.vocabulary import common_size, shared_tokens, written_texts
 
+T = TypeVar("T")
 DRAFT_VOCABS = ("same", "intersect")
 SELF_BITS = 4
 """Of the draft "self", unless told otherwise."""
@@ -90,14 +93,20 @@ class Pair:
 
 @dataclass(frozen=True)
 class Loading:
-    """How both models of a pair are loaded; see `load`. fetching: seconds that were spent on having
-    the files here."""
+    """How both models of a pair are loaded; see `load`. ranks: that share the target, its layers
+    as a pipeline. fetching: seconds that were spent on having the files here."""
 
     dtype: str
     caches: CacheSettings | None
     random_weights: bool
     progress: Progress | None
+    ranks: Ranks | None = None
+    pipeline: bool = False
     fetching: list[float] = field(default_factory=list)
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do something on all ranks, where there are several; see `Ranks.together`."""
+        return work() if self.ranks is None else self.ranks.together(work)
 
 
 def load(
@@ -112,6 +121,7 @@ def load(
     caches: CacheSettings | None = None,
     draft_vocab: str = "same",
     random_weights: bool = False,
+    distributed: Mode | None = None,
     progress: Progress | None = None,
 ) -> Pair:
     """Load a target and, if named, what drafts for it: a draft model with the same vocabulary, or a
@@ -125,21 +135,31 @@ def load(
     draft that cannot have them keeps its own. draft_vocab: "same" refuses a draft with other
     tokens, "intersect" drafts the tokens that both have. random_weights: for measuring; a model
     without weights here gets random ones, no more than config.json is downloaded, and vocabularies
-    are not compared. Raises SourceError, CheckpointError, VocabularyError, OptionError.
+    are not compared. distributed: the ranks that mlx.launch has started share the target, "tensor"
+    each layer and "pipeline" the layers; rank 0 alone gets a pair, and the others serve it until it
+    ends, when SystemExit is raised there.
+    Raises SourceError, CheckpointError, VocabularyError, OptionError.
     """
     if draft_vocab not in DRAFT_VOCABS:
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
     threads.clear_at_end()
+    ranks = None if distributed is None else join()
+    if distributed is not None:
+        _check_divisible(draft_model, random_weights)
     started = time.perf_counter()
-    given = Loading(dtype, caches, random_weights, progress)
+    given = Loading(dtype, caches, random_weights, progress, ranks, distributed == "pipeline")
     adapter = None if adapter_path is None else Path(adapter_path)
-    source = None if draft_model in (None, SELF) else _fetch(str(draft_model), None, given)
-    riding = None if source is None else speculators.read(source)
-    directory = _fetch(str(model), revision, given)
-    speculators.check_is_none(directory)
-    if riding is not None:
-        _check_early(riding, directory)
-    target, tokenizer, heads = _load_target(directory, q_bits, given, adapter)
+    drafts = draft_model is not None and draft_model != SELF and (ranks is None or not ranks.rank)
+    source, riding, directory = given.together(
+        lambda: _sources(str(draft_model) if drafts else None, str(model), revision, given)
+    )
+    if ranks is not None:
+        ranks.meet(directory)
+    target, tokenizer, heads = given.together(
+        lambda: _load_target(directory, q_bits, given, adapter)
+    )
+    if ranks is not None:
+        target = replace(target, model=ranks.share(target.model))
     pair = Pair(
         name=str(model),
         draft_name=None if draft_model is None else str(draft_model),
@@ -160,7 +180,8 @@ def load(
         network = networks.attach(riding, target.model, NumberFormat(dtype, draft_q_bits))
         pair = replace(pair, speculator=network, draft_bytes=network.nbytes)
     elif source is not None:
-        loaded, draft_tokenizer = _load_draft(source, draft_q_bits, given)
+        alone = replace(given, ranks=None, pipeline=False)
+        loaded, draft_tokenizer = _load_draft(source, draft_q_bits, alone)
         if loaded.kind != target.kind:
             raise OptionError(
                 f"the draft model is {loaded.kind} and the target {target.kind}: give a draft of "
@@ -204,6 +225,33 @@ def with_documents(
         index = document_cache.build(key, read)
         report(1, 1)
     return replace(pair, documents=index)
+
+
+def _check_divisible(draft_model: str | Path | None, random_weights: bool) -> None:
+    """Raises OptionError for what a target that is shared cannot be asked for."""
+    if draft_model == SELF:
+        raise OptionError(
+            "the draft self is made of all of the target's layers, and here no rank has them: name "
+            "a draft model, or draft by lookup"
+        )
+    if random_weights:
+        raise OptionError(
+            "simulate-acceptance fills in random weights, and ranks would draw different ones: "
+            "leave out distributed"
+        )
+
+
+def _sources(
+    draft: str | None, model: str, revision: str | None, given: Loading
+) -> tuple[Path | None, SpeculatorFiles | None, Path]:
+    """Where the draft is, what it reads, and where the target is."""
+    source = None if draft is None else _fetch(draft, None, given)
+    riding = None if source is None else speculators.read(source)
+    directory = _fetch(model, revision, given)
+    speculators.check_is_none(directory)
+    if riding is not None:
+        _check_early(riding, directory)
+    return source, riding, directory
 
 
 def _check_early(riding: SpeculatorFiles, target: Path) -> None:
@@ -277,7 +325,13 @@ def _load_from(
                 raise OptionError(f"{directory} has no weights to adapt: leave adapter-path out")
             return stand_in(directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches)
         loaded = load_model(
-            directory, dtype=given.dtype, q_bits=q_bits, caches=given.caches, adapter=adapter
+            directory,
+            dtype=given.dtype,
+            q_bits=q_bits,
+            caches=given.caches,
+            adapter=adapter,
+            group=None if given.ranks is None else given.ranks.group,
+            pipeline=given.pipeline,
         )
         tokenizer = load_tokenizer(directory, kind=loaded.kind)
         # Files of a chat template are read when it is first asked for.

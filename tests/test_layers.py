@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "verification": {"contracts", "sampling"},
     "costs": {"contracts", "user_cache"},
     "decoding": {"contracts", "costs", "sampling", "text", "threads", "errors"},
+    "ranks": {"contracts", "errors", "models"},
     "pair": {
         "cache_settings",
         "checkpoints",
@@ -34,6 +35,7 @@ MAY_IMPORT = {
         "errors",
         "models",
         "options",
+        "ranks",
         "sampling",
         "text",
         "threads",
@@ -156,6 +158,7 @@ MAY_IMPORT = {
         "compare_models",
         "options",
         "cache_settings",
+        "ranks",
         "serve",
         "sampling",
         "text",

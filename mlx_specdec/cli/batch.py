@@ -104,6 +104,8 @@ def batch(
     for group in (models, cache, *groups):
         settings |= vars(group)
     settings |= constraints.digests()
+    for name in ("distributed", "status_file"):
+        del settings[name]  # a text does not depend on how many machines wrote it
     with Lines(files.input) as lines:
         header = {"input": str(files.input), "sha256": lines.sha256, "settings": settings}
         with Journal(files.output, header, lines.count, overwrite=files.overwrite) as journal:

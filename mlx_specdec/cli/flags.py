@@ -7,7 +7,7 @@ that typer reads. Imports no MLX.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -42,6 +42,10 @@ class Flags:
         names = {one.name for one in fields(Options)}
         return {name: value for name, value in vars(self).items() if name in names}
 
+    def begin(self, groups: Mapping[str, Flags]) -> None:
+        """Called before the command does anything. groups: all that it was given."""
+        return None
+
 
 def options(*groups: Flags, **more: Any) -> Options:
     """The settings of a generation from groups of flags. Raises OptionError."""
@@ -67,12 +71,13 @@ def command(*examples: str) -> Callable[[Command], Command]:
                 if name != "seed" and isinstance(value, int) and value > MOST:
                     flag_name = name.replace("_", "-")
                     raise OptionError(f"--{flag_name} must be {MOST} or less, not {value}")
-            function(
-                **{
-                    name: group(**{one.name: given[one.name] for one in fields(group)})
-                    for name, group in groups.items()
-                }
-            )
+            made = {
+                name: group(**{one.name: given[one.name] for one in fields(group)})
+                for name, group in groups.items()
+            }
+            for each in made.values():
+                each.begin(made)
+            function(**made)
 
         version = inspect.Parameter("version", KEYWORD, default=False, annotation=Version)
         run.__signature__ = inspect.Signature([*flat, version])  # type: ignore[attr-defined]

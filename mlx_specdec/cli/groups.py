@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -66,9 +67,32 @@ class Models(Sources):
         "same", "With intersect, a draft of another vocabulary drafts what both models can write."
     )
 
+    distributed: Literal["tensor", "pipeline"] | None = flag(
+        None,
+        "Share the target between the machines that mlx-specdec launch or mlx.launch has started: "
+        "a part of each layer (tensor), or some of the layers (pipeline).",
+    )
+    status_file: Path | None = flag(
+        None,
+        "With --distributed, a file for the exit code, which mlx.launch does not tell.",
+        metavar="FILE",
+    )
+
     def loading(self) -> dict[str, Any]:
         """The arguments of `assemble.load` beside the two names."""
-        return {k: v for k, v in vars(self).items() if k not in ("model", "draft_model")}
+        others = ("model", "draft_model", "status_file")
+        return {k: v for k, v in vars(self).items() if k not in others}
+
+    def begin(self, groups: Mapping[str, Flags]) -> None:
+        """Meet the other ranks; all but rank 0 end here when rank 0 does."""
+        if self.distributed is None:
+            if self.status_file is not None:
+                raise OptionError("status-file is for distributed: leave it out")
+            return
+        from .pairs import meet
+
+        caches = [each.settings() for each in groups.values() if isinstance(each, KVCache)]
+        meet(self, caches[0] if caches else None)
 
 
 @dataclass(frozen=True)

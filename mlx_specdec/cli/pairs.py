@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
 from . import render
-from .groups import Sources, Writers
+from .groups import Models, Sources, Writers
 from .known_pairs import AUTO, draft_for
 
 if TYPE_CHECKING:
     from ..assemble import Pair
+    from ..cache_settings import CacheSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED_TARGET = "weights/t5-enfr"
@@ -55,3 +56,15 @@ def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pa
 
     with render.progress("downloading", in_bytes=True) as report:
         return load(model, draft_model, progress=report, **settings)
+
+
+def meet(models: Models, caches: CacheSettings | None) -> None:
+    """Meet the ranks that share the target. Returns on rank 0; the others end with it."""
+    from .. import blas
+
+    blas.load()
+    from ..ranks.group import join
+
+    if join(models.status_file).rank:
+        # It needs no draft, and whatever is wrong rank 0 says.
+        load_pair(named(models)[0], caches=caches, **models.loading())

@@ -13,6 +13,7 @@ import typer
 from ..errors import OutputError, SpecdecError
 from . import render
 
+PACKAGE = __name__.partition(".")[0]
 INTERRUPTED = 130
 STANDARD_OUTPUT = 1
 NO_MEMORY = "malloc]"
@@ -21,7 +22,23 @@ NO_MEMORY = "malloc]"
 
 def exit_with(program: typer.Typer) -> NoReturn:
     """Run with the process's arguments, and exit: with 0, with 2 after one line that says what was
-    wrong, or with 130 when interrupted."""
+    wrong, or with 130 when interrupted. All ranks exit with the code of rank 0."""
+    try:
+        _run(program)
+    except SystemExit as end:
+        _end_ranks(end.code)
+        raise
+
+
+def _end_ranks(code: object) -> None:
+    """Where a model is shared by several: MLX was imported then, and not otherwise."""
+    group = sys.modules.get(f"{PACKAGE}.ranks.group")
+    ranks = None if group is None else group.met()
+    if ranks is not None:
+        ranks.end(code if isinstance(code, int) else int(code is not None))
+
+
+def _run(program: typer.Typer) -> NoReturn:
     _fill_streams()
     warnings.showwarning = lambda message, *_: render.tell(f"warning: {message}")
     try:

@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
 
 from ..contracts import Scores, rectangle
+from .decoder_sharding import of_rank_0
 from .kv_cache import Buffer
 from .rows import Place, Rows, RowsContext
 
@@ -54,6 +55,15 @@ class BatchedCache:
     def nbytes(self) -> int:
         """Size of the buffers."""
         return sum(array.nbytes for array in self.state)
+
+    @property
+    def keys(self) -> mx.array | None:
+        """The keys' buffer: a model in a pipeline has it wait until its states were sent."""
+        return self._keys[0].array
+
+    @keys.setter
+    def keys(self, array: mx.array) -> None:
+        self._keys[0].array = array
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Add (batch, heads, m, width) keys and values; returns all columns in use."""
@@ -193,7 +203,7 @@ def _batches(model: DecoderOnlyModel, make: Sequence[MakeCache], axes: int) -> b
         # Arithmetic of its own, which takes one offset for all sequences.
         return False
     limit = LIMIT if logits.dtype == mx.float32 else HALF_LIMIT
-    return all(each <= limit for each in apart)
+    return of_rank_0(model.group, all(each <= limit for each in apart))
 
 
 def _apart(one: mx.array, other: mx.array) -> float:

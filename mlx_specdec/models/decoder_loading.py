@@ -19,7 +19,7 @@ from ..checkpoints import files
 from ..checkpoints.plans.mlx_lm import cannot_build, open_model
 from ..checkpoints.tensors import dtype_name
 from ..errors import CheckpointError, OptionError, SpecdecError, first_line
-from . import agreement
+from . import agreement, decoder_sharding
 from .adapters import adapt
 from .decoder_only import DecoderOnlyModel
 from .number_format import NumberFormat, expands, on_cpu
@@ -31,17 +31,29 @@ def load(
     numbers: NumberFormat,
     caches: CacheSettings | None,
     adapter: Path | None = None,
+    group: mx.distributed.Group | None = None,
+    *,
+    pipeline: bool = False,
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
     """See `families.Family.load`. The directory may have torch's archives in the place of
-    model*.safetensors; layers are quantized that mlx-lm's converter would quantize."""
+    model*.safetensors; layers are quantized that mlx-lm's converter would quantize. group: of ranks
+    that share the model, each the part of every layer, or as a pipeline some of the layers."""
+    if group is not None:
+        decoder_sharding.check(config, group.size(), pipeline=pipeline)
     read = _read(directory, config)
     if adapter is not None:
         adapt(read, adapter)
     model = in_asked_numbers(read, str(directory), numbers)
+    words = in_words(model)
+    if group is not None:
+        decoder_sharding.divide(model, group, pipeline=pipeline)
     try:
-        mx.eval(model.parameters())
-        identity = agreement.identity(config, in_words(model), caches)
-        runnable = DecoderOnlyModel(model, max_length(config, model, caches), caches, identity)
+        decoder_sharding.evaluate(model)
+        # Ranks find out together what they do not all know.
+        identity = None if group else agreement.identity(config, words, caches)
+        runnable = DecoderOnlyModel(
+            model, max_length(config, model, caches), caches, identity, group, pipeline=pipeline
+        )
     except RuntimeError as problem:
         if "metal" not in str(problem).lower():
             raise
@@ -53,7 +65,7 @@ def load(
         raise
     except Exception as problem:  # building one pass shows what config.json has that cannot be run
         raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
-    return runnable, _eos(directory, config), in_words(model)
+    return runnable, _eos(directory, config), words
 
 
 def in_asked_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Module:

@@ -45,7 +45,9 @@ class DecoderOnlyModel:
 
     model: the loaded module, called as `model(tokens, cache=entries)`; kept as `network`.
     max_length: longest committed text in tokens, or None. caches: raises OptionError for kinds that
-    the model cannot use. identity: of `agreement`, where it is known.
+    the model cannot use. identity: of `agreement`, where it is known. group: of the ranks that
+    share the model; every pass is then submitted at once as far as they work on it together.
+    pipeline: they share its layers.
     """
 
     def __init__(
@@ -54,8 +56,13 @@ class DecoderOnlyModel:
         max_length: int | None = None,
         caches: CacheSettings | None = None,
         identity: str | None = None,
+        group: mx.distributed.Group | None = None,
+        *,
+        pipeline: bool = False,
     ) -> None:
         self.network = model
+        self.group = group
+        self._pipeline = pipeline
         self._identity = identity
         self._max_length = max_length
         self._make_caches = cache_maker(model, caches or CacheSettings())
@@ -100,7 +107,7 @@ class DecoderOnlyModel:
     @property
     def layers(self) -> int:
         """How many layers put out a hidden state."""
-        return len(self.network.layers)
+        return len(self.network.layers)  # of a pipeline those of this rank
 
     @cached_property
     def rows_agree(self) -> bool:
@@ -112,6 +119,8 @@ class DecoderOnlyModel:
     def embed(self, tokens: mx.array) -> mx.array:
         """(batch, m) int32 -> (batch, m, width): what the first layer is given, scaled where the
         family scales it. Raises OptionError where a model does not show it."""
+        if self._pipeline:
+            raise self._closed("what their first layer is given, in a pipeline")
         # Only the model's own call knows what it does to its embedding.
         self._first = self._first or tapped(self.network.layers[0])
         self._first.stop(True)
@@ -187,14 +196,18 @@ class DecoderOnlyModel:
     def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
         """One pass over `tokens` (batch, m) int32, which `entries`, the caches, remember; None:
         over whole texts, of which nothing is remembered. taps: hidden states to return."""
-        if not taps:
+        if not taps and self.group is None:
             return Scores(self.network(tokens, cache=entries))
-        armed: Mapping[str, Tap] = {name: self.tap(name) for name in taps}
+        together = () if self.group is None or FINAL in taps else (FINAL,)
+        armed: Mapping[str, Tap] = {name: self.tap(name) for name in (*taps, *together)}
         for tap in armed.values():
             tap.arm()
         logits = self.network(tokens, cache=entries)
-        states = ((name, state_of(tap.take())) for name, tap in armed.items())
-        return Scores(logits, {name: state for name, state in states if state is not None})
+        states = {name: state_of(tap.take()) for name, tap in armed.items()}
+        if self.group is not None:
+            # In the order of passes on every rank, whoever looks at the result, and when.
+            mx.async_eval(states[FINAL])
+        return Scores(logits, {name: state for name, state in states.items() if state is not None})
 
     def tap(self, name: str) -> Tap:
         """The tap that shows a hidden state; the model is prepared on the first call.
@@ -203,6 +216,11 @@ class DecoderOnlyModel:
         """
         if name not in self._taps:
             inner = name == FINAL
+            if self._pipeline and not inner:
+                raise OptionError(
+                    f"in a pipeline no rank has all layers, and what is {name} is not sent to the "
+                    "drafter: take distributed tensor, or another drafter"
+                )
             place = 0 if inner else layer_of(name, self.layers)
             tap = tapped(_inner(self.network) if inner else self.network.layers[place])
             tap.arm()

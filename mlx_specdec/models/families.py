@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache_settings import CacheSettings
@@ -37,9 +38,11 @@ class Family(Protocol):
         numbers: NumberFormat,
         caches: CacheSettings | None,
         adapter: Path | None = None,
+        group: mx.distributed.Group | None = None,
     ) -> tuple[Base, tuple[int, ...], str]:
         """The model, the ids that end a text (maybe none), and its numbers in words, such as
-        "bfloat16" or "4-bit, bfloat16". Raises CheckpointError, OptionError."""
+        "bfloat16" or "4-bit, bfloat16". group: of ranks that share the model. Raises
+        CheckpointError, OptionError."""
         ...
 
     def outline(

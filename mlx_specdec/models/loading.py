@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ..cache_settings import CacheSettings
 from ..checkpoints import files
+from ..errors import OptionError
 from ..text.tokenizer import Kind
 from . import families
 from .base import Base
@@ -39,12 +40,15 @@ def load_model(
     q_group_size: int = 64,
     caches: CacheSettings | None = None,
     adapter: Path | None = None,
+    group: mx.distributed.Group | None = None,
+    pipeline: bool = False,
 ) -> Loaded:
     """Load a checkpoint in Hugging Face's or mlx-lm's layout.
 
     dtype, q_bits, q_group_size: see `NumberFormat`. caches: for decoder-only models, as is adapter,
-    a directory that mlx-lm wrote. Raises CheckpointError for damaged or unsupported files,
-    OptionError for settings that do not suit them.
+    a directory that mlx-lm wrote. group: of ranks that share the model, by its layers as a
+    pipeline; this one keeps its part. Raises CheckpointError for damaged or unsupported files,
+    OptionError for settings that do not suit them, and for models that cannot be shared.
     """
     numbers = NumberFormat(dtype, q_bits, q_group_size)
     config = files.read_config(directory)
@@ -52,7 +56,14 @@ def load_model(
     if mx.metal.is_available():
         # As mlx-lm has it: what the GPU works on is not to be swapped out between two passes.
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
-    model, eos_token_ids, words = family.load(directory, config, numbers, caches, adapter)
+    if group is not None and adapter is not None:
+        raise OptionError("ranks cannot share an adapter: fuse it with its model, by mlx_lm.fuse")
+    if pipeline and family.kind == "encoder-decoder":
+        raise OptionError("a T5 model cannot be a pipeline: take distributed tensor")
+    how: dict[str, Any] = {"pipeline": True} if pipeline else {}
+    model, eos_token_ids, words = family.load(
+        directory, config, numbers, caches, adapter, group, **how
+    )
     return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config))
 
 

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from ..contracts import after
 from ..errors import OptionError
+from .decoder_sharding import of_rank_0
 from .rewinding import slots
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def rows_agree(model: DecoderOnlyModel, entries: Sequence[list[Any]]) -> bool:
     """Compares a pass over some rows, past the window of caches that have one, with single rows,
     and warns where they differ. entries: empty caches for each of the ATTEMPTS."""
     taps = _taps(model, entries[0])
-    if any(_agree(model, each, taps, seed) for seed, each in enumerate(entries)):
+    attempts = (_agree(model, each, taps, seed) for seed, each in enumerate(entries))
+    if any(of_rank_0(model.group, agree) for agree in attempts):
         return True
     kind = type(model.network).__module__.rpartition(".")[2]
     warnings.warn(
@@ -58,7 +60,7 @@ def rows_agree(model: DecoderOnlyModel, entries: Sequence[list[Any]]) -> bool:
 def _agree(model: DecoderOnlyModel, entries: list[Any], taps: list[str], seed: int) -> bool:
     key = mx.random.key(seed)
     tokens = mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
-    model.network(tokens[:, :BEGUN], cache=entries)
+    model.run(tokens[:, :BEGUN], entries)
     _fill(entries, key)
     twin = copy.deepcopy(entries)
     fed = tokens[:, BEGUN:]

@@ -28,6 +28,7 @@ def load(
     numbers: NumberFormat,
     caches: CacheSettings | None,
     adapter: Path | None = None,
+    group: mx.distributed.Group | None = None,
 ) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
     """See `families.Family.load`."""
     if caches is not None and caches != CacheSettings():

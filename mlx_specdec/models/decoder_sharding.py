@@ -1,0 +1,111 @@
+"""This rank's part of a model of mlx-lm: of every layer (tensor), or some of the layers (pipeline).
+
+mlx-lm divides; what it takes on trust is looked at first, before any weights are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from ..checkpoints.plans.mlx_lm import classes
+from ..errors import OptionError, first_line
+
+SHARES_KEYS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text")
+"""Families that repeat keys and values where there are fewer of their heads than ranks."""
+
+
+def check(config: Mapping[str, Any], ranks: int, *, pipeline: bool) -> None:
+    """Whether a model of this config.json can be divided, as far as that tells. Raises OptionError.
+
+    ranks: how many."""
+    model, _ = classes(config)
+    kind = config["model_type"]
+    if pipeline:
+        return
+    if not hasattr(model, "shard"):
+        raise OptionError(
+            f"mlx-lm cannot divide the layers of a model of type {kind}: try distributed pipeline, "
+            "or one machine"
+        )
+    inner = config.get("text_config")
+    told = inner if isinstance(inner, Mapping) else config
+    heads = told.get("num_attention_heads")
+    keys = told.get("num_key_value_heads") or heads
+    shared = kind in SHARES_KEYS and isinstance(keys, int) and ranks % keys == 0
+    counts = {"attention heads": heads, "key-value heads": None if shared else keys}
+    whole = {what: count for what, count in counts.items() if isinstance(count, int)}
+    uneven = [f"{count} {what}" for what, count in whole.items() if count % ranks]
+    if uneven:
+        common = math.gcd(*whole.values())
+        fit = [str(number) for number in range(2, common + 1) if common % number == 0]
+        take = f"take {' or '.join(fit)} ranks" if fit else "take one machine"
+        raise OptionError(
+            f"{ranks} ranks cannot have equal parts of {' and '.join(uneven)}: {take}"
+        )
+
+
+def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -> None:
+    """Keep this rank's part, lazily. Raises OptionError where a model cannot be divided so."""
+    if pipeline:
+        _pipeline(network, group)
+        return
+    heads = _heads(network)
+    try:
+        network.shard(group)
+    except (AssertionError, ValueError) as problem:
+        raise OptionError(
+            f"{group.size()} ranks cannot have equal parts of the model "
+            f"({first_line(problem):.200}): take fewer, or weights that are not quantized"
+        ) from None
+    for holder, head in heads:
+        # Rank 0 alone asks for logits: it has the whole head, and nobody has to gather them.
+        holder.lm_head = head
+        if getattr(holder, "sharding_group", None) is not None:
+            holder.sharding_group = None
+
+
+def _heads(network: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    modules = (network, *network.modules())
+    return [(each, each.lm_head) for each in modules if "lm_head" in each]
+
+
+def _pipeline(network: nn.Module, group: mx.distributed.Group) -> None:
+    inner = getattr(network, "model", None)
+    kind = type(network).__module__.rpartition(".")[2]
+    if not hasattr(inner, "pipeline"):
+        raise OptionError(
+            f"mlx-lm has no pipeline for models of type {kind}: try distributed tensor, or one "
+            "machine"
+        )
+    if any(type(cache) is not KVCache for cache in make_prompt_cache(network)):
+        raise OptionError(
+            f"models of type {kind} remember more than keys and values, and cannot be a pipeline: "
+            "try distributed tensor"
+        )
+    layers = len(inner.layers)
+    if group.size() > layers:
+        raise OptionError(
+            f"{group.size()} ranks cannot share {layers} layers: take {layers} ranks or fewer"
+        )
+    inner.pipeline(group)
+
+
+def evaluate(network: nn.Module) -> None:
+    """Read the weights layer by layer: beside its part, a rank holds no more than one layer."""
+    for layer in getattr(network, "layers", ()):
+        mx.eval(layer.parameters())
+    mx.eval(network.parameters())
+
+
+def of_rank_0(group: mx.distributed.Group | None, value: bool) -> bool:
+    """What rank 0 has found: ranks that round differently decide alike."""
+    if group is None:
+        return value
+    own = mx.full((group.size(),), int(value and group.rank() == 0))
+    return bool(mx.distributed.all_sum(own, group=group)[0].item())

@@ -1,0 +1,203 @@
+"""The ranks that one command was started as, and how they meet.
+
+MLX connects them; what they tell one another here is text, before any weights are read: what a rank
+cannot do or has otherwise than rank 0 ends all of them, with one sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import mlx.core as mx
+
+from ..errors import OptionError, OutputError, SpecdecError, first_line
+from ..models.base import Base
+from . import digest
+from .channel import Channel
+from .follower import follow
+from .leader import Leader, led
+from .watch import Watch, connections, give_up_after, neighbor, open_descriptors
+
+T = TypeVar("T")
+Mode = Literal["tensor", "pipeline"]
+LONGEST = 1024
+"""Bytes of what a rank tells, and all that is left of more."""
+MEETING = 60.0
+"""Seconds in which all ranks have to be started."""
+FAILED = 1
+REFUSED = 2
+LEAVING = "\0left"
+"""What rank 0 tells where it ends before the ranks have met."""
+
+
+class Ranks:
+    """group: of MLX, more than one. status: a file for the exit code; rank 0 writes it."""
+
+    def __init__(self, group: mx.distributed.Group, status: Path | None = None) -> None:
+        self.group = group
+        self.rank = group.rank()
+        self.size = group.size()
+        self._status = status
+        self._leader: Leader | None = None
+        self._watch: Watch | None = None
+        self._refused = False
+        # Whoever is killed does not write any more.
+        self._write(FAILED)
+
+    def watch(self, before: set[int]) -> None:
+        """From now on, end this process when a neighbor is gone. before: file descriptors that
+        are no connections to neighbors."""
+        connected = connections(open_descriptors() - before)
+        self._neighbors = {
+            each.fileno(): neighbor(each, self.rank, self.size) for each in connected
+        }
+        self._watch = Watch(connected, self._lost)
+        self._watch.start()
+
+    def total(self, array: mx.array) -> mx.array:
+        """The sum of an array over all ranks, lazily."""
+        return mx.distributed.all_sum(array, group=self.group)
+
+    def texts(self, own: str) -> list[str]:
+        """What each rank tells. Waits for all."""
+        told = own.encode()[:LONGEST].ljust(LONGEST, b"\0")
+        slots = mx.zeros((self.size, LONGEST), dtype=mx.int32)
+        slots[self.rank] = mx.array(list(told), dtype=mx.int32)
+        rows: list[list[int]] = self.total(slots).tolist()  # type: ignore[assignment]
+        return [bytes(row).decode(errors="replace").rstrip("\0") for row in rows]
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do something that may fail on one rank alone; then it fails on all. Raises SpecdecError
+        on rank 0, and SystemExit elsewhere: one line is enough."""
+        problem: SpecdecError | None = None
+        try:
+            done = work()
+        except SpecdecError as caught:
+            problem = caught
+        told = self.texts("" if problem is None else str(problem))
+        if not any(told):
+            return done
+        self._refused = True
+        if self.rank:
+            raise SystemExit(REFUSED)
+        if problem is not None:
+            raise problem
+        rank = next(rank for rank, text in enumerate(told) if text)
+        raise OptionError(f"rank {rank}: {told[rank]}")
+
+    def meet(self, model: Path) -> None:
+        """Raises as `together` does where a rank computes with something else than rank 0.
+        model: the directory of the target."""
+        self._compare("has other versions", "install the same", digest.versions())
+        self._compare("was started with other arguments", "give all the same", digest.arguments())
+        self._compare("has another model", "copy that of rank 0", digest.model(model))
+
+    def _compare(self, what: str, remedy: str, own: str) -> None:
+        told = self.texts(own)
+
+        def check() -> None:
+            other = next((rank for rank, text in enumerate(told) if text != told[0]), None)
+            if other is not None:
+                raise OptionError(
+                    f"rank {other} {what} ({told[other]}) than rank 0 ({told[0]}): {remedy}"
+                )
+
+        self.together(check)
+
+    def share(self, model: Base) -> Base:
+        """The target as this rank uses it. Returns on rank 0 alone; elsewhere SystemExit is raised
+        when rank 0 has ended."""
+        channel = Channel(self.rank, self.total)
+        # Passes that nobody orders: all ranks find out together what is kept from then on.
+        model.rows_agree, model.batches  # noqa: B018
+        if self.rank:
+            code = follow(model, channel)
+            self._stop()
+            raise SystemExit(code)
+        self._leader = Leader(channel)
+        return led(model, self._leader)
+
+    def end(self, code: int) -> None:
+        """This process ends with a code; on rank 0 all do."""
+        if self.rank == 0:
+            if self._leader is not None:
+                self._leader.end(code)
+            elif not self._refused:
+                # The others wait for the first thing that is told.
+                self.texts(LEAVING)
+            self._write(code)
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+
+    def _lost(self, connection: socket.socket) -> None:
+        """In the thread that watches: nothing else can end this process now."""
+        try:
+            gone = self._neighbors[connection.fileno()]
+            # One line from all that are left.
+            if self.rank == 0 or (self.rank == 1 and gone == 0):
+                _last_words(
+                    f"rank {gone} has ended, or has lost another rank, or the link to it is cut"
+                )
+        finally:
+            os._exit(FAILED)
+
+    def _write(self, code: int) -> None:
+        if self.rank or self._status is None:
+            return
+        try:
+            self._status.write_text(f"{code}\n")
+        except OSError as problem:
+            raise OutputError(
+                f"status-file {self._status} cannot be written: {problem.strerror}"
+            ) from None
+
+
+def _last_words(sentence: str) -> None:
+    os.write(2, f"error: {sentence}\n".encode())
+
+
+_met: list[Ranks] = []
+"""MLX has one group of ranks a process."""
+
+
+def met() -> Ranks | None:
+    """The ranks that this process is one of, once it has met them."""
+    return _met[0] if _met else None
+
+
+def join(status: Path | None = None) -> Ranks:
+    """Meet the ranks that were started together. status: see Ranks.
+
+    Raises OptionError where there are none, or where they do not come.
+    """
+    if _met:
+        return _met[0]
+    before = open_descriptors()
+
+    def tell() -> None:
+        _last_words(f"not all ranks have come within {MEETING:.0f} seconds: start all together")
+        os._exit(REFUSED)
+
+    cancel = give_up_after(MEETING, tell)
+    try:
+        group = mx.distributed.init(strict=True)
+    except (RuntimeError, ValueError) as problem:
+        raise OptionError(
+            f"distributed needs other ranks ({first_line(problem):.100}): start with mlx-specdec "
+            "launch, or with mlx.launch"
+        ) from None
+    finally:
+        cancel()
+    if group.size() == 1:
+        raise OptionError("distributed needs two ranks or more: this is the only one")
+    ranks = Ranks(group, status)
+    ranks.watch(before)
+    _met.append(ranks)
+    return ranks

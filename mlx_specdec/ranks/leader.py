@@ -1,0 +1,191 @@
+"""The target as rank 0 has it: what its contexts are told, the other ranks are told as well.
+
+Everything that reads a clock, a text or a rounding happens above contexts: draft lengths,
+proposals, verdicts, ends, interrupts, who joins and who leaves. So the other ranks need none of it,
+and nothing above a context knows that there are any.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, cast
+
+import mlx.core as mx
+
+from ..contracts import FINAL, Context, Scores
+from ..errors import DecodingError, OptionError
+from ..models.base import Base
+from .channel import Channel, Message, Op, Order
+
+
+def run_pass(
+    context: Context, message: Message, batch: int, rows: int, proposed: int, taps: Sequence[str]
+) -> Scores:
+    """The pass that a message orders, submitted as far as ranks work on it together: all that
+    follows needs no other rank. Every rank builds it from the same array, in the same way."""
+    wanted = taps if FINAL in taps else (*taps, FINAL)
+    scores = context.advance(message.tokens(batch, rows), proposed, wanted)
+    mx.async_eval(scores.hidden[FINAL])
+    return scores
+
+
+class Leader:
+    """Tells the other ranks what to do; what can wait goes along with the next pass."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._queued: deque[Order] = deque()
+        self._numbers = itertools.count()
+        self._inside = False
+        self._interrupted = False
+        self._broken = False
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+            if before is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._interrupt)
+
+    def number(self) -> int:
+        """Of a context that is new."""
+        return next(self._numbers)
+
+    def queue(self, order: Order) -> None:
+        """Tell it with what comes next."""
+        self._queued.append(order)
+
+    def send(self, order: Order, tokens: mx.array | None = None) -> Message:
+        """Tell it now; what the ranks do together has to follow at once, `whole` around both."""
+        orders = []
+        while self._queued:
+            orders.append(self._queued.popleft())
+        return self._channel.send([*orders, order], tokens)
+
+    def end(self, code: int) -> None:
+        """Tell all others to exit with this code, and wait until it has gone out. Where a pass was
+        left in its middle nobody would understand it."""
+        if not self._broken:
+            mx.eval(self.send(Order(Op.END, 0, (code,))).whole)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What no interrupt may divide: telling others, and doing one's own part.
+
+        Raises DecodingError where that has happened.
+        """
+        if self._broken:
+            raise DecodingError("the ranks have lost step: start again")
+        self._inside = self._broken = True
+        try:
+            yield
+            self._broken = False
+        finally:
+            self._inside = False
+        if self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if not self._inside:
+            raise KeyboardInterrupt
+        self._interrupted = True
+
+
+class LedModel:
+    """base.Base: a model whose contexts are led; whatever else is asked of it, the model answers,
+    and `isinstance` sees the model's own class."""
+
+    def __init__(self, model: Base, leader: Leader) -> None:
+        self._model = model
+        self._leader = leader
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "network":
+            raise OptionError(
+                "this needs all of the target's weights in one place: leave out distributed"
+            )
+        return getattr(self._model, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._model)
+
+    def open(self, prompt: Sequence[int]) -> Context:
+        """As contracts.Model says."""
+        return self._led(self._model.open(prompt), [prompt], joins=False)
+
+    def open_batch(self, prompts: Sequence[Sequence[int]]) -> Context:
+        """As contracts.Model says."""
+        return self._led(self._model.open_batch(prompts), prompts, joins=True)
+
+    def _led(self, context: Context, prompts: Sequence[Sequence[int]], *, joins: bool) -> Context:
+        number, lengths = self._leader.number(), map(len, prompts)
+        told = (joins, len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
+        self._leader.queue(Order(Op.OPEN, number, tuple(map(int, told))))
+        return LedContext(self._leader, number, context)
+
+
+def led(model: Base, leader: Leader) -> Base:
+    """The model as rank 0 uses it."""
+    return cast(Base, LedModel(model, leader))
+
+
+class LedContext:
+    """contracts.Context: sequences that all ranks know by a number."""
+
+    def __init__(self, leader: Leader, number: int, context: Context) -> None:
+        self._leader = leader
+        self._number = number
+        self._context = context
+        weakref.finalize(self, leader.queue, Order(Op.CLOSE, number)).atexit = False
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """As contracts.Context says."""
+        return self._context.lengths
+
+    @property
+    def replays(self) -> bool:
+        """As contracts.Context says."""
+        return self._context.replays
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+        """As contracts.Context says."""
+        batch, rows = tokens.shape
+        with self._leader.whole():
+            order = Order(Op.ADVANCE, self._number, (batch, rows, proposed))
+            message = self._leader.send(order, tokens)
+            return run_pass(self._context, message, batch, rows, proposed, taps)
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        """As contracts.Context says. The others do it with the next pass, unless it is one."""
+        order = Order(Op.REWIND, self._number, lengths)
+        if not self._context.replays:
+            self._context.rewind(lengths)
+            self._leader.queue(order)
+            return
+        with self._leader.whole():
+            self._leader.send(order)
+            self._context.rewind(lengths)
+
+    def evaluate(self) -> None:
+        """As contracts.Context says."""
+        with self._leader.whole():
+            self._leader.send(Order(Op.EVALUATE, self._number))
+            self._context.evaluate()
+
+    def join(self, other: Context) -> None:
+        """As contracts.Context says."""
+        assert isinstance(other, LedContext)
+        self._context.join(other._context)
+        self._leader.queue(Order(Op.JOIN, self._number, (other._number,)))
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """As contracts.Context says."""
+        self._context.filter(keep)
+        self._leader.queue(Order(Op.FILTER, self._number, tuple(keep)))

@@ -1,0 +1,130 @@
+"""Several ranks on one machine, as mlx.launch would start them, and tiny models to share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from .. import tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = "t5 t9 t12 t7 t33 t21 t8"
+SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a rank. code: below 0 where a signal ended it."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Ranks:
+    """Processes that are the ranks of one group; ended at the latest by `with`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        commands: Sequence[Sequence[str]],
+        started: Sequence[int] | None = None,
+    ) -> None:
+        """commands: of each rank, behind Python. started: which ranks are; None takes all."""
+        hosts = directory / f"hosts-{len(list(directory.glob('hosts-*')))}.json"
+        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(len(commands))]))
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "MLX_RANK": str(rank),
+                    "MLX_HOSTFILE": str(hosts),
+                    "PYTHONPATH": str(ROOT),
+                    "HF_HUB_OFFLINE": "1",
+                },
+            )
+            for rank, command in enumerate(commands)
+            if started is None or rank in started
+        ]
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._processes:
+            if each.poll() is None:
+                each.kill()
+            each.communicate()
+
+    def signal(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to one rank."""
+        self._processes[rank].send_signal(number)
+
+    def read_line(self, rank: int = 0) -> str:
+        """The next line that a rank prints."""
+        stream = self._processes[rank].stdout
+        assert stream is not None
+        return stream.readline()
+
+    def ends(self, seconds: float = SECONDS) -> list[Ended]:
+        """Wait for all. Raises subprocess.TimeoutExpired."""
+        told = [each.communicate(timeout=seconds) for each in self._processes]
+        return [
+            Ended(each.returncode, out, err)
+            for each, (out, err) in zip(self._processes, told, strict=True)
+        ]
+
+
+def run(directory: Path, count: int, *command: str) -> list[Ended]:
+    """The same command on all ranks, to its end."""
+    with Ranks(directory, [command] * count) as ranks:
+        return ranks.ends()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def write(name: str, directory: Path, *, noise: float = 0.0, **changes: object) -> Path:
+    """A tiny model with a tokenizer: token i is the word ti. noise: how far from the right one, so
+    that it is a draft that is often right."""
+    tiny.write(name, directory, **changes)
+    if noise:
+        file, keys = (
+            str(directory / "model.safetensors"),
+            iter(mx.random.split(mx.random.key(5), 999)),
+        )
+        weights = {
+            name: w * (1 + noise * mx.random.normal(w.shape, key=next(keys)))
+            for name, w in sorted(mx.load(file).items())  # type: ignore[union-attr]
+        }
+        mx.save_safetensors(file, weights, {"format": "mlx"})
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(tiny.VOCABULARY)}, "t0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text("{}")
+    return directory

@@ -1,0 +1,150 @@
+"""Orders arrive as they were sent, in sums whose sizes no rank can have otherwise."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.contracts import FINAL
+from mlx_specdec.errors import DecodingError, OptionError
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.ranks.channel import SIZE, Channel, Op, Order
+from mlx_specdec.ranks.follower import Follower, follow
+from mlx_specdec.ranks.leader import Leader, led
+
+from .. import tiny
+
+
+class Line:
+    """A group of two in one process: what rank 0 enters, rank 1 gets."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self._sent: queue.Queue[mx.array] = queue.Queue()
+
+    def first(self, own: mx.array) -> mx.array:
+        mx.eval(own)
+        self.sizes.append(own.size)
+        self._sent.put(own)
+        return own
+
+    def second(self, own: mx.array) -> mx.array:
+        assert not mx.any(own).item(), "all but rank 0 bring zeros"
+        came = self._sent.get(timeout=10)
+        assert came.shape == own.shape
+        return own + came
+
+
+def ends() -> tuple[Line, Channel, Channel]:
+    line = Line()
+    return line, Channel(0, line.first), Channel(1, line.second)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, SIZE, 3 * SIZE])
+def test_orders_arrive_with_their_numbers(count: int) -> None:
+    _, first, second = ends()
+    sent = (Order(Op.REWIND, 3, (9, 8)), Order(Op.OPEN, 70_000, tuple(range(count))))
+    first.send(sent)
+    assert second.receive().orders == sent
+
+
+@pytest.mark.parametrize("rows", [1, 5, SIZE])
+def test_tokens_come_behind_the_last_order(rows: int) -> None:
+    _, first, second = ends()
+    tokens = mx.arange(2 * rows).reshape(2, rows)
+    own = first.send([Order(Op.FILTER, 1, (0,)), Order(Op.ADVANCE, 1, (2, rows, 1))], tokens)
+    came = second.receive()
+    assert came.tokens(2, rows).tolist() == own.tokens(2, rows).tolist() == tokens.tolist()
+    assert came.orders[-1].numbers[:3] == (2, rows, 1)
+
+
+def test_a_round_is_one_array_whatever_its_size() -> None:
+    line, first, _ = ends()
+    for rows in (1, 2, 17):
+        first.send([Order(Op.ADVANCE, 0, (1, rows, rows - 1))], mx.zeros((1, rows), dtype=mx.int32))
+    assert line.sizes == [SIZE] * 3
+
+
+def pair_of_ranks() -> tuple[Leader, threading.Thread, Follower, list[int]]:
+    """Rank 0, and rank 1 in a thread, each with a whole model of its own."""
+    _, first, second = ends()
+    follower, codes = Follower(DecoderOnlyModel(tiny.build("llama"))), []
+
+    def work() -> None:
+        while True:
+            message = second.receive()
+            for order in message.orders:
+                if order.op is Op.END:
+                    codes.append(order.numbers[0])
+                    mx.clear_streams()
+                    return
+                follower.do(order, message)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return Leader(first), thread, follower, codes
+
+
+def lengths(follower: Follower) -> Sequence[tuple[int, ...]]:
+    return [context.lengths for _, context in sorted(follower._contexts.items())]
+
+
+def test_a_follower_has_the_contexts_of_rank_0() -> None:
+    leader, thread, follower, codes = pair_of_ranks()
+    model = led(DecoderOnlyModel(tiny.build("llama")), leader)
+    one = model.open_batch([[5, 6, 7]])
+    other = model.open_batch([[8, 9], [10, 11]])
+    logits = one.advance(mx.array([[5, 6, 7]]), proposed=2).logits
+    one.rewind((2,))
+    other.advance(mx.array([[8], [10]]))
+    one.join(other)
+    one.filter([0, 2])
+    del other
+    gc.collect()
+    one.evaluate()
+    leader.end(7)
+    thread.join(20)
+    assert codes == [7]
+    assert lengths(follower) == [(2, 1)]
+    assert mx.array_equal(logits, DecoderOnlyModel(tiny.build("llama")).run(
+        mx.array([[5, 6, 7]]), None).logits) or logits.shape == (1, 3, tiny.VOCABULARY)
+
+
+def test_follow_ends_with_the_code_of_rank_0() -> None:
+    _, first, second = ends()
+    Leader(first).end(130)
+    assert follow(DecoderOnlyModel(tiny.build("llama")), second) == 130
+
+
+def test_a_led_model_is_the_model_but_for_its_weights() -> None:
+    plain = DecoderOnlyModel(tiny.build("llama"))
+    model = led(plain, Leader(ends()[1]))
+    assert isinstance(model, DecoderOnlyModel)
+    assert model.vocabulary == plain.vocabulary
+    with pytest.raises(OptionError, match="one place"):
+        model.network  # noqa: B018
+
+
+def test_nothing_is_led_any_more_after_half_a_pass() -> None:
+    """What the others were told has to happen here as well, or never again."""
+    leader = Leader(ends()[1])
+    with pytest.raises(RuntimeError), leader.whole():
+        raise RuntimeError
+    with pytest.raises(DecodingError, match="lost step"), leader.whole():
+        raise AssertionError("never here")
+    leader.end(0)  # tells nobody: nobody would understand
+
+
+def test_an_interrupt_waits_until_all_ranks_have_done_the_same() -> None:
+    leader, done = Leader(ends()[1]), []
+    with pytest.raises(KeyboardInterrupt), leader.whole():
+        leader._interrupt(2, None)
+        done.append(FINAL)
+    assert done == [FINAL]
+    with leader.whole():
+        done.append("goes on")
