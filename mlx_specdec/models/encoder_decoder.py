@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from ..checkpoints.disk import sizes
 from ..contracts import FINAL, Context, Scores, rectangle
 from ..errors import PromptError
+from ..kept import Kept, Memory, Whole
 from .base import check_prompt
 from .kv_cache import STEP, KVCache, padded
 from .rows import Place, Rows, RowsContext
@@ -78,12 +79,12 @@ class EncoderDecoderModel:
         """The decoder's start token."""
         return [self.network.config.decoder_start_token_id]
 
-    def open(self, prompt: Sequence[int]) -> EncoderDecoderContext:
+    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> EncoderDecoderContext:
         """A context whose source is encoded and projected with the first pass.
 
         Raises PromptError for an empty prompt, or one with ids that the model does not have.
         """
-        return self.open_batch([prompt])
+        return self.open_batch([prompt], [kept])
 
     def caution(self, prompt_tokens: int) -> str:
         """Beyond the sources that the model was trained on, relative positions go on working, as
@@ -108,10 +109,29 @@ class EncoderDecoderModel:
         """True: masks are our own."""
         return True
 
-    def open_batch(self, prompts: Sequence[Sequence[int]]) -> EncoderDecoderContext:
-        """As contracts.Model says; the encoder runs over all sources at once."""
+    def open_batch(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+    ) -> EncoderDecoderContext:
+        """As contracts.Model says; the encoder runs over all sources at once that it has not seen
+        before."""
         for prompt in prompts:
             check_prompt(prompt, self.vocabulary, None)
+        known = {row: each for row, each in enumerate(kept) if isinstance(each, Whole)}
+        new = [row for row in range(len(prompts)) if row not in known]
+        contexts = [self._encoded([prompts[row] for row in new])] if new else []
+        contexts += [
+            EncoderDecoderContext(self, _pairs(each.arrays), (each.length,))
+            for each in known.values()
+        ]
+        context = contexts[0]
+        for other in contexts[1:]:
+            context.join(other)
+        order = [*new, *known]
+        if order != sorted(order):
+            context.filter([order.index(row) for row in range(len(order))])
+        return context
+
+    def _encoded(self, prompts: Sequence[Sequence[int]]) -> EncoderDecoderContext:
         lengths = tuple(map(len, prompts))
         encoded = self.network.encode(rectangle(prompts), padding_mask(lengths))
         return EncoderDecoderContext(self, self.network.project_encoded(encoded), lengths)
@@ -184,6 +204,12 @@ class EncoderDecoderContext(RowsContext):
             (keys[index, :, :longest], values[index, :, :longest]) for keys, values in self._source
         ]
 
+    def memory(self, sequence: int) -> Memory:
+        """As contracts.Context says: of the source, for the same one."""
+        row, length = slice(sequence, sequence + 1), self._source_lengths[sequence]
+        arrays = tuple(each[row, :, :length] for pair in self._source for each in pair)
+        return Memory(whole=Whole(length, None, arrays, exact=True))
+
     def _set_lengths(self, source_lengths: tuple[int, ...]) -> None:
         self._source_lengths = source_lengths
         self._source_mask = padding_mask(source_lengths)
@@ -194,6 +220,10 @@ def padding_mask(lengths: Sequence[int]) -> mx.array | None:
     if min(lengths) == max(lengths):
         return None
     return mx.arange(max(lengths)) < mx.array(list(lengths))[:, None]
+
+
+def _pairs(arrays: Sequence[mx.array]) -> list[KeysValues]:
+    return list(zip(arrays[::2], arrays[1::2], strict=True))
 
 
 def _both(own: mx.array, its: mx.array, columns: int) -> mx.array:
