@@ -28,6 +28,8 @@ Arrays = dict[str, mx.array]
 
 def metadata_of(file: Path) -> dict[str, str]:
     """What a file says of itself. Raises OptionError for what is no prompt cache."""
+    if not file.is_file():
+        raise OptionError(f"{file} is no file: choose another --prompt-cache-file")
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -54,7 +56,7 @@ def write(cache: PromptCache, file: Path, metadata: Mapping[str, str]) -> None:
     told = {**metadata, "format": FORMAT, "layout": LAYOUT, "digest": _digest(arrays)}
     told["lags"] = json.dumps(cache.tree.lags)
     try:
-        with replacing(file) as stream:
+        with replacing(file.resolve(), make_parents=False) as stream:
             mx.save_safetensors(stream, arrays, told)
     except OSError as problem:
         raise OutputError(f"cannot write {file}: {problem.strerror}") from None

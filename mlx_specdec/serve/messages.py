@@ -10,6 +10,7 @@ from . import body as fields
 from .asked import Asked, Asking
 from .body import Body
 from .chat import text_of
+from .figures import cached_tokens
 from .problems import Problem, unsupported, wrong
 from .wire import Choice, Told
 
@@ -81,7 +82,8 @@ class MessagesWire:
         """The whole answer at once."""
         [choice] = choices
         content = [{"type": "text", "text": "".join(choice.texts)}]
-        return {**self._message(content, choice.tokens), **self._end(choice)}
+        told = {**self._message(content, choice.tokens), **self._end(choice)}
+        return {**told, "usage": self._usage(choice)}
 
     def first(self, index: int) -> list[Told]:
         """What comes before the first text."""
@@ -99,10 +101,10 @@ class MessagesWire:
 
     def end(self, index: int, choice: Choice) -> list[Told]:
         """What comes after the last text."""
-        output = {"output_tokens": choice.tokens}
+        usage = self._usage(choice)
         return [
             {"type": "content_block_stop", "index": 0},
-            {"type": "message_delta", "delta": self._end(choice), "usage": output},
+            {"type": "message_delta", "delta": self._end(choice), "usage": usage},
             {"type": "message_stop"},
         ]
 
@@ -125,6 +127,12 @@ class MessagesWire:
             "stop_sequence": None,
             "usage": {"input_tokens": self._input, "output_tokens": tokens},
         }
+
+    def _usage(self, choice: Choice) -> Told:
+        """Tokens as Anthropic counts them: what was not read again is no input."""
+        cached = cached_tokens([choice], self._input)
+        told = {"input_tokens": self._input - cached, "cache_read_input_tokens": cached}
+        return {**told, "output_tokens": choice.tokens}
 
     def _end(self, choice: Choice) -> Told:
         reason = choice.result.finish_reason if choice.result is not None else "length"
