@@ -39,10 +39,12 @@ from .drafters import (
 )
 from .drafting.drafter import Drafter
 from .errors import OptionError
+from .kept import NOTHING, Beginning
 from .options import Options
 from .pair import Pair as Pair
 from .pair import load as load
 from .pair import with_documents as with_documents
+from .prompt_cache.cache import PromptCache
 from .sampling.distribution import Distribution
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from .shadow import checked
@@ -69,13 +71,15 @@ def stream_generate(
     draft_length: DraftLength | None = None,
     progress: Progress | None = None,
     timed: Timed = "wanted",
+    cache: PromptCache | None = None,
 ) -> Run:
     """Start one sequence: iterate over the returned Run for its emissions, ask it for the result.
 
     prompt: text, messages for the chat template, or token ids as they are. proposer, rule,
     draft_length: the caller's own in the place of what the options name. progress: of reading it.
     timed: which rounds are timed in parts, as decoding.stopwatch.Timed says; it costs overlap, and
-    the statistics have no seconds of drafting and verifying without it.
+    the statistics have no seconds of drafting and verifying without it. cache: what was computed of
+    earlier texts is not computed again, and what is computed here is kept; the text is the same.
     Raises PromptError, OptionError.
     """
     options = checked_options(options)
@@ -96,10 +100,20 @@ def stream_generate(
     watch = Stopwatch(
         [recorder, lengths, trials, *shadows], timed=timed, wanted=lambda: lengths.wants_parts
     )
+    known = NOTHING if cache is None else cache.beginning(target, ids, proposer)
     decoding = make_decoding(
-        pair, target, ids, options, proposer, rule or make_rule(options), lengths, watch, progress
+        pair,
+        target,
+        ids,
+        options,
+        proposer,
+        rule or make_rule(options),
+        lengths,
+        watch,
+        progress,
+        known,
     )
-    labels = make_labels(pair, options, chosen, len(ids))
+    labels = make_labels(pair, options, chosen, len(ids), known.cached_tokens)
     if not chosen and proposer is not None:
         labels = replace(labels, proposer=type(proposer).__name__, num_draft=options.num_draft)
     if rule is not None:
@@ -109,6 +123,10 @@ def stream_generate(
         keep_costs(pair, chosen, options, lengths)
         trials.tell()
 
+    def keep() -> None:
+        if cache is not None:
+            cache.keep(ids, decoding.sequences[0].committed, decoding.memories(0))
+
     return Run(
         decoding,
         recorder,
@@ -117,6 +135,7 @@ def stream_generate(
         watch.clock,
         learned=learned,
         changes=lambda: lengths.changes,
+        keep=keep,
     )
 
 
@@ -237,9 +256,11 @@ def make_decoding(
     lengths: DraftLength,
     watch: Stopwatch,
     progress: Progress | None = None,
+    known: Beginning = NOTHING,
 ) -> Decoding:
-    """One sequence that has read nothing."""
-    context, sequence = target.open(ids), make_sequence(pair, ids, options)
+    """One sequence that has read nothing but what is known of its prompt."""
+    context, sequence = target.open(ids, known.target), make_sequence(pair, ids, options)
+    step = options.prefill_step_size
     return Decoding(
         target=context,
         proposer=proposer,
@@ -247,7 +268,7 @@ def make_decoding(
         batch=Batch([sequence]),
         draft_length=lengths,
         reader=PromptReader(
-            context, [sequence.committed], [ids], proposer, progress, options.prefill_step_size
+            context, [sequence.committed], [ids], proposer, progress, step, [known.proposer]
         ),
         watch=watch,
     )
@@ -273,7 +294,11 @@ def make_sequence(
 
 
 def make_labels(
-    pair: Pair, options: Options, chosen: Sequence[Drafter], prompt_tokens: int
+    pair: Pair,
+    options: Options,
+    chosen: Sequence[Drafter],
+    prompt_tokens: int,
+    cached_tokens: int = 0,
 ) -> Labels:
     """How a completion is named in its result."""
     return Labels(
@@ -286,6 +311,7 @@ def make_labels(
         seed=options.seed,
         num_draft=options.num_draft if chosen else 0,
         prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
         simulated_acceptance=options.simulated_acceptance,
     )
 

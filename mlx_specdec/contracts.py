@@ -16,6 +16,8 @@ from typing import Protocol, Self
 
 import mlx.core as mx
 
+from .kept import Kept, Memory
+
 Progress = Callable[[int, int], None]
 """Called with (done, total) units of long work, first with done = 0 and last with done = total."""
 
@@ -181,6 +183,10 @@ class Context(Protocol):
         """Keep these sequences, at least one, in this order; the others' memory is given back."""
         ...
 
+    def memory(self, sequence: int) -> Memory:
+        """What another sequence that begins alike may be opened with."""
+        ...
+
 
 def feed(context: Context, tokens: Sequence[Sequence[int]], taps: Sequence[str] = ()) -> Scores:
     """Let a context see committed tokens, one list per sequence, some of which may be empty but not
@@ -216,11 +222,12 @@ class Model(Protocol):
         the decoder's start token of an encoder-decoder model. Never empty."""
         ...
 
-    def open(self, prompt: Sequence[int]) -> Context:
-        """A context that has seen nothing of `prefix(prompt)`.
+    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> Context:
+        """A context that has seen nothing of `prefix(prompt)` but what `kept` is of.
 
-        An encoder-decoder model has its source and encodes it with the first pass. Raises
-        PromptError for a prompt that is empty or longer than `max_length`.
+        An encoder-decoder model has its source and encodes it with the first pass. kept: of the
+        prompt's beginning, from a context's `memory`. Raises PromptError for a prompt that is empty
+        or longer than `max_length`.
         """
         ...
 
@@ -229,8 +236,11 @@ class Model(Protocol):
         """Whether sequences of different lengths can go through one pass; see `open_batch`."""
         ...
 
-    def open_batch(self, prompts: Sequence[Sequence[int]]) -> Context:
-        """A context of several sequences, each as in `open`, which others may join.
+    def open_batch(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+    ) -> Context:
+        """A context of several sequences, each as in `open`, which others may join. kept: one entry
+        per sequence, or none at all.
 
         Raises PromptError as `open` does, and OptionError for models that cannot.
         """
@@ -317,10 +327,21 @@ class Proposer(Protocol):
     wanted: bool = True
     """Whether a draft is wanted as soon as the prompts are read. One that is not puts off whatever
     only drafts need: they may never be wanted."""
+    needs: tuple[str, ...] = ()
+    """What has to be recalled of all tokens that the target does not read again, by name."""
+
+    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
+        """Told before `begin`, per sequence: the target does not read its first `length` tokens
+        again, so that `observe` is not told of them, and what was kept of as many or fewer."""
+        return None
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """New sequences start, one per prompt; of an encoder-decoder model it is the source."""
         return None
+
+    def memories(self, sequence: int) -> Mapping[str, Memory]:
+        """What another sequence that begins alike may recall, by name."""
+        return {}
 
     def join(self, other: Self) -> None:
         """Take the sequences of another one behind its own; the other is used up."""

@@ -72,6 +72,7 @@ class Part:
 class Job:
     """A prompt on its way. alike, rule: what it has in common with those that it is read with, and
     with those that it is decoded with. began, read: when its prompt was begun, and had been read.
+    cached_tokens: how many of its tokens were not read again.
     """
 
     pair: Pair
@@ -88,6 +89,7 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     began: float = 0.0
     read: float = 0.0
+    cached_tokens: int = 0
 
     @classmethod
     def of(cls, pair: Pair, number: int, request: Request, chosen: Sequence[Drafter]) -> Job:
@@ -127,7 +129,9 @@ class Job:
             raise DecodingError(NO_TEXT.get(emission.finish_reason, DAMAGED))
         self.trials.tell()
         drafting = chosen if most_drafted(self.options) > 0 else ()
-        labels: Labels = make_labels(self.pair, self.options, drafting, len(self.ids))
+        labels: Labels = make_labels(
+            self.pair, self.options, drafting, len(self.ids), self.cached_tokens
+        )
         here = environment(self.pair)
         stats = self.recorder.summary(
             load=here.load_seconds,

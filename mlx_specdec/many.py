@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from .assemble import Pair, checked_options, encode, for_model, make_rule
 from .checkpoints.disk.sizes import memory
+from .contracts import Proposer
 from .decoding.batch_size import AutoBatchSize, BatchSize, FixedBatchSize
 from .decoding.loop import Decoding
 from .decoding.prompt import PromptReader
@@ -34,7 +35,9 @@ from .errors import DecodingError, OptionError, PromptError, SpecdecError
 from .jobs import Job, Prompt, most_drafted
 from .jobs import Part as Part
 from .jobs import Request as Request
+from .kept import NOTHING, Beginning
 from .options import Options
+from .prompt_cache.cache import PromptCache
 from .sampling.settings import integer
 
 WINDOW = 8
@@ -46,8 +49,9 @@ JOINS_AT = 0.25
 class ManyRun:
     """Iterate to decode, or `step` until it is `idle`; see `stream_many`.
 
-    requests: None where they come one by one, through `add`. batched: whether several sequences go
-    through one pass. why_not: the reason otherwise.
+    requests: None where they come one by one, through `add`. cache: what was computed of earlier
+    prompts is not computed again. batched: whether several sequences go through one pass. why_not:
+    the reason otherwise.
     """
 
     def __init__(
@@ -56,8 +60,10 @@ class ManyRun:
         requests: Iterable[Request] | None,
         options: Options,
         batch_size: BatchSize,
+        cache: PromptCache | None = None,
     ) -> None:
         self._pair = pair
+        self._cache = cache
         self._options = options
         self._requests = iter(enumerate(requests or ()))
         # Whoever waits for one answer alone does not wait for others to be read with.
@@ -202,11 +208,15 @@ class ManyRun:
         options = group[0].options
         prompts = [job.ids for job in group]
         model = self._pair.target
-        context = model.open_batch(prompts) if self.batched else model.open(prompts[0])
         chosen = self._asked(group[0].prediction)
         proposer = make_proposer(chosen, options, self._lengths, batch=self.batched)
         if proposer is not None:
             proposer = Limited(proposer, [most_drafted(job.options) for job in group])
+        known = [self._beginning(job, proposer) for job in group]
+        kept = [each.target for each in known]
+        context = (
+            model.open_batch(prompts, kept) if self.batched else model.open(prompts[0], kept[0])
+        )
         sequences = [job.sequence for job in group]
         self._begun += len(group)
         for job in group:
@@ -223,9 +233,23 @@ class ManyRun:
                 prompts,
                 proposer,
                 step_size=options.prefill_step_size,
+                kept=[each.proposer for each in known],
             ),
             watch=self._watch,
         )
+
+    def _beginning(self, job: Job, proposer: Proposer | None) -> Beginning:
+        if self._cache is None:
+            return NOTHING
+        known = self._cache.beginning(self._pair.target, job.ids, proposer)
+        job.cached_tokens = known.cached_tokens
+        return known
+
+    def _keep(self, job: Job, decoding: Decoding) -> None:
+        """For later prompts that begin alike."""
+        if self._cache is not None:
+            row = decoding.sequences.index(job.sequence)
+            self._cache.keep(job.ids, job.sequence.committed, decoding.memories(row))
 
     def _asked(self, expected: Sequence[int]) -> Sequence[Drafter]:
         """Who drafts for sequences that may turn out to be as expected, and may be bound."""
@@ -244,6 +268,7 @@ class ManyRun:
         for sequence in reading.sequences:
             if sequence in self._jobs:
                 self._jobs[sequence].read = self._watch.clock()
+                self._keep(self._jobs[sequence], reading)
         if self._running is None:
             self._running = reading
         else:
@@ -253,7 +278,7 @@ class ManyRun:
     def _step(self, running: Decoding) -> list[Part]:
         emissions = running.step()
         parts = [
-            self._part(sequence, emission)
+            self._part(running, sequence, emission)
             for sequence, emission in zip(running.sequences, emissions, strict=True)
             if sequence in self._jobs
         ]
@@ -261,10 +286,12 @@ class ManyRun:
             self._running = None
         return parts
 
-    def _part(self, sequence: Decoded, emission: Emission) -> Part:
+    def _part(self, running: Decoding, sequence: Decoded, emission: Emission) -> Part:
         job = self._jobs[sequence]
         self._window_tokens += len(emission.tokens)
         part = job.part(emission, self._chosen, self._watch.clock)
+        if part.result is not None:
+            self._keep(job, running)
         if part.last:
             del self._jobs[sequence]
             self._begun -= 1

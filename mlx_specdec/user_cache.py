@@ -22,13 +22,25 @@ def directory(kind: str) -> Path:
     return user_cache_path("mlx-specdec") / kind
 
 
+def write_text(file: Path, text: str) -> None:
+    """Write a text in the place of a file, whole or not at all; what is no file, such as a pipe,
+    is written to as it comes. Raises OSError."""
+    file = file.resolve()
+    if file.exists() and not file.is_file():
+        file.write_text(text, encoding="utf-8")
+        return
+    with replacing(file, make_parents=False) as stream:
+        stream.write(text.encode())
+
+
 @contextlib.contextmanager
-def replacing(file: Path) -> Iterator[BinaryIO]:
+def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
     """What is written in the block takes the file's place at its end, whole or not at all.
 
     Raises OSError.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
+    if make_parents:
+        file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as stream:

@@ -13,20 +13,30 @@ PACKAGE = Path(mlx_specdec.__file__).parent
 MAY_IMPORT = {
     "errors": set(),
     "blas": {"errors"},
-    "contracts": set(),
+    "kept": set(),
+    "contracts": {"kept"},
+    "prompt_cache": {"checkpoints", "contracts", "errors", "kept", "models", "pair", "user_cache"},
     "sampling": {"contracts", "errors"},
     "options": {"drafting", "errors", "sampling"},
     "cache_settings": {"errors"},
     "threads": set(),
     "text": {"checkpoints", "errors"},
     "checkpoints": {"errors"},
-    "models": {"cache_settings", "contracts", "checkpoints", "text", "errors", "user_cache"},
+    "models": {
+        "cache_settings",
+        "contracts",
+        "checkpoints",
+        "text",
+        "errors",
+        "user_cache",
+        "kept",
+    },
     "user_cache": set(),
-    "drafting": {"contracts", "sampling", "user_cache"},
+    "drafting": {"contracts", "sampling", "user_cache", "kept"},
     "verification": {"contracts", "sampling"},
     "costs": {"contracts", "user_cache"},
-    "decoding": {"contracts", "costs", "sampling", "text", "threads", "errors"},
     "ranks": {"contracts", "errors", "models"},
+    "decoding": {"contracts", "costs", "sampling", "text", "threads", "errors", "kept"},
     "pair": {
         "cache_settings",
         "checkpoints",
@@ -56,6 +66,8 @@ MAY_IMPORT = {
         "shadow",
         "text",
         "verification",
+        "kept",
+        "prompt_cache",
     },
     "calibration": {
         "assemble",
@@ -78,6 +90,7 @@ MAY_IMPORT = {
         "text",
     },
     "many": {
+        "contracts",
         "assemble",
         "checkpoints",
         "decoding",
@@ -87,6 +100,8 @@ MAY_IMPORT = {
         "jobs",
         "options",
         "sampling",
+        "kept",
+        "prompt_cache",
     },
     "batch": {"decoding", "errors", "many", "options", "pair", "text"},
     "serve": {
@@ -101,6 +116,7 @@ MAY_IMPORT = {
         "sampling",
         "text",
         "threads",
+        "prompt_cache",
     },
     "compare_models": {"checkpoints", "errors", "models", "text"},
     "training": {
@@ -163,6 +179,7 @@ MAY_IMPORT = {
         "sampling",
         "text",
         "user_cache",
+        "prompt_cache",
     },
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
+from ..user_cache import write_text
 from . import figures, render
 from .flags import Flags, command, flag, options
 from .generate import Drafting, Penalties, count_or_auto, load_drafting
@@ -90,9 +91,11 @@ class Conversation:
     """Messages so far, and how the next answer is written."""
 
     def __init__(self, pair: Pair, options: Options, shown: Shown) -> None:
+        from ..prompt_cache.store import Store
         from ..serve.chat import way_of
 
         self._pair = pair
+        self._cache = Store().open(pair)
         self._options = options
         self._quiet = shown.quiet
         self._shows_drafts = shown.show_drafts
@@ -117,7 +120,7 @@ class Conversation:
                 "begins a new one"
             )
         plain = replace(self._options, system_prompt=None, chat_template_config={})
-        run = stream_generate(self._pair, ids, plain)
+        run = stream_generate(self._pair, ids, plain, cache=self._cache)
         printer = render.TextPrinter(sys.stdout, show_drafts=self._shows_drafts)
         try:
             for emission in run:
@@ -169,8 +172,9 @@ class Conversation:
     def _save(self, name: str) -> None:
         if not name:
             raise OptionError("say where: /save FILE")
+        told = render.as_json({"messages": self._messages})
         try:
-            Path(name).write_text(render.as_json({"messages": self._messages}), encoding="utf-8")
+            write_text(Path(name), told)
         except OSError as problem:
             raise OutputError(f"cannot write {name}: {problem.strerror}") from None
         render.tell(f"{len(self._messages)} messages are in {name}")

@@ -50,10 +50,11 @@ def _drafts(counted: Statistics | Figures, labels: Labels) -> str:
 
 def _around(result: Result) -> str:
     """What was not decoding: the prompt, the loading, the memory and the machine."""
-    stats, count = result.stats, result.labels.prompt_tokens
-    seconds = stats.seconds.prompt
+    stats, labels = result.stats, result.labels
+    count, seconds = labels.prompt_tokens - labels.cached_tokens, stats.seconds.prompt
+    known = f" ({labels.cached_tokens} more were known)" if labels.cached_tokens else ""
     return (
-        f"prompt: {_pace(count, seconds, count / seconds if seconds else None)}; "
+        f"prompt: {_pace(count, seconds, count / seconds if seconds else None)}{known}; "
         f"loaded in {stats.seconds.load:.2f} s; "
         f"peak memory {stats.peak_memory_bytes / 1e9:.3f} GB; {stats.device}, BLAS {stats.blas}"
     )

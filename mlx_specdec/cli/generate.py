@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ..assemble import Pair
     from ..decoding.run import Run
     from ..decoding.stopwatch import Timed
+    from ..prompt_cache.cache import PromptCache
+    from ..prompt_cache.store import Store
 
 SEARCHING = ("auto", "ngram")
 """Proposers that look things up."""
@@ -53,6 +55,20 @@ class Prompt(Flags):
     )
     prompt: str | None = flag(None, "The prompt, as a flag.", "-p")
     prompt_file: Path | None = flag(None, "A file that holds the prompt.", metavar="FILE")
+
+
+@dataclass(frozen=True)
+class PromptCacheFile(Flags):
+    """What is kept of a prompt for the next one."""
+
+    panel = "Prompt"
+    prompt_cache_file: Path | None = flag(
+        None,
+        "A file that keeps what was computed of prompts. The prompt is given whole, what the file "
+        "has of its beginning is not read again, and the file is written when all is done; "
+        "--max-tokens 0 writes that of the prompt alone.",
+        metavar="FILE",
+    )
 
 
 @dataclass(frozen=True)
@@ -173,6 +189,7 @@ class Output(Json):
 )
 def generate(
     prompt: Prompt,
+    prompt_cache: PromptCacheFile,
     template: ChatTemplate,
     models: Models,
     cache: KVCache,
@@ -202,6 +219,7 @@ def generate(
         raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
+    store = _store(prompt_cache.prompt_cache_file, simulated)
     pair, asked = load_drafting(
         models,
         drafting,
@@ -217,7 +235,10 @@ def generate(
         render.tell(f"prompt: {text}")
     elif told and (prefix := missing_prefix(pair, text, asked)):
         render.tell(f'"{prefix}" was put before the prompt, as the target\'s config.json asks')
-    run = _generate(pair, text, asked, output)
+    kept = None if store is None else store.open(pair)
+    run = _generate(pair, text, asked, output, kept)
+    if store is not None and kept is not None:
+        store.close(kept, pair)
     if output.verbose:
         print(figures.lengths(run.changes, run.result()), file=sys.stderr)
     if run.result().finish_reason == "interrupted":
@@ -280,12 +301,28 @@ def _biases(items: Sequence[str]) -> dict[int, float]:
     return biases
 
 
-def _generate(pair: Pair, text: str, options: Options, output: Output) -> Run:
+def _store(file: Path | None, simulated: bool) -> Store | None:
+    """Raises OptionError for a file that is there and no prompt cache."""
+    if file is None:
+        return None
+    if simulated:
+        raise OptionError("--simulate-acceptance keeps no texts: leave --prompt-cache-file out")
+    from .. import blas
+
+    blas.load()
+    from ..prompt_cache.store import Store
+
+    return Store(file=file)
+
+
+def _generate(
+    pair: Pair, text: str, options: Options, output: Output, cache: PromptCache | None
+) -> Run:
     from ..assemble import stream_generate
 
     with render.progress("reading the prompt") as report:
         timed: Timed = "some" if output.json else "wanted"
-        run = stream_generate(pair, text, options, progress=report, timed=timed)
+        run = stream_generate(pair, text, options, progress=report, timed=timed, cache=cache)
         try:
             run.read_prompt()
         except KeyboardInterrupt:

@@ -6,9 +6,11 @@ import logging
 import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import blas
+from ..checkpoints.disk.sizes import parse
 from ..errors import OptionError
 from . import groups
 from .flags import Flags, command, flag, options
@@ -64,6 +66,34 @@ class Load(Flags):
 
 
 @dataclass(frozen=True)
+class PromptCache(Flags):
+    """What is kept of prompts, so that others that begin alike are read faster."""
+
+    panel = "Server"
+    prompt_cache_bytes: str | None = flag(
+        None,
+        "The bound of what is kept of prompts, such as 4GB; 0 keeps nothing.",
+        metavar="SIZE",
+        show_default="an eighth of the memory, 8 GiB at most",
+    )
+    prompt_cache_file: Path | None = flag(
+        None,
+        "A file from which what was kept is read at the start, and to which it is written at the "
+        "end.",
+        metavar="FILE",
+    )
+
+    def size(self) -> int | None:
+        """The bound in bytes; None where none is given. Raises OptionError."""
+        if self.prompt_cache_bytes is None:
+            return None
+        nbytes = parse(self.prompt_cache_bytes)
+        if nbytes == 0 and self.prompt_cache_file is not None:
+            raise OptionError("--prompt-cache-bytes 0 keeps nothing: leave --prompt-cache-file out")
+        return nbytes
+
+
+@dataclass(frozen=True)
 class Figures(Flags):
     """What is told beside answers."""
 
@@ -94,6 +124,7 @@ class Defaults(groups.Sampling):
 def serve(
     network: Network,
     load: Load,
+    prompt_cache: PromptCache,
     figures: Figures,
     template: ChatTemplate,
     models: Writers,
@@ -126,6 +157,7 @@ def serve(
         raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
     if load.max_waiting < 0:
         raise OptionError(f"--max-waiting must be 0 or more, not {load.max_waiting}")
+    cached_bytes = prompt_cache.size()
     if network.api_key == "":
         raise OptionError("--api-key is empty: give a key, or leave it out")
     if missing := [name for name in NEEDED if find_spec(name) is None]:
@@ -138,10 +170,13 @@ def serve(
     logging.getLogger(PROGRAM).setLevel(network.log_level.upper())
     # What is imported from here on imports MLX.
     blas.load()
+    from ..prompt_cache.store import Store
     from ..serve.app import Access
     from ..serve.limits import Limits
     from ..serve.server import Settings
     from ..serve.server import serve as run
+
+    store = Store(cached_bytes, prompt_cache.prompt_cache_file)
 
     def loading() -> tuple[Pair, Options]:
         pair, settled = load_drafting(models, drafting, caches, asked)
@@ -163,5 +198,6 @@ def serve(
             ),
             drawn_seeds=defaults.seed is None,
             metrics=figures.per_request_spec_decode_metrics == "summary",
+            store=store,
         ),
     )

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from ..contracts import Context, Noise, Proposal, Proposer, Rule, Scores, Verdict, no_proposal
 from ..errors import DecodingError
+from ..kept import TARGET, Memory
 from ..sampling.cut import Cut
 from .draft_length import DraftLength
 from .prompt import PromptReader
@@ -110,6 +111,14 @@ class Decoding:
         if due != self._cleared:
             self._cleared = due
             mx.clear_cache()
+
+    def memories(self, row: int) -> dict[str, Memory]:
+        """What may be kept of one of the `sequences`, by name; nothing after a step that was
+        interrupted."""
+        if self._broken:
+            return {}
+        own = {TARGET: self._target.memory(row)}
+        return own if self._proposer is None else {**self._proposer.memories(row), **own}
 
     def finish(self, reason: FinishReason) -> tuple[Emission, ...]:
         """End all sequences here; what was emitted stays."""

@@ -6,11 +6,12 @@ token stays unseen: the first round feeds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
 from ..contracts import Context, Progress, Proposer, feed
+from ..kept import Kept
 
 CHUNK = 512
 """Tokens in one pass over the prompt on a CPU, where larger ones take longer and more memory."""
@@ -32,9 +33,10 @@ def chunk(prompts: int) -> int:
 class PromptReader:
     """Feeds a target's context the prefixes of its sequences, and a proposer what the target saw.
 
-    prefixes: `Model.prefix` of each prompt. prompts: what `Proposer.begin` is told. progress:
-    counts tokens of the longest prompt. step_size: tokens of each in one pass; None takes
-    `chunk`.
+    target: may have been opened with the beginning of a prefix, which is then not read. prefixes:
+    `Model.prefix` of each prompt. prompts: what `Proposer.begin` is told. progress: counts tokens
+    of the longest prompt. step_size: tokens of each in one pass; None takes `chunk`. kept: what
+    the proposer may recall, per sequence.
     """
 
     def __init__(
@@ -45,9 +47,14 @@ class PromptReader:
         proposer: Proposer | None = None,
         progress: Progress | None = None,
         step_size: int | None = None,
+        kept: Sequence[Mapping[str, Kept]] = (),
     ) -> None:
         self._target = target
-        self._prefixes = [prefix[:-1] for prefix in prefixes]
+        self._kept = kept
+        self._known = target.lengths
+        self._prefixes = [
+            prefix[seen:-1] for prefix, seen in zip(prefixes, self._known, strict=True)
+        ]
         self._prompts = prompts
         self._proposer = proposer
         self._progress = progress
@@ -60,8 +67,10 @@ class PromptReader:
         """Read one chunk and wait for it; an encoder reads its source with the first one."""
         if not self.begun:
             self.begun = True
-            self._report(0)
+            self._report(min(self._known))
             if self._proposer is not None:
+                if any(self._known) or any(self._kept):
+                    self._proposer.recall(self._known, self._kept)
                 self._proposer.begin(self._prompts)
         upto = self._read + self._step_size
         chunks = [list(prefix[self._read : upto]) for prefix in self._prefixes]
@@ -70,7 +79,8 @@ class PromptReader:
         self._target.evaluate()
         self._read += max(map(len, chunks))
         self.done = self._read >= max(map(len, self._prefixes))
-        self._report(max(map(len, self._prompts)) if self.done else self._read)
+        whole = max(map(len, self._prompts))
+        self._report(whole if self.done else min(self._known) + self._read)
 
     def filter(self, keep: Sequence[int]) -> None:
         """Go on for these sequences alone, in this order; the first chunk has been read."""

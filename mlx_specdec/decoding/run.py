@@ -35,6 +35,7 @@ class Labels:
     seed: int
     num_draft: int | str
     prompt_tokens: int
+    cached_tokens: int = 0
     simulated_acceptance: float | None = None
 
 
@@ -60,6 +61,7 @@ class Result:
             "tokens": list(self.tokens) if simulated is None else None,
             "finish_reason": self.finish_reason,
             "prompt_tokens": labels.prompt_tokens,
+            "cached_tokens": labels.cached_tokens,
             "generated_tokens": len(self.tokens),
             "model": labels.model,
             "draft_model": labels.draft_model,
@@ -87,6 +89,7 @@ class Run:
     """Iterate to decode; `result` finishes what is left and returns everything.
 
     clock: seconds. learned: called once, after the last emission. changes: of the draft length.
+    keep: called when the prompt was read, and after the last emission, to keep what was computed.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Run:
         clock: Callable[[], float],
         learned: Callable[[], None] | None = None,
         changes: Callable[[], Sequence[Change]] | None = None,
+        keep: Callable[[], None] = lambda: None,
     ) -> None:
         self._decoding = decoding
         self._recorder = recorder
@@ -106,6 +110,7 @@ class Run:
         self._clock = clock
         self._learned = learned
         self._changes = changes
+        self._keep_computed = keep
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._reason: FinishReason | None = None
@@ -117,6 +122,8 @@ class Run:
         while self._reason is None:
             reading = self._decoding.reading
             [emission] = self._decoding.step()
+            if reading and not self._decoding.reading:
+                self._keep_computed()
             yield self._keep(emission, reading)
 
     def read_prompt(self) -> None:
@@ -142,6 +149,7 @@ class Run:
         if self._learned is not None:
             self._learned()
             self._learned = None
+            self._keep_computed()
         environment = self._environment
         stats = self._recorder.summary(
             load=environment.load_seconds,

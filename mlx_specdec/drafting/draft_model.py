@@ -7,18 +7,20 @@ Its context is fed whatever committed tokens it has not seen yet, so there is no
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
 
 from ..contracts import Context, Model, Noise, Proposal, Proposer, Scores, feed, no_proposal
+from ..kept import Kept, Memory
 from ..sampling.distribution import Distribution, last_rows
 from ..sampling.settings import Sampling
 from .chain import draw
 from .drafter import Brought, Drafter
 from .translation import Translation
 
+NAME = "draft"
 CATCH_UP = 4
 """Unseen tokens of a sequence, beyond which those of a batch are read before the newest."""
 CHUNK = 512
@@ -32,7 +34,7 @@ def drafter(pair: Brought) -> Drafter | None:
         return None
     model, translation = pair.draft, pair.translation
     return Drafter(
-        "draft",
+        NAME,
         lambda asked, first: DraftModel(model, asked.sampling, pair.vocabulary, translation),
         nbytes=model.nbytes,
         identity=pair.draft_name or "",
@@ -62,10 +64,16 @@ class DraftModel(Proposer):
         self._translation = translation
         self._distributions: list[Distribution] = []
         self._context: Context | None = None
-        self._unopened: list[Sequence[int]] = []
+        self._unopened: list[tuple[Sequence[int], Kept | None]] = []
         self._reads: list[bool] = []
         self._unread: list[int] = []
         self._seen: list[int] = []
+        self._recalled: tuple[Sequence[int], Sequence[Kept | None]] | None = None
+
+    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
+        """As contracts.Proposer says. What was kept of fewer tokens is caught up with when a draft
+        is wanted."""
+        self._recalled = lengths, [each.get(NAME) for each in kept]
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """Opens the draft's own context where a draft is wanted at once, else with the first one.
@@ -74,12 +82,16 @@ class DraftModel(Proposer):
         self._distributions = [
             Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
         ]
-        self._seen = [0] * len(prompts)
+        nothing = [0] * len(prompts), [None] * len(prompts)
+        seen, kept = nothing if self._recalled is None else self._recalled
+        self._recalled = None
+        self._seen = list(seen)
         self._unread = [len(self._model.prefix(prompt)) - 1 for prompt in prompts]
         self._reads = [self._room(len(prompt)) > 0 for prompt in prompts]
         self._context = None
         self._unopened = [
-            p if reads else p[:1] for p, reads in zip(prompts, self._reads, strict=True)
+            (prompt, its) if reads else (prompt[:1], None)
+            for prompt, reads, its in zip(prompts, self._reads, kept, strict=True)
         ]
         if self.wanted:
             self._open().evaluate()
@@ -108,17 +120,27 @@ class DraftModel(Proposer):
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Reads the prompts along, and takes back what the target did not keep."""
-        self._seen = [seen + len(kept) for seen, kept in zip(self._seen, tokens, strict=True)]
+        before = self._seen
+        self._seen = [seen + len(kept) for seen, kept in zip(before, tokens, strict=True)]
         if self._context is None:
             return
         if all(seen <= unread for seen, unread in zip(self._seen, self._unread, strict=True)):
-            known = [self._known(k) if r else [] for k, r in zip(tokens, self._reads, strict=True)]
+            along = zip(tokens, before, self._context.lengths, self._reads, strict=True)
+            known = [self._known(t) if r and seen == own else [] for t, seen, own, r in along]
             if any(known):
                 feed(self._context, known)
                 self._context.evaluate()
         else:
             lengths = self._context.lengths
             self._context.rewind(tuple(map(min, lengths, self._seen[: len(lengths)])))
+
+    def memories(self, sequence: int) -> Mapping[str, Memory]:
+        """As contracts.Proposer says, up to what the target was told to have seen."""
+        opened = () if self._context is None else self._context.lengths
+        if self._context is None or sequence >= len(opened) or not self._reads[sequence]:
+            return {}
+        own = self._context.memory(sequence)
+        return {NAME: replace(own, length=min(own.length, self._seen[sequence]))}
 
     def join(self, other: DraftModel) -> None:
         """As contracts.Proposer says."""
@@ -147,11 +169,13 @@ class DraftModel(Proposer):
     def _open(self) -> Context:
         """The context of all sequences, those included that nobody has drafted for yet."""
         if self._unopened:
-            model, prompts = self._model, [self._known(prompt) for prompt in self._unopened]
+            prompts = [self._known(prompt) for prompt, _ in self._unopened]
+            kept = [each for _, each in self._unopened]
             self._unopened = []
-            self._open_with(
-                model.open(*prompts) if len(prompts) == 1 else model.open_batch(prompts)
-            )
+            one = len(prompts) == 1
+            model = self._model
+            context = model.open(prompts[0], *kept) if one else model.open_batch(prompts, kept)
+            self._open_with(context)
         assert self._context is not None, "a sequence has begun"
         return self._context
 

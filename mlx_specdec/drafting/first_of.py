@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..contracts import Noise, Proposal, Proposer, Scores, no_proposal
+from ..kept import Kept, Memory
 from .row_by_row import side_by_side
 
 Limit = Callable[[str, int], int]
@@ -24,6 +25,19 @@ class FirstOf(Proposer):
         self._proposers = dict(proposers)
         self._limit = limit
         self.taps = tuple(dict.fromkeys(tap for one in proposers.values() for tap in one.taps))
+        self.needs = tuple(name for one in proposers.values() for name in one.needs)
+
+    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
+        """All recall."""
+        for proposer in self._proposers.values():
+            proposer.recall(lengths, kept)
+
+    def memories(self, sequence: int) -> Mapping[str, Memory]:
+        """Those of all."""
+        told: dict[str, Memory] = {}
+        for proposer in self._proposers.values():
+            told |= proposer.memories(sequence)
+        return told
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """All begin."""

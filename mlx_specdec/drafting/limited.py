@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..contracts import Noise, Proposal, Proposer, Scores, no_proposal
+from ..kept import Kept, Memory
 from .row_by_row import side_by_side
 
 
@@ -22,6 +23,15 @@ class Limited(Proposer):
         self._proposer = proposer
         self._limits = list(limits)
         self.taps = proposer.taps
+        self.needs = proposer.needs
+
+    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
+        """As contracts.Proposer says."""
+        self._proposer.recall(lengths, kept)
+
+    def memories(self, sequence: int) -> Mapping[str, Memory]:
+        """As contracts.Proposer says."""
+        return self._proposer.memories(sequence)
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """As contracts.Proposer says."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Proposer, Scores, no_proposal
+from ..kept import Kept, Memory
 
 
 class RowByRow(Proposer):
@@ -17,11 +18,21 @@ class RowByRow(Proposer):
     def __init__(self, make: Callable[[], Proposer]) -> None:
         self._make = make
         self._rows = [make()]
-        self.taps = self._rows[0].taps
+        self.taps, self.needs = self._rows[0].taps, self._rows[0].needs
+
+    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
+        """Each recalls what is its own."""
+        self._make_rows(len(lengths))
+        for row, length, its in zip(self._rows, lengths, kept, strict=True):
+            row.recall([length], [its])
+
+    def memories(self, sequence: int) -> Mapping[str, Memory]:
+        """Those of the sequence's own."""
+        return self._rows[sequence].memories(0)
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """Each begins with its own prompt."""
-        self._rows += [self._make() for _ in range(len(prompts) - len(self._rows))]
+        self._make_rows(len(prompts))
         for row, prompt in zip(self._rows, prompts, strict=True):
             row.begin([prompt])
 
@@ -52,6 +63,9 @@ class RowByRow(Proposer):
     def filter(self, keep: Sequence[int]) -> None:
         """As contracts.Proposer says."""
         self._rows = [self._rows[row] for row in keep]
+
+    def _make_rows(self, count: int) -> None:
+        self._rows += [self._make() for _ in range(count - len(self._rows))]
 
 
 def side_by_side(proposals: Sequence[Proposal]) -> Proposal:

@@ -6,12 +6,14 @@ is dropped after every round, and the tokens that stayed are read again with the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import mlx.core as mx
 
 from ..contracts import Noise, Proposal, Proposer, Scores, no_proposal
+from ..kept import Kept, Memory
 from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
 from .chain import draw
@@ -74,6 +76,14 @@ class Reading(Protocol):
         """Compute what was read, and wait for it."""
         ...
 
+    def memory(self, sequence: int) -> Memory:
+        """As contracts.Context says; the sequence is 0."""
+        ...
+
+    def recall(self, kept: Sequence[Kept | None]) -> None:
+        """Begin with what another sequence has kept; nothing was read yet."""
+        ...
+
 
 class Network(Protocol):
     """What a target's hidden states are read by."""
@@ -104,9 +114,16 @@ class HiddenStateDrafter(Proposer):
 
     def __init__(self, network: Network, settings: Sampling, vocabulary: int) -> None:
         self.taps = network.taps
+        # Of what the target does not read again it shows no hidden states.
+        self.needs = (network.kind,)
         self._network = network
         self._settings = settings
         self._vocabulary = vocabulary
+        self._recalled: Kept | None = None
+
+    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
+        """As contracts.Proposer says."""
+        self._recalled = kept[0].get(self._network.kind)
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """Forgets the last sequence."""
@@ -115,6 +132,8 @@ class HiddenStateDrafter(Proposer):
         ]
         self._reading = self._network.open()
         self._attends = False
+        self._reading.recall([self._recalled])
+        self._recalled = None
         self._hidden: list[mx.array] = []
         self._tokens: list[int] = []
 
@@ -130,13 +149,23 @@ class HiddenStateDrafter(Proposer):
         self._hidden.append(mx.concatenate([its.hidden[tap] for tap in self.taps], axis=-1))
         self._tokens += kept
         if len(self._tokens) > UNREAD:
-            hidden = mx.concatenate(self._hidden, axis=1)
-            self._reading.read(hidden[:, :-1], mx.array([self._tokens[1:]], dtype=mx.int32))
-            self._reading.evaluate()
-            # A copy of its own, so that the rest can be given back.
-            newest = hidden[:, -1:] + 0
-            mx.eval(newest)
-            self._hidden, self._tokens = [newest], self._tokens[-1:]
+            self._read()
+
+    def memories(self, sequence: int) -> Mapping[str, Memory]:
+        """As contracts.Proposer says: what was made of the target's hidden states, each with the
+        token after it."""
+        if len(self._tokens) > 1:
+            self._read()
+        return {self._network.kind: replace(self._reading.memory(sequence), lag=1)}
+
+    def _read(self) -> None:
+        hidden = mx.concatenate(self._hidden, axis=1)
+        self._reading.read(hidden[:, :-1], mx.array([self._tokens[1:]], dtype=mx.int32))
+        self._reading.evaluate()
+        # A copy of its own, so that the rest can be given back.
+        newest = hidden[:, -1:] + 0
+        mx.eval(newest)
+        self._hidden, self._tokens = [newest], self._tokens[-1:]
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """Greedy at temperature 0, else drawn with the round's draft noise. Abstains where the

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from ..contracts import Context, Model, Scores
 from ..errors import OptionError, RewindError
+from ..kept import Kept, Memory
 
 TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.3
@@ -45,9 +46,9 @@ class CheckedModel:
         """As the model's."""
         return self._model.prefix(prompt)
 
-    def open(self, prompt: Sequence[int]) -> CheckedContext:
-        """Two contexts on the same prompt, seen as one."""
-        context = CheckedContext(self._model, prompt)
+    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> CheckedContext:
+        """Two contexts on the same prompt, seen as one; the shadow computes what is known of it."""
+        context = CheckedContext(self._model, prompt, kept)
         self._opened.append(context)
         return context
 
@@ -56,7 +57,9 @@ class CheckedModel:
         """False: what is compared is one sequence."""
         return False
 
-    def open_batch(self, prompts: Sequence[Sequence[int]]) -> Context:
+    def open_batch(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+    ) -> Context:
         """Raises OptionError."""
         raise OptionError("contexts of several sequences do not check themselves")
 
@@ -69,11 +72,13 @@ class CheckedModel:
 class CheckedContext:
     """A Context and its shadow. Reading what it is fed makes every pass wait for the last one."""
 
-    def __init__(self, model: Model, prompt: Sequence[int]) -> None:
+    def __init__(self, model: Model, prompt: Sequence[int], kept: Kept | None = None) -> None:
         self._vocabulary = model.vocabulary
-        self._context: Context = model.open(prompt)
+        self._context: Context = model.open(prompt, kept)
         self._shadow: Context = model.open(prompt)
-        self._seen: list[int] = []
+        self._seen: list[int] = list(prompt[: self._context.lengths[0]])
+        if self._seen:
+            self._shadow.advance(mx.array([self._seen], dtype=mx.int32))
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -114,6 +119,10 @@ class CheckedContext:
 
     def filter(self, keep: Sequence[int]) -> None:
         """Nothing to do: it holds one sequence."""
+
+    def memory(self, sequence: int) -> Memory:
+        """As the context's."""
+        return self._context.memory(sequence)
 
     def compare(self, committed: Sequence[int]) -> None:
         """Raises RewindError for the first token seen that is not the committed one."""

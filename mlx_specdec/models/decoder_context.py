@@ -49,7 +49,7 @@ class BatchedCache:
     @property
     def state(self) -> list[mx.array]:
         """The buffers, to be evaluated."""
-        return [buffer.array for buffer in self._buffers if buffer.array is not None]
+        return [buffer.array for buffer in self.buffers if buffer.array is not None]
 
     @property
     def nbytes(self) -> int:
@@ -91,17 +91,18 @@ class BatchedCache:
 
     def join(self, other: BatchedCache) -> None:
         """Take the sequences of another cache behind the own ones; the rows were joined before."""
-        for buffer, another in zip(self._buffers, other._buffers, strict=True):
+        for buffer, another in zip(self.buffers, other.buffers, strict=True):
             buffer.join(another, len(self._rows.lengths))
 
     def filter(self, keep: Sequence[int]) -> None:
         """Keep these sequences; the context's rows were filtered before."""
         index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.lengths)
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             buffer.filter(index, used)
 
     @property
-    def _buffers(self) -> list[Buffer]:
+    def buffers(self) -> list[Buffer]:
+        """Those of keys, then those of values."""
         return [*self._keys, *self._values]
 
     def _write(self, buffers: list[Buffer], new: mx.array, place: Place) -> None:

@@ -6,6 +6,7 @@ wanted.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -18,12 +19,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from ..cache_settings import CacheSettings
 from ..contracts import FINAL, Context, Scores
 from ..errors import CheckpointError, OptionError
+from ..kept import Kept, Memory, Whole
 from . import agreement
 from .base import check_pass, check_prompt, check_rewind
 from .cache_kinds import cache_maker
 from .decoder_context import DecoderOnlyContext, MakeCache, batched, fits, mask_axes
 from .rewinding import RewindableCache, evaluate
 from .row_check import ATTEMPTS, rows_agree
+from .snapshot import snapshot
 from .taps import Shown, Tap, layer_of, state_of, tapped
 
 
@@ -154,15 +157,19 @@ class DecoderOnlyModel:
         """The prompt itself."""
         return list(prompt)
 
-    def open(self, prompt: Sequence[int]) -> Context:
-        """A context that has seen nothing.
+    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> Context:
+        """A context that has seen nothing but what `kept` is of.
 
         Raises PromptError for a prompt that is empty, longer than `max_length`, or that holds an id
         outside of the vocabulary.
         """
         check_prompt(prompt, self._vocabulary, self._max_length)
         if self._batched:
-            return DecoderOnlyContext(self, self._batched, 1)
+            context = DecoderOnlyContext(self, self._batched, 1)
+            context.recall([kept])
+            return context
+        if isinstance(kept, Whole):
+            return ReplayingContext(self, copy.deepcopy(kept.value), kept.length)
         return ReplayingContext(self, self._make_caches())
 
     def caution(self, prompt_tokens: int) -> str:
@@ -174,13 +181,17 @@ class DecoderOnlyModel:
         """As contracts.Model says; found out when first asked for."""
         return self._mask_axes is not None
 
-    def open_batch(self, prompts: Sequence[Sequence[int]]) -> DecoderOnlyContext:
+    def open_batch(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+    ) -> DecoderOnlyContext:
         """As contracts.Model says."""
         for prompt in prompts:
             check_prompt(prompt, self._vocabulary, self._max_length)
         if self._mask_axes is None:
             raise OptionError(f"{self._kind} models decode one sequence at a time")
-        return DecoderOnlyContext(self, self._batched, len(prompts), self._mask_axes)
+        context = DecoderOnlyContext(self, self._batched, len(prompts), self._mask_axes)
+        context.recall(kept)
+        return context
 
     @cached_property
     def _mask_axes(self) -> int | None:
@@ -251,16 +262,17 @@ class DecoderOnlyModel:
 class ReplayingContext:
     """One sequence in a model whose caches are windows or recurrent state.
 
-    model: whose passes these are. entries: empty caches, one a layer, owned from here on.
+    model: whose passes these are. entries: caches of `length` tokens, one a layer, owned from here
+    on.
     """
 
-    def __init__(self, model: DecoderOnlyModel, entries: list[Any]) -> None:
+    def __init__(self, model: DecoderOnlyModel, entries: Any, length: int = 0) -> None:
         self._model = model
-        self._cache = RewindableCache(entries)
-        self._final = 0
+        self._cache = RewindableCache(entries, length)
+        self._final = length
         # Tokens since `_since` that a replay may need.
         self._undecided: list[mx.array] = []
-        self._since = 0
+        self._since = length
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -321,3 +333,10 @@ class ReplayingContext:
 
     def filter(self, keep: Sequence[int]) -> None:
         """Nothing to do: it holds one sequence."""
+
+    def memory(self, sequence: int) -> Memory:
+        """As contracts.Context says: all that was seen, where none of it may be taken back."""
+        length = self._cache.length
+        if not length or length != self._final:
+            return Memory()
+        return Memory(whole=Whole(length, *snapshot(self._cache.entries)))

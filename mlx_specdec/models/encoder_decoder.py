@@ -5,8 +5,9 @@ The encoder runs once a sequence; cross-attention keys and values are projected 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -14,6 +15,7 @@ from mlx.utils import tree_flatten
 from ..checkpoints.disk import sizes
 from ..contracts import FINAL, Context, Scores, rectangle
 from ..errors import PromptError
+from ..kept import Kept, Memory, Whole
 from .base import check_prompt
 from .kv_cache import STEP, KVCache, padded
 from .rows import Place, Rows, RowsContext
@@ -78,12 +80,12 @@ class EncoderDecoderModel:
         """The decoder's start token."""
         return [self.network.config.decoder_start_token_id]
 
-    def open(self, prompt: Sequence[int]) -> EncoderDecoderContext:
+    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> EncoderDecoderContext:
         """A context whose source is encoded and projected with the first pass.
 
         Raises PromptError for an empty prompt, or one with ids that the model does not have.
         """
-        return self.open_batch([prompt])
+        return self.open_batch([prompt], [kept])
 
     def caution(self, prompt_tokens: int) -> str:
         """Beyond the sources that the model was trained on, relative positions go on working, as
@@ -108,14 +110,32 @@ class EncoderDecoderModel:
         """True: masks are our own."""
         return True
 
-    def open_batch(self, prompts: Sequence[Sequence[int]]) -> EncoderDecoderContext:
-        """As contracts.Model says; the encoder runs over all sources at once."""
+    def open_batch(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+    ) -> EncoderDecoderContext:
+        """As contracts.Model says; the first pass has the encoder run over all sources at once that
+        it has not seen before."""
         for prompt in prompts:
             check_prompt(prompt, self.vocabulary, None)
+        known = {row: each for row, each in enumerate(kept) if isinstance(each, Whole)}
+        new = [row for row in range(len(prompts)) if row not in known]
+
+        def read() -> Source:
+            parts = [Source.of(each.arrays) for each in known.values()]
+            if new:
+                parts.insert(0, self._encoded([prompts[row] for row in new]))
+            source = reduce(Source.join, parts)
+            order = [*new, *known]
+            sorted_rows = [order.index(row) for row in range(len(order))]
+            return source if order == sorted(order) else source.filter(sorted_rows)
+
+        return EncoderDecoderContext(self, read, len(prompts))
+
+    def _encoded(self, prompts: Sequence[Sequence[int]]) -> Source:
         lengths = tuple(map(len, prompts))
         encoded = self.network.encode(rectangle(prompts), padding_mask(lengths))
-        own = [encoded[row : row + 1, :length] for row, length in enumerate(lengths)]
-        return EncoderDecoderContext(self, self.network.project_encoded(encoded), own)
+        own = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
+        return Source(own, self.network.project_encoded(encoded))
 
     def masks(self, place: Place) -> list[mx.array]:
         """Per decoder layer what is added to the scores of the positions of a pass."""
@@ -129,67 +149,109 @@ class EncoderDecoderModel:
         return decoder.uneven_masks(self._tables, self._reach, place.positions, place.end)
 
 
-class EncoderDecoderContext(RowsContext):
-    """contracts.Context: sequences in the making.
+@dataclass(frozen=True)
+class Source:
+    """What was computed of the sources of a batch.
 
-    source: per decoder layer the cross-attention's keys and values of the encoder output.
-    encoded: that output, (1, n, d_model) of each sequence without padding. It is kept for drafters,
-    and is small beside the keys and values of all layers.
+    encoded: the encoder's output for each sequence, (1, n, d_model) without padding. It is kept for
+    drafters, and is small beside the rest. projected: per decoder layer the cross-attention's keys
+    and values of it.
     """
 
-    def __init__(
-        self,
-        model: EncoderDecoderModel,
-        source: list[KeysValues],
-        encoded: Sequence[mx.array],
-    ) -> None:
-        rows = Rows(len(encoded))
-        super().__init__(rows, [KVCache(rows) for _ in source])
+    encoded: tuple[mx.array, ...]
+    projected: list[KeysValues]
+
+    @classmethod
+    def of(cls, arrays: Sequence[mx.array]) -> Source:
+        """Of one sequence; see `arrays`."""
+        encoded, *parts = arrays
+        return cls((encoded,), list(zip(parts[::2], parts[1::2], strict=True)))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each source."""
+        return tuple(each.shape[1] for each in self.encoded)
+
+    @cached_property
+    def mask(self) -> mx.array | None:
+        """See `padding_mask`."""
+        return padding_mask(self.lengths)
+
+    def arrays(self, row: int) -> tuple[mx.array, ...]:
+        """All that there is of one sequence."""
+        own, length = slice(row, row + 1), self.lengths[row]
+        parts = (each[own, :, :length] for pair in self.projected for each in pair)
+        return (self.encoded[row], *parts)
+
+    def join(self, other: Source) -> Source:
+        """These sequences, and those of another one behind them."""
+        longest = max(self.lengths + other.lengths)
+        projected = [
+            (_both(own[0], its[0], longest), _both(own[1], its[1], longest))
+            for own, its in zip(self.projected, other.projected, strict=True)
+        ]
+        return Source(self.encoded + other.encoded, projected)
+
+    def filter(self, keep: Sequence[int]) -> Source:
+        """These sequences alone, in this order."""
+        encoded = tuple(self.encoded[row] for row in keep)
+        index, longest = mx.array(list(keep), dtype=mx.int32), max(e.shape[1] for e in encoded)
+        projected = [
+            (keys[index, :, :longest], values[index, :, :longest])
+            for keys, values in self.projected
+        ]
+        return Source(encoded, projected)
+
+
+class EncoderDecoderContext(RowsContext):
+    """contracts.Context: `count` sequences in the making. read: gives what the encoder makes of
+    their sources; called when that is first needed."""
+
+    def __init__(self, model: EncoderDecoderModel, read: Callable[[], Source], count: int) -> None:
+        rows = Rows(count)
+        super().__init__(rows, [KVCache(rows) for _ in range(model.layers)])
         self._model = model
-        self._source = source
-        self._set_encoded(encoded)
+        self._read = read
+        self._given: Source | None = None
+
+    @property
+    def _source(self) -> Source:
+        if self._given is None:
+            self._given = self._read()
+        return self._given
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says."""
         layers = {n: layer_of(n, self._model.layers) for n in taps if n != FINAL}
-        network = self._model.network
+        network, source = self._model.network, self._source
         masks = self._model.masks(self._rows.advance(tokens, proposed))
         outputs: list[mx.array] | None = [] if taps else None
         states = network.decode(
-            tokens, self._caches, self._source, masks, self._source_mask, outputs=outputs
+            tokens, self._caches, source.projected, masks, source.mask, outputs=outputs
         )
         hidden = {n: outputs[layers[n]] if n in layers else states for n in taps} if outputs else {}
-        return Scores(network.head(states), hidden, self._encoded)
+        return Scores(network.head(states), hidden, source.encoded)
 
     def evaluate(self) -> None:
         """As contracts.Context says."""
-        mx.eval(self._source, [cache.state for cache in self._caches])
+        mx.eval(self._source.projected, [cache.state for cache in self._caches])
         mx.clear_cache()
 
     def join(self, other: Context) -> None:
         """As contracts.Context says."""
         assert isinstance(other, EncoderDecoderContext)
         super().join(other)
-        self._set_encoded((*self._encoded, *other._encoded))
-        longest = max(self._source_lengths)
-        self._source = [
-            (_both(own[0], its[0], longest), _both(own[1], its[1], longest))
-            for own, its in zip(self._source, other._source, strict=True)
-        ]
+        self._given = self._source.join(other._source)
 
     def filter(self, keep: Sequence[int]) -> None:
         """As contracts.Context says."""
         super().filter(keep)
-        self._set_encoded([self._encoded[row] for row in keep])
-        index, longest = mx.array(list(keep), dtype=mx.int32), max(self._source_lengths)
-        self._source = [
-            (keys[index, :, :longest], values[index, :, :longest]) for keys, values in self._source
-        ]
+        self._given = self._source.filter(keep)
 
-    def _set_encoded(self, encoded: Sequence[mx.array]) -> None:
-        self._encoded = tuple(encoded)
-        self._source_lengths = tuple(each.shape[1] for each in encoded)
-        self._source_mask = padding_mask(self._source_lengths)
+    def memory(self, sequence: int) -> Memory:
+        """As contracts.Context says: of the source, for the same one."""
+        length = self._source.lengths[sequence]
+        return Memory(whole=Whole(length, None, self._source.arrays(sequence), exact=True))
 
 
 def padding_mask(lengths: Sequence[int]) -> mx.array | None:

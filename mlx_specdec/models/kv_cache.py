@@ -48,6 +48,14 @@ class Buffer:
             padded_arrays.insert(0 if self.array is None else 1, empty)
         self.array = mx.concatenate(padded_arrays)
 
+    def hold(self, rows: Sequence[mx.array | None]) -> None:
+        """Begin with (1, heads, columns, width) of each sequence, None for those without any; they
+        are copied."""
+        given = [row for row in rows if row is not None]
+        capacity = _capacity(max(row.shape[2] for row in given) + 1, len(rows))
+        empty = mx.zeros_like(padded(given[0], capacity))
+        self.array = mx.concatenate([empty if r is None else padded(r, capacity) for r in rows])
+
     def filter(self, keep: mx.array, used: int) -> None:
         """Keep these sequences, (n,) int32, and the capacity that `used` columns need."""
         if self.array is not None:
@@ -71,10 +79,14 @@ class KVCache:
         self._keys, self._values = Buffer(), Buffer()
 
     @property
+    def buffers(self) -> list[Buffer]:
+        """Those of keys and of values."""
+        return [self._keys, self._values]
+
+    @property
     def state(self) -> list[mx.array]:
         """The buffers, to be evaluated."""
-        arrays = (self._keys.array, self._values.array)
-        return [each for each in arrays if each is not None]
+        return [each.array for each in self.buffers if each.array is not None]
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add (batch, heads, m, width) keys and values; returns all columns in use."""

@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..contracts import Context
+from ..kept import Columns, Kept, Memory
 from .base import check_pass, check_rewind
 
 
@@ -64,6 +65,10 @@ class Rows:
         self.lengths = (0,) * count
         self.place = Place(self.lengths, 0)
         self._final = self.lengths
+
+    def begin(self, lengths: tuple[int, ...]) -> None:
+        """Start behind what is known already."""
+        self.lengths = self._final = lengths
 
     def advance(self, tokens: mx.array, proposed: int) -> Place:
         """A pass over `tokens`, (batch, m), begins. Raises ValueError as `check_pass` does."""
@@ -126,3 +131,25 @@ class RowsContext:
         self._rows.filter(keep)
         for cache in self._caches:
             cache.filter(keep)
+
+    def memory(self, sequence: int) -> Memory:
+        """As contracts.Context says."""
+        row = slice(sequence, sequence + 1)
+
+        def columns(begin: int, end: int) -> tuple[mx.array, ...]:
+            return tuple(buffer.array[row, :, begin:end] for buffer in self._buffers())
+
+        return Memory(self.lengths[sequence], columns)
+
+    def recall(self, kept: Sequence[Kept | None]) -> None:
+        """Begin with what is known of the sequences, of which nothing was seen yet."""
+        known = [each if isinstance(each, Columns) else None for each in kept]
+        if not any(known):
+            return
+        self._rows.begin(tuple(0 if each is None else each.length for each in known))
+        for place, buffer in enumerate(self._buffers()):
+            buffer.hold([None if each is None else each.arrays[place] for each in known])
+
+    def _buffers(self) -> list[Any]:
+        """Of all layers, in their order."""
+        return [buffer for cache in self._caches for buffer in cache.buffers]

@@ -69,7 +69,8 @@ class About:
     async def metrics(self, request: Request) -> Response:
         """Everything that is counted."""
         engine = self._service.engine
-        text = engine.metrics.as_text(self._service.name, *engine.requests)
+        figures = (*engine.requests, engine.cached_bytes)
+        text = engine.metrics.as_text(self._service.name, *figures)
         return Response(text, media_type=CONTENT_TYPE)
 
     async def props(self, request: Request) -> Response:

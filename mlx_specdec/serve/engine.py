@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from .. import threads
 from ..decoding.batch_size import FixedBatchSize
 from ..decoding.stop_criteria import Emission
+from ..errors import SpecdecError
 from ..many import ManyRun, Part, Request
 from ..options import Options
 from ..pair import Pair
+from ..prompt_cache.cache import PromptCache
+from ..prompt_cache.store import Store
 from .metrics import Metrics
 
 Listener = Callable[[Part], None]
@@ -44,17 +47,26 @@ class Engine:
     """Decodes requests until it is closed.
 
     load: called in the thread, gives the models and the options that requests begin with.
-    batch_size: how many are decoded at once. waiting: how many more may wait.
+    batch_size: how many are decoded at once. waiting: how many more may wait. store: of what was
+    computed of prompts; None keeps nothing.
     """
 
     def __init__(
-        self, load: Callable[[], tuple[Pair, Options]], *, batch_size: int, waiting: int
+        self,
+        load: Callable[[], tuple[Pair, Options]],
+        *,
+        batch_size: int,
+        waiting: int,
+        store: Store | None = None,
     ) -> None:
         self.metrics = Metrics()
         self.ready = threading.Event()
         self.problem: BaseException | None = None
         self.batch_size = batch_size
+        self.writing = threading.Event()
         self._load = load
+        self._store = store
+        self._cache: PromptCache | None = None
         self._most = batch_size + waiting
         self._loaded: tuple[Pair, Options] | None = None
         self._changed = threading.Condition()
@@ -77,6 +89,11 @@ class Engine:
         """What a request has not said for itself."""
         assert self._loaded is not None, "the engine is loading"
         return self._loaded[1]
+
+    @property
+    def cached_bytes(self) -> int:
+        """Size of what is kept of prompts."""
+        return 0 if self._cache is None else self._cache.nbytes
 
     @property
     def requests(self) -> tuple[int, int]:
@@ -131,6 +148,8 @@ class Engine:
         threads.clear_at_end()
         try:
             self._loaded = self._load()
+            if self._store is not None:
+                self._cache = self._store.open(self.pair)
             many = self._begin()
         except BaseException as problem:
             # Told by whoever started the engine.
@@ -149,9 +168,20 @@ class Engine:
                 self._tell(parts)
             many.keep()
         self._tell(self._all_with(STOPPING))
+        self._keep_cache()
+
+    def _keep_cache(self) -> None:
+        if self._store is None or self._cache is None:
+            return
+        self.writing.set()
+        try:
+            self._store.close(self._cache, self.pair)
+        except SpecdecError as problem:
+            log.error("%s", problem)
 
     def _begin(self) -> ManyRun:
-        return ManyRun(self.pair, None, self.options, FixedBatchSize(self.batch_size))
+        size = FixedBatchSize(self.batch_size)
+        return ManyRun(self.pair, None, self.options, size, self._cache)
 
     def _take(self, *, wait: bool) -> tuple[list[tuple[int, Request]], list[int]] | None:
         """Who has arrived and who has left since the last time; None when all is over."""

@@ -20,16 +20,26 @@ def usage(choices: Sequence[Choice], prompt_tokens: int) -> Told:
     sources = [each.result.stats.by_source for each in choices if each.result is not None]
     predicted = [each[prediction.NAME] for each in sources if prediction.NAME in each]
     accepted = sum(each.accepted for each in predicted)
+    cached = cached_tokens(choices, prompt_tokens)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": generated,
         "total_tokens": prompt_tokens + generated,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": sum(each.drafted for each in predicted) - accepted,
         },
     }
+
+
+def cached_tokens(choices: Sequence[Choice], prompt_tokens: int) -> int:
+    """Tokens of prompts that were not read again. prompt_tokens: each prompt's counted once, of
+    however many choices it is."""
+    labels = [each.result.labels for each in choices if each.result is not None]
+    read_by_choices = sum(each.prompt_tokens for each in labels)
+    cached = sum(each.cached_tokens for each in labels)
+    return cached * prompt_tokens // read_by_choices if read_by_choices else 0
 
 
 def timings(choices: Sequence[Choice]) -> dict[str, Told]:
@@ -40,10 +50,11 @@ def timings(choices: Sequence[Choice]) -> dict[str, Told]:
         return {}
     prompt_ms = 1000 * max(each.stats.seconds.prompt for each in results)
     predicted_ms = 1000 * max(each.stats.seconds.decoding for each in results)
-    prompt_n = sum(each.labels.prompt_tokens for each in results)
+    cache_n = sum(each.labels.cached_tokens for each in results)
+    prompt_n = sum(each.labels.prompt_tokens for each in results) - cache_n
     predicted_n = sum(len(each.tokens) for each in results)
     told = {
-        "cache_n": 0,
+        "cache_n": cache_n,
         "prompt_n": prompt_n,
         "prompt_ms": round(prompt_ms, 3),
         "prompt_per_token_ms": _ratio(prompt_ms, prompt_n),

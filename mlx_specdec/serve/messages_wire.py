@@ -11,6 +11,7 @@ from ..text.markers import NONE
 from . import messages
 from .asked import Asked
 from .body import Body
+from .figures import cached_tokens
 from .problems import Problem
 from .reading import Arguments, Call, Event, Reader, calls_of, texts_of
 from .wire import Choice, Told
@@ -36,7 +37,8 @@ class MessagesWire:
         """The whole answer at once."""
         [choice] = choices
         events = self._reader.push("".join(choice.texts)) + self._reader.finish()
-        return {**self._message(_content(events), choice.tokens), **self._end(choice)}
+        told = {**self._message(_content(events), choice.tokens), **self._end(choice)}
+        return {**told, "usage": self._usage(choice)}
 
     def first(self, index: int) -> list[Told]:
         """What comes before the first text."""
@@ -51,11 +53,10 @@ class MessagesWire:
         told = self._events(self._reader.finish())
         if self._block < 0:
             told += self._begin({"type": "text", "text": ""}, "content")
-        output = {"output_tokens": choice.tokens}
         return [
             *told,
             *self._close(),
-            {"type": "message_delta", "delta": self._end(choice), "usage": output},
+            {"type": "message_delta", "delta": self._end(choice), "usage": self._usage(choice)},
             {"type": "message_stop"},
         ]
 
@@ -107,6 +108,12 @@ class MessagesWire:
             "stop_sequence": None,
             "usage": {"input_tokens": self._input, "output_tokens": tokens},
         }
+
+    def _usage(self, choice: Choice) -> Told:
+        """Tokens as Anthropic counts them: what was not read again is no input."""
+        cached = cached_tokens([choice], self._input)
+        told = {"input_tokens": self._input - cached, "cache_read_input_tokens": cached}
+        return {**told, "output_tokens": choice.tokens}
 
     def _end(self, choice: Choice) -> Told:
         reason = choice.result.finish_reason if choice.result is not None else "length"

@@ -65,6 +65,7 @@ class Metrics:
             self._whole.observe(seconds)
             self._reasons[reason] += 1
             self._counts["prompt"] += result.labels.prompt_tokens
+            self._counts["cached"] += result.labels.cached_tokens
             self._counts["prompt_ms"] += round(1000 * stats.seconds.prompt)
             self._counts["decoding_ms"] += round(1000 * stats.seconds.decoding)
             self._counts["drafted"] += stats.drafted
@@ -73,16 +74,18 @@ class Metrics:
             for position, count in enumerate(stats.accepted_by_position):
                 self._accepted_at[position] += count
 
-    def as_text(self, model: str, running: int, waiting: int) -> str:
-        """Everything. model: its name, for the labels; running, waiting: requests."""
+    def as_text(self, model: str, running: int, waiting: int, cached_bytes: int = 0) -> str:
+        """Everything. model: its name, for the labels; running, waiting: requests. cached_bytes: of
+        what is kept of prompts."""
         with self._lock:
-            return "\n".join([*self._lines(_escaped(model), running, waiting), ""])
+            lines = self._lines(_escaped(model), running, waiting, cached_bytes)
+            return "\n".join([*lines, ""])
 
-    def _lines(self, model: str, running: int, waiting: int) -> Iterator[str]:
+    def _lines(self, model: str, running: int, waiting: int, cached_bytes: int) -> Iterator[str]:
         counts, labels = self._counts, f'model_name="{model}",engine="0"'
         prompt, decoding = counts["prompt_ms"] / 1000, counts["decoding_ms"] / 1000
         plain = [
-            ("prompt_tokens_total", counts["prompt"], "Prompt tokens read."),
+            ("prompt_tokens_total", counts["prompt"] - counts["cached"], "Prompt tokens read."),
             ("prompt_seconds_total", prompt, "Seconds of reading prompts."),
             ("tokens_predicted_total", counts["generated"], "Tokens generated."),
             ("tokens_predicted_seconds_total", decoding, "Seconds of generating, of all requests."),
@@ -98,6 +101,12 @@ class Metrics:
         for name, key in (("prompt_tokens", "prompt"), ("generation_tokens", "generated")):
             told = "Tokens of prompts and answers."
             yield from _family(f"vllm:{name}_total", "counter", told, {labels: counts[key]})
+        for name, key in (("queries", "prompt"), ("hits", "cached")):
+            told = "Tokens of prompts that were looked for, and that were not read again."
+            name = f"vllm:prefix_cache_{name}_total"
+            yield from _family(name, "counter", told, {labels: counts[key]})
+        told = "Bytes of what is kept of prompts."
+        yield from _family("mlx_specdec:prompt_cache_bytes", "gauge", told, {"": cached_bytes})
         by_reason = {f'{labels},finished_reason="{each}"': n for each, n in self._reasons.items()}
         told = "Requests with a whole answer."
         yield from _family("vllm:request_success_total", "counter", told, by_reason)

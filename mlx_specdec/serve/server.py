@@ -23,6 +23,7 @@ import uvicorn
 from ..errors import OptionError
 from ..options import Options
 from ..pair import Pair
+from ..prompt_cache.store import Store
 from .app import Access, make_app
 from .engine import Engine
 from .guard import LOOPBACK
@@ -32,6 +33,8 @@ from .service import Service
 DRAIN_SECONDS = 20.0
 CUT_SECONDS = 2
 """For answers that were cut to say so."""
+WRITE_SECONDS = 300
+"""For a prompt cache to get to the disk."""
 MOST_CONNECTIONS = 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 log = logging.getLogger(__name__)
@@ -40,7 +43,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Settings:
     """Where to listen, whom to let in, and how much to take. drawn_seeds, metrics: as Service has
-    them. drain_seconds: for answers that are under way when the end comes."""
+    them. drain_seconds: for answers that are under way when the end comes. store: as Engine has
+    it."""
 
     host: str
     port: int
@@ -50,13 +54,19 @@ class Settings:
     drawn_seeds: bool
     metrics: bool = False
     drain_seconds: float = DRAIN_SECONDS
+    store: Store | None = None
 
 
 def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settings) -> None:
     """Serve until a signal comes. model: its name or directory. load: called in the thread that
     decodes. Raises OptionError where nobody can listen, and what `load` raises."""
     listener = _listen(settings.host, settings.port)
-    engine = Engine(load, batch_size=settings.batch_size, waiting=settings.limits.waiting)
+    engine = Engine(
+        load,
+        batch_size=settings.batch_size,
+        waiting=settings.limits.waiting,
+        store=settings.store,
+    )
     service = Service(
         engine,
         _name_of(model),
@@ -90,7 +100,8 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
     with listener:
         server.run(sockets=[listener])
     engine.close()
-    if not engine.join(CUT_SECONDS):
+    ended = engine.join(CUT_SECONDS)
+    if not ended and not (engine.writing.is_set() and engine.join(WRITE_SECONDS)):
         # A step that takes longer, or a download: nobody waits for it.
         sys.stdout.flush()
         sys.stderr.flush()

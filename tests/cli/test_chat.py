@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,30 @@ def test_answers_know_what_was_said_before(say: Say, alone: Callable[..., str]) 
     done = say("def", "x", flags=("--proposer", "ngram", "--quiet"))
     assert (done.code, done.err) == (0, "")
     assert done.out == "".join(t if t.endswith("\n") else t + "\n" for t in (first, second))
+
+
+def test_what_was_read_in_a_turn_is_not_read_again(say: Say, alone: Callable[..., str]) -> None:
+    said = "def read_lines"
+    done = say(said, "x", "/stats", "/reset", said, "/stats")
+    known = [int(each) for each in re.findall(r"\((\d+) more were known\)", done.err)]
+    assert len(known) == 2 and known[0] > known[1] > len(said.split())
+    first = alone(f"USER: {said}\nASSISTANT:")
+    assert done.out.count(first) == 2
+
+
+def test_a_conversation_is_saved_whole_or_not_at_all(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "talk.json"
+    file.write_text("as it was")
+
+    def full(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    done = say("def", f"/save {file}")
+    assert f"cannot write {file}: No space left on device" in done.err
+    assert file.read_text() == "as it was" and list(tmp_path.iterdir()) == [file]
 
 
 def test_a_reset_forgets_and_a_system_message_stays(say: Say, alone: Callable[..., str]) -> None:

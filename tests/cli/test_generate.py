@@ -55,6 +55,7 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
         "tokens",
         "finish_reason",
         "prompt_tokens",
+        "cached_tokens",
         "generated_tokens",
         "model",
         "draft_model",

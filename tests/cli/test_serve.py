@@ -99,6 +99,18 @@ def test_a_signal_lets_answers_end_and_the_process_ends_with_0(llama: Path, numb
 
 
 @needs_extra
+def test_what_was_read_is_kept_until_the_next_start(llama: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    cached = []
+    for _ in range(2):
+        with serving("--model", llama, "--no-cache", "--prompt-cache-file", file) as server:
+            with server.ask("/v1/completions", prompt="def read_lines(", max_tokens=2) as answer:
+                cached.append(json.load(answer)["timings"]["cache_n"])
+            assert server.end(signal.SIGTERM) == 0
+    assert file.is_file() and cached[0] == 0 < cached[1]
+
+
+@needs_extra
 def test_the_key_comes_from_the_environment_as_well(llama: Path) -> None:
     with serving("--model", llama, "--no-cache", MLX_SPECDEC_API_KEY="hush") as server:
         with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -139,6 +151,9 @@ def test_a_port_that_is_taken_is_told_in_a_line(run: Run, llama: Path) -> None:
         (("--port", 99999), "--port must lie between 0 and 65535"),
         (("--top-p", 2), "top-p must lie in"),
         (("--log-level", "loud"), "--log-level"),
+        (("--prompt-cache-bytes", "much"), "is no size"),
+        (("--prompt-cache-bytes", 0, "--prompt-cache-file", "x"), "0 keeps nothing"),
+        (("--prompt-cache-file", __file__), "is no prompt cache"),
     ],
 )
 def test_wrong_flags_are_told_in_a_line(

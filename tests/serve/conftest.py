@@ -13,6 +13,7 @@ from mlx.utils import tree_map
 
 from mlx_specdec.assemble import Pair, generate, load
 from mlx_specdec.options import Options
+from mlx_specdec.prompt_cache.store import Store
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
 
@@ -60,9 +61,12 @@ def running(
     *,
     batch_size: int = 4,
     waiting: int = LIMITS.waiting,
+    store: Store | None = None,
 ) -> Iterator[Engine]:
     """An engine that has loaded."""
-    engine = Engine(lambda: (load(*directories), options), batch_size=batch_size, waiting=waiting)
+    engine = Engine(
+        lambda: (load(*directories), options), batch_size=batch_size, waiting=waiting, store=store
+    )
     loaded = threading.Event()
     engine.start(then=loaded.set)
     assert loaded.wait(60) and engine.problem is None

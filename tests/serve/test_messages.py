@@ -66,7 +66,11 @@ def test_a_message_is_answered(client: TestClient, pair: Pair, text: str) -> Non
         "content": [{"type": "text", "text": text}],
         "stop_reason": "max_tokens",
         "stop_sequence": None,
-        "usage": {"input_tokens": len(pair.tokenizer.encode(PROMPT)), "output_tokens": 12},
+        "usage": {
+            "input_tokens": len(pair.tokenizer.encode(PROMPT)),
+            "cache_read_input_tokens": 0,
+            "output_tokens": 12,
+        },
     }
     assert told(client, system="Be calm.")["content"] == answer["content"]
     counted = client.post(f"{PATH}/count_tokens", json=BODY).json()
@@ -82,7 +86,8 @@ def test_a_stream_has_its_events_in_order(client: TestClient, text: str) -> None
     assert {each["type"] for each in deltas} == {"content_block_delta"}
     assert stop == {"type": "content_block_stop", "index": 0}
     assert delta["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
-    assert delta["usage"] == {"output_tokens": 12}
+    usage = {**start["message"]["usage"], "cache_read_input_tokens": 0, "output_tokens": 12}
+    assert delta["usage"] == usage
     assert end == {"type": "message_stop"}
 
 

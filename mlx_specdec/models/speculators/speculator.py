@@ -17,7 +17,7 @@ from ...errors import OptionError
 from ..base import Base
 from ..kv_cache import KVCache
 from ..number_format import NumberFormat
-from ..rows import Rows
+from ..rows import Rows, RowsContext
 from .layers import Layer, Source
 
 IN_16_BITS = ("fc",)
@@ -116,7 +116,7 @@ class Speculator(nn.Module):
             )
 
 
-class Reading:
+class Reading(RowsContext):
     """One sequence in a speculator: keys and values, of which those that were made of the target's
     hidden states stay, and those that were made while guessing do not.
 
@@ -124,8 +124,8 @@ class Reading:
     """
 
     def __init__(self, layers: int) -> None:
-        self._rows = Rows(1)
-        self._caches = [KVCache(self._rows) for _ in range(layers)]
+        rows = Rows(1)
+        super().__init__(rows, [KVCache(rows) for _ in range(layers)])
 
     @property
     def length(self) -> int:

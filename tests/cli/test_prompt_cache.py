@@ -1,0 +1,75 @@
+"""generate --prompt-cache-file: what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Run
+
+PROMPT = "def read_lines(file): return"
+
+
+def generated(run: Run, *arguments: object) -> dict[str, Any]:
+    done = run("generate", *arguments, "--json", "--no-cache")
+    assert done.code == 0, done.err
+    told: dict[str, Any] = json.loads(done.out)
+    return told
+
+
+def test_a_prompt_is_read_once_and_gone_on_with(run: Run, llama: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    model = ("--model", llama, "-m", 8)
+    kept = ("--prompt-cache-file", file)
+    alone = generated(run, PROMPT, *model)
+    only = generated(run, PROMPT, *model, *kept, "-m", 0)
+    assert (only["text"], only["cached_tokens"]) == ("", 0) and file.is_file()
+    again = generated(run, PROMPT, *model, *kept)
+    assert again["text"] == alone["text"]
+    assert again["cached_tokens"] == again["prompt_tokens"] - 1
+    longer = PROMPT + alone["text"] + " x"
+    assert generated(run, longer, *model, *kept)["text"] == generated(run, longer, *model)["text"]
+    told = run("generate", longer, *model, *kept, "--no-cache").err
+    assert "more were known)" in told
+
+
+def test_a_translator_keeps_its_sources(run: Run, t5: Path, tmp_path: Path) -> None:
+    asked = ("This is a sentence.", "--model", t5, "-m", 8)
+    kept = ("--prompt-cache-file", tmp_path / "sources")
+    texts = [generated(run, *asked, *kept) for _ in range(2)]
+    assert texts[0]["text"] == texts[1]["text"] == generated(run, *asked)["text"]
+    assert [each["cached_tokens"] for each in texts] == [0, texts[0]["prompt_tokens"]]
+
+
+@pytest.mark.parametrize("written", [b"", b"my notes"])
+def test_a_file_of_somebody_else_is_refused_and_left_alone(
+    run: Run, llama: Path, tmp_path: Path, written: bytes
+) -> None:
+    file = tmp_path / "notes"
+    file.write_bytes(written)
+    done = run("generate", PROMPT, "--model", llama, "--prompt-cache-file", file)
+    assert done.code == 2 and done.err.count("\n") == 1 and done.out == ""
+    assert "no prompt cache that mlx-specdec has written" in done.err
+    assert file.read_bytes() == written
+
+
+def test_a_file_of_another_model_is_refused(
+    run: Run, llama: Path, t5: Path, tmp_path: Path
+) -> None:
+    kept = ("--prompt-cache-file", tmp_path / "prompts")
+    generated(run, PROMPT, "--model", llama, *kept, "-m", 1)
+    before = (tmp_path / "prompts").read_bytes()
+    done = run("generate", PROMPT, "--model", t5, *kept)
+    assert done.code == 2 and "made for another model" in done.err and done.err.count("\n") == 1
+    assert (tmp_path / "prompts").read_bytes() == before
+    done = run("generate", PROMPT, "--model", llama, "--kv-bits", 8, *kept, "--kv-group-size", 32)
+    assert done.code == 2 and done.err.count("\n") == 1
+
+
+def test_where_nothing_can_be_written_one_line_says_so(run: Run, llama: Path) -> None:
+    place = "/nowhere/at/all"
+    done = run("generate", PROMPT, "--model", llama, "-m", 1, "--prompt-cache-file", place)
+    assert done.code == 2 and f"error: cannot write {place}" in done.err

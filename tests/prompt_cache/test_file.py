@@ -1,0 +1,178 @@
+"""A cache on disk: whole, of these very weights, or not used at all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.cache_settings import CacheSettings
+from mlx_specdec.errors import OptionError, OutputError
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.options import Options
+from mlx_specdec.prompt_cache import file as files
+from mlx_specdec.prompt_cache import store as stores
+from mlx_specdec.prompt_cache.store import Store
+
+from .. import tiny
+from ..test_same_text import PROMPT, encoder_decoder, pair_of, perturbed
+from ..test_speculators import made
+from .test_same_text import ROOM, SYSTEM, known, run
+
+DRAFTING = Options(max_tokens=16, num_draft=3, cost_cache=False)
+TEXT = SYSTEM + PROMPT
+
+
+def llama(seed: int = 0, amount: float = 0.2, caches: CacheSettings | None = None) -> Pair:
+    draft = DecoderOnlyModel(perturbed(tiny.build("llama", seed, head_dim=32), amount))
+    return pair_of(DecoderOnlyModel(tiny.build("llama", seed, head_dim=32), caches=caches), draft)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return llama()
+
+
+@pytest.fixture
+def written(pair: Pair, tmp_path: Path) -> Path:
+    """A file with one text and its beginning."""
+    file = tmp_path / "cache of prompts"
+    store = Store(ROOM, file)
+    cache = store.open(pair)
+    run(pair, TEXT, DRAFTING, cache)
+    run(pair, [*SYSTEM, 1, 2], DRAFTING, cache)
+    store.close(cache, pair)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama, 8 bits", "llama, eagle3", "t5"])
+def test_what_was_written_is_read(kind: str, tmp_path: Path) -> None:
+    make: dict[str, Callable[[], Pair]] = {
+        "llama": llama,
+        "llama, 8 bits": lambda: llama(caches=CacheSettings(8, 32)),
+        "llama, eagle3": lambda: made("eagle3", "llama", tmp_path),
+        "t5": lambda: encoder_decoder("own-head-scaled", 0.1),
+    }
+    pair, store = make[kind](), Store(ROOM, tmp_path / "cache")
+    cache = store.open(pair)
+    before = [run(pair, prompt, DRAFTING, cache) for prompt in (TEXT, [*SYSTEM, 1, 2])]
+    store.close(cache, pair)
+    again = store.open(pair)
+    assert (again.nbytes, len(again.tree)) == (cache.nbytes, len(cache.tree))
+    for prompt in (TEXT, [*SYSTEM, 1, 2]):
+        for one, other in zip(known(cache, prompt), known(again, prompt), strict=True):
+            assert one[:2] == other[:2] and all(map(mx.array_equal, one[2], other[2]))
+    after = [run(pair, prompt, DRAFTING, again) for prompt in (TEXT, [*SYSTEM, 1, 2])]
+    assert [each.tokens for each in after] == [each.tokens for each in before]
+    assert all(each.labels.cached_tokens > 8 for each in after)
+
+
+def test_the_newest_is_read_where_not_all_has_room(pair: Pair, written: Path) -> None:
+    whole = Store(ROOM, written).open(pair)
+    less = Store(whole.nbytes - 1, written).open(pair)
+    assert 0 < less.nbytes < whole.nbytes
+    assert list(whole.tree)[-1].begin >= len(TEXT) - 1, "the end of the older text"
+    assert len(less.tree) == len(whole.tree) - 1
+    assert less.find([*SYSTEM, 1, 2], 13).cached_tokens == 13
+    assert less.find(TEXT, len(TEXT) - 1).cached_tokens == len(TEXT) - 1
+
+
+def test_another_draft_drafts_from_its_own(pair: Pair, written: Path) -> None:
+    other = llama(amount=0.25)
+    cache = Store(ROOM, written).open(other)
+    found = cache.find(TEXT, len(TEXT) - 1)
+    assert found.cached_tokens == len(TEXT) - 1 and not found.proposer
+    assert run(other, TEXT, DRAFTING, cache).tokens == generate(pair, TEXT, DRAFTING).tokens
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: llama(seed=1),
+        lambda: llama(caches=CacheSettings(8, 32)),
+        lambda: encoder_decoder("own-head-scaled", 0.1),
+    ],
+)
+def test_a_file_of_another_target_is_refused(written: Path, other: Callable[[], Pair]) -> None:
+    with pytest.raises(OptionError, match="made for another model"):
+        Store(ROOM, written).open(other())
+
+
+def test_a_file_of_another_version_is_written_anew(
+    pair: Pair, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "__version__", "9.9")
+    store = Store(ROOM, written)
+    with pytest.warns(RuntimeWarning, match="written anew"):
+        cache = store.open(pair)
+    assert cache.nbytes == 0
+    store.close(cache, pair)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.open(pair).nbytes == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"text", b"\xff" * 40, b"\x02\0\0\0\0\0\0\0{}", b"\x02\0\0\0\0\0\0\0[]"],
+)
+def test_what_is_no_prompt_cache_is_refused_and_left_alone(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "precious"
+    file.write_bytes(content)
+    with pytest.raises(OptionError, match="no prompt cache"):
+        Store(ROOM, file)
+    assert file.read_bytes() == content
+    weights = tmp_path / "model.safetensors"
+    mx.save_safetensors(str(weights), {"a": mx.zeros(3)})
+    for strange in (weights, tmp_path):
+        with pytest.raises(OptionError, match=r"no prompt cache|is no file"):
+            Store(ROOM, strange)
+
+
+@pytest.mark.parametrize("place", [0.5, 0.9, 0.999])
+def test_a_damaged_file_is_refused(place: float, pair: Pair, written: Path) -> None:
+    data = bytearray(written.read_bytes())
+    data[int(len(data) * place)] ^= 64
+    written.write_bytes(data)
+    with pytest.raises(OptionError, match="is damaged"):
+        Store(ROOM, written).open(pair)
+    written.write_bytes(data[: int(len(data) * place)])
+    with pytest.raises(OptionError, match="is damaged"):
+        Store(ROOM, written).open(pair)
+
+
+def test_a_file_takes_its_place_whole_or_not_at_all(
+    pair: Pair, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = written.read_bytes()
+    store = Store(ROOM, written)
+    cache = store.open(pair)
+    store.close(cache, pair)
+    assert written.read_bytes() == before, "nothing is new"
+    run(pair, [9, 9, 9], DRAFTING, cache)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.mx, "save_safetensors", full)
+    with pytest.raises(OutputError, match="No space left"):
+        store.close(cache, pair)
+    assert written.read_bytes() == before
+    assert [each.name for each in written.parent.iterdir()] == [written.name]
+
+
+def test_weights_are_told_apart_by_what_they_are(pair: Pair) -> None:
+    network = pair.target.network
+    assert stores.fingerprint(network) == stores.fingerprint(llama().target.network)
+    assert stores.fingerprint(network) != stores.fingerprint(llama(seed=1).target.network)
+    moved = perturbed(tiny.build("llama", head_dim=32), 1e-3)
+    assert stores.fingerprint(network) != stores.fingerprint(moved)
+
+
+def test_nothing_is_kept_in_no_bytes(pair: Pair) -> None:
+    assert Store(0).open(pair) is None
+    assert Store().open(pair).max_bytes == stores.default_bytes() > 1 << 20

@@ -1,0 +1,228 @@
+"""A text that was begun from the cache is the text without it, in every family, whoever drafts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.assemble import Pair, generate, stream_generate
+from mlx_specdec.cache_settings import CacheSettings
+from mlx_specdec.decoding.batch_size import FixedBatchSize
+from mlx_specdec.decoding.run import Result
+from mlx_specdec.kept import TARGET, Columns
+from mlx_specdec.many import ManyRun, Request
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.options import Options
+from mlx_specdec.prompt_cache.cache import PromptCache
+
+from .. import tiny
+from ..test_medusa import base_of, some_heads
+from ..test_medusa import pair_of as with_heads
+from ..test_same_text import PROMPT, encoder_decoder, pair_of, perturbed
+from ..test_speculators import made
+
+LENGTH = 14
+ROOM = 1 << 24
+SYSTEM = [11, 40, 23, 5, 9, 31, 7, 8, 60, 2, 19, 33]
+TRANSLATOR = "own-head-scaled"
+
+
+def fast_first(fast: Sequence[str], names: Sequence[str]) -> list[object]:
+    """Cases, of which only some are fast enough for every day."""
+    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+def decoder(name: str, caches: CacheSettings | None = None, **changes: int) -> Pair:
+    draft = DecoderOnlyModel(perturbed(tiny.build(name, **changes), 0.2), caches=caches)
+    return pair_of(DecoderOnlyModel(tiny.build(name, **changes), caches=caches), draft)
+
+
+def mixed(target: str, draft: str) -> Pair:
+    return pair_of(DecoderOnlyModel(tiny.build(target)), DecoderOnlyModel(tiny.build(draft)))
+
+
+CUT, AS_A_WHOLE, SOURCE = "any beginning", "a whole prompt", "the same source"
+PAIRS: dict[str, tuple[str, Callable[[Path], Pair]]] = {
+    "llama": (CUT, lambda path: decoder("llama")),
+    "llama, 8 bits": (CUT, lambda path: decoder("llama", CacheSettings(8, 32), head_dim=32)),
+    "llama with a recurrent draft": (CUT, lambda path: mixed("llama", "mamba2")),
+    "llama, eagle3": (CUT, lambda path: made("eagle3", "llama", path)),
+    "llama, dflash": (CUT, lambda path: made("dflash", "llama", path)),
+    "llama, medusa": (
+        CUT,
+        lambda path: with_heads(base_of("llama"), some_heads(base_of("llama"), True)),
+    ),
+    "gemma3": (AS_A_WHOLE, lambda path: decoder("gemma3")),
+    "mamba2": (AS_A_WHOLE, lambda path: decoder("mamba2")),
+    "qwen3_next": (AS_A_WHOLE, lambda path: decoder("qwen3_next")),
+    "qwen3_next, eagle3": (AS_A_WHOLE, lambda path: made("eagle3", "qwen3_next", path)),
+    "newest 16 tokens": (AS_A_WHOLE, lambda path: decoder("llama", CacheSettings(max_size=16))),
+    "t5": (SOURCE, lambda path: encoder_decoder(TRANSLATOR, 0.1)),
+    "t5, medusa": (
+        SOURCE,
+        lambda path: with_heads(base_of(TRANSLATOR), some_heads(base_of(TRANSLATOR), True)),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    made_pairs: dict[str, Pair] = {}
+
+    def pair(name: str) -> Pair:
+        if name not in made_pairs:
+            made_pairs[name] = PAIRS[name][1](tmp_path_factory.mktemp("drafter"))
+        return made_pairs[name]
+
+    return pair
+
+
+def asked(temperature: float, **more: object) -> Options:
+    return Options(
+        max_tokens=LENGTH,
+        temperature=temperature,
+        seed=3,
+        frequency_penalty=1.0,
+        cost_cache=False,
+        **more,
+    )
+
+
+def run(pair: Pair, prompt: Sequence[int], options: Options, cache: PromptCache) -> Result:
+    return stream_generate(pair, list(prompt), options, cache=cache).result()
+
+
+FAST = {("llama", 1.0), ("llama, eagle3", 0.0), ("mamba2", 1.0), ("t5", 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        case if case in FAST else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(PAIRS, (0.0, 1.0))
+    ],
+)
+def test_a_hit_changes_nothing_but_what_is_read(
+    name: str, temperature: float, pairs: Callable[[str], Pair]
+) -> None:
+    pair, kind = pairs(name), PAIRS[name][0]
+    plain, drafting = asked(temperature, regular=True), asked(temperature, num_draft=3)
+    first = generate(pair, SYSTEM + PROMPT, plain)
+    assert len(set(first.tokens)) > 3, "a text of one token would prove little"
+    turn = [*SYSTEM, *PROMPT, *first.tokens, 17, 44]
+    cache = PromptCache(ROOM)
+    hits = []
+    for prompt in (SYSTEM + PROMPT, turn, [*SYSTEM, 1, 2, 3], turn):
+        result = run(pair, prompt, drafting, cache)
+        assert result.tokens == generate(pair, prompt, plain).tokens, prompt
+        hits.append(result.labels.cached_tokens)
+    wanted = {
+        # The last round of a text is not looked back at.
+        CUT: [0, len(turn) - 8, len(SYSTEM) - 1, len(turn) - 2],
+        AS_A_WHOLE: [0, len(SYSTEM + PROMPT) - 1, 0, len(SYSTEM + PROMPT) - 1],
+        SOURCE: [0, 0, 0, len(turn)],
+    }
+    assert all(hit >= least for hit, least in zip(hits, wanted[kind], strict=True)), hits
+    assert kind == CUT or hits[2] == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    fast_first(["llama", "llama, eagle3"], [n for n, (kind, _) in PAIRS.items() if kind == CUT]),
+)
+def test_what_a_hit_leads_to_is_what_is_computed_without_one(
+    name: str, pairs: Callable[[str], Pair]
+) -> None:
+    pair, options = pairs(name), asked(0.0, num_draft=3)
+    first = run(pair, SYSTEM + PROMPT, options, PromptCache(ROOM))
+    turn = [*SYSTEM, *PROMPT, *first.tokens, 17, 44]
+    warm, cold = PromptCache(ROOM), PromptCache(ROOM)
+    run(pair, SYSTEM + PROMPT, options, warm)
+    with_hit, without = run(pair, turn, options, warm), run(pair, turn, options, cold)
+    assert with_hit.labels.cached_tokens > 0
+    assert with_hit.stats.accepted_by_position == without.stats.accepted_by_position
+    text = [*turn, *without.tokens]
+    for one, other in zip(known(warm, text), known(cold, text), strict=True):
+        assert one[:2] == other[:2]
+        for mine, its in zip(one[2], other[2], strict=True):
+            assert mx.allclose(mine, its, rtol=1e-3, atol=1e-3)
+
+
+def known(cache: PromptCache, text: Sequence[int]) -> list[tuple[str, int, tuple[mx.array, ...]]]:
+    found = cache.find(text, len(text))
+    parts = {TARGET: found.target, **found.proposer}
+    kept = [(name, each) for name, each in sorted(parts.items()) if isinstance(each, Columns)]
+    return [(name, each.length, each.arrays) for name, each in kept]
+
+
+@pytest.mark.usefixtures("shadowed")
+@pytest.mark.parametrize(
+    "name", fast_first(["llama"], ["llama", "llama, 8 bits", "gemma3", "qwen3_next", "t5"])
+)
+def test_contexts_hold_what_a_fresh_one_would(name: str, pairs: Callable[[str], Pair]) -> None:
+    pair, options, cache = pairs(name), asked(1.0, num_draft=3), PromptCache(ROOM)
+    first = run(pair, SYSTEM + PROMPT, options, cache)
+    for prompt in ([*SYSTEM, *PROMPT, *first.tokens, 17], SYSTEM + PROMPT):
+        run(pair, prompt, options, cache)
+    assert run(pair, SYSTEM + PROMPT, options, cache).labels.cached_tokens > 0 or name == "gemma3"
+
+
+@pytest.mark.parametrize("name", fast_first(["llama"], ["llama", "llama, eagle3", "gemma3", "t5"]))
+def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]) -> None:
+    pair, options, cache = pairs(name), asked(0.0, num_draft=3), PromptCache(ROOM)
+    first = run(pair, SYSTEM + PROMPT, options, cache)
+    arrays = [array for node in cache.tree for own in node.columns.values() for array in own]
+    arrays += [a for node in cache.tree for whole in node.wholes.values() for a in whole.arrays]
+    before = [array.tolist() for array in arrays]
+    for tail in ([], [17, 44], [3]):
+        run(pair, [*SYSTEM, *PROMPT, *first.tokens[:5], *tail], options, cache)
+        run(pair, SYSTEM + PROMPT + tail, options, cache)
+    assert [array.tolist() for array in arrays] == before
+
+
+@pytest.mark.parametrize(
+    ("name", "room"),
+    [
+        ("llama", 30_000),
+        ("t5", ROOM),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("llama", ROOM),
+                ("llama, eagle3", ROOM),
+                ("llama, eagle3", 30_000),
+                ("gemma3", ROOM),
+                ("t5", 30_000),
+            )
+        ),
+    ],
+)
+def test_requests_that_share_beginnings_write_what_they_write_alone(
+    name: str, room: int, pairs: Callable[[str], Pair]
+) -> None:
+    pair, cache = pairs(name), PromptCache(room)
+    many = ManyRun(pair, None, asked(0.0, num_draft=2), FixedBatchSize(3), cache)
+    prompts = [SYSTEM + PROMPT, [*SYSTEM, 1, 2, 3], SYSTEM, PROMPT, SYSTEM + PROMPT + [4]]
+    requests = {
+        number: Request(prompt, asked((number % 2) * 1.0, num_draft=2))
+        for number, prompt in enumerate(prompts * 2)
+    }
+    results: dict[int, Result] = {}
+    for number, request in requests.items():
+        many.add(number, request)
+        for part in many.step() if number % 2 else ():
+            results |= {part.number: part.result} if part.result is not None else {}
+    while not many.idle:
+        for part in many.step():
+            assert part.error is None
+            results |= {part.number: part.result} if part.result is not None else {}
+    for number, request in requests.items():
+        plain = asked(request.options.temperature, regular=True)
+        assert results[number].tokens == generate(pair, request.prompt, plain).tokens, number
+    hits = sum(result.labels.cached_tokens > 0 for result in results.values())
+    assert hits > 2
+    assert cache.nbytes <= room

@@ -1,0 +1,137 @@
+"""What was read is not read again, is told of in every dialect, and changes no text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+
+from starlette.testclient import TestClient
+
+from mlx_specdec.assemble import Pair
+from mlx_specdec.prompt_cache.store import Store
+
+from .conftest import running
+from .test_http import CHAT, COMPLETIONS, client_of, ok, streamed
+
+SYSTEM = "You are a tool that reads files, line by line, and says nothing else. " * 3
+QUESTION = {"role": "user", "content": "def read_lines"}
+TALK = [{"role": "system", "content": SYSTEM}, QUESTION]
+
+
+@pytest.fixture
+def client(llama: tuple[Path, Path]) -> Iterator[TestClient]:
+    with running(llama, store=Store(1 << 26)) as engine:
+        yield client_of(engine)
+
+
+def cached(told: dict[str, Any]) -> int:
+    return told["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_conversation_is_read_once(client: TestClient, alone: Callable[..., str]) -> None:
+    asked = {"max_tokens": 12, "temperature": 0.9, "seed": 4}
+    first = ok(client, CHAT, messages=TALK, **asked)
+    assert (cached(first), first["timings"]["cache_n"]) == (0, 0)
+    answer = first["choices"][0]["message"]
+    told = ok(client, CHAT, messages=[*TALK, answer, {"role": "user", "content": "x"}], **asked)
+    usage, timings = told["usage"], told["timings"]
+    before = first["usage"]["prompt_tokens"]
+    assert before - 1 <= cached(told) < usage["prompt_tokens"]
+    assert timings["cache_n"] == cached(told)
+    assert timings["prompt_n"] == usage["prompt_tokens"] - cached(told)
+
+
+def test_the_text_is_that_of_the_prompt_alone(
+    client: TestClient, pair: Pair, alone: Callable[..., str]
+) -> None:
+    for temperature in (0.0, 0.9):
+        for tail in ("a", "b", "a", "a c"):
+            body = {"max_tokens": 12, "temperature": temperature, "seed": 4}
+            told = ok(client, COMPLETIONS, prompt=SYSTEM + tail, **body)
+            ids = pair.tokenizer.encode(SYSTEM + tail)
+            wanted = alone(ids, max_tokens=12, temperature=temperature, seed=4)
+            assert told["choices"][0]["text"] == wanted
+    assert cached(told) > 20
+
+
+def test_many_at_once_share_what_they_have_in_common(
+    client: TestClient, pair: Pair, alone: Callable[..., str]
+) -> None:
+    ok(client, COMPLETIONS, prompt=SYSTEM, max_tokens=1)
+    texts: dict[int, dict[str, Any]] = {}
+
+    def ask(number: int) -> None:
+        body = {"prompt": f"{SYSTEM}{number}", "max_tokens": 10, "temperature": 0.8}
+        texts[number] = ok(client, COMPLETIONS, seed=number, **body)
+
+    threads = [threading.Thread(target=ask, args=[number]) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, told in texts.items():
+        ids = pair.tokenizer.encode(f"{SYSTEM}{number}")
+        wanted = alone(ids, max_tokens=10, temperature=0.8, seed=number)
+        assert told["choices"][0]["text"] == wanted
+        assert cached(told) > 20
+
+
+def test_choices_count_a_prompt_once(client: TestClient) -> None:
+    for hit in (False, True):
+        told = ok(client, COMPLETIONS, prompt=SYSTEM, max_tokens=2, n=3)
+        assert bool(cached(told)) == hit
+    assert cached(told) == told["usage"]["prompt_tokens"] - 1
+
+
+def test_every_dialect_tells_of_it(client: TestClient) -> None:
+    body = {"messages": [{"role": "user", "content": SYSTEM}], "max_tokens": 3}
+    first, second = (ok(client, "/v1/messages", **body)["usage"] for _ in range(2))
+    assert (first["cache_read_input_tokens"], first["output_tokens"]) == (0, 3)
+    assert second["input_tokens"] == 1
+    assert second["cache_read_input_tokens"] == first["input_tokens"] - 1
+    wanted = {"stream_options": {"include_usage": True}, "prompt": SYSTEM, "max_tokens": 3}
+    streamed(client, COMPLETIONS, **wanted)
+    *_, last = streamed(client, COMPLETIONS, **wanted)
+    assert cached(last) == last["usage"]["prompt_tokens"] - 1
+    events = client.post("/v1/messages", json={**body, "stream": True}).text
+    assert f'"cache_read_input_tokens": {second["cache_read_input_tokens"]}' in events
+
+
+def test_metrics_count_hits_in_tokens(client: TestClient) -> None:
+    told = [ok(client, COMPLETIONS, prompt=SYSTEM, max_tokens=2) for _ in range(2)]
+    size = told[0]["usage"]["prompt_tokens"]
+    lines = client.get("/metrics").text.splitlines()
+    values = {line.split("{")[0].split(" ")[0]: line.split(" ")[-1] for line in lines}
+    assert values["vllm:prefix_cache_queries_total"] == str(2 * size)
+    assert values["vllm:prefix_cache_hits_total"] == str(size - 1)
+    assert values["vllm:prompt_tokens_total"] == str(2 * size)
+    assert values["llamacpp:prompt_tokens_total"] == str(size + 1)
+    assert int(values["mlx_specdec:prompt_cache_bytes"]) > 1000
+
+
+def test_a_translator_reads_the_same_source_once(t5: tuple[Path, Path]) -> None:
+    with running(t5, store=Store(1 << 26)) as engine:
+        client = client_of(engine)
+        body = {"prompt": "This is a sentence.", "max_tokens": 8}
+        first, again = (ok(client, COMPLETIONS, **body) for _ in range(2))
+        assert first["choices"][0]["text"] == again["choices"][0]["text"]
+        assert (cached(first), cached(again)) == (0, first["usage"]["prompt_tokens"])
+        longer = ok(client, COMPLETIONS, prompt="This is a sentence. And more.", max_tokens=8)
+        assert cached(longer) == 0, "an encoder looks both ways"
+
+
+def test_it_survives_a_restart(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    store = Store(1 << 26, tmp_path / "cache")
+    texts = []
+    for hit in (False, True):
+        with running(llama, store=store) as engine:
+            told = ok(client_of(engine), COMPLETIONS, prompt=SYSTEM, max_tokens=5)
+            assert bool(cached(told)) == hit
+            texts.append(told["choices"][0]["text"])
+    assert texts[0] == texts[1]
