@@ -15,7 +15,7 @@ from importlib.metadata import version
 import mlx.core as mx
 
 from . import blas
-from .contracts import Proposer
+from .contracts import FINAL, Proposer
 from .costs import cache as cost_cache
 from .costs import experience
 from .costs.acceptance import Acceptance
@@ -309,7 +309,8 @@ class Trials:
         """Warns of a drafter that has failed, once for the pair."""
         riding = self._pair.speculator
         for name, each in self._tried.items():
-            layers = LAYERS_COUNTED if riding is not None and riding.kind == name else ""
+            counted = riding is not None and riding.kind == name and FINAL not in riding.taps
+            layers = LAYERS_COUNTED if counted else ""
             shown = each.identity or self._pair.name
             if caution := self._pair.trials[name].caution(shown, layers):
                 warnings.warn(caution, RuntimeWarning, stacklevel=4)

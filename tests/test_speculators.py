@@ -33,7 +33,9 @@ from .test_same_text import FIXTURES, PROMPT, SIZE, Numbers, Switching
 Make = Callable[..., Path]
 MAKERS: dict[str, Make] = {
     "eagle3": speculators.eagle3,
+    "eagle": speculators.eagle,
     "dflash": speculators.dflash,
+    "peagle": speculators.peagle,
     "dflash2": lambda directory, **asked: speculators.dflash(directory, second=True, **asked),
     "dspark": lambda directory, **asked: speculators.dflash(directory, markov="rnn", **asked),
 }
@@ -41,6 +43,9 @@ TRANSLATOR = "own-head-scaled"
 TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
 FAST_CASES = {
     ("eagle3", "llama", 1.0),
+    ("eagle", "llama", 1.0),
+    ("eagle", TRANSLATOR, 0.0),
+    ("peagle", "llama", 1.0),
     ("eagle3", TRANSLATOR, 0.0),
     ("eagle3", "qwen3_next", 0.0),
     ("dflash", "llama", 0.0),
@@ -79,7 +84,7 @@ def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
     ("kind", "family", "temperature"),
     [
         case if case in FAST_CASES else pytest.param(*case, marks=pytest.mark.slow)
-        for case in itertools.product(KINDS, TARGETS, (0.0, 1.0))
+        for case in itertools.product(MAKERS, TARGETS, (0.0, 1.0))
     ],
 )
 def test_the_text_is_the_targets_own(
@@ -105,7 +110,7 @@ def test_the_text_is_the_targets_own(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block", "typical"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_every_rule_takes_the_rows_that_tokens_were_drawn_from(
     kind: str, rule: str, tmp_path: Path
 ) -> None:
@@ -118,7 +123,7 @@ def test_every_rule_takes_the_rows_that_tokens_were_drawn_from(
     assert first.stats.drafted > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_in_a_batch_every_text_is_what_it_is_alone(kind: str, tmp_path: Path) -> None:
     pair = made(kind, "llama", tmp_path)
     prompts = [PROMPT, PROMPT[:3], [*PROMPT, 40, 2, 11], [9]]
@@ -129,7 +134,7 @@ def test_in_a_batch_every_text_is_what_it_is_alone(kind: str, tmp_path: Path) ->
     assert sum(result.stats.drafted for result in together) > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_a_long_prompt_is_read_as_a_short_one_is(kind: str, tmp_path: Path) -> None:
     pair = made(kind, "llama", tmp_path)
     prompt = [2 + 7 * index % 60 for index in range(3 * UNREAD + 5)]
@@ -145,8 +150,12 @@ def test_a_long_prompt_is_read_as_a_short_one_is(kind: str, tmp_path: Path) -> N
 
 def test_a_drafter_that_is_always_right_saves_passes(tmp_path: Path) -> None:
     # It has to know the one token that is possible.
-    knowing = {"eagle3": {"drafted": None}, "dflash2": {"nested": {"selector_top_k": SIZE}}}
-    for kind in KINDS:
+    knowing = {
+        "eagle3": {"drafted": None},
+        "peagle": {"drafted": None},
+        "dflash2": {"nested": {"selector_top_k": SIZE}},
+    }
+    for kind in MAKERS:
         pair = made(kind, "llama", tmp_path, **knowing.get(kind, {}))
         asked = Options(max_tokens=22, num_draft=3, logit_bias={9: 1000.0}, cost_cache=False)
         stats = generate(pair, PROMPT, asked).stats
@@ -164,7 +173,7 @@ def test_lookup_goes_before_a_drafter_where_the_length_is_its_own(tmp_path: Path
     assert set(result.stats.by_source) == {"ngram", "eagle3"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_a_kind_that_the_pair_lacks_is_refused(kind: str, tmp_path: Path) -> None:
     target = target_of("llama")
     plain = Pair("target", None, target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
@@ -175,7 +184,7 @@ def test_a_kind_that_the_pair_lacks_is_refused(kind: str, tmp_path: Path) -> Non
         generate(made(kind, "llama", tmp_path), PROMPT, Options(proposer=other))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_targets_that_do_not_show_their_layers_are_refused_by_name(
     kind: str, tmp_path: Path
 ) -> None:
@@ -185,7 +194,7 @@ def test_targets_that_do_not_show_their_layers_are_refused_by_name(
         pair_of(target, MAKERS[kind](tmp_path / kind, **asked))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_what_rounds_cost_can_be_measured_without_verifying(kind: str, tmp_path: Path) -> None:
     asked = Options(max_tokens=20, num_draft=3, simulated_acceptance=1.0, cost_cache=False)
     result = generate(made(kind, "llama", tmp_path), PROMPT, asked)
@@ -241,7 +250,7 @@ def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
     asked = {"max_tokens": 16, "seed": 1, "cost_cache": False}
     plain = generate(assemble.load(base), "some text", Options(**asked))
     for kind, make in MAKERS.items():
-        more = {"drafted": vocabulary // 2} if kind == "eagle3" else {}
+        more = {"drafted": vocabulary // 2} if kind in ("eagle3", "peagle") else {}
         directory = make(tmp_path / kind, vocabulary=vocabulary, **more)
         pair = assemble.load(base, directory)
         assert pair.draft is None and pair.speculator is not None

@@ -7,6 +7,7 @@ whatever else is said about it stay as they are.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx

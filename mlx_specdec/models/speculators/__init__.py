@@ -41,6 +41,6 @@ def try_out(network: Speculator, target: Base) -> None:
     for name in network.taps:
         if name not in hidden or hidden[name].shape[-1] != target.width:
             raise CheckpointError(
-                f"what the target shows as {name} is no hidden state of width {target.width}: no "
-                "drafter can read it"
+                f"what the target shows as {name} is no hidden state of width {width}: no drafter "
+                "can read it"
             )

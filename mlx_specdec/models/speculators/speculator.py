@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
 from ...checkpoints.speculators.layout import SpeculatorFiles
-from ...contracts import after
+from ...contracts import FINAL, after
 from ...errors import OptionError
 from ..base import Base
 from ..kv_cache import KVCache
@@ -27,17 +27,19 @@ class Speculator(nn.Module):
     """A network that drafts from hidden states of `target`.
 
     Parameters are named as in files. taps: the hidden states that it reads, in the order in which
-    they stand side by side.
+    they stand side by side; one that names no layer reads what the target's head is given.
     """
 
     def __init__(self, files: SpeculatorFiles, target: Base) -> None:
         super().__init__()
         self._target = target
         self.kind = files.kind
-        self.taps = tuple(after(layer) for layer in files.tapped_of(target.layers))
+        layers = files.tapped_of(target.layers)
+        self.taps = tuple(after(layer) for layer in layers) or (FINAL,)
         present, width = files.tensors, files.sizes.width
-        self.fc = nn.Linear(files.taps * files.target_width, width, bias="fc.bias" in present)
-        self.norm = nn.RMSNorm(width, files.sizes.eps)
+        self.fc = nn.Linear(present["fc.weight"].shape[1], width, bias="fc.bias" in present)
+        if "norm.weight" in present:
+            self.norm = nn.RMSNorm(width, files.sizes.eps)
         if "embed_tokens.weight" in present:
             self.embed_tokens = nn.Embedding(files.vocabulary, width)
         if "lm_head.weight" in present:
