@@ -312,6 +312,15 @@ class Proposer(Protocol):
     """Whether it drafts for several sequences, and has `join` and `filter`. Of one that does not,
     every sequence of a batch has its own."""
     wanted: bool = True
+@dataclass(frozen=True)
+class Prices:
+    """rounds: seconds of a round by drafted length, 0 being a plain step. token: seconds that a
+    token is worth."""
+
+    rounds: Sequence[float]
+    token: float
+
+
     """Whether a draft is wanted as soon as the prompts are read. One that is not puts off whatever
     only drafts need: they may never be wanted."""
 
@@ -326,6 +335,9 @@ class Proposer(Protocol):
     def filter(self, keep: Sequence[int]) -> None:
         """Keep these sequences, at least one, in this order."""
         raise TypeError(f"{type(self).__name__} drafts for one sequence")
+    prices: Callable[[], Prices | None] | None = None
+    """What rounds cost so far, for those that know how much of a draft is worth verifying; None
+    where its length is not to be changed."""
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
         """Whether `propose` would draft anything now. Asked while a plain step is in flight, so it

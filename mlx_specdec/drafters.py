@@ -106,14 +106,21 @@ def make_proposer(
         proposer = make()
         # Batches often do best without.
         proposer.wanted = not batch and _wanted(lengths, each.name)
+        its = _controller(lengths, each.name)
+        if each.stops and not batch and isinstance(its, AutoLength):
+            proposer.prices = its.prices
         made[each.name] = RowByRow(make) if batch and not proposer.batches else proposer
     return FirstOf(made, limit) if len(made) > 1 else next(iter(made.values()), None)
 
 
-def _wanted(lengths: DraftLength, name: str) -> bool:
+def _controller(lengths: DraftLength, name: str) -> DraftLength | None:
     if isinstance(lengths, LengthsByRows):
         lengths = lengths.by_rows[1]
-    its = lengths.learning.get(name) if isinstance(lengths, LengthsBySource) else lengths
+    return lengths.learning.get(name) if isinstance(lengths, LengthsBySource) else lengths
+
+
+def _wanted(lengths: DraftLength, name: str) -> bool:
+    its = _controller(lengths, name)
     return not isinstance(its, AutoLength) or its.reads_along
 
 
@@ -186,6 +193,7 @@ def _auto(
         budget=budget,
         reading=reading,
         source=drafter.name if len(chosen) > 1 else None,
+        stops=drafter.stops,
     )
 
 

@@ -197,6 +197,8 @@ def dflash(
         own |= {"markov_rank": RANK, "markov_head_type": markov, "projector_type": "dspark"}
         shapes["markov_head.markov_w1.weight"] = (vocabulary, RANK)
         shapes["markov_head.markov_w2.weight"] = (vocabulary, RANK)
+        shapes["confidence_head.proj.weight"] = (1, width + RANK)
+        shapes["confidence_head.proj.bias"] = (1,)
     if markov == "gated":
         shapes["markov_head.gate_proj.weight"] = (RANK, width + RANK)
         shapes["markov_head.gate_proj.bias"] = (RANK,)

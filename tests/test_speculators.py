@@ -13,7 +13,8 @@ import pytest
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate, stream_generate
 from mlx_specdec.checkpoints.speculators import KINDS, read
-from mlx_specdec.contracts import after
+from mlx_specdec.contracts import Prices, after
+from mlx_specdec.drafters import make_draft_length
 from mlx_specdec.drafting import DRAFTERS
 from mlx_specdec.drafting.speculator import UNREAD
 from mlx_specdec.errors import OptionError
@@ -202,6 +203,36 @@ def test_what_rounds_cost_can_be_measured_without_verifying(kind: str, tmp_path:
 
 
 def test_taps_change_no_logit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
+    temperature: float, tmp_path: Path
+) -> None:
+    pair = made("dspark", "llama", tmp_path)
+    options = Options(max_tokens=24, temperature=temperature, num_draft=4, seed=2, cost_cache=False)
+    assert pair.speculator is not None and pair.speculator.stops
+    drafted = []
+    for prices in (None, Prices([1.0, 1.3, 1.6, 1.9, 2.2], 1.0)):
+        [drafter] = assemble.drafters(pair, options)
+        proposer = drafter.make(options, False)
+        proposer.prices = lambda prices=prices: prices
+        result = stream_generate(pair, PROMPT, options, proposer=proposer).result()
+        assert result.tokens == generate(pair, PROMPT, replace(options, regular=True)).tokens
+        drafted.append(result.stats.drafted / result.stats.rounds)
+    assert 1 <= drafted[1] < drafted[0] - 0.5
+
+
+def test_where_lengths_are_learned_a_drafter_hears_what_rounds_cost(tmp_path: Path) -> None:
+    for kind, told in (("dspark", True), ("dflash", False)):
+        pair = made(kind, "llama", tmp_path)
+        for asked in ("auto", 3):
+            options = Options(num_draft=asked, cost_cache=False)
+            chosen = [each for each in assemble.drafters(pair, options) if each.name == kind]
+            lengths = make_draft_length(pair, chosen, options)
+            proposer = assemble.make_proposer(chosen, options, lengths)
+            assert proposer is not None
+            assert (proposer.prices is not None) is (told and asked == "auto")
+
+
     for family in TARGETS:
         model = target_of(family)
         names = tuple(after(layer) for layer in range(model.layers))

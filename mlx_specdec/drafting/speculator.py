@@ -7,6 +7,7 @@ is dropped after every round, and the tokens that stayed are read again with the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ from ..contracts import Noise, Proposal, Proposer, Scores, no_proposal
 from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
 from .chain import draw
+from .confidence import Confidence
 from .drafter import MOST_DRAFTED, Brought, Drafter
 
 MISSING = (
@@ -34,6 +36,7 @@ def drafter(pair: Brought) -> Drafter | None:
         network.kind,
         lambda asked, first: HiddenStateDrafter(network, asked.sampling, pair.vocabulary),
         most=min(network.most, MOST_DRAFTED),
+        stops=network.stops,
         nbytes=network.nbytes,
         identity=pair.draft_name or "",
     )
@@ -61,6 +64,12 @@ class Reading(Protocol):
         """Those of the next one, behind the guessed `token`, (1, 1) int32."""
         ...
 
+    def chances(self) -> mx.array | None:
+        """How likely each of the tokens guessed so far is to stay, if all before it do, (1, count)
+        float32; None where the network does not tell. A token's own says nothing of which one was
+        drawn."""
+        ...
+
     def forget(self, length: int) -> None:
         """Drop all rows but the first `length`."""
         ...
@@ -75,6 +84,11 @@ class Network(Protocol):
 
     kind: str
     taps: tuple[str, ...]
+
+    @property
+    def stops(self) -> bool:
+        """Whether it tells how likely what it drafts is to stay."""
+        ...
 
     @property
     def most(self) -> int:
@@ -102,6 +116,7 @@ class HiddenStateDrafter(Proposer):
         self._network = network
         self._settings = settings
         self._vocabulary = vocabulary
+        self._confidence = Confidence()
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """Forgets the last sequence."""
@@ -111,6 +126,7 @@ class HiddenStateDrafter(Proposer):
         self._reading = self._network.open()
         self._hidden: list[mx.array] = []
         self._tokens: list[int] = []
+        self._confidence.forget()
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Keeps the target's hidden states. Many of them are read at once, all but the last, whose
@@ -118,6 +134,7 @@ class HiddenStateDrafter(Proposer):
         [kept], [its] = tokens, scores
         if not kept:
             return
+        self._confidence.learn(len(kept) - 1)
         self._hidden.append(mx.concatenate([its.hidden[tap] for tap in self.taps], axis=-1))
         self._tokens += kept
         if len(self._tokens) > UNREAD:
@@ -143,4 +160,7 @@ class HiddenStateDrafter(Proposer):
         logits, after = self._reading.guess(count), self._reading.guess_after
         proposal = draw(self._distributions, committed, noise, count, logits, after)
         self._reading.forget(length)
-        return proposal
+        prices = None if self.prices is None else self.prices()
+        if prices is None or (chances := self._reading.chances()) is None:
+            return proposal
+        return replace(proposal, counts=(self._confidence.worth(chances, prices),)).of(0)

@@ -19,8 +19,9 @@ from ..kv_cache import KVCache
 from ..number_format import NumberFormat
 from ..rows import Rows
 
-IN_16_BITS = ("fc",)
-"""What is never quantized: all that a drafter knows of the target goes through it."""
+IN_16_BITS = ("fc", "confidence_head.proj")
+"""What is never quantized: all that a drafter knows of the target goes through the first, and the
+other has one row."""
 
 
 class Speculator(nn.Module):
@@ -45,6 +46,11 @@ class Speculator(nn.Module):
         if "lm_head.weight" in present:
             self.lm_head = nn.Linear(width, present["lm_head.weight"].shape[0], bias=False)
         self._places = _places(files.target_ids, target.vocabulary)
+
+    @property
+    def stops(self) -> bool:
+        """Whether it tells how likely what it drafts is to stay."""
+        return "confidence_head" in self
 
     @property
     def nbytes(self) -> int:
@@ -122,6 +128,10 @@ class Reading:
     def forget(self, length: int) -> None:
         """Drop what was made behind the first `length` rows."""
         self._rows.rewind((length,))
+
+    def chances(self) -> mx.array | None:
+        """As drafting.speculator.Reading says; most networks do not tell."""
+        return None
 
 
 def _places(target_ids: tuple[int, ...] | None, vocabulary: int) -> mx.array | None:
