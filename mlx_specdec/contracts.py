@@ -33,6 +33,17 @@ def after(layer: int) -> str:
     return f"after.{layer}"
 
 
+def keys_of(layer: int) -> str:
+    """The name of the keys that layer `layer` makes, its heads side by side, before positions turn
+    them. Few models show them."""
+    return f"keys.{layer}"
+
+
+def values_of(layer: int) -> str:
+    """The name of the values beside them."""
+    return f"values.{layer}"
+
+
 @dataclass(frozen=True)
 class Scores:
     """What one pass of a model yields, lazily: what nobody reads is not computed.
@@ -151,7 +162,8 @@ class Context(Protocol):
         tokens: (batch, m) int32, m >= 1; `lengths` grow by m at once, the arithmetic is lazy.
         proposed: how many of the last tokens are not committed and may be taken back by `rewind`.
             A pass with proposed = 0 makes everything before it final.
-        taps: names of hidden states to return: FINAL, and `after(i)` for the output of layer i.
+        taps: names of hidden states to return: FINAL, `after(i)` for the output of layer i, and
+            `keys_of(i)` and `values_of(i)`, which few models show.
 
         Raises OptionError where the model cannot show such a hidden state.
         """
@@ -300,6 +312,15 @@ class NoiseSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Prices:
+    """rounds: seconds of a round by drafted length, 0 being a plain step. token: seconds that a
+    token is worth."""
+
+    rounds: Sequence[float]
+    token: float
+
+
 class Proposer(Protocol):
     """Guesses tokens. It never sees target probabilities of positions that it has yet to draft.
 
@@ -312,17 +333,11 @@ class Proposer(Protocol):
     """Whether it drafts for several sequences, and has `join` and `filter`. Of one that does not,
     every sequence of a batch has its own."""
     wanted: bool = True
-@dataclass(frozen=True)
-class Prices:
-    """rounds: seconds of a round by drafted length, 0 being a plain step. token: seconds that a
-    token is worth."""
-
-    rounds: Sequence[float]
-    token: float
-
-
     """Whether a draft is wanted as soon as the prompts are read. One that is not puts off whatever
     only drafts need: they may never be wanted."""
+    prices: Callable[[], Prices | None] | None = None
+    """What rounds cost so far, for those that know how much of a draft is worth verifying; None
+    where its length is not to be changed."""
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """New sequences start, one per prompt; of an encoder-decoder model it is the source."""
@@ -335,9 +350,6 @@ class Prices:
     def filter(self, keep: Sequence[int]) -> None:
         """Keep these sequences, at least one, in this order."""
         raise TypeError(f"{type(self).__name__} drafts for one sequence")
-    prices: Callable[[], Prices | None] | None = None
-    """What rounds cost so far, for those that know how much of a draft is worth verifying; None
-    where its length is not to be changed."""
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
         """Whether `propose` would draft anything now. Asked while a plain step is in flight, so it

@@ -20,6 +20,7 @@ DRAFTERS = {
     "peagle": "speculator",
     "eagle3": "speculator",
     "eagle": "speculator",
+    "gemma4_assistant": "speculator",
     "medusa": "medusa",
 }
 """Name -> module. The order is the one in which `auto` prefers those that need weights."""

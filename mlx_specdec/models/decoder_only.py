@@ -24,7 +24,7 @@ from .cache_kinds import cache_maker
 from .decoder_context import DecoderOnlyContext, MakeCache, batched, fits, mask_axes
 from .rewinding import RewindableCache, evaluate
 from .row_check import ATTEMPTS, rows_agree
-from .taps import Shown, Tap, layer_of, state_of, tapped
+from .taps import Shown, Tap, layer_of, lent_of, state_of, tapped
 
 
 def _inner(model: nn.Module) -> nn.Module:
@@ -193,7 +193,7 @@ class DecoderOnlyModel:
         for tap in armed.values():
             tap.arm()
         logits = self.network(tokens, cache=entries)
-        states = ((name, state_of(tap.take())) for name, tap in armed.items())
+        states = ((name, state_of(tap.take(), name)) for name, tap in armed.items())
         return Scores(logits, {name: state for name, state in states if state is not None})
 
     def tap(self, name: str) -> Tap:
@@ -203,11 +203,13 @@ class DecoderOnlyModel:
         """
         if name not in self._taps:
             inner = name == FINAL
-            place = 0 if inner else layer_of(name, self.layers)
-            tap = tapped(_inner(self.network) if inner else self.network.layers[place])
+            module = _inner(self.network) if inner else lent_of(name, self.network.layers)
+            if module is None:
+                module = self.network.layers[layer_of(name, self.layers)]
+            tap = tapped(module)
             tap.arm()
             self.network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(self.network))
-            state = state_of(tap.take())
+            state = state_of(tap.take(), name)
             # Some models keep the head inside: what comes out of them are logits.
             if state is None or (inner and state.shape[-1] == self._vocabulary):
                 raise self._closed("the input of their head" if inner else f"what is {name}")

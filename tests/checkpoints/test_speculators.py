@@ -95,7 +95,6 @@ def test_whole_models_are_no_drafters(tmp_path: Path) -> None:
         ({"dflash_config": {"projector_type": "domino"}}, {}, "a Domino"),
         ({"speculators_model_type": "dflash", "projector_type": "domino"}, {}, "a Domino"),
         ({"exit_dim": 8, "num_draft_layers": 2}, {}, "a ReDrafter"),
-        ({"model_type": "gemma4_assistant"}, {}, "an assistant of Gemma 4"),
         ({"speculators_model_type": "mtp"}, {}, "a drafter that says it is 'mtp'"),
         ({"speculators_model_type": "eagle"}, {}, "a drafter that says it is 'eagle'"),
         ({"model_type": "qwen3_next"}, {"mtp.fc.weight": (4, 8)}, "multi-token prediction layers"),

@@ -25,6 +25,7 @@ KINDS: Mapping[str, str] = {
     "peagle": "peagle",
     "eagle3": "eagle3",
     "eagle": "eagle",
+    "gemma4_assistant": "gemma4_assistant",
 }
 """Kind -> module. The order is the one in which they are tried: a DSpark is a DFlash with more, and
 a P-EAGLE an EAGLE-3."""

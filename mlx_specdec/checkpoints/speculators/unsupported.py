@@ -7,7 +7,6 @@ from typing import Any
 
 _TYPES = {
     "mlp_speculator": "an MLPSpeculator",
-    "gemma4_assistant": "an assistant of Gemma 4",
     "recurrent_drafter": "a ReDrafter",
 }
 _KEYS = {

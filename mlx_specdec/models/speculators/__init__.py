@@ -39,7 +39,8 @@ def try_out(network: Speculator, target: Base) -> None:
     hidden = target.open([0]).advance(tokens, taps=network.taps).hidden
     target.embed(tokens)
     for name in network.taps:
-        if name not in hidden or hidden[name].shape[-1] != target.width:
+        width = network.width_of(name)
+        if name not in hidden or hidden[name].shape[-1] != width:
             raise CheckpointError(
                 f"what the target shows as {name} is no hidden state of width {width}: no drafter "
                 "can read it"

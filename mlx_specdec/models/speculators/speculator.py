@@ -67,6 +67,10 @@ class Speculator(nn.Module):
             self._quantize(numbers.q_bits, numbers.q_group_size)
         mx.eval(self.parameters())
 
+    def width_of(self, tap: str) -> int:
+        """Of what the target shows under this name."""
+        return self._target.width
+
     def embed(self, tokens: mx.array) -> mx.array:
         """(1, m) int32 of the target's -> (1, m, width)."""
         lent = "embed_tokens" not in self
@@ -125,13 +129,13 @@ class Reading:
         """Compute what was read so far."""
         mx.eval([cache.state for cache in self._caches])
 
-    def forget(self, length: int) -> None:
-        """Drop what was made behind the first `length` rows."""
-        self._rows.rewind((length,))
-
     def chances(self) -> mx.array | None:
         """As drafting.speculator.Reading says; most networks do not tell."""
         return None
+
+    def forget(self, length: int) -> None:
+        """Drop what was made behind the first `length` rows."""
+        self._rows.rewind((length,))
 
 
 def _places(target_ids: tuple[int, ...] | None, vocabulary: int) -> mx.array | None:
