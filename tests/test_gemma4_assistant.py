@@ -13,6 +13,7 @@ import pytest
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.bench.probe import probe
 from mlx_specdec.checkpoints.speculators import kind_of, read
+from mlx_specdec.drafting.speculator import HiddenStateDrafter
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.many import generate_many
 from mlx_specdec.models.base import Base
@@ -21,8 +22,11 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.models.speculators import attach
 from mlx_specdec.options import Options
+from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.sampling.settings import Sampling
 
 from . import tiny
+from .speculators import write
 from .test_same_text import Numbers
 
 FIXTURES = Path(__file__).parent / "fixtures" / "gemma4_assistant"
@@ -107,6 +111,30 @@ def test_keys_and_values_are_shown_and_change_no_logit() -> None:
     for name in ("keys.4", "values.9", "keys.x", "queries.2"):
         with pytest.raises(OptionError, match="has no hidden state"):
             model.open(PROMPT).advance(tokens, taps=(name,))
+
+
+def test_the_text_part_of_a_model_that_sees_and_hears_will_do(tmp_path: Path) -> None:
+    text = load_model(FIXTURES / "dense" / "target", dtype="float32").model
+    config = json.loads((FIXTURES / "dense" / "target" / "config.json").read_text())
+    tensors = mx.load(str(FIXTURES / "dense" / "target" / "model.safetensors"))
+    inner = {name.replace("model.", "model.language_model.", 1): tensors[name] for name in tensors}
+    wrapped = write(
+        tmp_path / "wrapped",
+        {"model_type": "gemma4", "text_config": config, "vocab_size": SIZE},
+        inner,
+    )
+    files = read(DENSE)
+    assert files is not None
+    files.check_config(json.loads((wrapped / "config.json").read_text()))
+    drafted = []
+    for target in (text, load_model(wrapped, dtype="float32").model):
+        network = attach(files, target, NumberFormat())
+        proposer = HiddenStateDrafter(network, Sampling(), SIZE)
+        proposer.begin([PROMPT])
+        shown = target.open(PROMPT).advance(mx.array([PROMPT[:-1]]), taps=proposer.taps)
+        proposer.observe([PROMPT[:-1]], [shown])
+        drafted.append(proposer.propose([PROMPT], 4, SilentNoise()).tokens.tolist())
+    assert drafted[0] == drafted[1]
 
 
 def test_there_are_no_layers_to_probe() -> None:

@@ -18,8 +18,9 @@ from .sizes import LayerSizes, Shapes, layer_sizes
 FC = "fc.weight"
 WITHOUT = ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight")
 """The first layer is given what comes out of fc as it is."""
-LENT = ("embed_tokens.weight", "lm_head.weight")
-"""The target's own, which some files hold as well: training leaves both as they are."""
+UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
+"""The target's own, which some files hold as well, since training leaves both as they are; and what
+positions are turned by, which config.json says."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> EagleFiles:
     """See `speculators.read`."""
     settings = Settings(directory / "config.json", config)
     sizes = layer_sizes(settings, None)
-    stored = Stored(directory, _own_name, LENT)
+    stored = Stored(directory, _own_name, UNUSED)
     stored.check_layers(sizes.count)
     stored.check(*_shapes(sizes))
     return EagleFiles(
