@@ -35,6 +35,17 @@ def after(layer: int) -> str:
     return f"after.{layer}"
 
 
+def keys_of(layer: int) -> str:
+    """The name of the keys that layer `layer` makes, its heads side by side, before positions turn
+    them. Few models show them."""
+    return f"keys.{layer}"
+
+
+def values_of(layer: int) -> str:
+    """The name of the values beside them."""
+    return f"values.{layer}"
+
+
 @dataclass(frozen=True)
 class Scores:
     """What one pass of a model yields, lazily: what nobody reads is not computed.
@@ -156,7 +167,8 @@ class Context(Protocol):
         tokens: (batch, m) int32, m >= 1; `lengths` grow by m at once, the arithmetic is lazy.
         proposed: how many of the last tokens are not committed and may be taken back by `rewind`.
             A pass with proposed = 0 makes everything before it final.
-        taps: names of hidden states to return: FINAL, and `after(i)` for the output of layer i.
+        taps: names of hidden states to return: FINAL, `after(i)` for the output of layer i, and
+            `keys_of(i)` and `values_of(i)`, which few models show.
 
         Raises OptionError where the model cannot show such a hidden state.
         """
@@ -313,6 +325,15 @@ class NoiseSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Prices:
+    """rounds: seconds of a round by drafted length, 0 being a plain step. token: seconds that a
+    token is worth."""
+
+    rounds: Sequence[float]
+    token: float
+
+
 class Proposer(Protocol):
     """Guesses tokens. It never sees target probabilities of positions that it has yet to draft.
 
@@ -327,6 +348,9 @@ class Proposer(Protocol):
     wanted: bool = True
     """Whether a draft is wanted as soon as the prompts are read. One that is not puts off whatever
     only drafts need: they may never be wanted."""
+    prices: Callable[[], Prices | None] | None = None
+    """What rounds cost so far, for those that know how much of a draft is worth verifying; None
+    where its length is not to be changed."""
     needs: tuple[str, ...] = ()
     """What has to be recalled of all tokens that the target does not read again, by name."""
 

@@ -15,7 +15,7 @@ from importlib.metadata import version
 import mlx.core as mx
 
 from . import blas
-from .contracts import Proposer
+from .contracts import FINAL, Proposer
 from .costs import cache as cost_cache
 from .costs import experience
 from .costs.acceptance import Acceptance
@@ -106,14 +106,21 @@ def make_proposer(
         proposer = make()
         # Batches often do best without.
         proposer.wanted = not batch and _wanted(lengths, each.name)
+        its = _controller(lengths, each.name)
+        if each.stops and not batch and isinstance(its, AutoLength):
+            proposer.prices = its.prices
         made[each.name] = RowByRow(make) if batch and not proposer.batches else proposer
     return FirstOf(made, limit) if len(made) > 1 else next(iter(made.values()), None)
 
 
-def _wanted(lengths: DraftLength, name: str) -> bool:
+def _controller(lengths: DraftLength, name: str) -> DraftLength | None:
     if isinstance(lengths, LengthsByRows):
         lengths = lengths.by_rows[1]
-    its = lengths.learning.get(name) if isinstance(lengths, LengthsBySource) else lengths
+    return lengths.learning.get(name) if isinstance(lengths, LengthsBySource) else lengths
+
+
+def _wanted(lengths: DraftLength, name: str) -> bool:
+    its = _controller(lengths, name)
     return not isinstance(its, AutoLength) or its.reads_along
 
 
@@ -186,6 +193,7 @@ def _auto(
         budget=budget,
         reading=reading,
         source=drafter.name if len(chosen) > 1 else None,
+        stops=drafter.stops,
     )
 
 
@@ -309,7 +317,8 @@ class Trials:
         """Warns of a drafter that has failed, once for the pair."""
         riding = self._pair.speculator
         for name, each in self._tried.items():
-            layers = LAYERS_COUNTED if riding is not None and riding.kind == name else ""
+            counted = riding is not None and riding.kind == name and FINAL not in riding.taps
+            layers = LAYERS_COUNTED if counted else ""
             shown = each.identity or self._pair.name
             if caution := self._pair.trials[name].caution(shown, layers):
                 warnings.warn(caution, RuntimeWarning, stacklevel=4)

@@ -15,14 +15,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
 from speculators import SpeculatorModel, SpeculatorsConfig, VerifierConfig
+from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
+from speculators.models.peagle import core as parallel_core
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
 
@@ -120,10 +124,24 @@ CASES: Mapping[str, Case] = {
             "selector_top_k": 5,
         },
     ),
+    "peagle": Case("peagle", {"num_hidden_layers": 2}, {"mask_token_id": 3}),
+    "peagle-normed": Case(
+        "peagle",
+        {"model_type": "qwen3", "num_hidden_layers": 3, "rope_theta": 500.0},
+        {
+            "mask_token_id": 5,
+            "norm_before_residual": True,
+            "norm_before_fc": True,
+            "norm_output": True,
+            **WHOLE,
+        },
+        taps=2,
+    ),
 }
 CONFIGS = {
     "dflash2": (DFlash2SpeculatorConfig, DFlash2DraftModel),
     "eagle3": (Eagle3SpeculatorConfig, Eagle3DraftModel),
+    "peagle": (PEagleSpeculatorConfig, PEagleDraftModel),
     "dflash": (DFlashSpeculatorConfig, DFlashDraftModel),
     "dspark": (DSparkSpeculatorConfig, DSparkDraftModel),
 }
@@ -131,11 +149,12 @@ CONFIGS = {
 
 def build(case: Case) -> SpeculatorModel:
     """A drafter of random weights."""
-    usual = "llama" if case.kind == "eagle3" else "qwen3"
+    chained = case.kind in ("eagle3", "peagle")
+    usual = "llama" if chained else "qwen3"
     layer = {**LAYER, **case.layer}
     layers = {"llama": LlamaConfig, "qwen3": Qwen3Config}[layer.pop("model_type", usual)]
     config_class, model_class = CONFIGS[case.kind]
-    ids = "eagle_aux_hidden_state_layer_ids" if case.kind == "eagle3" else None
+    ids = "eagle_aux_hidden_state_layer_ids" if chained else None
     more = {"markov_rank": 6, "enable_confidence_head": True} if case.kind == "dspark" else {}
     config = config_class(
         **{
@@ -180,7 +199,9 @@ def target_ids(model: SpeculatorModel, drafted: torch.Tensor) -> torch.Tensor:
     return drafted if model.d2t is None else drafted + model.d2t[drafted]
 
 
-def chain(model: SpeculatorModel, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+def chain(
+    model: SpeculatorModel, tokens: torch.Tensor, hidden: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """Logits of COUNT tokens behind `tokens`, (COUNT, the drafter's vocabulary). hidden: of all but
     the last. Training feeds the true tokens in the place of the drafted ones, so that these stand
     there, one more each time."""
@@ -199,11 +220,38 @@ def chain(model: SpeculatorModel, tokens: torch.Tensor, hidden: torch.Tensor) ->
             )
         rows.append(heard.results[step][0, row])
         inputs[row + 1 + step] = target_ids(model, rows[-1].argmax())
-    return torch.stack(rows)
+    return {"logits": torch.stack(rows)}
 
 
-def block(model: SpeculatorModel, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """The same, of a block whose anchor is the last of `tokens`."""
+def parallel(
+    model: SpeculatorModel, tokens: torch.Tensor, hidden: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The same in one pass: behind the newest row, places of depth 1 and more."""
+    row = hidden.shape[0] - 1
+    inputs = torch.cat([tokens[1:], torch.zeros(COUNT, dtype=torch.long)])
+    states = torch.cat([hidden, torch.zeros(COUNT, hidden.shape[1])])
+    anchors = torch.cat([torch.arange(row + 1), torch.full((COUNT - 1,), row)])
+    depths = torch.cat([torch.zeros(row + 1, dtype=torch.long), torch.arange(1, COUNT)])
+    heard = Heard()
+    with (
+        model.lm_head.register_forward_hook(heard),
+        patch.object(parallel_core, "generate_cod_sample_indices", lambda **_: (anchors, depths)),
+    ):
+        model(
+            hidden_states=states[None],
+            input_ids=inputs[None],
+            document_ids=torch.zeros(1, len(inputs), dtype=torch.long),
+            verifier_last_hidden_states=torch.zeros(1, len(inputs), WIDTH),
+            loss_config=resolve_loss_config("kl_div", "eager"),
+        )
+    return {"logits": heard.results[0][0, row:]}
+
+
+def block(
+    model: SpeculatorModel, tokens: torch.Tensor, hidden: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The same, of a block whose anchor is the last of `tokens`; of DSpark also how likely each
+    token is to stay."""
     anchor, size = len(tokens) - 1, model.block_size
     behind = 2 * size
     inputs = torch.cat([tokens, torch.zeros(behind, dtype=torch.long)])
@@ -222,11 +270,17 @@ def block(model: SpeculatorModel, tokens: torch.Tensor, hidden: torch.Tensor) ->
     rows = logits[0, :size]
     head = getattr(model, "markov_head", None)
     selector = getattr(model, "candidate_selector", None)
+    confidence = getattr(model, "confidence_head", None)
     before = torch.zeros(1, size, dtype=torch.long)
     before[0, : skipped + 1] = tokens[-1]
-    made = []
+    made, chances = [], []
     for slot in range(skipped, size):
         row = rows[slot]
+        if confidence is not None:
+            told = [states_of_slots[0, slot]]
+            if model.config.confidence_head_with_markov:
+                told.append(head.prev_embeddings(before[0, slot]))
+            chances.append(confidence(torch.cat(told, dim=-1)).sigmoid())
         if head is not None:
             bias = head.block_bias(prev_token_ids=before, hidden_states=states_of_slots[:, :size])
             row = row + bias[0, slot]
@@ -236,7 +290,8 @@ def block(model: SpeculatorModel, tokens: torch.Tensor, hidden: torch.Tensor) ->
         made.append(row)
         if slot + 1 < size:
             before[0, slot + 1] = target_ids(model, row.argmax())
-    return torch.stack(made)[:COUNT]
+    told = {"chances": torch.stack(chances)[:COUNT]} if chances else {}
+    return {"logits": torch.stack(made)[:COUNT], **told}
 
 
 def write(directory: Path, case: Case) -> None:
@@ -249,19 +304,20 @@ def write(directory: Path, case: Case) -> None:
         other.unlink()
     tokens = torch.randint(0, VOCABULARY, (PROMPT + sum(ACCEPTED) + len(ACCEPTED),))
     hidden = torch.randn(len(tokens), case.taps * WIDTH)
-    lengths, logits = [], []
+    lengths, told = [], []
     length = PROMPT
     for accepted in ACCEPTED:
         lengths.append(length)
-        draft = chain if case.kind == "eagle3" else block
-        logits.append(draft(model, tokens[:length], hidden[: length - 1]))
+        draft = {"eagle3": chain, "peagle": parallel}.get(case.kind, block)
+        told.append(draft(model, tokens[:length], hidden[: length - 1]))
         length += accepted + 1
-    rows = torch.stack(logits)
+    every = {name: torch.stack([each[name] for each in told]) for name in told[0]}
+    rows = every["logits"]
     reference = {
+        **every,
         "tokens": tokens.int(),
         "hidden": hidden,
         "lengths": torch.tensor(lengths).int(),
-        "logits": rows,
         "drafted": target_ids(model, rows.argmax(-1)).int(),
         "embedding": model.embed_tokens.weight.data,
         "known": target_ids(model, torch.arange(rows.shape[-1])).int(),

@@ -114,6 +114,56 @@ def eagle3(
     return write(directory, {**config, **changes}, {**made, **(tensors or {})})
 
 
+def eagle(
+    directory: Path,
+    *,
+    vocabulary: int = VOCABULARY,
+    width: int = WIDTH,
+    extra: Shapes | None = None,
+    tensors: Mapping[str, mx.array] | None = None,
+    seed: int = 0,
+    **changes: Any,
+) -> Path:
+    """EAGLE-1 as its authors write it, the target's embedding beside it; the rest as `eagle3`."""
+    shapes = {
+        "fc.weight": (width, 2 * width),
+        "embed_tokens.weight": (vocabulary, width),
+        **layer("layers.0", width, width),
+        **(extra or {}),
+    }
+    del shapes["layers.0.input_layernorm.weight"]
+    config = {**LLAMA, "architectures": ["LlamaForCausalLM"], "vocab_size": vocabulary}
+    # Nothing normalizes what is fed back.
+    adding = ("fc.weight", "o_proj.weight", "down_proj.weight")
+    made = {
+        name: 0.3 * array if name.endswith(adding) else array
+        for name, array in random(shapes, seed).items()
+    }
+    made |= tensors or {}
+    return write(directory, {**config, "hidden_size": width, **changes}, made)
+
+
+def peagle(
+    directory: Path,
+    *,
+    taps: int = 3,
+    vocabulary: int = VOCABULARY,
+    width: int = WIDTH,
+    extra: Shapes | None = None,
+    **asked: Any,
+) -> Path:
+    """P-EAGLE with two layers and an embedding of its own; the rest as `eagle3`."""
+    own = {
+        "mask_hidden": (1, 1, taps * width),
+        "embed_tokens.weight": (vocabulary, width),
+        **layer("layers.1", width, width),
+        **(extra or {}),
+    }
+    sizes: dict[str, Any] = {"taps": taps, "vocabulary": vocabulary, "width": width}
+    usual = {"num_hidden_layers": 2, "mask_token_id": 3}
+    return eagle3(directory, extra=own, **{**sizes, **usual, **asked})
+
+
 def speculators_eagle3(
     directory: Path, *, inner: Mapping[str, Any] | None = None, **asked: Any
 ) -> Path:
@@ -167,6 +217,8 @@ def dflash(
         own |= {"markov_rank": RANK, "markov_head_type": markov, "projector_type": "dspark"}
         shapes["markov_head.markov_w1.weight"] = (vocabulary, RANK)
         shapes["markov_head.markov_w2.weight"] = (vocabulary, RANK)
+        shapes["confidence_head.proj.weight"] = (1, width + RANK)
+        shapes["confidence_head.proj.bias"] = (1,)
     if markov == "gated":
         shapes["markov_head.gate_proj.weight"] = (RANK, width + RANK)
         shapes["markov_head.gate_proj.bias"] = (RANK,)

@@ -13,7 +13,8 @@ import pytest
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate, stream_generate
 from mlx_specdec.checkpoints.speculators import KINDS, read
-from mlx_specdec.contracts import after
+from mlx_specdec.contracts import Prices, after
+from mlx_specdec.drafters import make_draft_length
 from mlx_specdec.drafting import DRAFTERS
 from mlx_specdec.drafting.speculator import UNREAD
 from mlx_specdec.errors import OptionError
@@ -32,7 +33,9 @@ from .test_same_text import FIXTURES, PROMPT, SIZE, Numbers, Switching
 
 Make = Callable[..., Path]
 MAKERS: dict[str, Make] = {
+    "eagle": speculators.eagle,
     "eagle3": speculators.eagle3,
+    "peagle": speculators.peagle,
     "dflash": speculators.dflash,
     "dflash2": lambda directory, **asked: speculators.dflash(directory, second=True, **asked),
     "dspark": lambda directory, **asked: speculators.dflash(directory, markov="rnn", **asked),
@@ -40,6 +43,9 @@ MAKERS: dict[str, Make] = {
 TRANSLATOR = "own-head-scaled"
 TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
 FAST_CASES = {
+    ("eagle", "llama", 1.0),
+    ("eagle", TRANSLATOR, 0.0),
+    ("peagle", "llama", 1.0),
     ("eagle3", "llama", 1.0),
     ("eagle3", TRANSLATOR, 0.0),
     ("eagle3", "qwen3_next", 0.0),
@@ -99,14 +105,15 @@ def test_drafters_that_attend_to_the_source_write_the_targets_own_text(
 
 def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
     assert set(KINDS) == {name for name, module in DRAFTERS.items() if module == "speculator"}
-    assert set(KINDS) == set(MAKERS)
+    # Gemma's assistants have targets of their own, and tests.
+    assert set(KINDS) == {*MAKERS, "gemma4_assistant"}
 
 
 @pytest.mark.parametrize(
     ("kind", "family", "temperature"),
     [
         case if case in FAST_CASES else pytest.param(*case, marks=pytest.mark.slow)
-        for case in itertools.product(KINDS, TARGETS, (0.0, 1.0))
+        for case in itertools.product(MAKERS, TARGETS, (0.0, 1.0))
     ],
 )
 def test_the_text_is_the_targets_own(
@@ -132,7 +139,7 @@ def test_the_text_is_the_targets_own(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block", "typical"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_every_rule_takes_the_rows_that_tokens_were_drawn_from(
     kind: str, rule: str, tmp_path: Path
 ) -> None:
@@ -145,7 +152,7 @@ def test_every_rule_takes_the_rows_that_tokens_were_drawn_from(
     assert first.stats.drafted > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_in_a_batch_every_text_is_what_it_is_alone(kind: str, tmp_path: Path) -> None:
     pair = made(kind, "llama", tmp_path)
     prompts = [PROMPT, PROMPT[:3], [*PROMPT, 40, 2, 11], [9]]
@@ -156,7 +163,7 @@ def test_in_a_batch_every_text_is_what_it_is_alone(kind: str, tmp_path: Path) ->
     assert sum(result.stats.drafted for result in together) > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_a_long_prompt_is_read_as_a_short_one_is(kind: str, tmp_path: Path) -> None:
     pair = made(kind, "llama", tmp_path)
     prompt = [2 + 7 * index % 60 for index in range(3 * UNREAD + 5)]
@@ -172,8 +179,12 @@ def test_a_long_prompt_is_read_as_a_short_one_is(kind: str, tmp_path: Path) -> N
 
 def test_a_drafter_that_is_always_right_saves_passes(tmp_path: Path) -> None:
     # It has to know the one token that is possible.
-    knowing = {"eagle3": {"drafted": None}, "dflash2": {"nested": {"selector_top_k": SIZE}}}
-    for kind in KINDS:
+    knowing = {
+        "eagle3": {"drafted": None},
+        "peagle": {"drafted": None},
+        "dflash2": {"nested": {"selector_top_k": SIZE}},
+    }
+    for kind in MAKERS:
         pair = made(kind, "llama", tmp_path, **knowing.get(kind, {}))
         asked = Options(max_tokens=22, num_draft=3, logit_bias={9: 1000.0}, cost_cache=False)
         stats = generate(pair, PROMPT, asked).stats
@@ -191,7 +202,7 @@ def test_lookup_goes_before_a_drafter_where_the_length_is_its_own(tmp_path: Path
     assert set(result.stats.by_source) == {"ngram", "eagle3"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_a_kind_that_the_pair_lacks_is_refused(kind: str, tmp_path: Path) -> None:
     target = target_of("llama")
     plain = Pair("target", None, target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
@@ -202,7 +213,7 @@ def test_a_kind_that_the_pair_lacks_is_refused(kind: str, tmp_path: Path) -> Non
         generate(made(kind, "llama", tmp_path), PROMPT, Options(proposer=other))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_targets_that_do_not_show_their_layers_are_refused_by_name(
     kind: str, tmp_path: Path
 ) -> None:
@@ -212,11 +223,41 @@ def test_targets_that_do_not_show_their_layers_are_refused_by_name(
         pair_of(target, MAKERS[kind](tmp_path / kind, **asked))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_what_rounds_cost_can_be_measured_without_verifying(kind: str, tmp_path: Path) -> None:
     asked = Options(max_tokens=20, num_draft=3, simulated_acceptance=1.0, cost_cache=False)
     result = generate(made(kind, "llama", tmp_path), PROMPT, asked)
     assert (result.labels.proposer, result.stats.acceptance_rate) == (kind, 1.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
+    temperature: float, tmp_path: Path
+) -> None:
+    pair = made("dspark", "llama", tmp_path)
+    options = Options(max_tokens=24, temperature=temperature, num_draft=4, seed=2, cost_cache=False)
+    assert pair.speculator is not None and pair.speculator.stops
+    drafted = []
+    for prices in (None, Prices([1.0, 1.3, 1.6, 1.9, 2.2], 1.0)):
+        [drafter] = assemble.drafters(pair, options)
+        proposer = drafter.make(options, False)
+        proposer.prices = lambda prices=prices: prices
+        result = stream_generate(pair, PROMPT, options, proposer=proposer).result()
+        assert result.tokens == generate(pair, PROMPT, replace(options, regular=True)).tokens
+        drafted.append(result.stats.drafted / result.stats.rounds)
+    assert 1 <= drafted[1] < drafted[0] - 0.5
+
+
+def test_where_lengths_are_learned_a_drafter_hears_what_rounds_cost(tmp_path: Path) -> None:
+    for kind, told in (("dspark", True), ("dflash", False)):
+        pair = made(kind, "llama", tmp_path)
+        for asked in ("auto", 3):
+            options = Options(num_draft=asked, cost_cache=False)
+            chosen = [each for each in assemble.drafters(pair, options) if each.name == kind]
+            lengths = make_draft_length(pair, chosen, options)
+            proposer = assemble.make_proposer(chosen, options, lengths)
+            assert proposer is not None
+            assert (proposer.prices is not None) is (told and asked == "auto")
 
 
 def test_taps_change_no_logit(tmp_path: Path) -> None:
@@ -268,7 +309,7 @@ def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
     asked = {"max_tokens": 16, "seed": 1, "cost_cache": False}
     plain = generate(assemble.load(base), "some text", Options(**asked))
     for kind, make in MAKERS.items():
-        more = {"drafted": vocabulary // 2} if kind == "eagle3" else {}
+        more = {"drafted": vocabulary // 2} if kind in ("eagle3", "peagle") else {}
         directory = make(tmp_path / kind, vocabulary=vocabulary, **more)
         pair = assemble.load(base, directory)
         assert pair.draft is None and pair.speculator is not None

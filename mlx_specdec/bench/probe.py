@@ -13,7 +13,7 @@ from typing import Any
 from ..assemble import Pair, stream_generate
 from ..checkpoints.speculators.dflash import IDS as BLOCK_IDS
 from ..checkpoints.speculators.eagle3 import IDS as EAGLE_IDS
-from ..contracts import Progress, after, ignore_progress
+from ..contracts import FINAL, Progress, after, ignore_progress
 from ..drafting.speculator import HiddenStateDrafter
 from ..drafting.trial import LEAST_ACCEPTED
 from ..errors import OptionError
@@ -101,7 +101,7 @@ class Probe:
             )
         if self.best.shift == 0:
             return "the layers that its files name serve best: leave them as they are"
-        key = EAGLE_IDS if self.kind == "eagle3" else BLOCK_IDS
+        key = EAGLE_IDS if self.kind in ("eagle3", "peagle") else BLOCK_IDS
         by_input = [layer + 1 for layer in self.best.layers]
         return (
             f"the layers one {'higher' if self.best.shift > 0 else 'lower'} serve better: write "
@@ -130,6 +130,11 @@ def probe(
     network, report = pair.speculator, progress or ignore_progress
     if network is None:
         raise OptionError(f"{pair.draft_name} reads no hidden states: there are no layers to probe")
+    if FINAL in network.taps:
+        raise OptionError(
+            f"{pair.draft_name} reads what the target's head is given, which is counted in one "
+            "way: there are no layers to probe"
+        )
     depth = pair.target.layers
     own = [layer_of(name, depth) for name in network.taps]
     choices = {shift: tuple(layer + shift for layer in own) for shift in SHIFTS}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..contracts import Prices
 from ..costs.acceptance import Acceptance
 from ..costs.experience import Experience
 from ..costs.learned import Known, Learned
@@ -14,7 +15,7 @@ from ..costs.online import RoundCosts
 from ..costs.speedup import rates
 from .budget import Budget
 from .draft_length import Change
-from .rounds import RoundReport, is_drained
+from .rounds import RoundReport, SequenceRound, is_drained
 from .unread import Unread
 
 ROUNDS_A_STEP = 10.0
@@ -32,7 +33,8 @@ class AutoLength:
     shared from here on. free: drafting itself takes no time, and no prompt has to be read for it.
     budget: pays for trials, and may be shared. reading: what it took earlier texts to read a prompt
     for the first draft, in plain steps. source: whose drafts these are; None where nobody else
-    drafts.
+    drafts. stops: a draft may end sooner than asked, and its next token counts as one that would
+    not have stayed: that is what a round of such a length brings.
 
     What may be worse than the best known length is tried only out of the budget: lengths that would
     be better if their costs, badly known, were kind, since costs need not rise in a line; and while
@@ -62,6 +64,7 @@ class AutoLength:
         budget: Budget | None = None,
         reading: float = 0.0,
         source: str | None = None,
+        stops: bool = False,
     ) -> None:
         self._most = min(most, self.LONGEST_DRAFT)
         self._costs = RoundCosts(self._most, known, free=free)
@@ -70,6 +73,7 @@ class AutoLength:
         self._unread = Unread(free, reading)
         self._free = free
         self._source = source
+        self._stops = stops
         self._guessed = guessed and self._costs.any_known
         self._begun = self._costs.any_known and not guessed
         self._rounds = 0
@@ -123,6 +127,11 @@ class AutoLength:
         else it reads nothing before its first draft."""
         return not self._unread.any
 
+    def prices(self) -> Prices | None:
+        """What rounds and tokens cost, once that is known; None in trials, whose lengths stand."""
+        known = self._price > 0 and self._costs.in_seconds and not self._trying
+        return Prices(self._costs.totals(), self._price) if known else None
+
     @property
     def plain(self) -> float:
         """Seconds of a plain step, 0 where they are not known."""
@@ -175,7 +184,7 @@ class AutoLength:
     def _observe_round(self, report: RoundReport) -> None:
         drafted, seconds, rows = report.size, report.times.total, len(report.sequences)
         own = [each for each in report.sequences if self._source in (None, each.source)]
-        self._acceptance.add([(each.drafted, each.accepted) for each in own])
+        self._acceptance.add([(self._judged(each), each.accepted) for each in own])
         share = sum(each.drafted > 0 for each in report.sequences) / rows
         self._drafting += (share - self._drafting) / ROUNDS_FOR_SHARE
         if self._trying:
@@ -193,6 +202,10 @@ class AutoLength:
                 self._costs.add(drafted, seconds, report.times.draft)
                 self._unread.any = False
         self._plain_for = 0
+
+    def _judged(self, its: SequenceRound) -> int:
+        """How many tokens of a draft count for or against its acceptance."""
+        return its.drafted + (self._stops and 0 < its.drafted < self._asked)
 
     def _plan(self) -> int:
         if self._repeat:

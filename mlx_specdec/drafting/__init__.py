@@ -17,7 +17,10 @@ DRAFTERS = {
     "dspark": "speculator",
     "dflash2": "speculator",
     "dflash": "speculator",
+    "peagle": "speculator",
     "eagle3": "speculator",
+    "eagle": "speculator",
+    "gemma4_assistant": "speculator",
     "medusa": "medusa",
 }
 """Name -> module. The order is the one in which `auto` prefers those that need weights."""

@@ -64,7 +64,8 @@ class Drafter:
     sequence; `first` says that another drafter is asked where it abstains. most: the longest
     proposal worth considering, in tokens. nbytes: of its weights; 0 where it has none and costs
     next to nothing. identity: which one of this name it is, where rounds of another one may cost
-    something else.
+    something else. stops: its proposals may end sooner than asked, where the next token is not
+    worth its verification.
     """
 
     name: str
@@ -72,3 +73,4 @@ class Drafter:
     most: int = MOST_DRAFTED
     nbytes: int = 0
     identity: str = ""
+    stops: bool = False

@@ -17,6 +17,7 @@ from ..kept import Kept, Memory
 from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
 from .chain import draw
+from .confidence import Confidence
 from .drafter import MOST_DRAFTED, Brought, Drafter
 
 MISSING = (
@@ -36,6 +37,7 @@ def drafter(pair: Brought) -> Drafter | None:
         network.kind,
         lambda asked, first: HiddenStateDrafter(network, asked.sampling, pair.vocabulary),
         most=min(network.most, MOST_DRAFTED),
+        stops=network.stops,
         nbytes=network.nbytes,
         identity=pair.draft_name or "",
     )
@@ -68,6 +70,12 @@ class Reading(Protocol):
         """Those of the next one, behind the guessed `token`, (1, 1) int32."""
         ...
 
+    def chances(self) -> mx.array | None:
+        """How likely each of the tokens guessed so far is to stay, if all before it do, (1, count)
+        float32; None where the network does not tell. A token's own says nothing of which one was
+        drawn."""
+        ...
+
     def forget(self, length: int) -> None:
         """Drop all rows but the first `length`."""
         ...
@@ -90,6 +98,11 @@ class Network(Protocol):
 
     kind: str
     taps: tuple[str, ...]
+
+    @property
+    def stops(self) -> bool:
+        """Whether it tells how likely what it drafts is to stay."""
+        ...
 
     @property
     def most(self) -> int:
@@ -120,6 +133,7 @@ class HiddenStateDrafter(Proposer):
         self._settings = settings
         self._vocabulary = vocabulary
         self._recalled: Kept | None = None
+        self._confidence = Confidence()
 
     def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
         """As contracts.Proposer says."""
@@ -136,6 +150,7 @@ class HiddenStateDrafter(Proposer):
         self._recalled = None
         self._hidden: list[mx.array] = []
         self._tokens: list[int] = []
+        self._confidence.forget()
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Keeps the target's hidden states. Many of them are read at once, all but the last, whose
@@ -146,6 +161,7 @@ class HiddenStateDrafter(Proposer):
         if its.encoded and not self._attends:
             self._attends = True
             self._reading.attend(its.encoded[0])
+        self._confidence.learn(len(kept) - 1)
         self._hidden.append(mx.concatenate([its.hidden[tap] for tap in self.taps], axis=-1))
         self._tokens += kept
         if len(self._tokens) > UNREAD:
@@ -181,4 +197,7 @@ class HiddenStateDrafter(Proposer):
         logits, after = self._reading.guess(count), self._reading.guess_after
         proposal = draw(self._distributions, committed, noise, count, logits, after)
         self._reading.forget(length)
-        return proposal
+        prices = None if self.prices is None else self.prices()
+        if prices is None or (chances := self._reading.chances()) is None:
+            return proposal
+        return replace(proposal, counts=(self._confidence.worth(chances, prices),)).of(0)

@@ -27,7 +27,7 @@ from .decoder_context import DecoderOnlyContext, MakeCache, batched, fits, mask_
 from .rewinding import RewindableCache, evaluate
 from .row_check import ATTEMPTS, rows_agree
 from .snapshot import snapshot
-from .taps import Shown, Tap, layer_of, state_of, tapped
+from .taps import Shown, Tap, layer_of, lent_of, state_of, tapped
 
 
 def _inner(model: nn.Module) -> nn.Module:
@@ -214,7 +214,7 @@ class DecoderOnlyModel:
         for tap in armed.values():
             tap.arm()
         logits = self.network(tokens, cache=entries)
-        states = {name: state_of(tap.take()) for name, tap in armed.items()}
+        states = {name: state_of(tap.take(), name) for name, tap in armed.items()}
         if self.group is not None:
             # In the order of passes on every rank, whoever looks at the result, and when.
             mx.async_eval(states[FINAL])
@@ -232,11 +232,13 @@ class DecoderOnlyModel:
                     f"in a pipeline no rank has all layers, and what is {name} is not sent to the "
                     "drafter: take distributed tensor, or another drafter"
                 )
-            place = 0 if inner else layer_of(name, self.layers)
-            tap = tapped(_inner(self.network) if inner else self.network.layers[place])
+            module = _inner(self.network) if inner else lent_of(name, self.network.layers)
+            if module is None:
+                module = self.network.layers[layer_of(name, self.layers)]
+            tap = tapped(module)
             tap.arm()
             self.network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(self.network))
-            state = state_of(tap.take())
+            state = state_of(tap.take(), name)
             # Some models keep the head inside: what comes out of them are logits.
             if state is None or (inner and state.shape[-1] == self._vocabulary):
                 raise self._closed("the input of their head" if inner else f"what is {name}")

@@ -95,6 +95,12 @@ class KVCache:
         self._values.write(values, place)
         return self._keys.columns(place.end), self._values.columns(place.end)
 
+    def columns(self, start: int) -> tuple[mx.array, mx.array]:
+        """Keys and values in use, from column `start` on."""
+        end = max(self._rows.lengths)
+        both = (self._keys.columns(end), self._values.columns(end))
+        return both[0][:, :, start:], both[1][:, :, start:]
+
     def join(self, other: KVCache) -> None:
         """Take the sequences of another cache behind the own ones; the rows were joined before."""
         batch = len(self._rows.lengths)

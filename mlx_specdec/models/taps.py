@@ -7,6 +7,7 @@ whatever else is said about it stay as they are.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,9 @@ import mlx.nn as nn
 
 from ..contracts import after
 from ..errors import OptionError
+
+LENT = {"keys": "k_norm", "values": "v_norm"}
+"""What a layer's attention calls the modules that keys and values come out of, head by head."""
 
 
 def layer_of(name: str, layers: int) -> int:
@@ -25,6 +29,15 @@ def layer_of(name: str, layers: int) -> int:
         f"the model has no hidden state {name!r}: it has 'final' and "
         f"{after(0)!r} to {after(layers - 1)!r}"
     )
+
+
+def lent_of(name: str, layers: Sequence[Any]) -> nn.Module | None:
+    """The module that puts out what is called `name` where that is a layer's keys or values; None
+    where it is not, or where the layer does not show them."""
+    part, _, number = name.partition(".")
+    if part not in LENT or not number.isdecimal() or int(number) >= len(layers):
+        return None
+    return getattr(getattr(layers[int(number)], "self_attn", None), LENT[part], None)
 
 
 class Shown(Exception):
@@ -86,7 +99,10 @@ def tapped(module: nn.Module) -> Tap:
     return tap
 
 
-def state_of(result: Any) -> mx.array | None:
-    """The hidden state in what a layer returns: itself, or the first of several; else None."""
+def state_of(result: Any, name: str = "") -> mx.array | None:
+    """The hidden state called `name` in what a module returns: itself, or the first of several;
+    else None. Of keys and values the heads are put side by side."""
     first = result[0] if isinstance(result, (tuple, list)) and result else result
+    if name.partition(".")[0] in LENT and isinstance(first, mx.array) and first.ndim == 4:
+        first = first.flatten(2)
     return first if isinstance(first, mx.array) and first.ndim == 3 else None

@@ -88,6 +88,12 @@ class Run:
         [drafted] = proposal.tokens.tolist()
         return drafted, proposal.rows[0]
 
+    def chances(self) -> mx.array:
+        """Of the tokens of the last draft."""
+        told = self._proposer._reading.chances()
+        assert told is not None
+        return told[0]
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_drafts_are_those_of_the_package_speculators_round_after_round(name: str) -> None:
@@ -96,11 +102,15 @@ def test_drafts_are_those_of_the_package_speculators_round_after_round(name: str
     network = network_of(FIXTURES / name, target)
     run = Run(network, reference["tokens"].tolist(), reference["hidden"])
     known = reference["known"]
+    assert ("chances" in reference) is name.startswith("dspark") is network.stops
     rounds = 0
     for length, logits, expected in zip(
         reference["lengths"].tolist(), reference["logits"], reference["drafted"], strict=True
     ):
         drafted, rows = run.draft(length, logits.shape[0])
+        if network.stops:
+            told = run.chances()
+            assert mx.max(mx.abs(told - reference["chances"][rounds])).item() <= LIMIT
         assert drafted == expected.tolist()
         own, candidates = rows[:, known], mx.isfinite(logits)
         assert mx.array_equal(mx.isfinite(own), candidates)

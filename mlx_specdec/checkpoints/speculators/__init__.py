@@ -22,9 +22,13 @@ KINDS: Mapping[str, str] = {
     "dspark": "dflash",
     "dflash2": "dflash2",
     "dflash": "dflash",
+    "peagle": "peagle",
     "eagle3": "eagle3",
+    "eagle": "eagle",
+    "gemma4_assistant": "gemma4_assistant",
 }
-"""Kind -> module. The order is the one in which they are tried: a DSpark is a DFlash with more."""
+"""Kind -> module. The order is the one in which they are tried: a DSpark is a DFlash with more, and
+a P-EAGLE an EAGLE-3."""
 
 
 def kind_of(directory: Path) -> str | None:

@@ -25,7 +25,7 @@ IDS = "aux_hidden_state_layer_ids"
 MoreShapes = Callable[[Settings, LayerSizes, int], Shapes]
 MOST_SLOTS = 256
 MARKOV = ("vanilla", "gated", "rnn")
-CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+CONFIDENCE = "confidence_head.proj.weight"
 W1 = "markov_head.markov_w1.weight"
 
 
@@ -139,10 +139,9 @@ def _taps(stored: Stored, target_width: int) -> int:
 
 
 def _passed_over(drafted: int, vocabulary: int) -> tuple[str, ...]:
-    """What some files hold that is the target's own, since training freezes it, and a head that
-    says how sure the drafter is, which nobody asks."""
+    """What some files hold that is the target's own, since training freezes it."""
     own_head = () if drafted != vocabulary else ("lm_head.weight",)
-    return ("embed_tokens.weight", *own_head, *CONFIDENCE)
+    return ("embed_tokens.weight", *own_head)
 
 
 def _markov(settings: Settings, stored: Stored) -> str | None:
@@ -213,4 +212,8 @@ def _shapes(
     if markov == "rnn":
         needed["markov_head.joint_proj.weight"] = (3 * rank, 2 * rank + width)
         needed["markov_head.joint_proj.bias"] = (3 * rank,)
+    if CONFIDENCE in stored.shapes:
+        alone = stored.shapes[CONFIDENCE] == (1, width)
+        needed[CONFIDENCE] = (1, width if alone else width + rank)
+        optional["confidence_head.proj.bias"] = (1,)
     return needed, optional

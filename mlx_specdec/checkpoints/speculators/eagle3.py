@@ -6,7 +6,7 @@ Source: Li et al., arXiv 2503.01840, and the files that the authors, vLLM and SG
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from .settings import Settings
 from .sizes import LayerSizes, Shapes, layer_sizes
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+MoreShapes = Callable[[Stored, int], Shapes]
 ARCHITECTURES = re.compile(r"\w*Eagle3\w*")
 
 
@@ -46,8 +47,11 @@ def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> 
     return named or not own.isdisjoint(names)
 
 
-def read(kind: str, directory: Path, config: Mapping[str, Any]) -> Eagle3Files:
-    """See `speculators.read`."""
+def read(
+    kind: str, directory: Path, config: Mapping[str, Any], more: MoreShapes | None = None
+) -> Eagle3Files:
+    """See `speculators.read`. more: tensors that a kind has beside those of EAGLE-3, from how many
+    numbers stand side by side."""
     file = directory / "config.json"
     inner = config.get("transformer_layer_config")
     nested = isinstance(inner, Mapping)
@@ -63,7 +67,8 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> Eagle3Files:
     taps = max(1, features // target_width)
     vocabulary = settings.whole("vocab_size", 32000 if nested else None)
     drafted = settings.whole("draft_vocab_size", vocabulary)
-    stored.check(*_shapes(sizes, features, target_width, vocabulary, drafted))
+    needed, optional = _shapes(sizes, features, target_width, vocabulary, drafted)
+    stored.check(needed | (more(stored, features) if more else {}), optional)
     if features != taps * target_width:
         raise CheckpointError(
             f"{directory} reads hidden states of {features} numbers, which are no multiple of the "

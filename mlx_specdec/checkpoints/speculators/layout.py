@@ -25,6 +25,8 @@ WIDTHS, DEPTHS = (
 """What config.json of whole models calls both."""
 UNREAD = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """What d2t says as well, and what only training needs."""
+TOKENS = ("d2t", "masked_embedding.token_ordering")
+"""What holds tokens of the target."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Stored:
         for own, name in self._names.items():
             stored, wanted = self._weights.infos[name].dtype, "floats"
             kind = mx.floating
-            if own == "d2t":
+            if own in TOKENS:
                 kind, wanted = mx.integer, "whole numbers"
             if not mx.issubdtype(DTYPES[stored], kind):
                 raise CheckpointError(

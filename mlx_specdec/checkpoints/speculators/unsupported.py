@@ -7,7 +7,6 @@ from typing import Any
 
 _TYPES = {
     "mlp_speculator": "an MLPSpeculator",
-    "gemma4_assistant": "an assistant of Gemma 4",
     "recurrent_drafter": "a ReDrafter",
 }
 _KEYS = {
@@ -18,7 +17,6 @@ _KEYS = {
 }
 _TENSORS = {
     "speculator.emb.0.weight": "an MLPSpeculator",
-    "mask_hidden": "a P-EAGLE",
     "mtp.fc.weight": "multi-token prediction layers",
     "rnn_u.weight": "a ReDrafter",
     "drafter.rnn_u.weight": "a ReDrafter",
@@ -38,9 +36,4 @@ def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
         return what
     if what := next((_KEYS[key] for key in _KEYS if key in said), None):
         return what
-    if what := next((_TENSORS[name] for name in _TENSORS if name in names), None):
-        return what
-    # Its only layer has no norm of its own before it.
-    if "fc.weight" in names and "layers.0.input_layernorm.weight" not in names:
-        return "an EAGLE-1 or EAGLE-2"
-    return None
+    return next((_TENSORS[name] for name in _TENSORS if name in names), None)

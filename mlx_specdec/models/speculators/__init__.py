@@ -41,9 +41,10 @@ def try_out(network: Speculator, target: Base) -> Scores:
     scores = target.open([0]).advance(tokens, taps=network.taps)
     target.embed(tokens)
     for name in network.taps:
-        if name not in scores.hidden or scores.hidden[name].shape[-1] != target.width:
+        width = network.width_of(name)
+        if name not in scores.hidden or scores.hidden[name].shape[-1] != width:
             raise CheckpointError(
-                f"what the target shows as {name} is no hidden state of width {target.width}: no "
-                "drafter can read it"
+                f"what the target shows as {name} is no hidden state of width {width}: no drafter "
+                "can read it"
             )
     return scores

@@ -12,11 +12,11 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...checkpoints.speculators.dflash import BlockFiles
+from ...checkpoints.speculators.dflash import CONFIDENCE, BlockFiles
 from ..base import Base
 from ..kv_cache import KVCache
 from .layers import Attention, Layer, Source
-from .markov import MarkovHead
+from .markov import ConfidenceHead, MarkovHead
 from .speculator import Reading, Speculator
 
 Attend = Callable[[mx.array], mx.array]
@@ -32,6 +32,8 @@ class DFlash(Speculator):
         self.layers = [self.layer(files, number) for number in range(sizes.count)]
         if files.markov is not None:
             self.markov_head = MarkovHead(files)
+        if CONFIDENCE in files.tensors:
+            self.confidence_head = ConfidenceHead(files)
         self._window_behind_block = files.window_behind_block
         self._sight = tuple(zip(files.windows, files.causal, strict=True))
         self.slots, self.skipped, self.mask_token = files.slots, files.skipped, files.mask_token
@@ -67,6 +69,13 @@ class DFlash(Speculator):
             logits = logits + bias
         return self.over_target(logits), carried
 
+    def chance(self, token: mx.array, state: mx.array) -> mx.array:
+        """How likely what a slot drafts is to stay if all before it does, (1, 1) float32. token,
+        state: as in `slot_logits`."""
+        before = self.markov_head.markov_w1(token) if "markov_head" in self else None
+        chance: mx.array = self.confidence_head.chance(state, before)
+        return chance
+
     def context(self, hidden: mx.array) -> mx.array:
         """(1, m, taps x target's width) -> (1, m, width), of which layers make keys and values."""
         states: mx.array = self.hidden_norm(self.fc(hidden.astype(self.dtype)))
@@ -100,6 +109,7 @@ class DFlashReading(Reading):
         self._states: mx.array | None = None
         self._logits: mx.array | None = None
         self._carried: mx.array | None = None
+        self._chances: list[mx.array] = []
         self._index = 0
 
     def attend(self, encoded: mx.array) -> None:
@@ -121,6 +131,7 @@ class DFlashReading(Reading):
         states = self._block(self._newest)
         self._logits = self._network.own_logits(states[:, skipped : skipped + count])
         self._states, self._carried, self._index = states, None, -1
+        self._chances = []
         if skipped and "markov_head" in self._network:
             head = self._network.markov_head
             _, self._carried = head.step(self._newest, states[:, :1], None)
@@ -132,13 +143,17 @@ class DFlashReading(Reading):
         assert self._logits is not None and self._states is not None, "a block was begun"
         self._index += 1
         slot = network.skipped + self._index
+        state = self._states[:, slot : slot + 1]
+        if "confidence_head" in network:
+            self._chances.append(network.chance(token, state))
         logits, self._carried = network.slot_logits(
-            self._logits[:, self._index : self._index + 1],
-            token,
-            self._states[:, slot : slot + 1],
-            self._carried,
+            self._logits[:, self._index : self._index + 1], token, state, self._carried
         )
         return logits
+
+    def chances(self) -> mx.array | None:
+        """As drafting.speculator.Reading says."""
+        return mx.concatenate(self._chances, axis=1) if self._chances else None
 
     def _block(self, newest: mx.array) -> mx.array:
         """What the last norm puts out for all slots, (1, slots, width)."""

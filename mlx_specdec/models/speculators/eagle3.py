@@ -35,7 +35,24 @@ class FirstLayer(Layer):
         return (normed if self._norm_before_residual else states), both
 
 
-class Eagle3(Speculator):
+class Chain(Speculator):
+    """A network that drafts token by token, each from what it made of the one before.
+
+    A kind has `features`, what its first step is given, (1, m, width), from the target's hidden
+    states side by side, (1, m, taps x width); and `step`, as Eagle3 has it.
+    """
+
+    @property
+    def most(self) -> int:
+        """A chain has no end of its own."""
+        return sys.maxsize
+
+    def open(self) -> Reading:
+        """A sequence of which nothing was read."""
+        return ChainReading(self)
+
+
+class Eagle3(Chain):
     """The network of a directory."""
 
     def __init__(self, files: Eagle3Files, target: Base) -> None:
@@ -50,15 +67,6 @@ class Eagle3(Speculator):
             self.fc_norm = [nn.RMSNorm(files.target_width, sizes.eps) for _ in range(files.taps)]
         self._norms_before_head = files.norms_before_head
         self._feeds_back_normed = files.feeds_back_normed
-
-    @property
-    def most(self) -> int:
-        """A chain has no end of its own."""
-        return sys.maxsize
-
-    def open(self) -> Eagle3Reading:
-        """A sequence of which nothing was read."""
-        return Eagle3Reading(self)
 
     def features(self, hidden: mx.array) -> mx.array:
         """(1, m, taps x target's width) -> (1, m, width), what the first step is given."""
@@ -97,10 +105,10 @@ class Eagle3(Speculator):
         return head, normed if self._feeds_back_normed else states
 
 
-class Eagle3Reading(Reading):
+class ChainReading(Reading):
     """One sequence: a row for each token that the target has seen, with the one after it."""
 
-    def __init__(self, network: Eagle3) -> None:
+    def __init__(self, network: Chain) -> None:
         super().__init__(len(network.layers))
         self._network = network
         self._sources: list[Source | None] = [None] * len(network.layers)

@@ -128,7 +128,8 @@ class Layer(nn.Module):
     def __init__(self, sizes: LayerSizes, number: int, inputs: int, present: Collection[str]):
         super().__init__()
         path = f"layers.{number}"
-        self.input_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
+        if f"{path}.input_layernorm.weight" in present:
+            self.input_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
         self.self_attn = Attention(sizes, inputs, Linears(present, f"{path}.self_attn"))
         self.post_attention_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
         self.mlp = FeedForward(sizes, Linears(present, f"{path}.mlp"))

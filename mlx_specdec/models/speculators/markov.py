@@ -1,7 +1,7 @@
-"""DSpark's Markov head: what the token before adds to the logits of the next, of low rank.
+"""DSpark's heads: what the token before adds to the logits of the next, and how sure it is.
 
-Source: arXiv 2607.05147. vanilla looks at that token alone, gated at the slot's hidden state too,
-rnn at what it carries through the block as well.
+Source: arXiv 2607.05147. Of Markov heads vanilla looks at that token alone, gated at the slot's
+hidden state too, rnn at what it carries through the block as well.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...checkpoints.speculators.dflash import W1, BlockFiles
+from ...checkpoints.speculators.dflash import CONFIDENCE, W1, BlockFiles
 
 
 class MarkovHead(nn.Module):
@@ -52,3 +52,21 @@ class MarkovHead(nn.Module):
             carried = gate * memory + (1 - gate) * mx.tanh(candidate)
             before = mx.tanh(output)
         return before, carried
+
+
+class ConfidenceHead(nn.Module):
+    """How likely the target is to take what a slot drafts, if it takes all before; named as in
+    files. It may look at the token before, in the Markov head's embedding."""
+
+    def __init__(self, files: BlockFiles) -> None:
+        super().__init__()
+        inputs = files.tensors[CONFIDENCE].shape[1]
+        self.proj = nn.Linear(inputs, 1, bias="confidence_head.proj.bias" in files.tensors)
+        self._alone = inputs == files.sizes.width
+
+    def chance(self, state: mx.array, before: mx.array | None) -> mx.array:
+        """(1, 1, width) of a slot, and the embedding (1, 1, rank) of the token before -> (1, 1)
+        float32."""
+        told = [state] if self._alone or before is None else [state, before]
+        logit = self.proj(mx.concatenate(told, axis=-1))
+        return mx.sigmoid(logit.astype(mx.float32))[..., 0]

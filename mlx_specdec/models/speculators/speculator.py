@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
 from ...checkpoints.speculators.layout import SpeculatorFiles
-from ...contracts import after
+from ...contracts import FINAL, after
 from ...errors import OptionError
 from ..base import Base
 from ..kv_cache import KVCache
@@ -20,15 +20,17 @@ from ..number_format import NumberFormat
 from ..rows import Rows, RowsContext
 from .layers import Layer, Source
 
-IN_16_BITS = ("fc",)
-"""What is never quantized: all that a drafter knows of the target goes through it."""
+IN_16_BITS = ("fc", "confidence_head.proj")
+"""What is never quantized: all that a drafter knows of the target goes through the first, and the
+other has one row."""
 
 
 class Speculator(nn.Module):
     """A network that drafts from hidden states of `target`.
 
     Parameters are named as in files. taps: the hidden states that it reads, in the order in which
-    they stand side by side. target_ids: see SpeculatorFiles. layers: its own, which a kind makes.
+    they stand side by side; one that names no layer reads what the target's head is given.
+    target_ids: see SpeculatorFiles. layers: its own, which a kind makes.
     """
 
     layers: list[Layer]
@@ -37,10 +39,12 @@ class Speculator(nn.Module):
         super().__init__()
         self._target = target
         self.kind = files.kind
-        self.taps = tuple(after(layer) for layer in files.tapped_of(target.layers))
+        layers = files.tapped_of(target.layers)
+        self.taps = tuple(after(layer) for layer in layers) or (FINAL,)
         present, width = files.tensors, files.sizes.width
-        self.fc = nn.Linear(files.taps * files.target_width, width, bias="fc.bias" in present)
-        self.norm = nn.RMSNorm(width, files.sizes.eps)
+        self.fc = nn.Linear(present["fc.weight"].shape[1], width, bias="fc.bias" in present)
+        if "norm.weight" in present:
+            self.norm = nn.RMSNorm(width, files.sizes.eps)
         if "embed_tokens.weight" in present:
             self.embed_tokens = nn.Embedding(files.vocabulary, width)
         if "lm_head.weight" in present:
@@ -49,6 +53,11 @@ class Speculator(nn.Module):
         if files.encoder_width is not None:
             self.encoder_norm = nn.RMSNorm(files.encoder_width, files.sizes.eps)
         self._places = _places(files.target_ids, target.vocabulary)
+
+    @property
+    def stops(self) -> bool:
+        """Whether it tells how likely what it drafts is to stay."""
+        return "confidence_head" in self
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +73,10 @@ class Speculator(nn.Module):
         if numbers.q_bits is not None:
             self._quantize(numbers.q_bits, numbers.q_group_size)
         mx.eval(self.parameters())
+
+    def width_of(self, tap: str) -> int:
+        """Of what the target shows under this name."""
+        return self._target.width
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(1, m) int32 of the target's -> (1, m, width)."""
@@ -139,6 +152,10 @@ class Reading(RowsContext):
     def evaluate(self) -> None:
         """Compute what was read so far."""
         mx.eval([cache.state for cache in self._caches])
+
+    def chances(self) -> mx.array | None:
+        """As drafting.speculator.Reading says; most networks do not tell."""
+        return None
 
     def forget(self, length: int) -> None:
         """Drop what was made behind the first `length` rows."""

@@ -1,0 +1,136 @@
+"""Files of EAGLE-1, EAGLE-2, HASS and P-EAGLE: how they are told, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.checkpoints.speculators import kind_of, read
+from mlx_specdec.checkpoints.speculators.peagle import PEagleFiles
+from mlx_specdec.errors import CheckpointError
+
+from ..speculators import VOCABULARY, WIDTH, eagle, eagle3, peagle, write
+
+
+def as_speculators(directory: Path, tokens: int = 6) -> Path:
+    """A P-EAGLE as `speculators` writes it."""
+    peagle(directory)
+    config = json.loads((directory / "config.json").read_text())
+    top = {
+        "speculators_model_type": "peagle",
+        "transformer_layer_config": config,
+        **{key: config[key] for key in ("draft_vocab_size", "mask_token_id")},
+        "speculators_config": {"proposal_methods": [{"speculative_tokens": tokens}]},
+    }
+    tensors = mx.load(str(directory / "model.safetensors"))
+    named = {name.replace("midlayer.", "layers.0."): array for name, array in tensors.items()}
+    return write(directory, top, named)
+
+
+def parallel(directory: Path) -> PEagleFiles:
+    files = read(directory)
+    assert isinstance(files, PEagleFiles)
+    return files
+
+
+def test_kinds_are_told_by_their_tensors(tmp_path: Path) -> None:
+    assert kind_of(eagle(tmp_path / "1")) == "eagle"
+    prefixed = eagle(tmp_path / "2")
+    tensors = mx.load(str(prefixed / "model.safetensors"))
+    config = json.loads((prefixed / "config.json").read_text())
+    write(prefixed, config, {f"model.{name}": array for name, array in tensors.items()})
+    assert kind_of(prefixed) == "eagle"
+    assert kind_of(peagle(tmp_path / "3")) == "peagle"
+    assert kind_of(as_speculators(tmp_path / "4")) == "peagle"
+    assert kind_of(eagle3(tmp_path / "5")) == "eagle3"
+
+
+def test_an_eagle_reads_what_the_head_is_given_and_nothing_else(tmp_path: Path) -> None:
+    unused = {
+        "lm_head.weight": (VOCABULARY, WIDTH),
+        "layers.0.self_attn.rotary_emb.inv_freq": (4,),
+    }
+    files = read(eagle(tmp_path / "1", extra=unused))
+    assert files is not None
+    assert files.tapped_of(0) == files.tapped_of(32) == ()
+    assert not {"embed_tokens.weight", *unused} & files.tensors.keys()
+
+
+def test_biases_of_an_eagle_are_there_where_the_file_has_them(tmp_path: Path) -> None:
+    silent = read(eagle(tmp_path / "1", extra={"fc.bias": (WIDTH,)}))
+    told = read(eagle(tmp_path / "2", bias=True))
+    assert silent is not None and told is not None
+    assert "fc.bias" in silent.tensors and "fc.bias" not in told.tensors
+
+
+def test_the_token_of_a_place_to_be_filled_has_three_names(tmp_path: Path) -> None:
+    for number, name in enumerate(("mask_token_id", "pard_token", "ptd_token_id")):
+        named = {"mask_token_id": None, name: 7}
+        assert parallel(peagle(tmp_path / str(number), **named)).mask_token == 7
+
+
+def test_as_many_tokens_are_drafted_as_were_trained(tmp_path: Path) -> None:
+    assert parallel(peagle(tmp_path / "1")).depths == 8
+    assert parallel(as_speculators(tmp_path / "2", tokens=5)).depths == 5
+
+
+def test_the_state_of_a_place_to_be_filled_may_have_an_axis_less(tmp_path: Path) -> None:
+    flat = {"mask_hidden": mx.ones((1, 3 * WIDTH))}
+    assert parallel(peagle(tmp_path / "1", tensors=flat)).tensors["mask_hidden"].ndim == 3
+
+
+@pytest.mark.parametrize(
+    ("facts", "match"),
+    [
+        ((48, 2, 64), "hidden states of width 32, and this one has 48"),
+        ((32, 2, 99), "vocabulary of 64, and this one has 99"),
+    ],
+)
+def test_another_target_is_refused(facts: tuple[int, int, int], match: str, tmp_path: Path) -> None:
+    for make in (eagle, peagle):
+        files = read(make(tmp_path / make.__name__))
+        assert files is not None
+        files.check(32, 8, 64)
+        with pytest.raises(CheckpointError, match=match):
+            files.check(*facts)
+
+
+@pytest.mark.parametrize(
+    ("make", "asked", "match"),
+    [
+        (eagle, {"hidden_size": 48}, "has shape .* where config.json asks for"),
+        (eagle, {"num_hidden_layers": 2}, "layers.1.input_layernorm.weight is missing"),
+        (eagle, {"num_hidden_layers": 10**9}, "asks for 1000000000 layers"),
+        (eagle, {"vocab_size": None}, "nothing for vocab_size"),
+        (eagle, {"extra": {"layers.0.more.weight": (2, 2)}}, "layers.0.more.weight is not part"),
+        (eagle, {"extra": {"norm.weight": (WIDTH,)}}, "norm.weight is not part"),
+        (peagle, {"mask_token_id": None}, "nothing for mask_token_id"),
+        (peagle, {"mask_token_id": 64}, "one of the target's 64 tokens"),
+        (peagle, {"mask_token_id": "3"}, "'3' for mask_token_id"),
+        (peagle, {"tensors": {"mask_hidden": mx.zeros((1, 1, WIDTH))}}, "mask_hidden has shape"),
+        (peagle, {"tensors": {"mask_hidden": mx.zeros((2, 3 * WIDTH))}}, "mask_hidden has shape"),
+        (
+            peagle,
+            {"speculators_config": {"proposal_methods": [{"speculative_tokens": 0}]}},
+            "0 for",
+        ),
+    ],
+)
+def test_files_that_contradict_themselves_are_refused(
+    make, asked: dict, match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        read(make(tmp_path / "drafter", **asked))
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    directory = as_speculators(tmp_path / "1")
+    file = directory / "model.safetensors"
+    whole = dict(mx.load(str(file)))
+    for name in ("mask_hidden", "layers.1.mlp.up_proj.weight", "norm.weight"):
+        mx.save_safetensors(str(file), {key: each for key, each in whole.items() if key != name})
+        with pytest.raises(CheckpointError, match=name):
+            read(directory)

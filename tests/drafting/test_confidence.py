@@ -1,0 +1,131 @@
+"""A draft ends before the first token that is not worth its verification."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.contracts import Prices, Proposal
+from mlx_specdec.drafting.confidence import WEIGHT, Confidence, least_chances
+from mlx_specdec.sampling.noise import IndependentNoise
+from mlx_specdec.verification.block import BlockRule
+from mlx_specdec.verification.rejection import TokenRule
+
+from .test_speculator import SIZE, Scribe, begun, drafted, see
+
+STEEP = Prices([1.0, 1.5, 2.0, 2.5, 3.0, 3.5], 1.0)
+"""A further token has to stay with a chance of one half."""
+
+
+def worth(*chances: float, prices: Prices = STEEP) -> int:
+    return Confidence().worth(mx.array([chances]), prices)
+
+
+def test_a_draft_ends_before_the_first_token_that_is_not_worth_it() -> None:
+    assert worth(0.9, 0.9, 0.9, 0.9) == 4
+    assert worth(0.9, 0.8, 0.6, 0.9) == 2, "together they stay with a chance of 0.43"
+    assert worth(0.9, 0.1, 0.9) == 1
+    assert worth(0.1, 0.9, 0.9) == 1, "the first one is paid for"
+
+
+def test_what_is_said_of_later_tokens_does_not_count() -> None:
+    generator = np.random.default_rng(0)
+    for chances in generator.random((200, 5)):
+        kept = worth(*chances)
+        for later in generator.random((5, 5)):
+            # That of the first one that is dropped was said before it was drawn.
+            assert worth(*chances[: kept + 1], *later[kept + 1 :]) == kept
+
+
+def test_of_several_tokens_for_the_price_of_one_the_first_is_worth_more() -> None:
+    stairs = Prices([1.0, 1.5, 2.5, 2.5, 2.5, 3.5], 1.0)
+    assert least_chances(stairs, 5) == pytest.approx([0.375, 1 / 3, 0.0, 0.0, 1.0])
+    assert worth(0.9, 0.5, 0.9, 0.9, 0.9, prices=stairs) == 4
+
+
+def test_where_rows_are_free_nothing_is_looked_at() -> None:
+    class Unread:
+        shape = (1, 4)
+
+    flat = Prices([1.0, 1.5, 1.55, 1.6, 1.65], 1.0)
+    assert Confidence().worth(Unread(), flat) == 4  # type: ignore[arg-type]
+
+
+def test_a_drafter_that_is_too_sure_is_believed_less() -> None:
+    confidence = Confidence()
+    sure = mx.array([[0.9, 0.9, 0.9]])
+    assert confidence.worth(sure, STEEP) == 3
+    for _ in range(20):
+        confidence.learn(0)
+        confidence.worth(sure, STEEP)
+    assert confidence.scale < 0.3
+    assert confidence.worth(sure, STEEP) == 1
+    before = confidence.scale
+    confidence.forget()
+    confidence.learn(3)
+    assert confidence.scale == before, "it was not looked at"
+    assert Confidence().scale == 1.0 and WEIGHT > 0
+
+
+class Sure(Scribe):
+    """It says of tokens 5 and 6 that nothing after them stays."""
+
+    def open(self):
+        notes = super().open()
+        guessed: list[mx.array] = []
+        guess, guess_after = notes.guess, notes.guess_after
+
+        def begin(count):
+            guessed.clear()
+            guessed.append(mx.array([[0.9]]))
+            return guess(count)
+
+        def go_on(token):
+            guessed.append(mx.where((token == 5) | (token == 6), 0.1, 0.9))
+            return guess_after(token)
+
+        notes.guess, notes.guess_after = begin, go_on
+        notes.chances = lambda: mx.concatenate(guessed, axis=1)
+        return notes
+
+
+def test_a_proposal_is_cut_with_its_rows(monkeypatch) -> None:
+    monkeypatch.setattr("tests.drafting.test_speculator.Scribe", Sure)
+    proposer, _ = begun(temperature=1.0)
+    proposer.prices = lambda: STEEP
+    see(proposer, [1, 2])
+    assert drafted(proposer, [1, 2, 3], 5) == [4, 5]
+    proposal = proposer.propose([[1, 2, 3]], 5, IndependentNoise(0, SIZE).at(0, 0))
+    assert proposal.rows is not None
+    assert proposal.rows.shape[1] == proposal.size == proposal.count(0)
+    proposer.prices = lambda: None
+    assert drafted(proposer, [1, 2, 3], 5) == [4, 5, 6, 7, 0]
+    proposer.prices = None
+    assert drafted(proposer, [1, 2, 3], 5) == [4, 5, 6, 7, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [BlockRule(), TokenRule()])
+def test_what_is_emitted_has_the_targets_law_wherever_drafts_end(rule) -> None:
+    """Of two tokens the second is not drafted behind 0; two rounds emit p twice all the same."""
+    p, first = np.array([0.6, 0.3, 0.1]), np.array([0.3, 0.3, 0.4])
+    second = np.array([0.1, 0.2, 0.7])
+    law = np.log(np.stack([p] * 3)[None].astype(np.float32))
+    samples, counts = 4000, np.zeros((3, 3))
+    generator = np.random.default_rng(0)
+    for seed in range(samples):
+        emitted: list[int] = []
+        for round in range(2):
+            drawn = [int(generator.choice(3, p=first)), int(generator.choice(3, p=second))]
+            size = 1 if drawn[0] == 0 else 2
+            rows = mx.array(np.log(np.stack([first, second]))[None, :size].astype(np.float32))
+            proposal = Proposal(mx.array([drawn[:size]], dtype=mx.int32), rows)
+            noise = IndependentNoise(seed, 3).at(round, len(emitted))
+            verdict = rule.verify(mx.array(law[:, : size + 1]), proposal, noise)
+            kept = int(verdict.kept.sum().item())
+            emitted += [*drawn[:kept], int(verdict.next.item())]
+        counts[emitted[0], emitted[1]] += 1
+    expected = np.outer(p, p)
+    deviation = np.sqrt(expected * (1 - expected) / samples)
+    assert (np.abs(counts / samples - expected) < 4.5 * deviation).all()

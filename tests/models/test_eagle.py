@@ -1,0 +1,90 @@
+"""EAGLE-1's arithmetic against one by hand, round after round, and what P-EAGLE does in one pass.
+
+There is no program of others to compare EAGLE-1 with here: see eagle_by_hand.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.contracts import FINAL
+from mlx_specdec.models.speculators.eagle3 import Eagle3
+
+from .. import speculators
+from . import eagle_by_hand
+from .test_speculators import LIMIT, Lender, Run, network_of
+
+WIDTH, VOCABULARY = speculators.WIDTH, speculators.VOCABULARY
+ACCEPTED = (0, 3, 1, 4, 0, 0, 2, 4, 1)
+COUNT = 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"extra": {"fc.bias": (WIDTH,)}},
+        {"rope_theta": 500.0, "bias": True},
+    ],
+    ids=["plain", "bias", "positions"],
+)
+def test_drafts_are_those_made_by_hand_round_after_round(changes: dict, tmp_path: Path) -> None:
+    directory = speculators.eagle(tmp_path / "eagle", **{"rope_theta": 10000.0, **changes})
+    config = json.loads((directory / "config.json").read_text())
+    stored = mx.load(str(directory / "model.safetensors"))
+    tensors = {name: np.array(array, dtype=np.float64) for name, array in stored.items()}
+    keys = mx.random.split(mx.random.key(4), 4)
+    embedding, head = (mx.random.normal((VOCABULARY, WIDTH), key=key) for key in keys[:2])
+    head = head * WIDTH**-0.5
+    target = (np.array(embedding, dtype=np.float64), np.array(head, dtype=np.float64))
+    length = 5 + sum(ACCEPTED) + len(ACCEPTED)
+    tokens: list[int] = mx.random.randint(0, VOCABULARY, (length,), key=keys[2]).tolist()
+    hidden = mx.random.normal((length, WIDTH), key=keys[3])
+    network = network_of(directory, Lender(embedding, head))
+    assert network.taps == (FINAL,)
+    run = Run(network, tokens, hidden)
+    length = 5
+    for accepted in ACCEPTED:
+        drafted, rows = run.draft(length, COUNT)
+        seen = tokens[:length], np.array(hidden, dtype=np.float64)[: length - 1]
+        expected, logits = eagle_by_hand.drafted(tensors, config, target, seen, COUNT)
+        assert drafted == expected
+        assert np.max(np.abs(np.array(rows) - logits)) <= LIMIT
+        length += accepted + 1
+
+
+def test_the_halves_of_an_eagle_are_not_exchanged(tmp_path: Path) -> None:
+    """An fc that takes the embedding alone: no state changes anything."""
+    weight = mx.concatenate([mx.eye(WIDTH), mx.zeros((WIDTH, WIDTH))], axis=1)
+    directory = speculators.eagle(tmp_path / "eagle", tensors={"fc.weight": weight})
+    embedding = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(0))
+    network = network_of(directory, Lender(embedding))
+    one, other = (mx.random.normal((5, WIDTH), key=mx.random.key(seed)) for seed in (1, 2))
+    tokens = [3, 9, 4, 11, 7, 5]
+    first = Run(network, tokens, one).draft(6, 3)[1]
+    assert mx.allclose(first, Run(network, tokens, other).draft(6, 3)[1])
+    assert not mx.allclose(first, Run(network, [*tokens[:-1], 8], one).draft(6, 3)[1])
+
+
+def test_a_round_of_a_p_eagle_is_one_pass(tmp_path: Path, monkeypatch) -> None:
+    passes: list[int] = []
+    step = Eagle3.step
+
+    def counted(self, tokens, *rest):
+        passes.append(tokens.shape[1])
+        return step(self, tokens, *rest)
+
+    monkeypatch.setattr(Eagle3, "step", counted)
+    directory = speculators.peagle(tmp_path / "peagle")
+    embedding = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(0))
+    hidden = mx.random.normal((20, 3 * WIDTH), key=mx.random.key(1))
+    run = Run(network_of(directory, Lender(embedding)), [5] * 20, hidden)
+    for length, count in ((6, 4), (7, 4), (7, 3), (10, 1)):
+        run.draft(length, count)
+    # What was accepted, with the places behind it; the third round had nothing new to read.
+    assert passes == [5 + 3, 1 + 3, 2, 3]

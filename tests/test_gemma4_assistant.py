@@ -1,0 +1,262 @@
+"""Gemma 4's assistants never change the text, and are refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.bench.probe import probe
+from mlx_specdec.checkpoints.speculators import kind_of, read
+from mlx_specdec.drafting.speculator import HiddenStateDrafter
+from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.many import generate_many
+from mlx_specdec.models.base import Base
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.speculators import attach
+from mlx_specdec.options import Options
+from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.sampling.settings import Sampling
+
+from . import tiny
+from .speculators import write
+from .test_same_text import Numbers
+
+FIXTURES = Path(__file__).parent / "fixtures" / "gemma4_assistant"
+DENSE = FIXTURES / "dense" / "assistant"
+SIZE = 40
+PROMPT = [5, 9, 12, 7, 33, 21, 14, 2, 30, 11, 17]
+
+
+def pair_of(name: str, **asked) -> Pair:
+    target = load_model(FIXTURES / name / "target", dtype="float32", **asked).model
+    files = read(FIXTURES / name / "assistant")
+    assert files is not None
+    network = attach(files, target, NumberFormat())
+    plain = Pair("target", "drafter", target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
+    return replace(plain, speculator=network)
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        ("ordered", 1.0),
+        pytest.param("dense", 0.0, marks=pytest.mark.slow),
+        pytest.param("dense", 1.0, marks=pytest.mark.slow),
+        pytest.param("ordered", 0.0, marks=pytest.mark.slow),
+    ],
+)
+def test_the_text_is_the_targets_own(name: str, temperature: float) -> None:
+    pair = pair_of(name)
+    asked = {
+        "max_tokens": 24,
+        "temperature": temperature,
+        "frequency_penalty": 1.0,
+        "seed": 3,
+        "cost_cache": False,
+    }
+    plain = generate(pair, PROMPT, Options(regular=True, **asked))
+    assert len(set(plain.tokens)) > 3, "a text of one token would prove little"
+    for num_draft in (1, 5):
+        result = generate(pair, PROMPT, Options(num_draft=num_draft, **asked))
+        assert result.tokens == plain.tokens
+        assert result.stats.drafted > 0
+        assert result.labels.proposer == "gemma4_assistant"
+
+
+def test_in_a_batch_every_text_is_what_it_is_alone() -> None:
+    pair = pair_of("dense")
+    prompts = [PROMPT, [9]]
+    asked = Options(max_tokens=12, temperature=1.0, seed=2, num_draft=3, cost_cache=False)
+    together = generate_many(pair, prompts, asked, batch_size=2)
+    for prompt, result in zip(prompts, together, strict=True):
+        assert result.tokens == generate(pair, prompt, replace(asked, regular=True)).tokens
+    assert sum(result.stats.drafted for result in together) > 0
+
+
+def test_a_long_prompt_is_read_as_a_short_one_is() -> None:
+    pair = pair_of("ordered")
+    prompt = [2 + 7 * index % 37 for index in range(200)]
+    told = set()
+    for step_size in (73, 512):
+        asked = Options(max_tokens=8, num_draft=3, prefill_step_size=step_size, cost_cache=False)
+        result = generate(pair, prompt, asked)
+        told.add((result.tokens, result.stats.drafted, result.stats.accepted))
+    assert len(told) == 1
+
+
+def test_a_drafter_that_is_always_right_saves_passes() -> None:
+    asked = Options(max_tokens=22, num_draft=3, logit_bias={9: 1000.0}, cost_cache=False)
+    stats = generate(pair_of("dense"), PROMPT, asked).stats
+    assert stats.acceptance_rate == 1.0
+    assert stats.tokens_per_round > 3
+
+
+def test_keys_and_values_are_shown_and_change_no_logit() -> None:
+    model = load_model(FIXTURES / "dense" / "target", dtype="float32").model
+    tokens = mx.array([PROMPT])
+    plain = model.open(PROMPT).advance(tokens)
+    shown = model.open(PROMPT).advance(tokens, taps=("keys.2", "values.2", "keys.3"))
+    assert mx.array_equal(plain.logits, shown.logits)
+    assert shown.hidden["keys.2"].shape == shown.hidden["values.2"].shape == (1, 11, 2 * 8)
+    assert shown.hidden["keys.3"].shape == (1, 11, 16)
+    # The last layers have none of their own.
+    for name in ("keys.4", "values.9", "keys.x", "queries.2"):
+        with pytest.raises(OptionError, match="has no hidden state"):
+            model.open(PROMPT).advance(tokens, taps=(name,))
+
+
+def test_the_text_part_of_a_model_that_sees_and_hears_will_do(tmp_path: Path) -> None:
+    text = load_model(FIXTURES / "dense" / "target", dtype="float32").model
+    config = json.loads((FIXTURES / "dense" / "target" / "config.json").read_text())
+    tensors = mx.load(str(FIXTURES / "dense" / "target" / "model.safetensors"))
+    inner = {name.replace("model.", "model.language_model.", 1): tensors[name] for name in tensors}
+    wrapped = write(
+        tmp_path / "wrapped",
+        {"model_type": "gemma4", "text_config": config, "vocab_size": SIZE},
+        inner,
+    )
+    files = read(DENSE)
+    assert files is not None
+    files.check_config(json.loads((wrapped / "config.json").read_text()))
+    drafted = []
+    for target in (text, load_model(wrapped, dtype="float32").model):
+        network = attach(files, target, NumberFormat())
+        proposer = HiddenStateDrafter(network, Sampling(), SIZE)
+        proposer.begin([PROMPT])
+        shown = target.open(PROMPT).advance(mx.array([PROMPT[:-1]]), taps=proposer.taps)
+        proposer.observe([PROMPT[:-1]], [shown])
+        drafted.append(proposer.propose([PROMPT], 4, SilentNoise()).tokens.tolist())
+    assert drafted[0] == drafted[1]
+
+
+def test_there_are_no_layers_to_probe() -> None:
+    with pytest.raises(OptionError, match="reads what the target's head is given"):
+        probe(pair_of("dense"))
+
+
+def test_fewer_bits_are_taken_for_all_but_the_way_in() -> None:
+    pair = pair_of("ordered")
+    files = read(FIXTURES / "ordered" / "assistant")
+    assert files is not None and pair.speculator is not None
+    small = attach(files, pair.target, NumberFormat(q_bits=8, q_group_size=32))
+    assert not hasattr(small.fc, "bits") and hasattr(small.lm_head, "bits")
+    asked = Options(max_tokens=12, num_draft=3, cost_cache=False)
+    result = generate(replace(pair, speculator=small), PROMPT, asked)
+    assert result.tokens == generate(pair, PROMPT, replace(asked, regular=True)).tokens
+    assert result.stats.drafted > 0
+
+
+def changed(directory: Path, inner: dict | None = None, **changes: object) -> Path:
+    """A copy of the assistant with other entries in its config.json."""
+    shutil.copytree(DENSE, directory)
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"] |= inner or {}
+    file.write_text(json.dumps({**config, **changes}), encoding="utf-8")
+    return directory
+
+
+def test_an_assistant_is_told_by_its_type(tmp_path: Path) -> None:
+    assert kind_of(DENSE) == "gemma4_assistant"
+    unified = changed(tmp_path / "unified", model_type="gemma4_unified_assistant")
+    assert kind_of(unified) == "gemma4_assistant"
+
+
+@pytest.mark.parametrize(
+    ("inner", "changes", "match"),
+    [
+        ({"hidden_size": 48}, {}, "has shape .* where config.json asks for"),
+        ({"num_hidden_layers": 10**9}, {}, "asks for 1000000000 layers"),
+        ({"num_hidden_layers": 2}, {}, "for each of 2 layers"),
+        ({"layer_types": ["linear_attention"] * 3}, {}, "for each of 3 layers"),
+        ({"layer_types": 3}, {}, "for layer_types"),
+        ({"hidden_activation": "silu"}, {}, "'silu' for hidden_activation"),
+        ({"enable_moe_block": True}, {}, "0 or false in an assistant"),
+        ({"sliding_window": 0}, {}, "0 for sliding_window"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, {}, "'yarn' for"),
+        ({"rope_parameters": {"full_attention": {"partial_rotary_factor": 2}}}, {}, "a share"),
+        ({"vocab_size": "40"}, {}, "'40' for vocab_size"),
+        ({}, {"text_config": None}, "nothing for num_hidden_layers|nothing for hidden_size"),
+        ({}, {"backbone_hidden_size": None}, "nothing for backbone_hidden_size"),
+        ({}, {"use_ordered_embeddings": True}, "a divisor of the 40 tokens"),
+        ({}, {"use_ordered_embeddings": True, "num_centroids": 10}, "32 for|nothing for"),
+        (
+            {},
+            {
+                "use_ordered_embeddings": True,
+                "num_centroids": 10,
+                "centroid_intermediate_top_k": 3,
+            },
+            "masked_embedding.* is missing",
+        ),
+    ],
+)
+def test_files_that_contradict_themselves_are_refused(
+    inner: dict, changes: dict, match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        read(changed(tmp_path / "drafter", inner, **changes))
+
+
+def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
+    directory = changed(tmp_path / "drafter")
+    file = directory / "model.safetensors"
+    whole = dict(mx.load(str(file)))
+    mx.eval(list(whole.values()))
+    for name in ("pre_projection", "model.layers.1.self_attn.q_norm", "model.embed_tokens"):
+        kept = {key: each for key, each in whole.items() if not key.startswith(name)}
+        mx.save_safetensors(str(file), kept)
+        with pytest.raises(CheckpointError, match="is missing"):
+            read(directory)
+    mx.save_safetensors(str(file), {**whole, "model.more.weight": mx.zeros((2, 2))})
+    with pytest.raises(CheckpointError, match=r"more\.weight is not part"):
+        read(directory)
+    # What layers of Gemma 4 make keys and values with may lie there, and is not used.
+    unused = {"model.layers.0.self_attn.k_proj.weight": mx.zeros((2, 2))}
+    mx.save_safetensors(str(file), {**whole, **unused})
+    assert read(directory) is not None
+
+
+def test_an_ordering_that_names_a_token_twice_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "drafter"
+    shutil.copytree(FIXTURES / "ordered" / "assistant", directory)
+    file = directory / "model.safetensors"
+    whole = dict(mx.load(str(file)))
+    mx.eval(list(whole.values()))
+    damaged = {**whole, "masked_embedding.token_ordering": mx.zeros(40, mx.int64)}
+    mx.save_safetensors(str(file), damaged)
+    with pytest.raises(CheckpointError, match="does not name every token once"):
+        read(directory)
+
+
+def llama(**changes: int) -> Base:
+    sizes = {"hidden_size": 24, "vocab_size": 40, **changes}
+    return DecoderOnlyModel(tiny.from_config({**tiny.CONFIGS["llama"], **sizes}))
+
+
+def test_another_target_is_refused() -> None:
+    files = read(DENSE)
+    assert files is not None
+    for facts, match in (
+        ({"hidden_size": 25}, "hidden states of width 24, and this one has 25"),
+        ({"vocab_size": 99}, "vocabulary of 40, and this one has 99"),
+        ({"model_type": "llama"}, "an assistant of Gemma 4, and this target is of type 'llama'"),
+    ):
+        config = {"model_type": "gemma4_text", "hidden_size": 24, "vocab_size": 40, **facts}
+        with pytest.raises(CheckpointError, match=match):
+            files.check_config(config)
+    files.check_config({"model_type": "gemma4", "text_config": {"hidden_size": 24}})
+    with pytest.raises(CheckpointError, match=r"has no \w+_attention to lend it"):
+        attach(files, llama(), NumberFormat())
+    other = replace(files, head_dims={**files.head_dims, "full_attention": 8})
+    target = load_model(FIXTURES / "dense" / "target", dtype="float32").model
+    with pytest.raises(CheckpointError, match="4 heads of width 8 in its full_attention"):
+        attach(other, target, NumberFormat())
