@@ -5,7 +5,7 @@ The encoder runs once a sequence; cross-attention keys and values are projected 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import mlx.core as mx
@@ -112,9 +112,13 @@ class EncoderDecoderModel:
         """As contracts.Model says; the encoder runs over all sources at once."""
         for prompt in prompts:
             check_prompt(prompt, self.vocabulary, None)
-        lengths = tuple(map(len, prompts))
-        encoded = self.network.encode(rectangle(prompts), padding_mask(lengths))
-        return EncoderDecoderContext(self, self.network.project_encoded(encoded), lengths)
+        tokens, lengths = rectangle(prompts), tuple(map(len, prompts))
+
+        def read() -> list[KeysValues]:
+            encoded = self.network.encode(tokens, padding_mask(lengths))
+            return self.network.project_encoded(encoded)
+
+        return EncoderDecoderContext(self, read, lengths)
 
     def masks(self, place: Place) -> list[mx.array]:
         """Per decoder layer what is added to the scores of the positions of a pass."""
@@ -131,21 +135,29 @@ class EncoderDecoderModel:
 class EncoderDecoderContext(RowsContext):
     """contracts.Context: sequences in the making.
 
-    source: per decoder layer the cross-attention's keys and values of the encoder output.
-    source_lengths: of the sources without padding, in tokens, one per sequence.
+    read: gives, per decoder layer, the cross-attention's keys and values of the encoder output;
+    called when they are first needed. source_lengths: of the sources without padding, in tokens,
+    one per sequence.
     """
 
     def __init__(
         self,
         model: EncoderDecoderModel,
-        source: list[KeysValues],
+        read: Callable[[], list[KeysValues]],
         source_lengths: tuple[int, ...],
     ) -> None:
         rows = Rows(len(source_lengths))
-        super().__init__(rows, [KVCache(rows) for _ in source])
+        super().__init__(rows, [KVCache(rows) for _ in range(model.layers)])
         self._model = model
-        self._source = source
+        self._read = read
+        self._given: list[KeysValues] | None = None
         self._set_lengths(source_lengths)
+
+    @property
+    def _source(self) -> list[KeysValues]:
+        if self._given is None:
+            self._given = self._read()
+        return self._given
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says."""
@@ -170,7 +182,7 @@ class EncoderDecoderContext(RowsContext):
         super().join(other)
         self._set_lengths(self._source_lengths + other._source_lengths)
         longest = max(self._source_lengths)
-        self._source = [
+        self._given = [
             (_both(own[0], its[0], longest), _both(own[1], its[1], longest))
             for own, its in zip(self._source, other._source, strict=True)
         ]
@@ -180,7 +192,7 @@ class EncoderDecoderContext(RowsContext):
         super().filter(keep)
         self._set_lengths(tuple(self._source_lengths[row] for row in keep))
         index, longest = mx.array(list(keep), dtype=mx.int32), max(self._source_lengths)
-        self._source = [
+        self._given = [
             (keys[index, :, :longest], values[index, :, :longest]) for keys, values in self._source
         ]
 
