@@ -106,6 +106,7 @@ def run_ranks(count: int, module: str, place: Path) -> list[Any]:
     finally:
         for process in processes:
             process.kill()
+            process.communicate()
     codes = [process.returncode for process in processes]
     assert codes == [0] * count, "\n".join(told)
     return [json.loads(file.read_text()) for file in written]
