@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,15 @@ from .pairs import named
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..estimate.result import Estimate, Speeds
+    from ..estimate.result import Cluster, Estimate, Prediction, Speeds
 
 SHOWN_PASSES = (2, 3, 4, 6, 9, 13, 17)
+COLUMNS = ("acceptance probability of a draft token", ">best draft length", ">speedup", ">tokens/s")
+NEEDS_LINK = (
+    "say with --link-us how many microseconds a sum over the machines takes: about 100 over RDMA, "
+    "300 over a Thunderbolt bridge, 600 over Ethernet, 5000 over Wi-Fi; scripts/measure_all_sum.py "
+    "measures it"
+)
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,37 @@ class EffortFlags(Flags):
     seconds: float = flag(60.0, "The time in seconds that measuring may take.")
 
 
-@command("mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model auto --q-bits 4")
-def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
+@dataclass(frozen=True)
+class ClusterFlags(Flags):
+    """Several machines that share the target."""
+
+    panel = "More than one machine"
+    distributed: int | None = flag(
+        None, "The number of machines such as this one that are to share the target.", min=2
+    )
+    link_us: float | None = flag(
+        None, "The time in microseconds that a sum over the machines takes.", min=0
+    )
+    pipeline: bool = flag(False, "Give each machine some of the layers, not a part of all.")
+
+    def check(self) -> None:
+        """Raises OptionError where half of it is missing."""
+        if self.distributed is None and (self.link_us is not None or self.pipeline):
+            raise OptionError("say with --distributed how many machines share the target")
+        if self.distributed is not None and self.link_us is None:
+            raise OptionError(NEEDS_LINK)
+
+
+@command(
+    "mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model auto --q-bits 4",
+    "mlx-specdec estimate --model Qwen/Qwen3-32B --draft-model auto --distributed 2 --link-us 100",
+)
+def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, output: Json) -> None:
     """Predict what a pair gains, before it is downloaded.
 
     Only the two config.json files are needed: the weights are random and have the right shapes.
     """
+    machines.check()
     model, draft_model = named(sources)
     if draft_model is None:
         raise OptionError("name the draft model as well, with --draft-model")
@@ -50,6 +81,7 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     from ..checkpoints.source import resolve_config
     from ..checkpoints.speculators import kind_of
     from ..drafters import device_name
+    from ..estimate.cluster import Link
     from ..estimate.pair import Asked, own_draft
     from ..estimate.pair import estimate as measure
 
@@ -66,8 +98,11 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
             )
         config = read_config(source)
         draft = Asked(draft_model, config, sources.dtype, sources.draft_q_bits)
+    link = None
+    if machines.distributed is not None and machines.link_us is not None:
+        link = Link(machines.distributed, 1e-6 * machines.link_us, machines.pipeline)
     with render.progress("measuring") as report:
-        told = measure(target, draft, **vars(effort), progress=report)
+        told = measure(target, draft, **vars(effort), link=link, progress=report)
     machine = {"device": device_name(), "blas": blas.name()}
     text = render.as_json({**told.as_dict(), **machine}) if output.json else _pretty(told, machine)
     render.write(sys.stdout, text)
@@ -76,7 +111,10 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
 def _pretty(told: Estimate, machine: Mapping[str, str]) -> str:
     """Tables and sentences."""
     speeds = told.speeds
-    measured = () if speeds is None else (_costs(speeds, machine), _predictions(speeds))
+    measured: tuple[Table | str, ...] = ()
+    if speeds is not None:
+        of_cluster = _on_cluster(told.cluster, speeds)
+        measured = (_costs(speeds, machine), _predictions(speeds), *of_cluster)
     notes = (f"Note: {note}." for note in told.notes)
     return render.laid_out(sys.stdout, _sides(told), _verdict(told), *measured, *notes)
 
@@ -95,7 +133,8 @@ def _sides(told: Estimate) -> Table:
 def _verdict(told: Estimate) -> str:
     need, limit = show(told.memory_bytes), show(told.memory_limit_bytes)
     if told.fits:
-        return f"Fits: {need} of the {limit} that models may take here."
+        each = f"on each of {told.cluster.machines} machines, " if told.cluster else ""
+        return f"Fits: {each}{need} of the {limit} that models may take here."
     return (
         f"NO: it would not fit. Weights and caches take {need}, and models may take {limit} here. "
         "Smaller models need less, and so do fewer bits (--q-bits, --draft-q-bits)."
@@ -117,11 +156,34 @@ def _costs(speeds: Speeds, machine: Mapping[str, str]) -> str:
 
 
 def _predictions(speeds: Speeds) -> Table:
-    table = render.table(
-        "acceptance probability of a draft token", ">best draft length", ">speedup", ">tokens/s"
-    )
+    table = render.table(*COLUMNS)
     for one in speeds.predictions:
-        length = str(one.num_draft) if one.num_draft else "0 (plain)"
-        rate = one.speed_up / speeds.step_seconds
-        table.add_row(f"{one.alpha:.0%}", length, f"{one.speed_up:.2f}", f"{rate:.1f}")
+        table.add_row(*_cells(one, speeds.step_seconds))
     return table
+
+
+def _cells(one: Prediction, step_seconds: float) -> tuple[str, ...]:
+    length = str(one.num_draft) if one.num_draft else "0 (plain)"
+    rate = one.speed_up / step_seconds
+    return f"{one.alpha:.0%}", length, f"{one.speed_up:.2f}", f"{rate:.1f}"
+
+
+def _on_cluster(cluster: Cluster | None, speeds: Speeds) -> Sequence[Table | str]:
+    """The same where several machines share the target."""
+    if cluster is None or cluster.speeds is None:
+        return ()
+    step = cluster.speeds.step_seconds
+    own = 1000 * cluster.share * speeds.step_seconds
+    text = (
+        f"On {cluster.machines} machines ({cluster.mode}) a plain step takes {1000 * step:.2f} ms "
+        f"({1 / step:.1f} tokens/s): {own:.2f} ms, and {cluster.exchanges} exchanges of "
+        f"{cluster.link_us:g} us.\n"
+        "They are plainly faster than one of them while an exchange takes less than "
+        f"{cluster.speeds.pays_below_us:.0f} us, and with\n"
+        "drafts below the last column but one; above the last one, drafts gain more than on one."
+    )
+    table = render.table(*COLUMNS, ">pays below, us", ">gains more above, us")
+    for one in cluster.speeds.predictions:
+        even = "-" if one.break_even_us is None else f"{one.break_even_us:.0f}"
+        table.add_row(*_cells(one, step), f"{one.pays_below_us:.0f}", even)
+    return text, table

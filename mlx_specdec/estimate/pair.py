@@ -10,15 +10,15 @@ from typing import Any
 from ..checkpoints.disk import sizes
 from ..contracts import Progress, ignore_progress
 from ..costs.passes import Clock, PassCosts, PassTimer, opened
-from ..costs.speedup import RoundCost, between, speedups
+from ..costs.speedup import RoundCost, between
 from ..errors import OptionError, SpecdecError, first_line
 from ..models.outline import Outline, outline
 from ..options import SELF
 from ..pair import SELF_BITS
+from .cluster import Link, cluster, with_speeds
 from .measure import FIRST_SIZES, SIZES_BETWEEN, extended, measure, parts
-from .result import Estimate, Prediction, Side, Speeds
-
-ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+from .predict import ALPHAS, best
+from .result import Estimate, Side, Speeds
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ def estimate(
     clock: Clock = time.perf_counter,
     cut: Callable[[Outline], tuple[int, int] | None] = parts,
     limit: Callable[[], int] = sizes.usable_memory,
+    link: Link | None = None,
     progress: Progress = ignore_progress,
 ) -> Estimate:
     """Measure both models with random weights, if they fit, and predict.
@@ -59,7 +60,8 @@ def estimate(
     prompt_tokens, max_tokens: of the text that the caches are for; passes are measured behind such
     a prompt. turns: how often everything is measured. seconds: in which as much is measured as
     fits, building the models included, and at least what an answer needs. cut: at which two depths
-    a model is measured. limit: bytes of memory.
+    a model is measured. limit: bytes of memory. link: between machines such as this one that are to
+    share the target.
 
     Raises CheckpointError for a configuration of no supported model; PromptError for a prompt that
     is too long for it; OptionError for models of different kinds, and for settings that do not suit
@@ -83,8 +85,11 @@ def estimate(
         )
         for asked, each in zip((target, draft), known, strict=True)
     ]
-    needed = Estimate(sides[0], sides[1], prompt_tokens, max_tokens, limit(), None)
-    if not needed.fits:
+    told = cluster(link, known[0], sides[0].caches_bytes) if link else None
+    needed = Estimate(sides[0], sides[1], prompt_tokens, max_tokens, limit(), None, told)
+    # A target that no single machine holds is measured on a few of its layers.
+    whole = sides[0].measured_layers is None
+    if not needed.fits or (whole and sum(side.bytes for side in sides) > needed.memory_limit_bytes):
         return needed
     deadline = clock() + seconds
     try:
@@ -106,7 +111,11 @@ def estimate(
         else measured.pop(0)
         for side in sides
     )
-    return replace(needed, speeds=speeds(of_target, of_draft))
+    found = speeds(of_target, of_draft)
+    if told is not None:
+        cost = _cost(of_target, of_draft)
+        told = with_speeds(told, cost, found.step_seconds, found.predictions)
+    return replace(needed, speeds=found, cluster=told)
 
 
 def _timers(
@@ -136,7 +145,7 @@ def _timers(
 
 def speeds(target: PassCosts, draft: PassCosts) -> Speeds:
     """What the times of a target and a draft promise."""
-    cost = replace(target, draft=draft.draft, start=draft.start).in_steps(target.step)
+    cost = _cost(target, draft)
     longest = max(cost.passes)
     return Speeds(
         step_seconds=target.step,
@@ -151,8 +160,6 @@ def speeds(target: PassCosts, draft: PassCosts) -> Speeds:
     )
 
 
-def best(cost: RoundCost, alpha: float, longest: int) -> Prediction:
-    """The length up to `longest` with the highest speedup, 0 where no length gains."""
-    gains = speedups(cost, [alpha**place for place in range(1, longest + 1)])
-    chosen = max(range(len(gains)), key=gains.__getitem__)
-    return Prediction(alpha, chosen, gains[chosen])
+def _cost(target: PassCosts, draft: PassCosts) -> RoundCost:
+    """What the parts of a round cost on one machine."""
+    return replace(target, draft=draft.draft, start=draft.start).in_steps(target.step)

@@ -64,8 +64,46 @@ class Speeds:
 
 
 @dataclass(frozen=True)
+class ClusterPrediction(Prediction):
+    """As a Prediction, over plain decoding on the cluster. break_even_us: how long an exchange
+    takes from which on speculation gains more than on one machine, None where it never does.
+    pays_below_us: and below which the cluster is faster than one machine, both with such rounds."""
+
+    break_even_us: float | None
+    pays_below_us: float
+
+
+@dataclass(frozen=True)
+class ClusterSpeeds:
+    """What follows from the times of one machine. pays_below_us: how long an exchange takes below
+    which the cluster decodes plainly faster than one machine."""
+
+    step_seconds: float
+    pays_below_us: float
+    predictions: tuple[ClusterPrediction, ...]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines that share the target; the draft is on each of them.
+
+    link_us: what an exchange takes. exchanges: of a plain step, and of a round. share: of a pass,
+    that a machine takes without the network. target_bytes: weights and caches that a machine holds.
+    """
+
+    machines: int
+    mode: str
+    link_us: float
+    exchanges: int
+    share: float
+    target_bytes: int
+    speeds: ClusterSpeeds | None
+
+
+@dataclass(frozen=True)
 class Estimate:
-    """Everything. speeds: None where the pair does not fit, so that nothing was measured."""
+    """Everything. speeds: None where the pair does not fit, so that nothing was measured. cluster:
+    None where one machine has all of the target."""
 
     target: Side
     draft: Side
@@ -73,15 +111,17 @@ class Estimate:
     max_tokens: int
     memory_limit_bytes: int
     speeds: Speeds | None
+    cluster: Cluster | None = None
 
     @property
     def memory_bytes(self) -> int:
-        """Weights and caches of both models."""
-        return self.target.bytes + self.draft.bytes
+        """Weights and caches that a machine holds."""
+        of_target = self.cluster.target_bytes if self.cluster else self.target.bytes
+        return of_target + self.draft.bytes
 
     @property
     def fits(self) -> bool:
-        """Whether both models can work at once."""
+        """Whether a machine has room for them."""
         return self.memory_bytes <= self.memory_limit_bytes
 
     @property
@@ -98,7 +138,11 @@ class Estimate:
                 "the draft shares an encoder and what is only looked up with the target, so that "
                 "it takes less memory than is said here"
             )
-        return (*notes, *self._notes_on_speeds(self.speeds)) if self.speeds else tuple(notes)
+        if self.speeds:
+            notes.extend(self._notes_on_speeds(self.speeds))
+        elif self.fits:
+            notes.append("one machine has to hold a target of so few layers to measure it")
+        return tuple(notes)
 
     def _notes_on_speeds(self, speeds: Speeds) -> Iterator[str]:
         for role, side in (("target", self.target), ("draft", self.draft)):
@@ -123,6 +167,11 @@ class Estimate:
                 f"times varied by {speeds.spread:.0%} from turn to turn, so the machine was "
                 "busy with something else: measure again when it is not"
             )
+        if self.cluster is not None:
+            yield (
+                f"what {self.cluster.machines} machines take is computed from the times of this "
+                "one: machines that are alike, and a link as fast for several tokens as for one"
+            )
         yield (
             "weights are random, so the acceptance probability per token is yours to guess: how "
             "likely the target keeps a drafted token whose predecessors it has kept"
@@ -130,8 +179,11 @@ class Estimate:
 
     def as_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
+        told = asdict(self)
+        if self.cluster is None:
+            del told["cluster"]
         return {
-            **asdict(self),
+            **told,
             "memory_bytes": self.memory_bytes,
             "fits": self.fits,
             "notes": list(self.notes),

@@ -61,6 +61,16 @@ class Outline(ABC):
         self.layers: Sequence[Hashable] = [_look_of(layer) for layer in layers]
         self.layer_nbytes: Sequence[int] = [_nbytes_of(layer) for layer in layers]
 
+    @property
+    def token_nbytes(self) -> Sequence[int]:
+        """Bytes of each table that has a row for every token: embedding, and a head of its own."""
+        tables: dict[str, int] = {}
+        for name, array in self.weights().items():
+            if array.shape[:1] == (self.vocabulary,):
+                table = name.rpartition(".")[0]
+                tables[table] = tables.get(table, 0) + array.nbytes
+        return list(tables.values())
+
     @abstractmethod
     def cache_nbytes(self, prompt: int, generated: int) -> int:
         """Bytes of all caches after `prompt` tokens and `generated` more."""

@@ -7,6 +7,7 @@ Sources: Raffel et al., arXiv 1910.10683; Xue et al., arXiv 2010.11934 (mT5); Ch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,7 +15,7 @@ import mlx.nn as nn
 from .joined import Joined
 from .kv_cache import KVCache
 from .t5_config import T5Config
-from .t5_layers import KeysValues
+from .t5_layers import Attention, Dense, KeysValues
 from .t5_stack import Stack
 
 SOURCE_ROWS = 512
@@ -33,6 +34,19 @@ class T5(nn.Module):
         self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
         if config.own_head:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    def shard(self, group: mx.distributed.Group) -> None:
+        """Keep this rank's heads and its part of the feed-forward networks, lazily, before `join`;
+        `config` is then of that part. A layer of the encoder adds up over all ranks twice, one of
+        the decoder three times. Raises OptionError where the ranks' parts are not alike."""
+        config, ranks = self.config, group.size()
+        config.check_shares(ranks)
+        for module in list(self.modules()):
+            if isinstance(module, Attention | Dense):
+                module.shard(group)
+        self.config = replace(
+            config, num_heads=config.num_heads // ranks, d_ff=config.d_ff // ranks
+        )
 
     def join(self) -> None:
         """One product in the place of those that read the same states; layer by layer, so that it

@@ -7,9 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.nn.layers.distributed import shard_inplace
 
 from .joined import Joined
 from .kv_cache import KVCache
+from .sharding import shard_inputs, shard_outputs
 from .t5_config import T5Config
 
 KeysValues = Sequence[mx.array]
@@ -48,6 +50,18 @@ class Attention(Joined):
         self.o = nn.Linear(inner, config.d_model, bias=False)
         if has_bias:
             self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
+
+    def shard(self, group: mx.distributed.Group) -> None:
+        """Keep the heads of this rank; what all ranks' heads give is added up."""
+        shard_outputs(self.q, group)
+        shard_outputs(self.k, group)
+        shard_outputs(self.v, group)
+        self.o = shard_inputs(self.o, group)
+        if "relative_attention_bias" in self:
+            # A row of the table belongs to a bucket, a column to a head.
+            shard_inplace(self.relative_attention_bias, lambda path, table: 1, group=group)
+        heads, width = self._shape
+        self._shape = (heads // group.size(), width)
 
     def project(self, states: mx.array) -> list[mx.array]:
         """(batch, n, d_model) -> of each that reads them (batch, heads, n, d_kv)."""
@@ -135,6 +149,12 @@ class Dense(Joined):
         for name in names:
             self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def shard(self, group: mx.distributed.Group) -> None:
+        """Keep this rank's part of what lies between; what all parts give is added up."""
+        for name in self._names:
+            shard_outputs(self[name], group)
+        self.wo = shard_inputs(self.wo, group)
 
     def __call__(self, states: mx.array) -> mx.array:
         first, *gate = self.together(states)

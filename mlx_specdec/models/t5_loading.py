@@ -30,7 +30,8 @@ def load(
     adapter: Path | None = None,
     group: mx.distributed.Group | None = None,
 ) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
-    """See `families.Family.load`."""
+    """See `families.Family.load`. group: of ranks that share the model; this one reads the weights
+    and keeps its part. Raises OptionError where they cannot have equal parts."""
     if caches is not None and caches != CacheSettings():
         raise OptionError(
             f"{directory} is a T5 model, whose caches are neither quantized nor cut: leave "
@@ -42,6 +43,8 @@ def load(
         )
     stored = stored_quantization(config)
     numbers.check_plain(directory, stored)
+    if group is not None:
+        T5Config.from_dict(config, own_head=False).check_shares(group.size())
     weights = _read(directory, config)
     try:
         shape = T5Config.from_dict(config, own_head=keys.HEAD in weights)
@@ -61,6 +64,8 @@ def load(
     del weights
     if numbers.q_bits is not None:
         quantize_on_load(network, config, numbers)
+    if group is not None:
+        network.shard(group)
     model = EncoderDecoderModel(network)
     mx.eval(network.parameters())
     words = dtype_name(network.encoder.final_layer_norm.weight.dtype)

@@ -64,7 +64,7 @@ class Stack(nn.Module):
         for block in self.block if config.bias_per_layer else self.block[:1]:
             table = block.attention.relative_attention_bias(index).T
             if self._is_decoder:
-                hidden = mx.full((config.num_heads, reach), -mx.inf, dtype=table.dtype)
+                hidden = mx.full((table.shape[0], reach), -mx.inf, dtype=table.dtype)
                 table = mx.concatenate([table, hidden], axis=1)
             tables.append(table)
         return tables

@@ -14,6 +14,7 @@ from ..models.test_outline import T5
 from .conftest import Run, strict
 
 QUICK = ("--turns", 1, "--prompt-tokens", 8, "--max-tokens", 8)
+CLUSTER = ("--distributed", "2", "--link-us", "150")
 
 
 def only_config(directory: Path, config: dict) -> Path:
@@ -119,6 +120,13 @@ def test_the_target_at_fewer_bits_is_a_draft(run: Run, tmp_path: Path) -> None:
         (("--model", "{big}", "--draft-model", "{big}", "--turns", "0"), "--turns"),
         (("--model", "{big}", "--draft-model", "{llama}"), "target's own kind"),
         (("--model", "{big}", "--draft-model", "{big}", "--q-bits", "5000"), "q-bits must be"),
+        (("--model", "{big}", "--draft-model", "{big}", "--distributed", "2"), "--link-us"),
+        (("--model", "{big}", "--draft-model", "{big}", "--distributed", "1"), "--distributed"),
+        (("--model", "{big}", "--draft-model", "{big}", "--pipeline"), "--distributed"),
+        (
+            ("--model", "{big}", "--draft-model", "{big}", *CLUSTER, "--pipeline"),
+            "cannot be a pipeline",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(
@@ -133,3 +141,14 @@ def test_what_is_wrong_is_told_in_a_line(
     done = run("estimate", *(text.format(**names) for text in arguments))
     assert done.code == 2 and done.out == ""
     assert words in done.err and done.err.count("\n") == 1
+
+
+def test_several_machines_are_one_more_table(run: Run, pair: tuple[object, ...]) -> None:
+    asked = ("estimate", *pair, *CLUSTER)
+    done = run(*asked)
+    assert done.code == 0 and "on each of 2 machines" in done.out
+    assert "On 2 machines (tensor) a plain step takes" in done.out
+    assert "16 exchanges of 150 us" in done.out and "gains more above, us" in done.out
+    found = strict(run(*asked, "--json").out)["cluster"]
+    assert (found["mode"], found["exchanges"], found["link_us"]) == ("tensor", 16, 150)
+    assert len(found["speeds"]["predictions"]) == 6

@@ -32,6 +32,24 @@ def test_a_new_context_has_seen_nothing(model) -> None:
     assert model.nbytes > 4 * 64 * 24
 
 
+def test_a_source_is_read_once_and_not_before_somebody_waits(model, monkeypatch) -> None:
+    read, encode = [], type(model.network).encode
+
+    def reading(network, sources, mask=None):
+        read.append(sources.tolist())
+        return encode(network, sources, mask)
+
+    monkeypatch.setattr(type(model.network), "encode", reading)
+    for begin in (lambda each: each.evaluate(), lambda each: each.advance(tokens(0))):
+        context = model.open([5, 6, 1])
+        assert read == []
+        begin(context)
+        assert read == [[[5, 6, 1]]]
+        context.advance(tokens(7))
+        assert len(read) == 1
+        read.clear()
+
+
 def test_only_proposed_tokens_can_be_taken_back(model) -> None:
     context = model.open([5, 6, 1])
     context.advance(tokens(0, 7, 8, 9), proposed=2)

@@ -78,7 +78,7 @@ def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
     projected = network.project_encoded(
         network.encode(mx.repeat(source, 2, axis=0), padding_mask(lengths))
     )
-    context = EncoderDecoderContext(model, projected, lengths)
+    context = EncoderDecoderContext(model, lambda: projected, lengths)
     rows = log_p(
         context.advance(mx.repeat(mx.array(expected["target"][None]), 2, axis=0)).logits[:1]
     )

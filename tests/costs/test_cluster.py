@@ -1,0 +1,141 @@
+"""The closed form of rounds on several machines, against numbers worked out by hand and a loop."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mlx_specdec.costs.cluster import break_even, pays_below, shared
+from mlx_specdec.costs.speedup import RoundCost, emitted, speedups
+
+# name: (plain step in ms, layers, divided, drafted, V, tokens a round, draft in ms a round)
+CASES = {
+    "27B, heads": (68, 64, 0.95, 3, 1.30, 2.8, 6),
+    "27B, block": (68, 64, 0.95, 7, 1.55, 4.6, 14),
+    "27B, lookup": (68, 64, 0.95, 8, 1.6, 4.0, 0),
+    "123B, draft model": (95, 88, 0.97, 4, 1.25, 3.0, 22),
+    "235B experts": (51, 94, 0.93, 3, 1.8, 2.6, 5),
+}
+# name, machines, us an exchange: plain and speculative tokens/s and S
+EXPECTED = [
+    ("27B, heads", 2, 30, 25.3, 49.8, 1.97),
+    ("27B, heads", 2, 300, 13.5, 30.8, 2.28),
+    ("27B, heads", 4, 5000, 1.5, 4.2, 2.75),
+    ("27B, block", 2, 70, 22.4, 58.8, 2.62),
+    ("27B, block", 4, 600, 10.4, 38.0, 3.66),
+    ("27B, lookup", 2, 600, 8.9, 29.9, 3.36),
+    ("27B, lookup", 4, 30, 42.8, 113.9, 2.66),
+    ("123B, draft model", 2, 30, 18.4, 33.9, 1.84),
+    ("123B, draft model", 4, 300, 12.7, 28.0, 2.20),
+    ("235B experts", 2, 70, 24.7, 38.6, 1.56),
+    ("235B experts", 4, 600, 7.8, 17.9, 2.29),
+]
+# name, machines: us above which S is higher than on one machine, below which sharing pays at all
+THRESHOLDS = [
+    ("27B, heads", 2, 57, 252, 328),
+    ("27B, heads", 4, 86, 379, 492),
+    ("27B, block", 2, 69, 252, 391),
+    ("27B, lookup", 2, 0, 252, 404),
+    ("123B, draft model", 4, 189, 393, 491),
+    ("235B experts", 2, 14, 126, 227),
+]
+
+
+def costs(name: str) -> tuple[float, int, RoundCost, list[float]]:
+    """ms of a plain step, exchanges of a pass, costs on one machine, a_1 .. a_k."""
+    step, layers, _, drafted, rows, tokens, draft = CASES[name]
+    cost = RoundCost(draft / step / drafted, {1: 1.0, drafted + 1: rows})
+    acceptance = [(tokens - 1) / drafted] * drafted
+    assert emitted(acceptance)[-1] == pytest.approx(tokens)
+    return step, 2 * layers, cost, acceptance
+
+
+def share(name: str, machines: int) -> float:
+    divided = CASES[name][2]
+    return divided / machines + 1 - divided
+
+
+@pytest.mark.parametrize(("name", "machines", "us", "plain", "speculative", "gain"), EXPECTED)
+def test_rates_are_those_worked_out_by_hand(
+    name: str, machines: int, us: float, plain: float, speculative: float, gain: float
+) -> None:
+    step, exchanges, cost, acceptance = costs(name)
+    network = us / 1000 * exchanges / step
+    own = share(name, machines)
+    rate = 1000 / step / (own + network)
+    assert rate == pytest.approx(plain, abs=0.051)
+    speedup = speedups(shared(cost, own, network), acceptance)[-1]
+    assert speedup == pytest.approx(gain, abs=0.0051)
+    assert speedup * rate == pytest.approx(speculative, abs=0.051)
+
+
+@pytest.mark.parametrize(("name", "machines", "even", "plain", "speculative"), THRESHOLDS)
+def test_thresholds_are_those_worked_out_by_hand(
+    name: str, machines: int, even: float, plain: float, speculative: float
+) -> None:
+    step, exchanges, cost, acceptance = costs(name)
+    own, us = share(name, machines), 1000 * step / exchanges
+    network = break_even(cost, own, acceptance)
+    assert network is not None and network * us == pytest.approx(even, abs=0.51)
+    assert pays_below(cost, own, ()) * us == pytest.approx(plain, abs=0.51)
+    assert pays_below(cost, own, acceptance) * us == pytest.approx(speculative, abs=0.51)
+
+
+@pytest.mark.parametrize("replays", [False, True])
+@pytest.mark.parametrize("start", [0.0, 0.3])
+def test_at_the_thresholds_both_sides_are_equal(start: float, replays: bool) -> None:
+    cost = RoundCost(0.08, {1: 1.0, 2: 1.05, 5: 1.4}, start, replays)
+    acceptance, own = [0.8, 0.64, 0.5, 0.4], 0.55
+    alone = speedups(cost, acceptance)[-1]
+    network = break_even(cost, own, acceptance)
+    assert network is not None and network > 0
+    assert speedups(shared(cost, own, network), acceptance)[-1] == pytest.approx(alone)
+    assert speedups(shared(cost, own, 2 * network), acceptance)[-1] > alone
+    below = pays_below(cost, own, acceptance)
+    there = (own + below) * shared(cost, own, below).of(acceptance)
+    assert there == pytest.approx(cost.of(acceptance))
+
+
+def test_rounds_that_pay_the_network_as_often_as_they_cost_never_catch_up() -> None:
+    # Every rejection costs another pass, so that the network is paid twice.
+    cost = RoundCost(0.0, {1: 1.0, 3: 0.9}, replays=True)
+    assert break_even(cost, 0.5, [0.1, 0.0]) is None
+
+
+def test_an_endless_network_leaves_the_tokens_of_a_round() -> None:
+    _, _, cost, acceptance = costs("27B, block")
+    assert speedups(shared(cost, 0.5, 1e9), acceptance)[-1] == pytest.approx(4.6)
+
+
+@pytest.mark.parametrize("us", [0, 50, 300, 5000])
+@pytest.mark.parametrize(("alpha", "drafted"), [(0.6, 2), (0.8, 4), (0.9, 8)])
+def test_the_closed_form_is_what_a_simulated_loop_takes(
+    us: float, alpha: float, drafted: int
+) -> None:
+    """Two machines whose clock moves by arithmetic and by exchanges, one after the other."""
+    step, layers, tokens, dice = 40.0, 32, 20_000, random.Random(7)
+    rows = {m: 1 + 0.07 * (m - 1) for m in range(1, drafted + 2)}
+    draft, own, exchange = 3.0, 0.5 * 0.94 + 0.06, us / 1000
+
+    def layer_by_layer(count: int) -> float:
+        clock = 0.0
+        for _ in range(layers):
+            clock += step * rows[count] * (own / layers) + 2 * exchange
+        return clock
+
+    def decode(count: int) -> float:
+        emitted_tokens, clock = 0, 0.0
+        while emitted_tokens < tokens:
+            clock += count * draft + layer_by_layer(count + 1) + exchange
+            accepted = 0
+            while accepted < count and dice.random() < alpha:
+                accepted += 1
+            emitted_tokens += accepted + 1
+        return clock / emitted_tokens
+
+    network = (2 * layers + 1) * exchange / step
+    cost = shared(RoundCost(draft / step, rows), own, network)
+    expected = speedups(cost, [alpha**place for place in range(1, drafted + 1)])[-1]
+    assert decode(0) == pytest.approx((own + network) * step)
+    assert decode(0) / decode(drafted) == pytest.approx(expected, rel=0.02)

@@ -1,0 +1,107 @@
+"""What an estimate says of several machines that share the target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mlx_specdec.costs.cluster import shared
+from mlx_specdec.costs.speedup import RoundCost
+from mlx_specdec.errors import OptionError
+from mlx_specdec.estimate.cluster import Link, cluster, with_speeds
+from mlx_specdec.estimate.measure import parts
+from mlx_specdec.estimate.pair import Asked, estimate
+from mlx_specdec.estimate.predict import ALPHAS, best
+from mlx_specdec.models.outline import outline
+
+from .. import tiny
+from ..models.test_outline import T5
+from .test_pair import LLAMA, QUICK, ticking
+
+RDMA, WIFI = Link(2, 100e-6), Link(2, 5e-3)
+
+
+def test_all_but_what_belongs_to_tokens_is_divided() -> None:
+    known = outline(LLAMA, "llama")
+    table = 64 * 32 * 4
+    assert known.token_nbytes == [table, table]
+    told = cluster(Link(4, 1e-4), known, caches_bytes=4000)
+    assert told.target_bytes == 2 * table + (known.nbytes - 2 * table) / 4 + 1000
+    layers = sum(known.layer_nbytes)
+    divided = layers / (layers + table)
+    assert told.share == pytest.approx(divided / 4 + 1 - divided)
+    tied = outline({**LLAMA, "tie_word_embeddings": True}, "llama")
+    assert tied.token_nbytes == [table]
+    assert cluster(Link(4, 1e-4), tied, 0).share == pytest.approx(told.share)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "sums"), [(LLAMA, 10, 2), (T5, T5["num_decoder_layers"], 3)]
+)
+def test_every_layer_adds_up_and_each_round_agrees_once(
+    config: dict, layers: int, sums: int
+) -> None:
+    known = outline(config, "some")
+    assert cluster(Link(2, 1e-4), known, 0).exchanges == sums * layers + 1
+
+
+def test_a_pipeline_hands_on_from_machine_to_machine() -> None:
+    link = Link(3, 1e-4, pipeline=True)
+    pipeline = cluster(link, outline(LLAMA, "llama"), 0)
+    assert (pipeline.exchanges, pipeline.share) == (3 + 1 + 1, 1.0)
+    with pytest.raises(OptionError, match="T5 model cannot be a pipeline"):
+        cluster(link, outline(T5, "t5"), 0)
+
+
+def test_predictions_are_those_of_the_clusters_own_costs() -> None:
+    cost, step = RoundCost(0.1, {1: 1.0, 17: 1.8}), 0.05
+    alone = [best(cost, alpha, 16) for alpha in ALPHAS]
+    for link in (RDMA, WIFI):
+        told = with_speeds(cluster(link, outline(LLAMA, "llama"), 0), cost, step, alone)
+        assert told.speeds is not None
+        exchanges = 21 * link.seconds
+        assert told.speeds.step_seconds == pytest.approx(told.share * step + exchanges)
+        assert told.speeds.pays_below_us == pytest.approx((1 - told.share) * step / 21 * 1e6)
+        own = shared(cost, told.share, exchanges / step)
+        for one, single in zip(told.speeds.predictions, alone, strict=True):
+            again = best(own, one.alpha, 16)
+            assert (one.num_draft, one.speed_up) == (again.num_draft, again.speed_up)
+            if one.break_even_us is not None and link.seconds * 1e6 > one.break_even_us:
+                assert one.speed_up > single.speed_up
+            else:
+                assert link is RDMA
+    # On a slow link more is drafted, and more is gained.
+    fast, slow_link = (
+        with_speeds(cluster(link, outline(LLAMA, "llama"), 0), cost, step, alone).speeds
+        for link in (RDMA, WIFI)
+    )
+    for quick, patient in zip(fast.predictions, slow_link.predictions, strict=True):
+        assert patient.num_draft > quick.num_draft and patient.speed_up > quick.speed_up
+
+
+def test_a_pair_is_estimated_for_one_machine_and_for_many() -> None:
+    asked = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+    told = estimate(*asked, **QUICK, clock=ticking(), link=RDMA)
+    assert told.speeds is not None and told.cluster is not None
+    assert told.cluster.speeds is not None
+    assert told.memory_bytes == told.cluster.target_bytes + told.draft.bytes
+    assert told.cluster.target_bytes < told.target.bytes
+    assert [one.alpha for one in told.cluster.speeds.predictions] == [*ALPHAS]
+    assert any("computed from the times of this one" in note for note in told.notes)
+    assert json.loads(json.dumps(told.as_dict()))["cluster"]["machines"] == 2
+    assert "cluster" not in replace(told, cluster=None).as_dict()
+
+
+def test_a_target_that_two_machines_hold_is_measured_on_a_few_layers_or_not_at_all() -> None:
+    asked = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+    whole = sum(each.outline().nbytes + each.outline().cache_nbytes(8, 8) for each in asked)
+    less = {**QUICK, "limit": lambda: whole - 1, "link": RDMA}
+    told = estimate(*asked, **less, clock=ticking())
+    assert told.fits and told.speeds is None and told.cluster.speeds is None
+    assert any("one machine has to hold" in note for note in told.notes)
+    few = estimate(
+        *asked, **less, clock=ticking(), cut=lambda known: parts(known, whole=100_000, least=1)
+    )
+    assert few.speeds is not None and few.cluster.speeds is not None

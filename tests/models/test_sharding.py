@@ -1,0 +1,242 @@
+"""A model that ranks share gives what the whole one gives, and what cannot be shared is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from mlx_specdec.checkpoints.files import read_config
+from mlx_specdec.errors import OptionError
+from mlx_specdec.models import t5_loading
+from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.sharding import check_even, refine, whole_groups
+from mlx_specdec.models.t5 import T5
+from mlx_specdec.models.t5_layers import Attention, Dense
+
+from .. import tiny
+from ..thread_ranks import Rank, adding_up, on_every, ranks, run_ranks
+from . import shared_texts
+from .test_joined import FIXTURES, SHAPE, SOURCE, TOKENS, built
+
+KINDS = sorted(path.name for path in FIXTURES.iterdir())
+FLOAT = NumberFormat("float32")
+
+
+def close(one: Any, other: Any) -> bool:
+    return bool(np.abs(np.array(one) - np.array(other)).max() <= 1e-5 * np.abs(other).max())
+
+
+def quantized(network: T5, bits: int, size: int = 32) -> T5:
+    nn.quantize(network, size, bits, class_predicate=lambda p, m: isinstance(m, nn.Linear))
+    return network
+
+
+def parts(layer: Any, count: int, monkeypatch: pytest.MonkeyPatch, make: Any, inputs: Any) -> Any:
+    """The sum of what the ranks' parts of a layer give, added up by hand."""
+    total = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(mx.distributed, "all_sum", lambda part, group=None: part)
+        for rank in ranks(count):
+            own = make()
+            own.shard(rank)
+            total = total + layer(own, *inputs(rank))
+    return total
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
+def test_parts_of_a_feed_forward_network_add_up_to_it(
+    monkeypatch: pytest.MonkeyPatch, feed_forward: str, bits: int | None
+) -> None:
+    def make() -> Dense:
+        network = built(feed_forward_proj=feed_forward)
+        network = network if bits is None else quantized(network, bits)
+        return network.encoder.block[1].layer[-1].DenseReluDense
+
+    states = mx.random.normal((2, 3, 64), key=mx.random.key(2))
+    whole = make()(states)
+    for count in (2, 4):
+        total = parts(Dense.__call__, count, monkeypatch, make, lambda rank: (states,))
+        assert close(total, whole)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_heads_of_all_ranks_add_up_to_the_attention(
+    monkeypatch: pytest.MonkeyPatch, bits: int | None
+) -> None:
+    def make() -> Attention:
+        network = built() if bits is None else quantized(built(), bits)
+        return network.encoder.block[0].attention
+
+    def attend(attention: Attention, states: mx.array) -> mx.array:
+        queries, keys, values = attention.project(states)
+        index = mx.array([[0, 1, 2], [3, 4, 5], [6, 7, 8]])
+        bias = attention.relative_attention_bias(index).transpose(2, 0, 1)[None]
+        assert queries.shape[1] == bias.shape[1] < 4 or attention is whole
+        return attention(queries, (keys, values), bias)
+
+    states = mx.random.normal((2, 3, 64), key=mx.random.key(2))
+    whole = make()
+    expected = attend(whole, states)
+    for count in (2,) if bits else (2, 4):
+        assert close(parts(attend, count, monkeypatch, make, lambda rank: (states,)), expected)
+
+
+def logits(model: EncoderDecoderModel) -> np.ndarray:
+    """Of two sources of different lengths, in a pass over many rows and one over a single row."""
+    context = model.open_batch([SOURCE, [9, 8, 7, 6, 5, 1]])
+    rows = [context.advance(mx.repeat(TOKENS, 2, axis=0), proposed=4).logits]
+    context.rewind((4, 3))
+    rows.append(context.advance(mx.array([[9], [4]])).logits)
+    return np.array(mx.concatenate(rows, axis=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_that_load_a_model_compute_what_one_does(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    directory, group = FIXTURES / kind, ranks(2)
+    config = read_config(directory)
+
+    def load(rank: Rank) -> tuple[np.ndarray, int]:
+        model = t5_loading.load(directory, config, FLOAT, None, group=rank)[0]
+        return logits(model), model.nbytes
+
+    whole = load_model(directory, dtype="float32").model
+    with adding_up(monkeypatch):
+        shared = on_every(group, load)
+    assert all(close(own, logits(whole)) for own, _ in shared)
+    assert np.array_equal(shared[0][0], shared[1][0])
+    assert all(nbytes < 0.75 * whole.nbytes for _, nbytes in shared)
+    layers = config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
+    # The encoder runs once, over both sources, and the decoder twice.
+    assert [rank.sums for rank in group] == [2 * layers[0] + 2 * 3 * layers[1]] * 2
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_four_ranks_keep_a_head_each(monkeypatch: pytest.MonkeyPatch, bits: int | None) -> None:
+    def make() -> T5:
+        network = built(d_kv=32)
+        return network if bits is None else quantized(network, bits)
+
+    def compute(rank: Rank) -> np.ndarray:
+        network = make()
+        network.shard(rank)
+        model = EncoderDecoderModel(network)
+        context = model.open(SOURCE)
+        context.advance(TOKENS).logits.tolist()
+        assert {array.shape[1] for cache in context._caches for array in cache.state} == {1}
+        assert network.config.num_heads == 1 and network.config.d_ff == SHAPE["d_ff"] // 4
+        return logits(model)
+
+    with adding_up(monkeypatch):
+        shared = on_every(ranks(4), compute)
+    assert all(close(own, logits(EncoderDecoderModel(make()))) for own in shared)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "told"),
+    [
+        (
+            {"num_heads": 6, "d_ff": 96},
+            4,
+            "4 ranks cannot have equal parts of 6 attention heads: take 2 or 3 or 6 ranks",
+        ),
+        ({"num_heads": 4, "d_ff": 90}, 4, "of 90 feed-forward columns: take 2 ranks$"),
+        ({"num_heads": 5, "d_ff": 90}, 3, "of 5 attention heads: take 5 ranks$"),
+        ({"num_heads": 5, "d_ff": 81}, 3, "take one machine$"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_before_weights_are_looked_for(
+    tmp_path: Path, shape: dict[str, int], count: int, told: str
+) -> None:
+    config = {**json.loads((FIXTURES / "mt5" / "config.json").read_text()), **shape}
+    with pytest.raises(OptionError, match=told):
+        t5_loading.load(tmp_path, config, FLOAT, None, group=ranks(count)[0])
+
+
+def test_quantized_weights_are_divided_between_groups_or_not_at_all() -> None:
+    # Four heads of 16 columns are a rank's 16 columns, half of a group.
+    with pytest.raises(OptionError, match=r"equal parts of 64 columns .* groups of 32: take fewer"):
+        quantized(built(), 4).shard(ranks(4)[0])
+
+
+def test_even_parts_are_not_refused() -> None:
+    check_even({"heads": 8, "columns": 1024}, 4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "size", "count", "smaller"),
+    [(704, 64, 2, 32), (704, 64, 4, None), (256, 128, 4, 64), (256, 128, 8, 32), (256, 64, 2, 64)],
+)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_smaller_groups_are_the_same_weights(
+    inputs: int, size: int, count: int, smaller: int | None, bits: int
+) -> None:
+    layer = nn.QuantizedLinear.from_linear(nn.Linear(inputs, 8, bias=False), size, bits)
+
+    def weights() -> mx.array:
+        how = {"group_size": layer.group_size, "bits": layer.bits}
+        return mx.dequantize(layer.weight, layer.scales, layer.biases, **how)
+
+    before = weights()
+    assert whole_groups(layer, count) is (smaller is not None)
+    assert layer.group_size == (smaller or size)
+    assert mx.array_equal(weights(), before)
+
+
+def test_groups_of_other_kinds_of_quantization_stay_as_they_are() -> None:
+    layer = nn.QuantizedLinear.from_linear(
+        nn.Linear(96, 8, bias=False), group_size=32, bits=4, mode="mxfp4"
+    )
+    assert whole_groups(layer, 3)
+    assert not whole_groups(layer, 2)
+    assert layer.group_size == 32
+
+
+def test_the_shipped_models_width_of_eleven_groups_is_shared_by_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make() -> nn.Module:
+        network = tiny.build("llama", hidden_size=128, intermediate_size=704, head_dim=32)
+        nn.quantize(network, 64, 8, class_predicate=lambda p, m: isinstance(m, nn.Linear))
+        return network
+
+    def compute(rank: Rank) -> np.ndarray:
+        network = make()
+        refine(network, 2)
+        network.shard(rank)
+        assert network.layers[0].mlp.down_proj.scales.shape[-1] == 352 // 32
+        assert network.layers[0].mlp.gate_proj.group_size == 64
+        return np.array(network(TOKENS % tiny.VOCABULARY))
+
+    whole = np.array(make()(TOKENS % tiny.VOCABULARY))
+    with adding_up(monkeypatch):
+        shared = on_every(ranks(2), compute)
+    assert all(close(own, whole) for own in shared)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the prompt has 600 tokens")
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_that_share_a_model_write_the_text_of_one(tmp_path: Path, count: int) -> None:
+    alone = shared_texts.texts(None, count)
+    told = run_ranks(count, "tests.models.shared_texts", tmp_path)
+    assert {name: len(texts) for name, texts in alone.items()} == (
+        dict.fromkeys(alone, 12) if count == 2 else {"random, 8 bits": 4}
+    )
+    assert told == [alone] * count
+    for name, texts in alone.items():
+        assert all(len(set(tokens)) > 3 for tokens in texts.values()), name
+        assert texts["plain"] == texts["drafted"] and texts["greedy"] == texts["greedy, drafted"]
+        if count == 2:
+            assert texts["plain"] == texts["looked up"] == texts["0 of a batch"]
+            assert texts["a long source"] == texts["a long source, drafted"]
