@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "drafting": {"contracts", "sampling", "user_cache", "kept"},
     "verification": {"contracts", "sampling"},
     "costs": {"contracts", "user_cache"},
-    "ranks": {"contracts", "errors", "models"},
+    "ranks": {"contracts", "errors", "kept", "models"},
     "decoding": {"contracts", "costs", "sampling", "text", "threads", "errors", "kept"},
     "pair": {
         "cache_settings",

@@ -159,7 +159,7 @@ class Source:
     """
 
     encoded: tuple[mx.array, ...]
-    projected: list[KeysValues]
+    projected: Sequence[KeysValues]
 
     @classmethod
     def of(cls, arrays: Sequence[mx.array]) -> Source:

@@ -21,6 +21,7 @@ import mlx.core as mx
 
 from ..contracts import FINAL, Context, Scores
 from ..errors import DecodingError, OptionError
+from ..kept import Kept, Memory
 from ..models.base import Base
 from .channel import Channel, Message, Op, Order
 
@@ -115,12 +116,14 @@ class LedModel:
     def __class__(self) -> type:
         return type(self._model)
 
-    def open(self, prompt: Sequence[int]) -> Context:
-        """As contracts.Model says."""
+    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> Context:
+        """As contracts.Model says; nothing is kept of what several ranks compute."""
         return self._led(self._model.open(prompt), [prompt], joins=False)
 
-    def open_batch(self, prompts: Sequence[Sequence[int]]) -> Context:
-        """As contracts.Model says."""
+    def open_batch(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+    ) -> Context:
+        """As contracts.Model says; see `open`."""
         return self._led(self._model.open_batch(prompts), prompts, joins=True)
 
     def _led(self, context: Context, prompts: Sequence[Sequence[int]], *, joins: bool) -> Context:
@@ -189,3 +192,7 @@ class LedContext:
         """As contracts.Context says."""
         self._context.filter(keep)
         self._leader.queue(Order(Op.FILTER, self._number, tuple(keep)))
+
+    def memory(self, sequence: int) -> Memory:
+        """As contracts.Context says: each rank has a part, of which nothing is kept."""
+        return Memory()

@@ -104,17 +104,12 @@ class DFlashReading(Reading):
     def __init__(self, network: DFlash) -> None:
         super().__init__(len(network.layers))
         self._network = network
-        self._sources: list[Source | None] = [None] * len(network.layers)
         self._newest: mx.array | None = None
         self._states: mx.array | None = None
         self._logits: mx.array | None = None
         self._carried: mx.array | None = None
         self._chances: list[mx.array] = []
         self._index = 0
-
-    def attend(self, encoded: mx.array) -> None:
-        """As drafting.speculator.Reading says."""
-        self._sources = self._network.sources(encoded)
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
         """As drafting.speculator.Reading says."""

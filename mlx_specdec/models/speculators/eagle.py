@@ -5,6 +5,7 @@ Source: Li et al., arXiv 2401.15077, section 4.1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ from ...checkpoints.speculators.eagle import EagleFiles
 from ..base import Base
 from ..kv_cache import KVCache
 from .eagle3 import Chain
-from .layers import Layer
+from .layers import Layer, Source
 
 
 class Eagle(Chain):
@@ -31,16 +32,22 @@ class Eagle(Chain):
         return hidden.astype(self.dtype)
 
     def step(
-        self, tokens: mx.array, states: mx.array, caches: list[KVCache], offset: int
+        self,
+        tokens: mx.array,
+        states: mx.array,
+        caches: Sequence[KVCache],
+        offset: int,
+        sources: Sequence[Source | None],
     ) -> tuple[mx.array, mx.array]:
         """As Eagle3 says."""
         mask: Any = "causal" if tokens.shape[1] > 1 else None
         states = self.fc(mx.concatenate([self.embed(tokens), states], axis=-1))
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for layer, cache, source in zip(self.layers, caches, sources, strict=True):
             rows = layer.input_layernorm(states) if "input_layernorm" in layer else states
             queries = layer.self_attn.queries(rows, offset)
             keys, values = cache.append(*layer.self_attn.keys_values(rows, offset))
-            states = layer.finish(states, layer.self_attn.attend(queries, keys, values, mask))
+            attended = layer.self_attn.attend(queries, keys, values, mask)
+            states = layer.finish(states, attended, source)
         return states, states
 
 

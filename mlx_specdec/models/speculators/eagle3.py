@@ -111,13 +111,8 @@ class ChainReading(Reading):
     def __init__(self, network: Chain) -> None:
         super().__init__(len(network.layers))
         self._network = network
-        self._sources: list[Source | None] = [None] * len(network.layers)
         self._newest: tuple[mx.array, mx.array] | None = None
         self._guessed: mx.array | None = None
-
-    def attend(self, encoded: mx.array) -> None:
-        """As drafting.speculator.Reading says."""
-        self._sources = self._network.sources(encoded)
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
         """As drafting.speculator.Reading says."""

@@ -91,7 +91,9 @@ class PEagleReading(Reading):
         if rows == 0:
             return mx.zeros((1, 0, network.norm.weight.size), dtype=network.dtype)
         offset = self._rows.advance(tokens, masked).starts[0]
-        head, _ = network.step(tokens, network.features(hidden), self._caches, offset)
+        head, _ = network.step(
+            tokens, network.features(hidden), self._caches, offset, self._sources
+        )
         if rows > masked:
             self._newest = head[:, rows - masked - 1 : rows - masked]
         return head[:, rows - masked :]

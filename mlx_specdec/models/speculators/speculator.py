@@ -136,9 +136,12 @@ class Reading(RowsContext):
     layers: how many have keys and values.
     """
 
+    _network: Speculator
+
     def __init__(self, layers: int) -> None:
         rows = Rows(1)
         super().__init__(rows, [KVCache(rows) for _ in range(layers)])
+        self._sources: list[Source | None] = [None] * layers
 
     @property
     def length(self) -> int:
@@ -146,8 +149,8 @@ class Reading(RowsContext):
         return self._rows.lengths[0]
 
     def attend(self, encoded: mx.array) -> None:
-        """As drafting.speculator.Reading says; nothing for those that do not attend to it."""
-        return None
+        """As drafting.speculator.Reading says."""
+        self._sources = self._network.sources(encoded)
 
     def evaluate(self) -> None:
         """Compute what was read so far."""
