@@ -146,8 +146,9 @@ class HiddenStateDrafter(Proposer):
         ]
         self._reading = self._network.open()
         self._attends = False
-        self._reading.recall([self._recalled])
-        self._recalled = None
+        if self._recalled is not None:
+            self._reading.recall([self._recalled])
+            self._recalled = None
         self._hidden: list[mx.array] = []
         self._tokens: list[int] = []
         self._confidence.forget()
