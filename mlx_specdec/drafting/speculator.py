@@ -126,8 +126,9 @@ class HiddenStateDrafter(Proposer):
             Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
         ]
         self._reading = self._network.open()
-        self._reading.recall([self._recalled])
-        self._recalled = None
+        if self._recalled is not None:
+            self._reading.recall([self._recalled])
+            self._recalled = None
         self._hidden: list[mx.array] = []
         self._tokens: list[int] = []
 
