@@ -90,9 +90,9 @@ class Counted:
     def __getattr__(self, name: str):
         return getattr(self._model, name)
 
-    def open(self, prompt):
+    def open(self, prompt, kept=None):
         self.opened += 1
-        context = self._model.open(prompt)
+        context = self._model.open(prompt, kept)
         advance = context.advance
 
         def counted(*args, **named):

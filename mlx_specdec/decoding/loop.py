@@ -113,9 +113,9 @@ class Decoding:
             mx.clear_cache()
 
     def memories(self, row: int) -> dict[str, Memory]:
-        """What may be kept of one of the `sequences`, by name; nothing after a step that was
-        interrupted."""
-        if self._broken:
+        """What may be kept of one of the `sequences`, by name; nothing before the first step, and
+        after one that was interrupted."""
+        if self._broken or not (self._reader.begun or self._reader.done):
             return {}
         own = {TARGET: self._target.memory(row)}
         return own if self._proposer is None else {**self._proposer.memories(row), **own}

@@ -24,7 +24,7 @@ class Table:
     def prefix(self, prompt) -> list[int]:
         return list(prompt)
 
-    def open(self, prompt) -> TableContext:
+    def open(self, prompt, kept=None) -> TableContext:
         self.opened.append(TableContext())
         return self.opened[-1]
 

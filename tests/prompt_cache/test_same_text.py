@@ -184,6 +184,24 @@ def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]
     assert [array.tolist() for array in arrays] == before
 
 
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_what_an_interrupted_text_has_read_is_kept(
+    steps: int, pairs: Callable[[str], Pair]
+) -> None:
+    pair, cache = pairs("llama, eagle3"), PromptCache(ROOM)
+    options = asked(0.0, num_draft=2, prefill_step_size=8)
+    run_of = stream_generate(pair, SYSTEM + PROMPT, options, cache=cache)
+    emissions = iter(run_of)
+    for _ in range(steps):
+        next(emissions)
+    run_of.interrupt()
+    assert run_of.result().finish_reason == "interrupted"
+    again = run(pair, SYSTEM + PROMPT, options, cache)
+    assert again.labels.cached_tokens == (0, 7, 17)[min(steps, 2)]
+    plain = generate(pair, SYSTEM + PROMPT, asked(0.0, regular=True))
+    assert again.tokens == plain.tokens
+
+
 @pytest.mark.parametrize(
     ("name", "room"),
     [
