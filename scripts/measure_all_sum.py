@@ -4,8 +4,10 @@
 
 The machines add up states of a model of that width, for one token and for several. `alone` is one
 sum that is waited for; `in_a_pass` is one of --sums that follow one another in one piece of work,
-as those of layers do, and it is what `mlx-specdec estimate --link-us` asks for. The first machine
-prints JSON: medians in microseconds, and of nine in ten sums the longest.
+as those of layers do, and it is what `mlx-specdec estimate --link-us` asks for. `same_as_alone` is
+the share of a token's numbers that are the same to the last bit in a sum over several tokens: three
+machines and more may add up in another order there. The first machine prints JSON: medians in
+microseconds, and of nine in ten sums the longest.
 """
 
 from __future__ import annotations
@@ -48,6 +50,18 @@ def figures(taken: Sequence[float], each: int = 1) -> dict[str, float]:
     return {"median_us": round(median(ordered) / each, 1), "p90_us": round(slow / each, 1)}
 
 
+def same_as_alone(
+    group: mx.distributed.Group, width: int, rows: int, dtype: mx.Dtype, seed: int = 0
+) -> float:
+    """The share of the first row's sums that are the same where that row is summed alone."""
+    key = mx.random.key(1000 * seed + group.rank())
+    states = mx.random.normal((rows, width), key=key).astype(dtype)
+    together = mx.distributed.all_sum(states, group=group)[:1]
+    mx.eval(together)
+    alone = mx.distributed.all_sum(states[:1], group=group)
+    return float((together == alone).astype(mx.float32).mean().item())
+
+
 def measure(
     group: mx.distributed.Group, width: int, rows: int, dtype: mx.Dtype, count: int, turns: int
 ) -> dict[str, Any]:
@@ -56,7 +70,8 @@ def measure(
     mx.eval(states)
     alone = timed(lambda: mx.eval(sums(states, 1, group)), turns)
     chain = timed(lambda: mx.eval(sums(states, count, group)), max(1, turns // 10))
-    told = {"rows": rows, "bytes": states.nbytes}
+    same = same_as_alone(group, width, rows, dtype)
+    told = {"rows": rows, "bytes": states.nbytes, "same_as_alone": round(same, 4)}
     return {**told, "alone": figures(alone), "in_a_pass": figures(chain, count)}
 
 

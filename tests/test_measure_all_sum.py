@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import measure_all_sum as script
 
-from .thread_ranks import adding_up, on_every, ranks
+from .thread_ranks import Rank, adding_up, on_every, ranks
 
 
 def test_machines_add_up_as_often_as_is_said_and_keep_their_states(
@@ -23,6 +23,30 @@ def test_machines_add_up_as_often_as_is_said_and_keep_their_states(
         kept = on_every(group, lambda rank: script.sums(mx.ones((2, 4)), 5, rank).tolist())
     assert [rank.sums for rank in group] == [5, 5, 5]
     assert all(mx.allclose(mx.array(states), mx.ones((2, 4))) for states in kept)
+
+
+def test_what_is_added_up_in_another_order_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = {}
+    with adding_up(monkeypatch):
+        for rows in (1, 4):
+            told = on_every(
+                ranks(3), lambda rank, m=rows: script.same_as_alone(rank, 64, m, mx.float32)
+            )
+            assert len(set(told)) == 1
+            shares[rows] = told[0]
+        # Threads add up in one order, whatever the rows; here the first comes last where there are
+        # several.
+        plain = Rank.add_up
+
+        def other_order(rank: Rank, part: mx.array) -> mx.array:
+            sums = plain(rank, part)
+            first, *others = (each._part for each in rank._ranks)
+            return sums if part.shape[0] == 1 else sum(others[1:], others[0]) + first
+
+        monkeypatch.setattr(Rank, "add_up", other_order)
+        turned = on_every(ranks(3), lambda rank: script.same_as_alone(rank, 64, 4, mx.float32))
+    assert shares == {1: 1.0, 4: 1.0}
+    assert 0.3 < turned[0] < 1
 
 
 def test_figures_are_of_one_sum() -> None:
