@@ -156,14 +156,14 @@ class AnchorTask(Task):
     def loss(self, *batch: mx.array) -> mx.array:
         """Cross-entropy with the target's distribution at temperature 1, averaged."""
         given = Anchored(*batch)
-        return self._entropy(given, self._probabilities(given), self.draft(given))
+        entropy, _ = compared(self.draft(given), self._probabilities(given))
+        return self._averaged(given, entropy)
 
     def sums(self, *batch: mx.array) -> mx.array:
         """(4, slots): the loss in all of them, accepted at temperature 0 and 1, and anchors."""
         given = Anchored(*batch)
-        target, draft = self._probabilities(given), self.draft(given)
-        entropy = self._entropy(given, target, draft)
-        accepted = mx.minimum(target, mx.softmax(draft, axis=-1)).sum(axis=-1)
+        draft = self.draft(given)
+        entropy, accepted = compared(draft, self._probabilities(given))
         said = mx.argmax(draft, axis=-1)
         said = said if self._ids is None else self._ids[said]
         agreeing = said == mx.argmax(given.logits, axis=-1)[given.which]
@@ -171,7 +171,7 @@ class AnchorTask(Task):
         by_slot = [self._by_anchor(given, each) for each in (agreeing, accepted, ones)]
         count = by_slot[2].sum(axis=0)
         kept = [mx.cumprod(each, axis=1).sum(axis=0) for each in by_slot[:2]]
-        return mx.stack([entropy * count, *kept, count])
+        return mx.stack([self._averaged(given, entropy) * count, *kept, count])
 
     def figures(self, total: mx.array) -> Drafted:
         lost, greedy, sampled, count = np.array(total)
@@ -214,11 +214,9 @@ class AnchorTask(Task):
         p = mx.softmax(given.logits.astype(mx.float32), axis=-1)
         return (p if self._ids is None else p[:, self._ids])[given.which]
 
-    def _entropy(self, given: Anchored, target: mx.array, draft: mx.array) -> mx.array:
-        known = target.sum(axis=-1)
-        lost = known * mx.logsumexp(draft, axis=-1) - (target * draft).sum(axis=-1)
+    def _averaged(self, given: Anchored, entropy: mx.array) -> mx.array:
         weights = self.decay ** (given.wanted % given.slots)
-        return (weights * lost).sum() / weights.sum()
+        return (weights * entropy).sum() / weights.sum()
 
     def _by_anchor(self, given: Anchored, rows: mx.array) -> mx.array:
         """(n,) -> (all anchors, slots), 0 where nothing is wanted."""
@@ -226,21 +224,27 @@ class AnchorTask(Task):
         return every.at[given.wanted].add(rows.astype(mx.float32)).reshape(-1, given.slots)
 
 
-def sight(anchors: mx.array, rows: int, asking: mx.array, asked: mx.array) -> mx.array:
-    """(texts, 1, queries, rows + keys) bool: what queries behind anchors may look at, which are the
-    rows before the anchor, and everything behind the same one.
-
-    anchors: (texts, anchors). rows: of the text. asking, asked: (queries,) and (keys,) int32, of
-    which anchor they are.
-    """
-    before = mx.arange(rows) < mx.take(anchors, asking, axis=1)[..., None]
-    own = asking[:, None] == asked
-    own = mx.broadcast_to(own, (anchors.shape[0], *own.shape))
-    return mx.concatenate([before, own], axis=-1)[:, None]
+def compared(draft: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
+    """(n, vocabulary) logits and the target's probabilities -> (n,) cross-entropies, and the shares
+    that speculative sampling accepts, which have no gradient here."""
+    entropy, q = _entropy(draft, target)
+    return entropy, mx.minimum(target, mx.stop_gradient(q)).sum(axis=-1)
 
 
-def side_by_side(heads: mx.array, texts: int) -> mx.array:
-    """(texts x anchors, heads, m, head_dim) -> (texts, heads, anchors x m, head_dim)."""
-    _, count, rows, width = heads.shape
-    by_text = heads.reshape(texts, -1, count, rows, width).swapaxes(1, 2)
-    return by_text.reshape(texts, count, -1, width)
+@mx.custom_function
+def _entropy(draft: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
+    """And the draft's probabilities, of which its gradient is made: on a CPU an exponential of
+    every entry costs more than the head does."""
+    q = mx.softmax(draft, axis=-1)
+    whole = draft.max(axis=-1) - mx.log(q.max(axis=-1))
+    return target.sum(axis=-1) * whole - (target * draft).sum(axis=-1), q
+
+
+@_entropy.vjp
+def _entropy_gradient(
+    given: tuple[mx.array, mx.array],
+    cotangents: tuple[mx.array, mx.array],
+    outputs: tuple[mx.array, mx.array],
+) -> tuple[mx.array, mx.array]:
+    (_, target), (along, _), (_, q) = given, cotangents, outputs
+    return along[:, None] * (target.sum(axis=-1, keepdims=True) * q - target), mx.zeros_like(target)

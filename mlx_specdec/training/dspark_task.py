@@ -16,7 +16,8 @@ from ..models.base import Base
 from ..models.speculators.dflash import DFlash
 from ..models.speculators.layers import Attention
 from ..models.trainable import Ids
-from .anchors import Anchored, AnchorTask, side_by_side, sight
+from . import behind_anchors
+from .anchors import Anchored, AnchorTask, compared
 from .config import DrafterConfig
 from .rows import Rows
 
@@ -66,14 +67,11 @@ class DSparkTask(AnchorTask):
     def loss(self, *batch: mx.array) -> mx.array:
         """With what the confidence head does not know of the shares that are accepted."""
         given = Anchored(*batch)
-        target = self._probabilities(given)
         states, before = self._states(given)
-        draft = self._logits(states, before)
+        entropy, accepted = compared(self._logits(states, before), self._probabilities(given))
         told = mx.concatenate([states, self._embedded(given)], axis=-1)
         sure = self.module.confidence_head.proj(mx.stop_gradient(told))[:, 0]
-        accepted = mx.minimum(target, mx.softmax(draft, axis=-1)).sum(axis=-1)
-        unsure = nn.losses.binary_cross_entropy(sure, mx.stop_gradient(accepted))
-        return self._entropy(given, target, draft) + unsure
+        return self._averaged(given, entropy) + nn.losses.binary_cross_entropy(sure, accepted)
 
     def draft(self, given: Anchored) -> mx.array:
         return self._logits(*self._states(given))
@@ -107,29 +105,22 @@ class DSparkTask(AnchorTask):
     def _blocks(self, given: Anchored) -> mx.array:
         """What the last norm puts out, (texts, anchors x slots, width)."""
         network, slots = self.network, given.slots
-        texts, count = given.anchors.shape
         first = mx.arange(slots) == 0
-        tokens = mx.where(first, given.tokens, network.mask_token).reshape(texts, -1)
+        tokens = mx.where(first, given.tokens, network.mask_token)
+        tokens = tokens.reshape(tokens.shape[0], -1)
         context = network.context(given.hidden)
         states = mx.stop_gradient(network.embed(tokens))
-        numbers = mx.repeat(mx.arange(count), slots)
-        mask = sight(given.anchors, given.hidden.shape[1], numbers, numbers)
         for layer, source in zip(network.layers, self._sources(given), strict=True):
-            attend = partial(_attend, layer.self_attn, context, given.anchors, mask)
+            attend = partial(_attend, layer.self_attn, context, given.anchors)
             states = network.through(layer, states, attend, source)
         normed: mx.array = network.norm(states)
         return normed
 
 
-def _attend(
-    attention: Attention, context: mx.array, anchors: mx.array, mask: mx.array, rows: mx.array
-) -> mx.array:
-    """Rows (texts, anchors x slots, width) of all blocks, each behind its anchor."""
-    texts, count = anchors.shape
-    blocks = rows.reshape(texts * count, -1, rows.shape[-1])
+def _attend(attention: Attention, context: mx.array, anchors: mx.array, rows: mx.array) -> mx.array:
+    """Rows (texts, anchors x slots, width) of all blocks."""
+    blocks = rows.reshape(anchors.size, -1, rows.shape[-1])
     offsets = anchors.reshape(-1)
-    queries = side_by_side(attention.queries(blocks, offsets), texts)
-    own = [side_by_side(each, texts) for each in attention.keys_values(blocks, offsets)]
-    seen = attention.keys_values(context, 0)
-    keys, values = (mx.concatenate(pair, axis=2) for pair in zip(seen, own, strict=True))
-    return attention.attend(queries, keys, values, mask)
+    own = attention.keys_values(blocks, offsets)
+    queries = attention.queries(blocks, offsets)
+    return behind_anchors.attend(attention, queries, attention.keys_values(context), own, anchors)

@@ -13,11 +13,12 @@ from ..models.base import Base
 from ..models.speculators.eagle3 import Eagle3
 from ..models.speculators.layers import Attention, Source
 from ..models.trainable import Ids
-from .anchors import Anchored, AnchorTask, side_by_side, sight
+from . import behind_anchors
+from .anchors import Anchored, AnchorTask
+from .behind_anchors import KeysValues
 from .config import DrafterConfig
 from .rows import Rows
 
-KeysValues = tuple[mx.array, mx.array]
 Attend = Callable[[int, Attention, mx.array], mx.array]
 
 
@@ -47,7 +48,7 @@ class Eagle3Task(AnchorTask):
 
     def _heads(self, given: Anchored) -> list[mx.array]:
         """Of each step what the head is given, (texts, anchors, width)."""
-        network, count = self.network, given.anchors.shape[1]
+        network = self.network
         sources = self._sources(given)
         seen: list[KeysValues] = []
         made: list[list[KeysValues]] = [[] for _ in network.layers]
@@ -59,16 +60,14 @@ class Eagle3Task(AnchorTask):
         def attend_behind(number: int, attention: Attention, rows: mx.array) -> mx.array:
             # The row before an anchor is the first of its chain.
             offsets = given.anchors.reshape(-1) + len(made[number])
-            each = rows.reshape(-1, 1, rows.shape[-1])
-            queries = side_by_side(attention.queries(each, offsets), len(rows))
-            own = [side_by_side(one, len(rows)) for one in attention.keys_values(each, offsets)]
-            made[number].append((own[0], own[1]))
-            behind = zip(seen[number], *made[number], strict=True)
-            keys, values = (mx.concatenate(list(parts), axis=2) for parts in behind)
-            numbers = mx.arange(count)
-            asked = mx.tile(numbers, len(made[number]))
-            mask = sight(given.anchors, given.hidden.shape[1], numbers, asked)
-            return attention.attend(queries, keys, values, mask)
+            each = rows.reshape(offsets.size, 1, rows.shape[-1])
+            made[number].append(attention.keys_values(each, offsets))
+            keys, values = (
+                mx.concatenate(parts, axis=2) for parts in zip(*made[number], strict=True)
+            )
+            queries = attention.queries(each, offsets)
+            behind = seen[number], (keys, values), given.anchors
+            return behind_anchors.attend(attention, queries, *behind)
 
         states = self._through(given.following, network.features(given.hidden), sources, attend_all)
         states = mx.take_along_axis(states, (given.anchors - 1)[..., None], axis=1)

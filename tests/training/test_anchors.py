@@ -13,7 +13,7 @@ from mlx.utils import tree_map
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair
 from mlx_specdec.contracts import FINAL, after
-from mlx_specdec.training import anchors, drafter_files
+from mlx_specdec.training import drafter_files
 from mlx_specdec.training.anchors import Anchored, AnchorTask, Drafted
 from mlx_specdec.training.collect import Sample, collect
 from mlx_specdec.training.config import DataConfig, DrafterConfig
@@ -170,14 +170,3 @@ def test_figures_are_shares_of_the_anchors(learned: Learned, tmp_path: Path) -> 
 def test_the_better_drafter_has_the_smaller_score() -> None:
     worse, better = Drafted(1.0, (0.5, 0.2), (0.4, 0.1)), Drafted(1.0, (0.5, 0.3), (0.4, 0.1))
     assert better.score < worse.score
-
-
-def test_queries_see_what_stands_before_their_anchor_and_their_own_block() -> None:
-    numbers = mx.array([0, 0, 1, 1])
-    mask = anchors.sight(mx.array([[1, 2]]), 3, numbers, numbers)
-    assert mask[0, 0].astype(mx.int32).tolist() == [
-        [1, 0, 0, 1, 1, 0, 0],
-        [1, 0, 0, 1, 1, 0, 0],
-        [1, 1, 0, 0, 0, 1, 1],
-        [1, 1, 0, 0, 0, 1, 1],
-    ]
