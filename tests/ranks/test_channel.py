@@ -111,8 +111,9 @@ def test_a_follower_has_the_contexts_of_rank_0() -> None:
     thread.join(20)
     assert codes == [7]
     assert lengths(follower) == [(2, 1)]
-    assert mx.array_equal(logits, DecoderOnlyModel(tiny.build("llama")).run(
-        mx.array([[5, 6, 7]]), None).logits) or logits.shape == (1, 3, tiny.VOCABULARY)
+    assert mx.array_equal(
+        logits, DecoderOnlyModel(tiny.build("llama")).run(mx.array([[5, 6, 7]]), None).logits
+    ) or logits.shape == (1, 3, tiny.VOCABULARY)
 
 
 def test_follow_ends_with_the_code_of_rank_0() -> None:
