@@ -94,11 +94,7 @@ def launch(machines: Machines, launched: Launched) -> None:
     Every machine needs the same Python environment, the same working directory and the model, at
     the same paths, and ssh without a password. It exits with the code of rank 0.
     """
-    if sum(given is not None for given in (machines.hosts, machines.n, machines.hostfile)) != 1:
-        raise OptionError("give hosts, or n for ranks on this machine, or a hostfile")
-    if machines.n is not None and machines.n < 2:
-        raise OptionError(f"n must be 2 or more, not {machines.n}")
-    hosts = _hosts(machines)
+    hosts = hosts_of(machines)
     missing = [line for host in dict.fromkeys(hosts) for line in _missing(host, launched.words)]
     if missing:
         raise OptionError("; ".join(missing))
@@ -129,9 +125,13 @@ def mlx_launch(machines: Machines, words: Sequence[str], status: Path) -> list[s
     ]
 
 
-def _hosts(machines: Machines) -> list[str]:
+def hosts_of(machines: Machines) -> list[str]:
     """The machines by rank. Raises OptionError."""
+    if sum(given is not None for given in (machines.hosts, machines.n, machines.hostfile)) != 1:
+        raise OptionError("give hosts, or n for ranks on this machine, or a hostfile")
     if machines.n is not None:
+        if machines.n < 2:
+            raise OptionError(f"n must be 2 or more, not {machines.n}")
         return [LOCAL] * machines.n
     if machines.hosts is not None:
         hosts = [host.strip() for host in machines.hosts.split(",")]

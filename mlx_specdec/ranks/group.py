@@ -7,7 +7,9 @@ cannot do or has otherwise than rank 0 ends all of them, with one sentence.
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
