@@ -21,6 +21,7 @@ from .flags import Command, Version
 from .generate import generate
 from .inspect import inspect
 from .known_pairs import pairs
+from .launch import launch
 from .process import exit_with
 from .serve import serve
 from .train import train_draft, train_medusa
@@ -30,6 +31,7 @@ COMMANDS = (
     chat,
     batch,
     serve,
+    launch,
     pairs,
     convert,
     inspect,

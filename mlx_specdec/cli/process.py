@@ -6,12 +6,15 @@ import errno
 import os
 import sys
 import warnings
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from ..errors import OutputError, SpecdecError
 from . import render
+
+if TYPE_CHECKING:
+    from ..ranks.group import Ranks
 
 PACKAGE = __name__.partition(".")[0]
 INTERRUPTED = 130
@@ -31,11 +34,14 @@ def exit_with(program: typer.Typer) -> NoReturn:
 
 
 def _end_ranks(code: object) -> None:
+    if (ranks := _ranks()) is not None:
+        ranks.end(code if isinstance(code, int) else int(code is not None))
+
+
+def _ranks() -> Ranks | None:
     """Where a model is shared by several: MLX was imported then, and not otherwise."""
     group = sys.modules.get(f"{PACKAGE}.ranks.group")
-    ranks = None if group is None else group.met()
-    if ranks is not None:
-        ranks.end(code if isinstance(code, int) else int(code is not None))
+    return None if group is None else group.met()
 
 
 def _run(program: typer.Typer) -> NoReturn:
@@ -67,6 +73,8 @@ def _run(program: typer.Typer) -> NoReturn:
             render.error("the memory does not suffice: give less at once, or take a smaller model")
             sys.exit(2)
         _exit_on_usage(problem)
+        if (ranks := _ranks()) is not None:
+            ranks.explain()
         raise
 
 

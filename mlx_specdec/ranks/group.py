@@ -7,7 +7,9 @@ cannot do or has otherwise than rank 0 ends all of them, with one sentence.
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -20,7 +22,7 @@ from . import digest
 from .channel import Channel
 from .follower import follow
 from .leader import Leader, led
-from .watch import Watch, connections, give_up_after, neighbor, open_descriptors
+from .watch import GRACE, Watch, connections, give_up_after, neighbor, open_descriptors
 
 T = TypeVar("T")
 Mode = Literal["tensor", "pipeline"]
@@ -132,6 +134,12 @@ class Ranks:
             self._write(code)
         self._stop()
 
+    def explain(self) -> None:
+        """Called where something has failed without a sentence of its own: a sum fails as soon as
+        a neighbor is gone, before the watch has looked. Returns where none is."""
+        if self._watch is not None:
+            self._watch.join(2 * GRACE)
+
     def _stop(self) -> None:
         if self._watch is not None:
             self._watch.stop()
@@ -199,5 +207,8 @@ def join(status: Path | None = None) -> Ranks:
         raise OptionError("distributed needs two ranks or more: this is the only one")
     ranks = Ranks(group, status)
     ranks.watch(before)
+    if ranks.rank and threading.current_thread() is threading.main_thread():
+        # A terminal interrupts all; what becomes of it rank 0 says.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     _met.append(ranks)
     return ranks

@@ -19,7 +19,7 @@ from .. import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "t5 t9 t12 t7 t33 t21 t8"
-SECONDS = 120
+SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Ranks:
         """Send a signal to one rank."""
         self._processes[rank].send_signal(number)
 
-    def read_line(self, rank: int = 0) -> str:
-        """The next line that a rank prints."""
+    def read_char(self, rank: int = 0) -> str:
+        """The first letter that a rank prints, as soon as it does."""
         stream = self._processes[rank].stdout
         assert stream is not None
-        return stream.readline()
+        return stream.read(1)
 
     def ends(self, seconds: float = SECONDS) -> list[Ended]:
         """Wait for all. Raises subprocess.TimeoutExpired."""

@@ -1,0 +1,211 @@
+"""The launch command: the ranks of one command on several machines, started by mlx.launch.
+
+It looks first whether every machine has what it takes: a command that only some can run would tell
+so in as many ways. MLX is not imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from ..errors import OptionError
+from . import render
+from .flags import REQUIRED, Flags, command, flag
+
+LOCAL = "127.0.0.1"
+PACKAGES = ("mlx-specdec", "mlx", "mlx-lm")
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+MODEL_FLAGS = ("--model", "--model-name")
+PACKAGE = __name__.partition(".")[0]
+LOOK = """
+import importlib.metadata, json, os, sys
+told = {"cwd": os.path.isdir(sys.argv[1])}
+for name in sys.argv[2].split(","):
+    try:
+        told[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        told[name] = None
+for path in sys.argv[3:]:
+    told[path] = os.path.exists(os.path.join(sys.argv[1], path))
+print(json.dumps(told))
+"""
+"""Run by a machine's own Python: what is there of versions and files."""
+
+
+@dataclass(frozen=True)
+class Machines(Flags):
+    """Which machines take part, and how they talk."""
+
+    panel = "Machines"
+    hosts: str | None = flag(
+        None, "The machines, as ssh knows them; the first one is rank 0.", metavar="A,B"
+    )
+    n: int | None = flag(None, "The number of ranks on this machine, in the place of hosts.", "-n")
+    hostfile: Path | None = flag(
+        None, "A hostfile that mlx.distributed_config wrote, in the place of hosts.", metavar="FILE"
+    )
+    backend: Literal["ring", "jaccl", "jaccl-ring", "mpi", "nccl"] = flag(
+        "ring", "What of mx.distributed connects them; jaccl is RDMA over Thunderbolt 5."
+    )
+    mode: Literal["tensor", "pipeline"] = flag(
+        "tensor", "How the target is shared: a part of each layer, or some of the layers."
+    )
+    starting_port: int = flag(32323, "The first port that ranks listen on, with ring.")
+    env: list[str] | None = flag(
+        None, "A variable for all ranks; the flag may be repeated.", metavar="NAME=VALUE"
+    )
+    show: bool = flag(False, "Print the command of mlx.launch, and run nothing.")
+
+
+@dataclass(frozen=True)
+class Launched(Flags):
+    """What they run."""
+
+    panel = "Command"
+    words: list[str] = flag(
+        REQUIRED,
+        "A command of mlx-specdec with its flags, behind --; --distributed and --status-file are "
+        "added.",
+        argument=True,
+        metavar="COMMAND...",
+    )
+
+
+@command(
+    'mlx-specdec launch -n 2 -- generate --model weights/py-llama "def f(x):"',
+    "mlx-specdec launch --hosts mac1.local,mac2.local -- serve --model mlx-community/Qwen3-8B-4bit",
+)
+def launch(machines: Machines, launched: Launched) -> None:
+    """Run a command whose target is shared by several machines.
+
+    Every machine needs the same Python environment, the same working directory and the model, at
+    the same paths, and ssh without a password. It exits with the code of rank 0.
+    """
+    hosts = hosts_of(machines)
+    missing = [line for host in dict.fromkeys(hosts) for line in _missing(host, launched.words)]
+    if missing:
+        raise OptionError("; ".join(missing))
+    with tempfile.TemporaryDirectory() as made:
+        # On the machine of rank 0, where this directory need not be.
+        status = Path(made) / "status" if hosts[0] == LOCAL else Path(f"/tmp/{Path(made).name}")
+        words = mlx_launch(machines, launched.words, status)
+        if machines.show:
+            print(shlex.join(words))
+            return
+        _run(words)
+        code = _status(hosts[0], status)
+    raise typer.Exit(code)
+
+
+def mlx_launch(machines: Machines, words: Sequence[str], status: Path) -> list[str]:
+    """The command of mlx.launch."""
+    where = ["--hosts", machines.hosts] if machines.hosts is not None else ["-n", str(machines.n)]
+    if machines.hostfile is not None:
+        where = ["--hostfile", str(machines.hostfile)]
+    ports = ["--starting-port", str(machines.starting_port)] if machines.backend == "ring" else []
+    more = [word for each in machines.env or () for word in ("--env", each)]
+    own = ["--distributed", machines.mode, "--status-file", str(status)]
+    return [
+        *(str(Path(sys.executable).with_name("mlx.launch")), *where),
+        *("--backend", machines.backend, *ports, "--cwd", os.getcwd(), *more),
+        *("--", sys.executable, "-m", PACKAGE, words[0], *own, *words[1:]),
+    ]
+
+
+def hosts_of(machines: Machines) -> list[str]:
+    """The machines by rank. Raises OptionError."""
+    if sum(given is not None for given in (machines.hosts, machines.n, machines.hostfile)) != 1:
+        raise OptionError("give hosts, or n for ranks on this machine, or a hostfile")
+    if machines.n is not None:
+        if machines.n < 2:
+            raise OptionError(f"n must be 2 or more, not {machines.n}")
+        return [LOCAL] * machines.n
+    if machines.hosts is not None:
+        hosts = [host.strip() for host in machines.hosts.split(",")]
+    else:
+        assert machines.hostfile is not None
+        try:
+            told = json.loads(machines.hostfile.read_text(encoding="utf-8"))
+            hosts = [each["ssh"] for each in (told["hosts"] if isinstance(told, dict) else told)]
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise OptionError(
+                f"hostfile {machines.hostfile} cannot be read ({problem!s:.100}): write it with "
+                "mlx.distributed_config"
+            ) from None
+    if len(hosts) < 2 or not all(hosts):
+        raise OptionError("name two hosts or more, with commas between them")
+    return hosts
+
+
+def _missing(host: str, words: Sequence[str]) -> list[str]:
+    """What a machine lacks that this one has, in words."""
+    paths = [path for path in _paths(words) if Path(path).exists()]
+    look = [sys.executable, "-c", LOOK, os.getcwd(), ",".join(PACKAGES), *paths]
+    if host != LOCAL:
+        look = [*SSH, host, shlex.join(look)]
+    done = subprocess.run(look, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode == 255 and host != LOCAL:
+        return [f"{host} cannot be reached by ssh without a password: run ssh-copy-id {host}"]
+    if done.returncode:
+        return [f"{host} has no {sys.executable}: install the same environment there"]
+    told = json.loads(done.stdout)
+    lacks = [] if told["cwd"] else [f"{host} has no directory {os.getcwd()}: clone it there"]
+    for name in PACKAGES:
+        here = version(name)
+        if told[name] != here:
+            lacks.append(f"{host} has {name} {told[name]}, and this machine {here}")
+    return lacks + [f"{host} has no {path}: copy it there" for path in paths if not told[path]]
+
+
+def _paths(words: Sequence[str]) -> list[str]:
+    """What may be a target in a directory: every rank reads it."""
+    named = []
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in MODEL_FLAGS:
+            named += [value] if equals else list(words[place + 1 : place + 2])
+    return named
+
+
+def _run(words: Sequence[str]) -> None:
+    """Run mlx.launch to its end. Of an interrupt it would leave the ranks behind, so that they are
+    told instead: rank 0 ends well, and the others with it."""
+    process = subprocess.Popen(words, start_new_session=True)
+    while True:
+        try:
+            process.wait()
+            return
+        except KeyboardInterrupt:
+            for child in _children(process.pid):
+                os.kill(child, signal.SIGINT)
+
+
+def _children(parent: int) -> list[int]:
+    told = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
+    pairs = (line.split() for line in told.splitlines())
+    return [int(pid) for pid, its in pairs if int(its) == parent]
+
+
+def _status(host: str, status: Path) -> int:
+    """What rank 0 has written; 1 where it has not come so far."""
+    read = ["cat", str(status)]
+    if host != LOCAL:
+        read = [*SSH, host, shlex.join([*read, "&&", "rm", str(status)])]
+    told = subprocess.run(read, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+    if not told.strip().isdigit():
+        render.tell("error: rank 0 has not come so far as to say how it ended")
+        return 1
+    return int(told)

@@ -1,0 +1,151 @@
+"""What ends one rank ends all of them, soon, with one line and a code in a file."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from . import loopback
+from .loopback import Ended, Ranks
+
+pytestmark = pytest.mark.slow
+SOON = 10.0
+"""Seconds in which all have to end."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that writes without end."""
+    return loopback.write("llama", tmp_path_factory.mktemp("models") / "target", eos_token_id=999)
+
+
+def words(target: Path, *more: str, prompt: str = loopback.PROMPT) -> list[str]:
+    """A command of rank 0 and of all others."""
+    shared = ["--distributed", "tensor", "--model", str(target), "--no-cache", *more]
+    return ["-m", "mlx_specdec", "generate", *shared, prompt]
+
+
+def errors(ended: list[Ended]) -> list[str]:
+    """The lines on which ranks say what was wrong."""
+    return [line for each in ended for line in each.err.splitlines() if line.startswith("error:")]
+
+
+def killed(directory: Path, target: Path, count: int, rank: int, after: float) -> list[Ended]:
+    """A long text, one of whose ranks is killed."""
+    file = directory / "status"
+    command = words(target, "-m", "3000", "--status-file", str(file))
+    with Ranks(directory, [command] * count) as ranks:
+        while ranks.read_char() == "":
+            pass
+        time.sleep(after)
+        ranks.signal(rank)
+        ended = ranks.ends(SOON)
+    assert file.read_text() == "1\n"
+    return ended
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_ends_the_other_with_one_line(
+    target: Path, tmp_path: Path, rank: int
+) -> None:
+    ended = killed(tmp_path, target, 2, rank, random.Random(rank).uniform(0, 1))
+    assert [each.code for each in ended] == ([-9, 1] if rank == 0 else [1, -9])
+    [line] = errors(ended)
+    assert f"rank {rank} has ended" in line
+
+
+def test_of_three_the_one_that_is_no_neighbors_only_end_as_well(
+    target: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    model = loopback.write(
+        "llama",
+        tmp_path / "model",
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        intermediate_size=48,
+        eos_token_id=999,
+    )
+    ended = killed(tmp_path, model, 3, 2, 0.2)
+    assert [each.code for each in ended] == [1, 1, -9]
+    assert len(errors(ended)) == 1
+
+
+def test_an_interrupt_of_rank_0_ends_all_with_the_text_so_far(target: Path, tmp_path: Path) -> None:
+    file = tmp_path / "status"
+    command = words(target, "-m", "3000", "--status-file", str(file))
+    with Ranks(tmp_path, [command] * 2) as ranks:
+        first = ranks.read_char()
+        ranks.signal(1, signal.SIGINT)  # as a terminal has it: every rank gets one
+        ranks.signal(0, signal.SIGINT)
+        ended = ranks.ends(SOON)
+    assert [each.code for each in ended] == [130, 130]
+    assert (first + ended[0].out).startswith("t") and "interrupted" in ended[0].err
+    assert ended[1].out == ended[1].err == ""
+    assert errors(ended) == [] and file.read_text() == "130\n"
+
+
+def test_a_text_that_ends_well_ends_all_with_0(target: Path, tmp_path: Path) -> None:
+    file = tmp_path / "status"
+    command = words(target, "-m", "5", "--status-file", str(file))
+    ended = loopback.run(tmp_path, 2, *command)
+    assert [each.code for each in ended] == [0, 0], ended
+    assert len(ended[0].out.split()) == 5
+    assert ended[1].out == ended[1].err == ""
+    assert file.read_text() == "0\n"
+
+
+def refused(directory: Path, commands: list[list[str]]) -> str:
+    """The one line that says why ranks do not work together."""
+    with Ranks(directory, commands) as ranks:
+        ended = ranks.ends()
+    assert [each.code for each in ended] == [2] * len(commands), ended
+    [line] = errors(ended)
+    return line
+
+
+def test_ranks_that_do_not_fit_together_are_refused(target: Path, tmp_path: Path) -> None:
+    other = loopback.write("llama", tmp_path / "other", seed=1)
+    command = words(target)
+    line = refused(tmp_path, [command, words(target, prompt="t1")])
+    assert "rank 1 was started with other arguments" in line
+    copy = tmp_path / "here"
+    copy.symlink_to(target)
+    script = (
+        "import os, sys; from pathlib import Path; from mlx_specdec.cli import start; "
+        "os.chdir(sys.argv.pop(1)); sys.argv[0] = 'mlx-specdec'; start.main()"
+    )
+    for directory, model in (("a", target), ("b", other)):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "model").symlink_to(model)
+    command = ["generate", "--distributed", "tensor", "--model", "model", "t1"]
+    each = [["-c", script, str(tmp_path / name), *command] for name in ("a", "b")]
+    assert "rank 1 has another model" in refused(tmp_path, each)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--max-tokens", "-1"], "max-tokens must be 0 or more"),
+        (["--draft-model", "nowhere"], "nowhere"),
+        (["--draft-model", "self"], "the draft self is made of all of the target's layers"),
+        (["--adapter-path", "nowhere"], "ranks cannot share an adapter"),
+    ],
+)
+def test_what_rank_0_cannot_do_ends_all(
+    target: Path, tmp_path: Path, more: list[str], said: str
+) -> None:
+    assert said in refused(tmp_path, [words(target, *more)] * 2)
+
+
+def test_models_that_cannot_be_divided_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    odd = loopback.write("llama", tmp_path / "odd", num_attention_heads=3, num_key_value_heads=1)
+    line = refused(tmp_path, [words(odd)] * 2)
+    assert "2 ranks cannot have equal parts of 3 attention heads and 1 key-value heads" in line
+    closed = loopback.write("phi3", tmp_path / "closed")
+    line = refused(tmp_path, [words(closed)] * 2)
+    assert "cannot divide the layers of a model of type phi3" in line
