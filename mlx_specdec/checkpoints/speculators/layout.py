@@ -15,7 +15,7 @@ from ...errors import CheckpointError
 from ..configuration import check_weights
 from ..files import Weights
 from ..tensors import DTYPES
-from .sizes import LayerSizes, Shapes
+from .sizes import Shapes, Sizes
 
 WIDTHS, DEPTHS = (
     ("hidden_size", "d_model", "n_embd"),
@@ -39,13 +39,18 @@ class SpeculatorFiles(ABC):
 
     directory: Path
     kind: str
-    sizes: LayerSizes
+    sizes: Sizes
     tapped: tuple[int, ...] | None
     taps: int
     target_width: int
     vocabulary: int
     target_ids: tuple[int, ...] | None
     tensors: Mapping[str, mx.array]
+
+    @property
+    def inputs(self) -> int:
+        """Width of what `fc` is given."""
+        return self.taps * self.target_width
 
     @abstractmethod
     def usual_layers(self, layers: int) -> tuple[int, ...]:

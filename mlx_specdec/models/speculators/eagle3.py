@@ -16,8 +16,9 @@ from ...checkpoints.speculators.eagle3 import Eagle3Files
 from ...checkpoints.speculators.sizes import LayerSizes
 from ..base import Base
 from ..kv_cache import KVCache
+from .chain import ChainReading
 from .layers import Layer
-from .speculator import Reading, Speculator
+from .speculator import Speculator
 
 
 class FirstLayer(Layer):
@@ -56,9 +57,9 @@ class Eagle3(Speculator):
         """A chain has no end of its own."""
         return sys.maxsize
 
-    def open(self) -> Eagle3Reading:
+    def open(self) -> ChainReading:
         """A sequence of which nothing was read."""
-        return Eagle3Reading(self)
+        return ChainReading(self, len(self.layers))
 
     def features(self, hidden: mx.array) -> mx.array:
         """(1, m, taps x target's width) -> (1, m, width), what the first step is given."""
@@ -88,40 +89,6 @@ class Eagle3(Speculator):
         normed = self.norm(states)
         head = normed if self._norms_before_head else states
         return head, normed if self._feeds_back_normed else states
-
-
-class Eagle3Reading(Reading):
-    """One sequence: a row for each token that the target has seen, with the one after it."""
-
-    def __init__(self, network: Eagle3) -> None:
-        super().__init__(len(network.layers))
-        self._network = network
-        self._newest: tuple[mx.array, mx.array] | None = None
-        self._guessed: mx.array | None = None
-
-    def read(self, hidden: mx.array, following: mx.array) -> None:
-        """As drafting.speculator.Reading says."""
-        head, fed_back = self._step(following, self._network.features(hidden), 0)
-        self._newest = head[:, -1:], fed_back[:, -1:]
-
-    def guess(self, count: int) -> mx.array:
-        """As drafting.speculator.Reading says."""
-        assert self._newest is not None, "something was read"
-        head, self._guessed = self._newest
-        return self._logits(head)
-
-    def guess_after(self, token: mx.array) -> mx.array:
-        """As drafting.speculator.Reading says."""
-        assert self._guessed is not None, "the first token was guessed"
-        head, self._guessed = self._step(token, self._guessed, 1)
-        return self._logits(head)
-
-    def _step(self, tokens: mx.array, states: mx.array, proposed: int) -> tuple[mx.array, mx.array]:
-        place = self._rows.advance(tokens, proposed)
-        return self._network.step(tokens, states, self._caches, place.starts[0])
-
-    def _logits(self, head: mx.array) -> mx.array:
-        return self._network.over_target(self._network.own_logits(head))
 
 
 network = Eagle3

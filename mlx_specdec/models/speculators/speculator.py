@@ -5,6 +5,7 @@ A target lends its embedding and its head to those that have none of their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
 from ...checkpoints.speculators.layout import SpeculatorFiles
-from ...contracts import after
+from ...contracts import FINAL, after
 from ...errors import OptionError
 from ..base import Base
 from ..kv_cache import KVCache
@@ -34,9 +35,9 @@ class Speculator(nn.Module):
         super().__init__()
         self._target = target
         self.kind = files.kind
-        self.taps = tuple(after(layer) for layer in files.tapped_of(target.layers))
+        self.taps = tuple(after(layer) for layer in files.tapped_of(target.layers)) or (FINAL,)
         present, width = files.tensors, files.sizes.width
-        self.fc = nn.Linear(files.taps * files.target_width, width, bias="fc.bias" in present)
+        self.fc = nn.Linear(files.inputs, width, bias="fc.bias" in present)
         self.norm = nn.RMSNorm(width, files.sizes.eps)
         if "embed_tokens.weight" in present:
             self.embed_tokens = nn.Embedding(files.vocabulary, width)
@@ -82,7 +83,7 @@ class Speculator(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """Of what the network computes."""
-        return self.fc.weight.dtype
+        return self.norm.weight.dtype
 
     def _quantize(self, bits: int, group_size: int) -> None:
         def suits(path: str, module: nn.Module) -> bool:
@@ -101,12 +102,12 @@ class Reading:
     """One sequence in a speculator: keys and values, of which those that were made of the target's
     hidden states stay, and those that were made while guessing do not.
 
-    layers: how many have keys and values.
+    layers: how many have keys and values. cache: makes that of one layer.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, cache: Callable[[Rows], Any] = KVCache) -> None:
         self._rows = Rows(1)
-        self._caches = [KVCache(self._rows) for _ in range(layers)]
+        self._caches = [cache(self._rows) for _ in range(layers)]
 
     @property
     def length(self) -> int:
