@@ -15,7 +15,7 @@ from importlib.metadata import version
 import mlx.core as mx
 
 from . import blas
-from .contracts import Proposer
+from .contracts import FINAL, Proposer
 from .costs import cache as cost_cache
 from .costs import experience
 from .costs.acceptance import Acceptance
@@ -69,7 +69,7 @@ def _asked_for(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     if options.proposer in DRAFTERS:
         named = find(options.proposer, pair)
         if named is None:
-            raise OptionError(missing(options.proposer))
+            raise OptionError(missing(options.proposer, pair))
         return (named,)
     own = tuple(each for name in DRAFTERS if (each := find(name, pair)) and each.nbytes)
     if options.num_draft != "auto" or options.simulated_acceptance is not None:
@@ -309,7 +309,8 @@ class Trials:
         """Warns of a drafter that has failed, once for the pair."""
         riding = self._pair.speculator
         for name, each in self._tried.items():
-            layers = LAYERS_COUNTED if riding is not None and riding.kind == name else ""
-            shown = each.identity or self._pair.name
+            counted = riding is not None and riding.kind == name and riding.taps != (FINAL,)
+            layers = LAYERS_COUNTED if counted else ""
+            shown = each.identity or f"{name} of {self._pair.name}"
             if caution := self._pair.trials[name].caution(shown, layers):
                 warnings.warn(caution, RuntimeWarning, stacklevel=4)

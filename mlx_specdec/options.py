@@ -33,7 +33,7 @@ class Options(Sampling):
     or "auto", learned from what rounds cost and bring on this machine. The lengths then follow the
     clock: under the rules token, block and typical only a number repeats a seed's text.
     proposer: "draft", "ngram" (prompt lookup), "medusa" (heads), a drafter on hidden states by its
-    kind ("dspark", "dflash2", "dflash", "eagle3"), "none", or "auto": lookup and, where it
+    kind ("dspark", "dflash2", "dflash", "eagle3", "mtp"), "none", or "auto": lookup and, where it
     abstains, what has weights: of several what measures best, or the first where num_draft is a
     number. None takes auto where something has weights, without lookup where num_draft is a number.
     ngram_min: shortest match of lookup; None trusts 2 tokens, and 4 where another proposer is

@@ -36,6 +36,7 @@ MAKERS: dict[str, Make] = {
     "dflash": speculators.dflash,
     "dflash2": lambda directory, **asked: speculators.dflash(directory, second=True, **asked),
     "dspark": lambda directory, **asked: speculators.dflash(directory, markov="rnn", **asked),
+    "mtp": speculators.mtp,
 }
 TRANSLATOR = "own-head-scaled"
 TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
@@ -47,6 +48,7 @@ FAST_CASES = {
     ("dflash", TRANSLATOR, 1.0),
     ("dflash2", "llama", 1.0),
     ("dspark", "llama", 1.0),
+    ("mtp", TRANSLATOR, 0.0),
 }
 LENGTH = 40
 
@@ -71,7 +73,9 @@ def made(kind: str, family: str, tmp_path: Path, **asked) -> Pair:
 
 
 def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
-    assert set(KINDS) == {name for name, module in DRAFTERS.items() if module == "speculator"}
+    assert set(KINDS) == {
+        name for name, module in DRAFTERS.items() if module in ("speculator", "mtp")
+    }
     assert set(KINDS) == set(MAKERS)
 
 

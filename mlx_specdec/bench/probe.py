@@ -13,7 +13,7 @@ from typing import Any
 from ..assemble import Pair, stream_generate
 from ..checkpoints.speculators.dflash import IDS as BLOCK_IDS
 from ..checkpoints.speculators.eagle3 import IDS as EAGLE_IDS
-from ..contracts import Progress, after, ignore_progress
+from ..contracts import FINAL, Progress, after, ignore_progress
 from ..drafting.speculator import HiddenStateDrafter
 from ..drafting.trial import LEAST_ACCEPTED
 from ..errors import OptionError
@@ -130,6 +130,10 @@ def probe(
     network, report = pair.speculator, progress or ignore_progress
     if network is None:
         raise OptionError(f"{pair.draft_name} reads no hidden states: there are no layers to probe")
+    if network.taps == (FINAL,):
+        raise OptionError(
+            f"{pair.draft_name} reads what the target's head is given: there are no layers to probe"
+        )
     depth = pair.target.layers
     own = [layer_of(name, depth) for name in network.taps]
     choices = {shift: tuple(layer + shift for layer in own) for shift in SHIFTS}

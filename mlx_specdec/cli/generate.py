@@ -64,7 +64,7 @@ class Drafting(Flags):
         None,
         "The drafter: a draft model (draft), n-gram lookup in the prompt and the text (ngram), "
         "Medusa heads (medusa), a drafter on the target's hidden states by its kind (dspark, "
-        "dflash2, dflash, eagle3), lookup before one of the others (auto), or none.",
+        "dflash2, dflash, eagle3, mtp), lookup before one of the others (auto), or none.",
         metavar="NAME",
         autocompletion=proposers,
     )

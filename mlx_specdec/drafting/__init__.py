@@ -18,6 +18,7 @@ DRAFTERS = {
     "dflash2": "speculator",
     "dflash": "speculator",
     "eagle3": "speculator",
+    "mtp": "mtp",
     "medusa": "medusa",
 }
 """Name -> module. The order is the one in which `auto` prefers those that need weights."""
@@ -30,7 +31,9 @@ def find(name: str, pair: Brought) -> Drafter | None:
     return made if made is not None and made.name == name else None
 
 
-def missing(name: str) -> str:
+def missing(name: str, pair: Brought) -> str:
     """What to tell a user whose pair does not have this drafter."""
+    if reason := pair.unusable.get(name):
+        return reason
     sentence: str = import_module(f".{DRAFTERS[name]}", __name__).MISSING
     return sentence

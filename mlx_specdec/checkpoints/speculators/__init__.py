@@ -23,6 +23,7 @@ KINDS: Mapping[str, str] = {
     "dflash2": "dflash2",
     "dflash": "dflash",
     "eagle3": "eagle3",
+    "mtp": "mtp",
 }
 """Kind -> module. The order is the one in which they are tried: a DSpark is a DFlash with more."""
 

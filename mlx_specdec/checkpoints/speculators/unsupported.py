@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from .. import mtp_layers
+
 _TYPES = {
     "mlp_speculator": "an MLPSpeculator",
     "gemma4_assistant": "an assistant of Gemma 4",
@@ -19,7 +21,6 @@ _KEYS = {
 _TENSORS = {
     "speculator.emb.0.weight": "an MLPSpeculator",
     "mask_hidden": "a P-EAGLE",
-    "mtp.fc.weight": "multi-token prediction layers",
     "rnn_u.weight": "a ReDrafter",
     "drafter.rnn_u.weight": "a ReDrafter",
 }
@@ -40,6 +41,8 @@ def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
         return what
     if what := next((_TENSORS[name] for name in _TENSORS if name in names), None):
         return what
+    if names and all(map(mtp_layers.looks_so, names)):
+        return "layers for multi-token prediction of another family"
     # Its only layer has no norm of its own before it.
     if "fc.weight" in names and "layers.0.input_layernorm.weight" not in names:
         return "an EAGLE-1 or EAGLE-2"
