@@ -27,6 +27,7 @@ SIZE = 400
 TEXT = "some text"
 BEFORE = "model.layers.2."
 """A tensor of the layer in the files of GLM and DeepSeek: it follows those of the model."""
+FAR = "mtp.layers.0.mlp.experts.999999999999.up_proj.weight"
 ASKED = {"max_tokens": 10, "seed": 3, "frequency_penalty": 1.0, "cost_cache": False}
 
 
@@ -208,6 +209,7 @@ def unusable(directory: Path, message: str) -> None:
         ("glm4_moe", {"extra": {"model.layers.2.more.weight": mx.zeros((2,))}}, "more.* not part"),
         ("glm4_moe", {"extra": {"model.layers.3.more.weight": mx.zeros((2,))}}, "2 layers for mul"),
         ("qwen3_next", {"drop": "mtp.layers.0.mlp.experts.2.up_proj.weight"}, "expert 2 for multi"),
+        ("qwen3_next", {"extra": {FAR: mx.zeros((32, 32))}}, "lacks up_proj of expert 4"),
         ("qwen3_next", {"mtp_use_dedicated_embeddings": True}, "an embedding of its own"),
     ],
 )

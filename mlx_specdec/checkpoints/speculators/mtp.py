@@ -245,13 +245,13 @@ def _as_mlx_lm(
         if match := _EXPERT.fullmatch(name):
             apart.setdefault(match[3], {})[int(match[2])] = tensors.pop(name)
     for part, experts in apart.items():
-        if missing := {*range(1 + max(experts))} - {*experts}:
+        numbers = range(len(experts))
+        if missing := {*numbers} - {*experts}:
             raise CheckpointError(
                 f"{directory} lacks {part} of expert {min(missing)} for multi-token prediction: "
                 "download it again"
             )
-        joined = mx.stack([experts[number] for number in range(len(experts))])
-        tensors[f"{_SWITCH}{part}.weight"] = joined
+        tensors[f"{_SWITCH}{part}.weight"] = mx.stack([experts[number] for number in numbers])
     return tensors
 
 
