@@ -62,7 +62,7 @@ def slow_but(*fast: str) -> list:
 
 
 @pytest.mark.parametrize("temperature", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", slow_but("qwen3_next"))
+@pytest.mark.parametrize("family", slow_but("glm4_moe"))
 def test_the_text_is_the_targets_own(family: str, temperature: float, tmp_path: Path) -> None:
     pair = assemble.load(target(family, tmp_path / family))
     assert pair.speculator is not None and pair.draft_bytes == pair.speculator.nbytes > 0

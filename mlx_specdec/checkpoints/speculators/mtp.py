@@ -21,11 +21,10 @@ from ..configuration import check_numbers
 from ..files import Weights
 from ..mtp_layers import NUMBERED, QWEN, Carried
 from .layout import UNREAD, SpeculatorFiles
+from .mtp_defaults import DEFAULTS, PLAIN
 from .settings import Settings
 from .sizes import Sizes
 
-PLAIN = "qwen3"
-"""Of `speculators` alone: a family whose checkpoints carry no such layers."""
 MLX_LM_TYPES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 LAYER = "layers.0."
 _PARTS = {
@@ -53,60 +52,6 @@ _ALONE: Mapping[str, Any] = {
 }
 """What makes a model of one layer that attends, and has experts where the family has them."""
 _OF_OTHER_LAYERS = ("layer_types", "quantization", "quantization_config", "text_config")
-_QWEN3: Mapping[str, Any] = {
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "vocab_size": 151936,
-    "head_dim": 128,
-    "rope_theta": 10000.0,
-}
-_HYBRID: Mapping[str, Any] = {
-    **_QWEN3,
-    "hidden_size": 2048,
-    "head_dim": 256,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "norm_topk_prob": True,
-    "partial_rotary_factor": 0.25,
-}
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    PLAIN: {
-        **_QWEN3,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-    },
-    "qwen3_next": {
-        **_HYBRID,
-        "intermediate_size": 5632,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-    },
-    "qwen3_5": {
-        **_HYBRID,
-        "vocab_size": 248320,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_key_value_heads": 4,
-    },
-    "qwen3_5_moe": {
-        **_HYBRID,
-        "vocab_size": 248320,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-    },
-}
-"""transformers', which configurations of `speculators` leave out."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +87,11 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> MtpFiles:
         carried = Carried(tuple(weights.infos), weights.read, mtp_layers.is_original(weights))
         return _files(directory, config, carried)
     family = mtp_layers.family(inner)
-    default = _DEFAULTS.get(MLX_LM_TYPES.get(family, family))
+    default = DEFAULTS.get(MLX_LM_TYPES.get(family, family))
     if default is None:
         raise CheckpointError(
             f"{directory} holds a layer for multi-token prediction of the type {family!a:.60}, "
-            f"which is not supported: {', '.join(sorted(_DEFAULTS))} are"
+            f"which is not supported: {', '.join(sorted(DEFAULTS))} are"
         )
     said = {key: value for key, value in inner.items() if value is not None}
     # transformers stores the norms of Qwen 3 whole.
