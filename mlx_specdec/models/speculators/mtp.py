@@ -84,11 +84,14 @@ class Mtp(Speculator):
             nn.quantize(self, class_predicate=partial(_stored_bits, weights))
             shapes = {name: array.shape for name, array in tree_flatten(self.parameters())}
             check_weights(shapes, {name: array.shape for name, array in weights.items()})
+            self.load_weights(list(weights.items()))
+            # Building a pass shows what config.json has that cannot be run.
+            width = files.sizes.width
+            self.open().read(mx.zeros((1, 2, width)), mx.zeros((1, 2), dtype=mx.int32))
         except CheckpointError as problem:
             raise CheckpointError(f"{files.directory}: {problem}") from None
         except Exception as problem:  # mlx-lm's classes check nothing: whatever fails first tells
             raise CheckpointError(f"{files.directory}: {cannot_build(problem)}") from problem
-        self.load_weights(list(weights.items()))
         in_asked_numbers(self, str(files.directory), numbers)
         mx.eval(self.parameters())
 
