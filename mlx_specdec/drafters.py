@@ -69,7 +69,7 @@ def _asked_for(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     if options.proposer in DRAFTERS:
         named = find(options.proposer, pair)
         if named is None:
-            raise OptionError(missing(options.proposer))
+            raise OptionError(missing(options.proposer, pair))
         return (named,)
     own = tuple(each for name in DRAFTERS if (each := find(name, pair)) and each.nbytes)
     if options.num_draft != "auto" or options.simulated_acceptance is not None:
@@ -319,6 +319,6 @@ class Trials:
         for name, each in self._tried.items():
             counted = riding is not None and riding.kind == name and FINAL not in riding.taps
             layers = LAYERS_COUNTED if counted else ""
-            shown = each.identity or self._pair.name
+            shown = each.identity or f"{name} of {self._pair.name}"
             if caution := self._pair.trials[name].caution(shown, layers):
                 warnings.warn(caution, RuntimeWarning, stacklevel=4)

@@ -33,10 +33,10 @@ class Options(Sampling):
     or "auto", learned from what rounds cost and bring on this machine. The lengths then follow the
     clock: under the rules token, block and typical only a number repeats a seed's text.
     proposer: "draft", "ngram" (prompt lookup), "medusa" (heads), a drafter on hidden states by its
-    kind ("dspark", "dflash2", "dflash", "peagle", "eagle3", "eagle", "gemma4_assistant"), "none",
-    or "auto": lookup and, where it abstains, what has weights: of several what measures best, or
-    the first where num_draft is a number. None takes auto where something has weights, without
-    lookup where num_draft is a number.
+    kind ("dspark", "dflash2", "dflash", "peagle", "eagle3", "mtp", "eagle", "gemma4_assistant"),
+    "none", or "auto": lookup and, where it abstains, what has weights: of several what measures
+    best, or the first where num_draft is a number. None takes auto where something has weights,
+    without lookup where num_draft is a number.
     ngram_min: shortest match of lookup; None trusts 2 tokens, and 4 where another proposer is
     asked next. ngram_choice: "recent" or "frequent" continuation.
     rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token

@@ -6,7 +6,7 @@ import functools
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from .cache_settings import CacheSettings
 from .checkpoints import files, shards, speculators
 from .checkpoints.formats import medusa as medusa_files
 from .checkpoints.source import as_directory, resolve, resolve_config
+from .checkpoints.speculators import mtp
 from .checkpoints.speculators.layout import SpeculatorFiles
 from .contracts import Progress, ignore_progress
 from .drafting import document_cache
@@ -53,9 +54,10 @@ class Pair:
     vocabulary: number of token ids that target and tokenizer both know; every distribution has
     this width. translation: for a draft whose vocabulary is another. documents: what lookup
     searches beside prompt and text. heads: of the target, where it has some. speculator: in the
-    draft's place one that reads the target's hidden states. draft_bytes: what either takes beside
-    the target, in bytes. task_prefix: what the target wants every prompt to
-    begin with; mostly nothing. trials: of drafters with weights, by their names.
+    draft's place one that reads the target's hidden states; with no draft named, the one that the
+    target's checkpoint carries. unusable: drafters that the target brings and that cannot be used
+    -> why. draft_bytes: what either takes beside the target, in bytes. task_prefix: what the target
+    wants every prompt to begin with; mostly nothing. trials: of drafters with weights, by name.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Pair:
     documents: DocumentIndex | None = None
     heads: MedusaHeads | None = None
     speculator: Speculator | None = None
+    unusable: Mapping[str, str] = field(default_factory=dict, compare=False)
     draft_bytes: int = 0
     task_prefix: str = ""
     trials: defaultdict[str, Trial] = field(
@@ -125,7 +128,8 @@ def load(
     progress: Progress | None = None,
 ) -> Pair:
     """Load a target and, if named, what drafts for it: a draft model with the same vocabulary, or a
-    drafter that reads the target's hidden states, which its files tell.
+    drafter that reads the target's hidden states, which its files tell. Layers for multi-token
+    prediction that the target's own checkpoint carries draft where nothing else is named.
 
     model, draft_model: a directory or a name on the Hugging Face Hub; a model that is Medusa heads
     brings the base model that it names, and the draft "self" is the target's own layers at
@@ -188,6 +192,8 @@ def load(
                 "the target's own kind"
             )
         pair = _with_draft(pair, loaded.model, draft_tokenizer, draft_vocab, random_weights)
+    elif heads is None:
+        pair = _with_own_layers(pair, directory, NumberFormat(dtype, draft_q_bits))
     return replace(pair, load_seconds=time.perf_counter() - started - sum(given.fetching))
 
 
@@ -259,6 +265,21 @@ def _check_early(riding: SpeculatorFiles, target: Path) -> None:
     the drafter was made for another target."""
     if (target / "config.json").is_file():
         riding.check_config(files.read_config(target))
+
+
+def _with_own_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair:
+    """With the layers for multi-token prediction that the target's checkpoint carries. Where they
+    cannot be used the target can all the same."""
+    if not (directory / "config.json").is_file():
+        return pair
+    try:
+        own = mtp.of_target(directory, files.read_config(directory))
+        if own is None:
+            return pair
+        network = networks.attach(own, pair.target, numbers)
+    except (CheckpointError, OptionError) as problem:
+        return replace(pair, unusable={"mtp": str(problem)})
+    return replace(pair, speculator=network, draft_bytes=network.nbytes)
 
 
 def _load_target(

@@ -246,3 +246,32 @@ def dflash(
         "dflash_config": {**own, **(nested or {})},
     }
     return write(directory, {**config, **changes}, {**random(shapes, seed), **(tensors or {})})
+
+
+def mtp(
+    directory: Path,
+    *,
+    vocabulary: int = VOCABULARY,
+    width: int = WIDTH,
+    extra: Shapes | None = None,
+    tensors: Mapping[str, mx.array] | None = None,
+    inner: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    **changes: Any,
+) -> Path:
+    """A layer for multi-token prediction as `speculators` writes it, of Qwen 3's kind. inner:
+    changes of the layer's configuration. The rest as in `eagle3`."""
+    shapes = layer("mtp_layers.0", width, width) | {
+        f"mtp_layers.0.{norm}_layernorm.weight": (width,) for norm in ("hidden", "token", "final")
+    }
+    shapes["mtp_layers.0.input_proj.weight"] = (width, 2 * width)
+    for norm in ("q_norm", "k_norm"):
+        shapes[f"mtp_layers.0.self_attn.{norm}.weight"] = (HEAD_DIM,)
+    sizes = {"model_type": "qwen3", "vocab_size": vocabulary, "hidden_size": width}
+    config = {
+        "architectures": ["MTPDraftModel"],
+        "speculators_model_type": "mtp",
+        "transformer_layer_config": {**LLAMA, **sizes, **(inner or {})},
+    }
+    made = {**random({**shapes, **(extra or {})}, seed), **(tensors or {})}
+    return write(directory, {**config, **changes}, made)

@@ -39,6 +39,7 @@ MAKERS: dict[str, Make] = {
     "dflash": speculators.dflash,
     "dflash2": lambda directory, **asked: speculators.dflash(directory, second=True, **asked),
     "dspark": lambda directory, **asked: speculators.dflash(directory, markov="rnn", **asked),
+    "mtp": speculators.mtp,
 }
 TRANSLATOR = "own-head-scaled"
 TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
@@ -53,6 +54,7 @@ FAST_CASES = {
     ("dflash", TRANSLATOR, 1.0),
     ("dflash2", "llama", 1.0),
     ("dspark", "llama", 1.0),
+    ("mtp", TRANSLATOR, 0.0),
 }
 LENGTH = 40
 
@@ -104,7 +106,9 @@ def test_drafters_that_attend_to_the_source_write_the_targets_own_text(
 
 
 def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
-    assert set(KINDS) == {name for name, module in DRAFTERS.items() if module == "speculator"}
+    assert set(KINDS) == {
+        name for name, module in DRAFTERS.items() if module in ("speculator", "mtp")
+    }
     # Gemma's assistants have targets of their own, and tests.
     assert set(KINDS) == {*MAKERS, "gemma4_assistant"}
 

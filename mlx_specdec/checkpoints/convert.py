@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import OptionError
-from . import files, keys
+from . import files, keys, mtp_layers
 from .disk import destination, sizes
 from .disk.digests import Digests
 from .formats.meta.params import PARAMS
+from .formats.safetensors import SafetensorsFile
 from .hub.upload import check_repository, upload
 from .plans import Plan, plan_for
 from .quantization import Numbers
@@ -23,12 +24,12 @@ from .shards import FORMATS
 from .source import as_directory, originals, resolve
 from .verify import TextChange, check_fits, compare
 from .verify import verify as run_verify
-from .writer import Written, stored_nbytes, write_config, write_weights
+from .writer import Change, Written, stored_nbytes, write_beside, write_config, write_weights
 
 SCRATCH = "scratch"
 WRITTEN = (
     *("config.json", "model*.safetensors", "model.safetensors.index.json"),
-    *("provenance.json", "README.md", *files.CARRIED),
+    *(mtp_layers.FILE, "provenance.json", "README.md", *files.CARRIED),
 )
 """Patterns of the files of a result."""
 OTHER_FILES_BYTES = 10_000_000
@@ -100,7 +101,7 @@ def convert(
     with as_directory(source) as directory:
         plan = plan_for(directory, numbers)
         own = originals(plan.paths, source, directory)
-        nbytes = stored_nbytes(plan.outlines, plan.changes(dtype))
+        nbytes = stored_nbytes(plan.outlines, plan.changes(dtype)) + plan.beside_nbytes
         before = sum(file.stat().st_size for file in own)
         if nbytes > GROWTH_TO_ANNOUNCE * before:
             why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
@@ -115,9 +116,14 @@ def convert(
             destination.directory(path) as work,
         ):
             written = _write(work, directory, plan, numbers, shard_bytes, steps)
-            with Digests([*sorted(work.glob("model*")), work / "config.json"]) as result_digests:
-                scratch = work / SCRATCH
-                differences = compare(work, plan.tensors(scratch), plan.changes(dtype), steps.add)
+            beside = sorted(work.glob(mtp_layers.FILE))
+            results = [*sorted(work.glob("model*")), *beside, work / "config.json"]
+            with Digests(results) as result_digests:
+                scratch, within = work / SCRATCH, files.Weights(work)
+                differences = compare(within, plan.tensors(scratch), plan.changes(dtype), steps.add)
+                for file in beside:
+                    pairs = plan.beside.items()
+                    compare(SafetensorsFile(file), pairs, lambda name, tensor: Change(), steps.add)
                 shutil.rmtree(scratch, ignore_errors=True)
                 verified = run_verify(
                     directory,
@@ -167,6 +173,8 @@ def _write(
         count=lambda name, tensor: plan.parameters(name),
         progress=steps.add,
     )
+    if plan.beside:
+        write_beside(work / mtp_layers.FILE, plan.beside, steps.add)
     for file in files.tokenizer_files(directory):
         shutil.copyfile(file, work / file.name)
     # The type has either of two names.

@@ -12,8 +12,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError, OptionError, OutputError, SpecdecError
 from .disk import sizes
-from .files import Weights
-from .tensors import Tensor
+from .tensors import Reader, Tensor
 from .writer import Change
 
 SHARE_OF_MEMORY = 0.5
@@ -45,14 +44,13 @@ class Differences:
 
 
 def compare(
-    directory: Path,
+    written: Reader,
     tensors: Iterable[tuple[str, Tensor]],
     change: Callable[[str, Tensor], Change],
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Differences:
-    """Read back what was written of `tensors` under `change`, and hold it bit for bit to the same
+    """Read back what was `written` of `tensors` under `change`, and hold it bit for bit to the same
     change made anew. Raises OutputError naming the first tensor that does not hold."""
-    written = Weights(directory)
     largest: dict[bool, tuple[float, str]] = {}
     expected: set[str] = set()
     count = 0
@@ -77,7 +75,7 @@ def compare(
 
 
 def _difference(
-    written: Weights, name: str, source: Tensor, asked: Change, progress: Callable[[int], None]
+    written: Reader, name: str, source: Tensor, asked: Change, progress: Callable[[int], None]
 ) -> float:
     largest = 0.0
     for begin, piece in source.pieces():

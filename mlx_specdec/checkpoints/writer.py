@@ -114,6 +114,15 @@ def write_weights(
     return Written(sum(map(len, shards)), parameters, total)
 
 
+def write_beside(
+    file: Path, tensors: Mapping[str, Tensor], progress: Callable[[int], None] = lambda nbytes: None
+) -> None:
+    """Write a file of tensors as they are; it does not say that MLX laid them out. progress, raises
+    as `write_weights`."""
+    items = [_Item(name, tensor, Change()) for name, tensor in tensors.items()]
+    _write_shard(file, items, progress, layout="pt")
+
+
 def write_config(
     directory: Path, config: Mapping[str, Any], quantization: Mapping[str, Any] | None
 ) -> None:
@@ -133,9 +142,12 @@ def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tenso
     return sum(_Item(name, tensor, change(name, tensor)).nbytes for name, tensor in tensors)
 
 
-def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]) -> list[str]:
-    """Write one file and let go of `items`, one after the other; gives the names in it."""
-    offsets, header = _layout(items)
+def _write_shard(
+    file: Path, items: list[_Item], progress: Callable[[int], None], layout: str = "mlx"
+) -> list[str]:
+    """Write one file and let go of `items`, one after the other; gives the names in it. layout:
+    whose way of laying tensors out the file names."""
+    offsets, header = _header(items, layout)
     with file.open("xb") as stream:
         stream.write(header)
         items.reverse()
@@ -158,12 +170,12 @@ def _write_shard(file: Path, items: list[_Item], progress: Callable[[int], None]
     return list(offsets)
 
 
-def _layout(items: list[_Item]) -> tuple[dict[str, int], bytes]:
+def _header(items: list[_Item], layout: str) -> tuple[dict[str, int], bytes]:
     """Where each array goes, widest types first so that all are aligned, and the file's header."""
     arrays = [pair for item in items for pair in item.stored.items()]
     arrays.sort(key=lambda pair: -pair[1].dtype.size)
     offsets: dict[str, int] = {}
-    entries: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    entries: dict[str, Any] = {"__metadata__": {"format": layout}}
     position = 0
     for name, array in arrays:
         if array.dtype not in _NAMES:

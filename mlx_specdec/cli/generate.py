@@ -80,7 +80,7 @@ class Drafting(Flags):
         None,
         "The drafter: a draft model (draft), n-gram lookup in the prompt and the text (ngram), "
         "Medusa heads (medusa), a drafter on the target's hidden states by its kind (dspark, "
-        "dflash2, dflash, peagle, eagle3, eagle, gemma4_assistant), lookup before one of the "
+        "dflash2, dflash, peagle, eagle3, mtp, eagle, gemma4_assistant), lookup before one of the "
         "others (auto), or none.",
         metavar="NAME",
         autocompletion=proposers,

@@ -19,6 +19,7 @@ DRAFTERS = {
     "dflash": "speculator",
     "peagle": "speculator",
     "eagle3": "speculator",
+    "mtp": "mtp",
     "eagle": "speculator",
     "gemma4_assistant": "speculator",
     "medusa": "medusa",
@@ -33,7 +34,9 @@ def find(name: str, pair: Brought) -> Drafter | None:
     return made if made is not None and made.name == name else None
 
 
-def missing(name: str) -> str:
+def missing(name: str, pair: Brought) -> str:
     """What to tell a user whose pair does not have this drafter."""
+    if reason := pair.unusable.get(name):
+        return reason
     sentence: str = import_module(f".{DRAFTERS[name]}", __name__).MISSING
     return sentence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +39,8 @@ class Brought(Protocol):
     def speculator(self) -> Network | None: ...
     @property
     def documents(self) -> DocumentIndex | None: ...
+    @property
+    def unusable(self) -> Mapping[str, str]: ...
 
     def constraint(self, grammar: str | None) -> Constraint | None: ...
 

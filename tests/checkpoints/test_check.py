@@ -12,6 +12,7 @@ import pytest
 
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.disk import destination
+from mlx_specdec.checkpoints.files import Weights
 from mlx_specdec.checkpoints.quantization import Quantization
 from mlx_specdec.checkpoints.tensors import Tensor
 from mlx_specdec.checkpoints.verify import compare
@@ -36,9 +37,9 @@ def test_the_result_has_what_was_asked_for_and_no_more(
 ) -> None:
     pairs = [(name, PAIRS[name]) for name in written]
     write_weights(tmp_path, pairs, unchanged, shard_bytes=1000)
-    assert compare(tmp_path, pairs, unchanged).tensors == len(written)
+    assert compare(Weights(tmp_path), pairs, unchanged).tensors == len(written)
     with pytest.raises(OutputError, match=says):
-        compare(tmp_path, [(name, PAIRS[name]) for name in asked], unchanged)
+        compare(Weights(tmp_path), [(name, PAIRS[name]) for name in asked], unchanged)
 
 
 @pytest.mark.parametrize("place", range(8))
@@ -46,7 +47,7 @@ def test_the_smallest_damage_to_a_quantized_matrix_is_found(tmp_path: Path, plac
     change = Change(quantization=Quantization(8, 32))
     pairs = [("a.weight", Tensor.of(mx.random.normal((8, 32), key=mx.random.key(1))))]
     write_weights(tmp_path, pairs, lambda name, tensor: change, shard_bytes=10_000)
-    assert compare(tmp_path, pairs, lambda name, tensor: change).quantized > 0
+    assert compare(Weights(tmp_path), pairs, lambda name, tensor: change).quantized > 0
     file = tmp_path / "model.safetensors"
     data = bytearray(file.read_bytes())
     length = int.from_bytes(data[:8], "little")
@@ -54,7 +55,7 @@ def test_the_smallest_damage_to_a_quantized_matrix_is_found(tmp_path: Path, plac
     data[8 + length + begin + place] ^= 1
     file.write_bytes(bytes(data))
     with pytest.raises(OutputError, match=r"a\.weight differs from its source"):
-        compare(tmp_path, pairs, lambda name, tensor: change)
+        compare(Weights(tmp_path), pairs, lambda name, tensor: change)
 
 
 def test_every_tensor_lies_where_its_type_may(tmp_path: Path) -> None:

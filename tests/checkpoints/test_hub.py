@@ -104,6 +104,8 @@ def arrived(tmp_path: Path) -> set[str]:
         (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], None),
         (["medusa_lm_head.pt", "medusa_lm_head.safetensors"], ["medusa_lm_head.safetensors"]),
         (["medusa_lm_head.pt"], None),
+        (["model.safetensors", "mtp.safetensors"], None),
+        (["mtp.safetensors"], None),
     ],
 )
 def test_only_the_first_format_that_can_be_read_is_chosen_and_never_code(

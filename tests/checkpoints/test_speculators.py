@@ -18,6 +18,8 @@ from .. import speculators, tiny
 from ..speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
 from ..text.makers import byte_level
 
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "drafters"
+
 
 def files_of(directory: Path) -> SpeculatorFiles:
     files = read(directory)
@@ -68,6 +70,9 @@ def test_kinds_are_told_by_their_files(tmp_path: Path) -> None:
             dflash(tmp_path / "7", markov="vanilla", architectures=["DFlashDraftModel"]),
         ),
         ("DeepSpec's", "dspark", dflash(tmp_path / "8", architectures=["Qwen3DSparkModel"])),
+        ("a layer of speculators", "mtp", speculators.mtp(tmp_path / "10")),
+        ("a layer of its maker's", "mtp", FIXTURES / "mtp-qwen3-next-original"),
+        ("a layer with a number", "mtp", FIXTURES / "mtp-deepseek-v3"),
     ):
         assert kind_of(directory) == kind, name
 
@@ -95,9 +100,17 @@ def test_whole_models_are_no_drafters(tmp_path: Path) -> None:
         ({"dflash_config": {"projector_type": "domino"}}, {}, "a Domino"),
         ({"speculators_model_type": "dflash", "projector_type": "domino"}, {}, "a Domino"),
         ({"exit_dim": 8, "num_draft_layers": 2}, {}, "a ReDrafter"),
-        ({"speculators_model_type": "mtp"}, {}, "a drafter that says it is 'mtp'"),
         ({"speculators_model_type": "eagle"}, {}, "a drafter that says it is 'eagle'"),
-        ({"model_type": "qwen3_next"}, {"mtp.fc.weight": (4, 8)}, "multi-token prediction layers"),
+        (
+            {"model_type": "nemotron_h"},
+            {"mtp.fc.weight": (4, 8)},
+            "layers for multi-token prediction of another family",
+        ),
+        (
+            {"model_type": "mimo"},
+            {"model.mtp_layers.0.input_proj.weight": (4, 8)},
+            "layers for multi-token prediction of another family",
+        ),
     ],
 )
 def test_known_drafters_that_are_not_supported_are_named(

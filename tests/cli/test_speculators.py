@@ -12,9 +12,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from .. import speculators
+from .. import mtp, speculators
 from ..checkpoints.hub_server import Hub, serve
 from ..speculators import dflash, eagle3, speculators_eagle3
+from ..text.makers import byte_level
 from .batches import write
 from .conftest import Run, strict
 from .test_bad_input import told
@@ -35,6 +36,7 @@ def vocabulary(llama: Path) -> int:
         ("dflash", dflash),
         ("dflash2", lambda directory, **asked: dflash(directory, second=True, **asked)),
         ("dspark", lambda directory, **asked: dflash(directory, markov="vanilla", **asked)),
+        ("mtp", speculators.mtp),
     ],
 )
 def test_a_drafter_is_named_as_a_draft_and_writes_the_same_text(
@@ -50,6 +52,23 @@ def test_a_drafter_is_named_as_a_draft_and_writes_the_same_text(
         assert result["text"] == plain["text"]
         assert result["proposer"] == kind
         assert result["draft_model"] == str(drafter)
+
+
+def test_a_target_drafts_with_the_layers_of_its_own_checkpoint(run: Run, tmp_path: Path) -> None:
+    asked = (TEXT, "--max-tokens", 6, "--json", "--no-cache", "--num-draft", 3)
+    for layer in (True, False):
+        target = tmp_path / f"{layer}"
+        byte_level(mtp.write("glm4_moe", target, vocabulary=400, layer=layer))
+        done = run("generate", *asked, "--model", target, "--proposer", "mtp")
+        if not layer:
+            told(
+                done, "the checkpoint carries no layers for multi-token prediction, which mlx-lm's"
+            )
+            continue
+        result = strict(done.out)
+        assert (result["proposer"], result["draft_model"]) == ("mtp", None)
+        plain = run("generate", *asked[:-2], "--model", target, "--regular-decode")
+        assert result["text"] == strict(plain.out)["text"]
 
 
 @pytest.mark.filterwarnings("default")

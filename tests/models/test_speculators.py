@@ -1,11 +1,13 @@
 """Drafters' arithmetic against the package `speculators`, and what is easily read wrongly.
 
-scripts/make_drafter_fixtures.py made the fixtures: each round is computed from the beginning there.
+scripts/make_drafter_fixtures.py and make_mtp_fixtures.py made the fixtures: each round is computed
+from the beginning there. The latter's reference is transformers where `speculators` has none.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from mlx_specdec.checkpoints.speculators import read
 from mlx_specdec.checkpoints.speculators.dflash import BlockFiles
 from mlx_specdec.contracts import Scores
 from mlx_specdec.drafting.speculator import HiddenStateDrafter
+from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.models.speculators import module_of
 from mlx_specdec.models.speculators.speculator import Speculator
@@ -261,3 +264,29 @@ def test_blocks_of_the_authors_files_are_those_made_by_hand(changes: dict, tmp_p
         seen = np.array(hidden, dtype=np.float64)[: length - 1]
         expected = dflash_by_hand.block(tensors, config, seen, slots)[1:] @ table.T
         assert np.max(np.abs(np.array(rows) - expected)) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_experts_per_tok": 99}, "does not describe a model"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0"),
+        ({"num_attention_heads": 2}, "has shape"),
+        ({"num_experts": 3}, "has shape"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "does not describe a model"),
+        ({"model_type": "mixtral"}, "'mixtral', which is not supported"),
+        ({"model_type": ["qwen3"]}, "which is not supported"),
+    ],
+)
+def test_a_layer_whose_configuration_cannot_be_is_refused(
+    changes: dict, says: str, tmp_path: Path
+) -> None:
+    """mlx-lm, which computes it, believes its configurations."""
+    for file in (FIXTURES / "mtp-qwen3-next").glob("[cm]*"):
+        shutil.copyfile(file, tmp_path / file.name)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["transformer_layer_config"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=says):
+        network_of(tmp_path, Lender(mx.zeros((40, 16))))

@@ -75,6 +75,13 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     return {name: info for _, _, name, info in spans}
 
 
+def of_mlx(file: Path) -> bool:
+    """Whether an MLX program says that it wrote a file. Raises CheckpointError."""
+    with naming(file), reading(file):
+        said = _header(file)[0].get("__metadata__")
+    return isinstance(said, dict) and said.get("format") == "mlx"
+
+
 def load(file: Path) -> dict[str, mx.array]:
     """One file's tensors, lazily: bytes are read when an array is evaluated. Raises
     CheckpointError."""

@@ -19,7 +19,7 @@ from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoSibling
 
 from ...errors import CheckpointError, SourceError, SpecdecError
-from .. import shards
+from .. import mtp_layers, shards
 from ..disk import sizes
 from ..formats.medusa import SAFETENSORS, TORCH
 from .headers import fetch_header
@@ -241,11 +241,12 @@ def choose(name: str, files: Collection[str]) -> Choice:
     SourceError where there are no weights, or several models."""
     plain = sorted(file for file in files if _PLAIN.fullmatch(file))
     heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
+    alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
     # Of the rest mlx-lm reads none: adapters, and Mistral's own layout.
     ours = [file for file in plain if re.match(r"model|(?!.*\.safetensors$)", file)]
     chosen = shards.choose(ours)
     weights = chosen.names if chosen else ()
-    if not weights and not heads:
+    if not weights and not alone:
         raise SourceError(_no_weights(name, plain))
     if chosen and chosen.format == "gguf" and len(several := shards.models(weights)) > 1:
         raise SourceError(
@@ -254,7 +255,7 @@ def choose(name: str, files: Collection[str]) -> Choice:
         )
     index = chosen.index if chosen else None
     beside = tuple(file for file in plain if _BESIDE.fullmatch(file))
-    return Choice(beside, index, (*(() if index else weights), *heads))
+    return Choice(beside, index, (*(() if index else weights), *alone))
 
 
 def _no_weights(name: str, files: Collection[str]) -> str:

@@ -6,7 +6,7 @@ What mlx-lm's own classes only rename is read from the source piece by piece; wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.convert import mixed_quant_predicate_builder
 
 from ...errors import CheckpointError, OptionError
-from .. import files
+from .. import files, mtp_layers
 from ..quantization import Numbers, Quantization, is_known
 from ..report import TensorReport, report_tensors
 from ..tensors import Tensor
@@ -55,6 +55,7 @@ def decoder_only_plan(directory: Path, config: Mapping[str, Any], numbers: Numbe
     }
     stored = opened.quantized
     computed = outlines.keys() - origins.keys()
+    beside = mtp_layers.kept(directory, config, source)
     del opened, given  # their arrays keep what they were made from
 
     def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
@@ -71,7 +72,7 @@ def decoder_only_plan(directory: Path, config: Mapping[str, Any], numbers: Numbe
         config=whole,
         tensors=tensors,
         outlines=outlines,
-        report=_report(source, origins, sorted(computed), whole),
+        report=_report(source, origins, sorted(computed), whole, beside),
         format=source.format,
         paths=source.paths,
         scratch_nbytes=(
@@ -82,11 +83,21 @@ def decoder_only_plan(directory: Path, config: Mapping[str, Any], numbers: Numbe
         stored=stored,
         quantized=quantized,
         keeps_dtype=lambda name: not casts(name),
-        notes=(*source.notes, *_notes(numbers.quantization, quantized)),
+        notes=(*source.notes, *_notes(numbers.quantization, quantized, beside)),
+        beside=beside,
     )
 
 
-def _notes(default: Quantization | None, quantized: Mapping[str, Quantization]) -> Iterator[str]:
+def _notes(
+    default: Quantization | None,
+    quantized: Mapping[str, Quantization],
+    beside: Mapping[str, Tensor],
+) -> Iterator[str]:
+    if beside:
+        yield (
+            f"the layers for multi-token prediction ({len(beside)} tensors) are kept as they are, "
+            f"in {mtp_layers.FILE}"
+        )
     for other in dict.fromkeys(how for how in quantized.values() if how != default):
         names = [name for name, how in quantized.items() if how == other]
         yield f"quantized to {other.bits} bits, as mlx-lm asks: {summary_of(names)}"
@@ -97,10 +108,12 @@ def _report(
     origins: Mapping[str, str],
     computed: list[str],
     config: Mapping[str, Any],
+    beside: Collection[str],
 ) -> TensorReport:
     """What mlx-lm makes of each tensor. Which of them went into what it computes, it does not say:
     these are all that it neither hands through nor is known to leave out."""
-    left = sorted(source.infos.keys() - origins.values())
+    kept = {**origins, **{name: name for name in beside if name in source.infos}}
+    left = sorted(source.infos.keys() - kept.values())
     tied: dict[str, str] = {}
     dropped: dict[str, str] = {}
     for name in left:
@@ -113,7 +126,7 @@ def _report(
             dropped[name] = "mlx-lm's model has no such tensor"
     joined = [name for name in left if name not in tied and name not in dropped]
     return report_tensors(
-        source.contents, origins, tied=tied, dropped=dropped, joined=joined, computed=computed
+        source.contents, kept, tied=tied, dropped=dropped, joined=joined, computed=computed
     )
 
 

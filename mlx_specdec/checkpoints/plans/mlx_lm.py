@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
 from ...errors import CheckpointError, first_line
+from .. import mtp_layers
 from ..configuration import check_numbers, check_runs_no_code, check_weights
 from ..disk import destination
 from ..formats import safetensors as safetensors_file
@@ -46,6 +47,8 @@ class Opened:
 
 def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, mx.array]) -> Opened:
     """Have mlx-lm build the model and rename, join and drop `given`, all of the source's tensors.
+    It is not given layers for multi-token prediction, of which it drops some and takes others for
+    its own.
 
     config: the contents of config.json. Raises CheckpointError for what mlx-lm cannot make sense
     of, for tensors that do not fit, and for models that bring their own code.
@@ -54,6 +57,8 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
     check_numbers(directory, config, len(given))
     for file in directory.glob("model*.safetensors"):  # mlx-lm opens all, asked to or not
         safetensors_file.read_header(file)
+    foretelling = mtp_layers.known(config)
+    given = {name: array for name, array in given.items() if not foretelling(name)}
     caught: dict[str, mx.array] = {}
     try:
         # Some of mlx-lm's models print remarks; standard output is for text alone.

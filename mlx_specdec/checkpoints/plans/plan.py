@@ -31,6 +31,7 @@ class Plan:
     natural: name -> the type that it is written in where none is asked for, if not its own.
     keeps_dtype: whether a tensor stays in its type whatever is asked for.
     paths: the source's files of weights. notes: sentences for the user.
+    beside: what goes as it is into a file that mlx-lm does not read; see `mtp_layers`.
     """
 
     config: Mapping[str, Any]
@@ -45,11 +46,18 @@ class Plan:
     natural: Mapping[str, mx.Dtype] = field(default_factory=dict)
     keeps_dtype: Callable[[str], bool] = lambda name: False
     notes: tuple[str, ...] = ()
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Of all tensors, as the source holds them."""
-        return sum(outline.nbytes for outline in self.outlines.values())
+        within = sum(outline.nbytes for outline in self.outlines.values())
+        return within + self.beside_nbytes
+
+    @property
+    def beside_nbytes(self) -> int:
+        """Of those beside the others."""
+        return sum(tensor.nbytes for tensor in self.beside.values())
 
     def parameters(self, name: str) -> int:
         """How many weights a tensor stands for: those of a quantized matrix each, and no scales."""

@@ -24,6 +24,7 @@ KINDS: Mapping[str, str] = {
     "dflash": "dflash",
     "peagle": "peagle",
     "eagle3": "eagle3",
+    "mtp": "mtp",
     "eagle": "eagle",
     "gemma4_assistant": "gemma4_assistant",
 }

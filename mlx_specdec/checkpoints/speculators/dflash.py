@@ -38,6 +38,7 @@ class BlockFiles(SpeculatorFiles):
     markov: the kind of head that looks at the token before, or None.
     """
 
+    sizes: LayerSizes
     slots: int
     skipped: int
     mask_token: int

@@ -26,6 +26,7 @@ class Eagle3Files(SpeculatorFiles):
     """norm_before_residual: what the first layer adds to is normed. norms_before_head: logits are
     made of what the last norm puts out. feeds_back_normed: so is the next step's feature."""
 
+    sizes: LayerSizes
     norm_before_residual: bool
     norms_before_head: bool
     feeds_back_normed: bool

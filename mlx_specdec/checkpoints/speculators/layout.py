@@ -16,7 +16,7 @@ from ..configuration import check_weights
 from ..files import Weights
 from ..keys import is_encoder_decoder
 from ..tensors import DTYPES
-from .sizes import LayerSizes, Shapes
+from .sizes import LayerSizes, Shapes, Sizes
 
 WIDTHS, DEPTHS = (
     ("hidden_size", "d_model", "n_embd"),
@@ -42,7 +42,7 @@ class SpeculatorFiles(ABC):
 
     directory: Path
     kind: str
-    sizes: LayerSizes
+    sizes: Sizes
     tapped: tuple[int, ...] | None
     taps: int
     target_width: int
@@ -53,7 +53,13 @@ class SpeculatorFiles(ABC):
     @property
     def encoder_width(self) -> int | None:
         """Of the target's encoder, where the drafter attends to what that puts out; else None."""
-        return self.sizes.encoder_width
+        sizes = self.sizes
+        return sizes.encoder_width if isinstance(sizes, LayerSizes) else None
+
+    @property
+    def inputs(self) -> int:
+        """Width of what `fc` is given."""
+        return self.tensors["fc.weight"].shape[1]
 
     @abstractmethod
     def usual_layers(self, layers: int) -> tuple[int, ...]:

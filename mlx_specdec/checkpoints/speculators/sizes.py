@@ -38,21 +38,27 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
 
 
 @dataclass(frozen=True)
-class LayerSizes:
+class Sizes:
+    """Of every drafter. width: of its hidden states. eps: of the norms."""
+
+    width: int
+    eps: float
+
+
+@dataclass(frozen=True)
+class LayerSizes(Sizes):
     """The transformer layers of a drafter, which are Llama's or Qwen 3's.
 
-    eps: of the norms. rope_theta, rope_scaling, max_positions: of rotary positions, the drafter's
-    own. interleaved: neighboring entries are rotated together. encoder_width: of what the target's
-    encoder puts out, where layers attend to it as well.
+    rope_theta, rope_scaling, max_positions: of rotary positions, the drafter's own. interleaved:
+    neighboring entries are rotated together. encoder_width: of what the target's encoder puts out,
+    where layers attend to it as well.
     """
 
     count: int
-    width: int
     intermediate: int
     heads: int
     kv_heads: int
     head_dim: int
-    eps: float
     rope_theta: float
     rope_scaling: Mapping[str, Any] | None
     max_positions: int

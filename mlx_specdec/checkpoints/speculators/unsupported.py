@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from .. import mtp_layers
+
 _TYPES = {
     "mlp_speculator": "an MLPSpeculator",
     "recurrent_drafter": "a ReDrafter",
@@ -17,7 +19,6 @@ _KEYS = {
 }
 _TENSORS = {
     "speculator.emb.0.weight": "an MLPSpeculator",
-    "mtp.fc.weight": "multi-token prediction layers",
     "rnn_u.weight": "a ReDrafter",
     "drafter.rnn_u.weight": "a ReDrafter",
 }
@@ -36,4 +37,8 @@ def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
         return what
     if what := next((_KEYS[key] for key in _KEYS if key in said), None):
         return what
-    return next((_TENSORS[name] for name in _TENSORS if name in names), None)
+    if what := next((_TENSORS[name] for name in _TENSORS if name in names), None):
+        return what
+    if names and all(map(mtp_layers.looks_so, names)):
+        return "layers for multi-token prediction of another family"
+    return None

@@ -13,7 +13,7 @@ import mlx.core as mx
 from ...checkpoints.speculators.eagle import EagleFiles
 from ..base import Base
 from ..kv_cache import KVCache
-from .eagle3 import Chain
+from .chain import Chain
 from .layers import Layer, Source
 
 

@@ -5,6 +5,7 @@ A target lends its embedding and its head to those that have none of their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -42,7 +43,7 @@ class Speculator(nn.Module):
         layers = files.tapped_of(target.layers)
         self.taps = tuple(after(layer) for layer in layers) or (FINAL,)
         present, width = files.tensors, files.sizes.width
-        self.fc = nn.Linear(present["fc.weight"].shape[1], width, bias="fc.bias" in present)
+        self.fc = nn.Linear(files.inputs, width, bias="fc.bias" in present)
         if "norm.weight" in present:
             self.norm = nn.RMSNorm(width, files.sizes.eps)
         if "embed_tokens.weight" in present:
@@ -114,7 +115,8 @@ class Speculator(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """Of what the network computes."""
-        return self.fc.weight.dtype
+        # A matrix may be stored in fewer bits.
+        return (self.norm if "norm" in self else self.fc).weight.dtype
 
     def _quantize(self, bits: int, group_size: int) -> None:
         def suits(path: str, module: nn.Module) -> bool:
@@ -133,14 +135,14 @@ class Reading(RowsContext):
     """One sequence in a speculator: keys and values, of which those that were made of the target's
     hidden states stay, and those that were made while guessing do not.
 
-    layers: how many have keys and values.
+    layers: how many have keys and values. cache: makes that of one layer.
     """
 
     _network: Speculator
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, cache: Callable[[Rows], Any] = KVCache) -> None:
         rows = Rows(1)
-        super().__init__(rows, [KVCache(rows) for _ in range(layers)])
+        super().__init__(rows, [cache(rows) for _ in range(layers)])
         self._sources: list[Source | None] = [None] * layers
 
     @property

@@ -1,0 +1,132 @@
+"""Layers for multi-token prediction that stand in a model's own checkpoint: which tensors they are.
+
+mlx-lm drops them when it loads a model. A conversion keeps them as they are, in a file beside the
+weights that mlx-lm does not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from . import shards
+from .files import Weights
+from .formats import safetensors
+from .formats.safetensors import SafetensorsFile
+from .tensors import Reader, Tensor
+
+FILE = "mtp.safetensors"
+QWEN = frozenset(
+    ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+)
+"""Their files name the layers `mtp`, and store the norms' distance from 1."""
+NUMBERED = frozenset(("deepseek_v3", "glm4_moe", "glm4_moe_lite"))
+"""Theirs number the layers behind those of the model."""
+CONVOLUTION = "conv1d.weight"
+_NAMED = re.compile(r"(?:(?:language_)?model\.)*mtp\.")
+_NUMBERED = re.compile(r"model\.layers\.(\d+)\.")
+_ANY = re.compile(r"(?:.*\.)?(?:mtp\w*|eh_proj)\..*")
+_TOLD = re.compile(r".*(?:mtp|nextn).*")
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a checkpoint carries. names: of the tensors. read: one of them, lazily. original: they
+    are laid out as the model's makers have it, and not as an MLX program left them."""
+
+    names: Collection[str]
+    read: Callable[[str], mx.array]
+    original: bool
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that is about the language model."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def family(config: Mapping[str, Any]) -> str:
+    """The type of the model whose layers these would be."""
+    return str(text_config(config).get("model_type") or config.get("model_type"))
+
+
+def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Whether a name in the weights of a model is one of its layers' for multi-token prediction;
+    never where the family is not known."""
+    if family(config) in QWEN:
+        return lambda name: _NAMED.match(name) is not None
+    layers = text_config(config).get("num_hidden_layers")
+    if family(config) in NUMBERED and type(layers) is int:
+        return lambda name: _number(name) >= layers
+    return lambda name: False
+
+
+def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
+    """What the checkpoint in a directory carries; None for nothing that is known.
+
+    Raises CheckpointError for damaged files.
+    """
+    if family(config) not in QWEN | NUMBERED:
+        return None
+    if (file := directory / FILE).is_file():
+        return in_own_file(file)
+    if shards.format_of(directory) not in ("safetensors", "torch"):
+        return None
+    return among(Weights(directory), config)
+
+
+def among(weights: Weights, config: Mapping[str, Any]) -> Carried | None:
+    """The same, of tensors that are there."""
+    names = tuple(filter(known(config), weights.infos))
+    return Carried(names, weights.read, is_original(weights)) if names else None
+
+
+def in_own_file(file: Path) -> Carried:
+    """The same, of a file of these alone."""
+    names = tuple(safetensors.read_header(file))
+    return Carried(names, safetensors.load(file).__getitem__, not safetensors.of_mlx(file))
+
+
+def kept(directory: Path, config: Mapping[str, Any], weights: Weights) -> dict[str, Tensor]:
+    """What a conversion keeps of a checkpoint, to be read in pieces: tensors as the model's makers
+    laid them out. weights: of the directory."""
+    if (file := directory / FILE).is_file():
+        reader: Reader = SafetensorsFile(file)
+        return {name: reader.tensor(name) for name in reader.infos}
+    here = among(weights, config)
+    names = here.names if here is not None and here.original else ()
+    return {name: weights.tensor(name) for name in names}
+
+
+def is_original(weights: Weights) -> bool:
+    """Whether tensors are laid out as the model's makers have it. mlx-lm turns convolutions, and
+    adds 1 to norms, where it finds them so."""
+    shapes = [info.shape for name, info in weights.infos.items() if name.endswith(CONVOLUTION)]
+    if shapes:
+        return any(shape[-1:] != (1,) for shape in shapes)
+    return not any(safetensors.of_mlx(path) for path in weights.paths if weights.lazy)
+
+
+def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint carries such layers of a family that is not known here. Raises
+    CheckpointError for damaged files."""
+    told = any(_TOLD.fullmatch(key) for key in (*config, *text_config(config)))
+    if not told or family(config) in QWEN | NUMBERED or not shards.format_of(directory):
+        return False
+    return any(map(looks_so, Weights(directory).infos))
+
+
+def looks_so(name: str) -> bool:
+    """Whether a tensor of this name belongs to layers for multi-token prediction, of whatever
+    family; those of the known ones need a configuration to tell."""
+    return _ANY.fullmatch(name) is not None
+
+
+def _number(name: str) -> int:
+    layer = _NUMBERED.match(name)
+    return -1 if layer is None else int(layer[1])

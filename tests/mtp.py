@@ -1,0 +1,162 @@
+"""Tiny targets whose checkpoints carry a layer for multi-token prediction, as their makers lay them
+out: experts one by one, keys and values in one matrix, and in Qwen's files norms around 0."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from . import tiny
+from .speculators import random
+
+LINEAR = {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+QWEN35 = {**tiny.DENSE, **LINEAR, "rope_parameters": ROTARY, "mtp_num_hidden_layers": 1}
+ROUTED = {
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
+}
+CONFIGS: Mapping[str, dict[str, Any]] = {
+    "qwen3_next": tiny.CONFIGS["qwen3_next"],
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "eos_token_id": 1,
+        "text_config": {**QWEN35, "model_type": "qwen3_5_text"},
+    },
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe",
+        "eos_token_id": 1,
+        "text_config": {
+            **QWEN35,
+            **tiny.EXPERTS,
+            "model_type": "qwen3_5_moe_text",
+            "shared_expert_intermediate_size": 32,
+        },
+    },
+    "deepseek_v3": {**tiny.CONFIGS["deepseek_v3"], "num_nextn_predict_layers": 1},
+    "glm4_moe": {
+        **tiny.DENSE,
+        **ROUTED,
+        "model_type": "glm4_moe",
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "rope_scaling": None,
+        "use_qk_norm": True,
+        "attention_bias": False,
+        "partial_rotary_factor": 0.5,
+    },
+}
+_CENTERED = (
+    *("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight"),
+    *("q_norm.weight", "k_norm.weight"),
+)
+
+
+def write(
+    family: str,
+    directory: Path,
+    *,
+    original: bool = True,
+    layer: bool = True,
+    vocabulary: int = tiny.VOCABULARY,
+    extra: Mapping[str, mx.array] | None = None,
+    drop: str | None = None,
+    **changes: Any,
+) -> Path:
+    """A target's directory, the same weights for each way of writing it. original: as its makers
+    lay it out, and not as an MLX program left it. layer: it carries one. extra: more tensors. drop:
+    one that is left out. changes: of config.json."""
+    config = json.loads(json.dumps({**CONFIGS[family], **changes}))
+    config.get("text_config", config)["vocab_size"] = vocabulary
+    weights = dict(tree_flatten(tiny.from_config(config).parameters()))
+    if layer:
+        weights |= layer_of(family, config)
+    if original:
+        weights = as_original(family, weights, config)
+    weights |= extra or {}
+    weights.pop(drop or "", None)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    layout = {"format": "pt" if original else "mlx"}
+    stored = {name: mx.contiguous(array) for name, array in weights.items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), stored, layout)
+    return directory
+
+
+def layer_of(family: str, config: Mapping[str, Any]) -> dict[str, mx.array]:
+    """A layer as mlx-lm would name its parts, and what stands around it. It is the last one of
+    another model of the same sizes, which attends and has experts."""
+    text = config.get("text_config", config)
+    width, depth = text["hidden_size"], text["num_hidden_layers"]
+    names = ("fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    before = inside = "mtp."
+    if not family.startswith("qwen"):
+        names = ("eh_proj", "shared_head.norm", "enorm", "hnorm")
+        before = inside = f"model.layers.{depth}."
+    else:
+        inside = "mtp.layers.0."
+    shapes = {f"{before}{name}.weight": (width,) for name in names}
+    around = random({**shapes, f"{before}{names[0]}.weight": (width, 2 * width)}, seed=4)
+    other = tree_flatten(tiny.from_config(dict(config), seed=9).layers[-1].parameters())
+    return {**around, **{inside + name: array for name, array in other}}
+
+
+def as_original(
+    family: str, weights: Mapping[str, mx.array], config: Mapping[str, Any]
+) -> dict[str, mx.array]:
+    """mlx-lm's tensors under the names and in the layout of the model's makers."""
+    made: dict[str, mx.array] = {}
+    fused: dict[str, dict[str, mx.array]] = {}
+    for name, array in weights.items():
+        name = re.sub(r"^language_model\.(model\.)?", r"\1language_model.", name)
+        name = name.removeprefix("language_model.")
+        if family.startswith("qwen") and (
+            name.endswith(_CENTERED) or ("norm" in name and name.startswith("mtp."))
+        ):
+            array = array - 1
+        if name.endswith("conv1d.weight"):
+            array = array.moveaxis(2, 1)
+        path, switch, part = name.partition(".switch_mlp.")
+        if name.endswith((".embed_q.weight", ".unembed_out.weight")):
+            path, _, part = name.removesuffix(".weight").rpartition(".")
+            fused.setdefault(path, {})[part] = array
+        elif switch and family == "qwen3_5_moe":
+            fused.setdefault(path, {})[part] = array
+        elif switch:
+            made |= {f"{path}.experts.{n}.{part}": each for n, each in enumerate(array)}
+        else:
+            made[name] = array
+    for path, parts in fused.items():
+        made |= _fused(path, parts)
+    return made
+
+
+def _fused(path: str, parts: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    if "embed_q" in parts:
+        both = mx.concatenate([parts["embed_q"].swapaxes(-1, -2), parts["unembed_out"]], axis=1)
+        return {f"{path}.kv_b_proj.weight": both.reshape(-1, both.shape[-1])}
+    gate, up = parts["gate_proj.weight"], parts["up_proj.weight"]
+    return {
+        f"{path}.experts.gate_up_proj": mx.concatenate([gate, up], axis=1),
+        f"{path}.experts.down_proj": parts["down_proj.weight"],
+    }

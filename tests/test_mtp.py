@@ -1,0 +1,234 @@
+"""Targets whose own checkpoint carries layers for multi-token prediction draft with them, whatever
+way the checkpoint is laid out, and write what they would alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec import assemble
+from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.mtp_layers import FILE
+from mlx_specdec.errors import OptionError
+from mlx_specdec.many import generate_many
+from mlx_specdec.options import Options
+
+from . import mtp, speculators, tiny
+from .text.makers import byte_level
+
+FAMILIES = tuple(mtp.CONFIGS)
+SIZE = 400
+TEXT = "some text"
+BEFORE = "model.layers.2."
+"""A tensor of the layer in the files of GLM and DeepSeek: it follows those of the model."""
+FAR = "mtp.layers.0.mlp.experts.999999999999.up_proj.weight"
+ASKED = {"max_tokens": 10, "seed": 3, "frequency_penalty": 1.0, "cost_cache": False}
+
+
+def target(family: str, directory: Path, **asked) -> Path:
+    """A target with a tokenizer."""
+    mtp.write(family, directory, vocabulary=SIZE, **asked)
+    return byte_level(directory)
+
+
+def logits_of(pair: Pair, length: int = 12, count: int = 3) -> mx.array:
+    """What a pair's own layer says of `count` tokens behind a random text."""
+    assert pair.speculator is not None
+    keys = mx.random.split(mx.random.key(1))
+    hidden = mx.random.normal((1, length, pair.target.width), key=keys[0])
+    tokens = mx.random.randint(0, SIZE, (1, length + count), key=keys[1])
+    reading = pair.speculator.open()
+    reading.read(hidden, tokens[:, :length])
+    rows = [reading.guess(count)]
+    for at in range(length, length + count - 1):
+        rows.append(reading.guess_after(tokens[:, at : at + 1]))
+    assert pair.speculator.taps == ("final",)
+    return mx.concatenate(rows, axis=1)
+
+
+def apart(one: mx.array, other: mx.array) -> float:
+    return mx.max(mx.abs(one - other)).item()  # type: ignore[return-value]
+
+
+def slow_but(*fast: str) -> list:
+    """All families, of which the suite for every day tries some."""
+    return [pytest.param(each, marks=() if each in fast else pytest.mark.slow) for each in FAMILIES]
+
+
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", slow_but("glm4_moe"))
+def test_the_text_is_the_targets_own(family: str, temperature: float, tmp_path: Path) -> None:
+    pair = assemble.load(target(family, tmp_path / family))
+    assert pair.speculator is not None and pair.draft_bytes == pair.speculator.nbytes > 0
+    asked = {**ASKED, "temperature": temperature}
+    plain = generate(pair, TEXT, Options(regular=True, **asked))
+    assert len(set(plain.tokens)) > 2, "a text of one token would prove little"
+    for num_draft, proposer in ((4, "mtp"), ("auto", None)):
+        result = generate(pair, TEXT, Options(num_draft=num_draft, proposer=proposer, **asked))
+        assert result.tokens == plain.tokens
+        assert result.labels.proposer == ("auto" if num_draft == "auto" else "mtp")
+        assert result.stats.drafted > 0 or num_draft == "auto"
+
+
+@pytest.mark.parametrize("family", slow_but("glm4_moe"))
+def test_in_a_batch_every_text_is_what_it_is_alone(family: str, tmp_path: Path) -> None:
+    pair = assemble.load(target(family, tmp_path / family))
+    prompts = [TEXT, "a", "other words"]
+    asked = Options(**{**ASKED, "temperature": 1.0, "max_tokens": 8}, num_draft=3)
+    together = generate_many(pair, prompts, asked, batch_size=2)
+    for prompt, result in zip(prompts, together, strict=True):
+        assert result.tokens == generate(pair, prompt, replace(asked, regular=True)).tokens
+    assert sum(result.stats.drafted for result in together) > 0
+
+
+@pytest.mark.parametrize("family", slow_but("qwen3_next"))
+def test_every_layout_of_a_checkpoint_says_the_same(family: str, tmp_path: Path) -> None:
+    """Norms around 0 in the makers' files and around 1 in those of MLX, experts apart or joined."""
+    source = target(family, tmp_path / "source")
+    expected = logits_of(assemble.load(source))
+    converted = convert(str(source), tmp_path / "converted").path
+    assert apart(logits_of(assemble.load(converted)), expected) == 0
+    mlx = target(family, tmp_path / "mlx", original=False)
+    assert apart(logits_of(assemble.load(mlx)), expected) < 1e-4
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name in ("config.json", FILE):
+        shutil.copyfile(converted / name, alone / name)
+    without = target(family, tmp_path / "without", layer=False)
+    pair = assemble.load(without, alone)
+    assert pair.draft_name == str(alone)
+    assert apart(logits_of(pair), expected) < 1e-4
+
+
+def test_norms_that_are_read_in_the_wrong_layout_would_draft_otherwise(tmp_path: Path) -> None:
+    """What tells the layout is how convolutions lie, not how large the numbers are."""
+    source = target("qwen3_next", tmp_path / "source")
+    expected = logits_of(assemble.load(source))
+    weights = mx.load(str(source / "model.safetensors"))
+    for turned in (False, True):
+        changed = {
+            name: mx.contiguous(array.moveaxis(2, 1)) if "conv1d" in name and turned else array
+            for name, array in weights.items()
+        }
+        mx.save_safetensors(str(source / "model.safetensors"), changed)
+        differs = apart(logits_of(assemble.load(source)), expected) > 1e-2
+        assert differs is turned
+
+
+def test_a_token_stands_before_the_hidden_state(tmp_path: Path) -> None:
+    source = target("glm4_moe", tmp_path / "source")
+    expected = logits_of(assemble.load(source))
+    file = source / "model.safetensors"
+    weights = mx.load(str(file))
+    name = f"{BEFORE}eh_proj.weight"
+    halves = mx.split(weights[name], 2, axis=1)
+    for order, same in (((0, 1), True), ((1, 0), False)):
+        weights[name] = mx.concatenate([halves[at] for at in order], axis=1)
+        mx.save_safetensors(str(file), weights, {"format": "pt"})
+        assert (apart(logits_of(assemble.load(source)), expected) < 1e-5) is same
+
+
+def test_an_embedding_and_a_head_that_are_repeated_are_the_targets(tmp_path: Path) -> None:
+    names = (f"{BEFORE}embed_tokens.weight", f"{BEFORE}shared_head.head.weight")
+    extra = {name: mx.zeros((SIZE, 32)) for name in names}
+    plain = logits_of(assemble.load(target("glm4_moe", tmp_path / "1")))
+    assert (
+        apart(logits_of(assemble.load(target("glm4_moe", tmp_path / "2", extra=extra))), plain) == 0
+    )
+
+
+def test_fewer_bits_are_taken_for_the_layer(tmp_path: Path) -> None:
+    wide = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
+    source = target("glm4_moe", tmp_path / "source", **wide)
+    whole, small = assemble.load(source), assemble.load(source, draft_q_bits=8)
+    assert whole.speculator is not None and small.speculator is not None
+    assert small.draft_bytes < whole.draft_bytes / 2
+    assert not hasattr(small.speculator.fc, "bits"), "all that it knows of the target goes through"
+    assert 0 < apart(logits_of(small, count=1), logits_of(whole, count=1)) < 0.5
+
+
+@pytest.mark.parametrize("part", ["self_attn.q_proj", "eh_proj"])
+def test_layers_that_mlx_has_quantized_are_read(part: str, tmp_path: Path) -> None:
+    wide = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
+    source = target("glm4_moe", tmp_path / "source", original=False, **wide)
+    expected = logits_of(assemble.load(source), count=1)
+    weights = mx.load(str(source / "model.safetensors"))
+    path = f"{BEFORE}{part}"
+    packed = mx.quantize(weights[f"{path}.weight"], 64, 8)
+    for kind, array in zip(("weight", "scales", "biases"), packed, strict=True):
+        weights[f"{path}.{kind}"] = array
+    mx.save_safetensors(str(source / "model.safetensors"), weights, {"format": "mlx"})
+    assert 0 < apart(logits_of(assemble.load(source), count=1), expected) < 0.5
+
+
+def test_layers_in_floats_of_8_bits_are_read(tmp_path: Path) -> None:
+    source = target("deepseek_v3", tmp_path / "source")
+    expected = logits_of(assemble.load(source), count=1)
+    weights = mx.load(str(source / "model.safetensors"))
+    name = f"{BEFORE}self_attn.o_proj.weight"
+    weights[name] = mx.to_fp8(weights[name] / 0.5)
+    weights[f"{name}_scale_inv"] = mx.array([[0.5]])
+    mx.save_safetensors(str(source / "model.safetensors"), weights)
+    assert 0 < apart(logits_of(assemble.load(source), count=1), expected) < 0.5
+
+
+def test_a_draft_that_is_named_drafts_in_the_layers_place(tmp_path: Path) -> None:
+    source = target("glm4_moe", tmp_path / "source")
+    other = speculators.eagle3(tmp_path / "drafter", vocabulary=SIZE)
+    pair = assemble.load(source, other)
+    assert pair.speculator is not None and pair.speculator.kind == "eagle3"
+    with pytest.raises(OptionError, match="or another drafter was named"):
+        generate(pair, TEXT, Options(proposer="mtp"))
+
+
+def unusable(directory: Path, message: str) -> None:
+    """The target writes all the same; who asks for its layers is told why not."""
+    pair = assemble.load(directory)
+    assert pair.speculator is None
+    assert generate(pair, TEXT, Options(max_tokens=3, cost_cache=False)).tokens
+    with pytest.raises(OptionError, match=message):
+        generate(pair, TEXT, Options(proposer="mtp"))
+
+
+@pytest.mark.parametrize(
+    ("family", "asked", "message"),
+    [
+        ("glm4_moe", {"layer": False}, "carries no layers .* mlx-lm's conversions drop"),
+        ("glm4_moe", {"drop": "model.layers.2.enorm.weight"}, "pre_fc_norm_embedding.* missing"),
+        (
+            "glm4_moe",
+            {"drop": "model.layers.2.mlp.experts.1.up_proj.weight"},
+            "experts.1.* missing",
+        ),
+        ("glm4_moe", {"extra": {"model.layers.2.more.weight": mx.zeros((2,))}}, "more.* not part"),
+        ("glm4_moe", {"extra": {"model.layers.3.more.weight": mx.zeros((2,))}}, "2 layers for mul"),
+        ("qwen3_next", {"drop": "mtp.layers.0.mlp.experts.2.up_proj.weight"}, "expert 2 for multi"),
+        ("qwen3_next", {"extra": {FAR: mx.zeros((32, 32))}}, "lacks up_proj of expert 4"),
+        ("qwen3_next", {"mtp_use_dedicated_embeddings": True}, "an embedding of its own"),
+    ],
+)
+def test_layers_that_cannot_be_used_leave_a_target_that_can(
+    family: str, asked: dict, message: str, tmp_path: Path
+) -> None:
+    unusable(target(family, tmp_path / family, **asked), message)
+
+
+def test_layers_of_other_families_are_named(tmp_path: Path) -> None:
+    source = byte_level(tiny.write("llama", tmp_path / "mimo", vocab_size=SIZE))
+    config = json.loads((source / "config.json").read_text())
+    config |= {"model_type": "mimo", "num_nextn_predict_layers": 1, "attention_bias": False}
+    (source / "config.json").write_text(json.dumps(config))
+    weights = mx.load(str(source / "model.safetensors"))
+    bias = {"q_proj": 32, "k_proj": 16, "v_proj": 16}
+    for number in range(2):
+        for part, size in bias.items():
+            weights[f"model.layers.{number}.self_attn.{part}.bias"] = mx.zeros((size,))
+    weights["model.mtp_layers.0.input_proj.weight"] = mx.zeros((32, 64))
+    mx.save_safetensors(str(source / "model.safetensors"), weights)
+    unusable(source, "of the type 'mimo' are not supported: those of deepseek_v3, glm4_moe")
