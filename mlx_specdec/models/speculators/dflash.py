@@ -95,7 +95,6 @@ class DFlashReading(Reading):
     def __init__(self, network: DFlash) -> None:
         super().__init__(len(network.layers))
         self._network = network
-        self._sources: list[Source | None] = [None] * len(network.layers)
         self._newest: mx.array | None = None
         self._states: mx.array | None = None
         self._logits: mx.array | None = None

@@ -103,7 +103,6 @@ class Eagle3Reading(Reading):
     def __init__(self, network: Eagle3) -> None:
         super().__init__(len(network.layers))
         self._network = network
-        self._sources: list[Source | None] = [None] * len(network.layers)
         self._newest: tuple[mx.array, mx.array] | None = None
         self._guessed: mx.array | None = None
 
