@@ -44,6 +44,7 @@ from .options import Options
 from .pair import Pair as Pair
 from .pair import load as load
 from .pair import with_documents as with_documents
+from .pair import with_draft_model as with_draft_model
 from .prompt_cache.cache import PromptCache
 from .sampling.distribution import Distribution
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise

@@ -79,25 +79,24 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     blas.load()
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
-    from ..checkpoints.speculators import kind_of
+    from ..checkpoints.speculators import outline
     from ..drafters import device_name
     from ..estimate.cluster import Link
+    from ..estimate.drafter import AskedDrafter
     from ..estimate.pair import Asked, own_draft
     from ..estimate.pair import estimate as measure
 
     config = read_config(resolve_config(model, revision=sources.revision))
     target = Asked(model, config, sources.dtype, sources.q_bits)
+    draft: Asked | AskedDrafter
     if draft_model == SELF:
         draft = own_draft(target, sources.draft_q_bits)
     else:
-        source = resolve_config(draft_model)
-        if kind := kind_of(source):
-            raise OptionError(
-                f"{draft_model} is a drafter of the kind {kind}, and what such a one brings is not "
-                "estimated: measure it with bench"
-            )
-        config = read_config(source)
-        draft = Asked(draft_model, config, sources.dtype, sources.draft_q_bits)
+        source, numbers = resolve_config(draft_model), (sources.dtype, sources.draft_q_bits)
+        if files := outline(source):
+            draft = AskedDrafter(draft_model, files, *numbers)
+        else:
+            draft = Asked(draft_model, read_config(source), *numbers)
     link = None
     if machines.distributed is not None and machines.link_us is not None:
         link = Link(machines.distributed, 1e-6 * machines.link_us, machines.pipeline)

@@ -102,9 +102,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Everything. speeds: None where the pair does not fit, so that nothing was measured. cluster:
-    None where one machine has all of the target."""
+    """Everything. proposer: the kind of drafter. speeds: None where the pair does not fit, so that
+    nothing was measured. cluster: None where one machine has all of the target."""
 
+    proposer: str
     target: Side
     draft: Side
     prompt_tokens: int

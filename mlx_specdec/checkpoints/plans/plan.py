@@ -31,7 +31,8 @@ class Plan:
     natural: name -> the type that it is written in where none is asked for, if not its own.
     keeps_dtype: whether a tensor stays in its type whatever is asked for.
     paths: the source's files of weights. notes: sentences for the user.
-    beside: what goes as it is into a file that mlx-lm does not read; see `mtp_layers`.
+    beside: what goes as it is into a file that mlx-lm does not read; see `mtp_layers`. not_run: why
+        nobody can run it to see what it computes; "" for models.
     """
 
     config: Mapping[str, Any]
@@ -47,6 +48,7 @@ class Plan:
     keeps_dtype: Callable[[str], bool] = lambda name: False
     notes: tuple[str, ...] = ()
     beside: Mapping[str, Tensor] = field(default_factory=dict)
+    not_run: str = ""
 
     @property
     def nbytes(self) -> int:

@@ -98,7 +98,7 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> AssistantFile
         needed |= {CENTROIDS: (count, sizes.width), ORDERING: (vocabulary,)}
     stored.check(needed, {})
     tensors = stored.read()
-    ordering = tensors.pop(ORDERING, None)
+    ordering = tensors.get(ORDERING)
     return AssistantFiles(
         directory=directory,
         kind=kind,
@@ -108,7 +108,7 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> AssistantFile
         target_width=target_width,
         vocabulary=vocabulary,
         target_ids=None,
-        tensors=tensors,
+        tensors=tensors.changed({}, without=[ORDERING]),
         attentions=attentions,
         head_dims=head_dims,
         window=settings.whole("sliding_window", 512),

@@ -20,7 +20,7 @@ from .. import mtp_layers
 from ..configuration import check_numbers
 from ..files import Weights
 from ..mtp_layers import NUMBERED, QWEN, Carried
-from .layout import UNREAD, SpeculatorFiles
+from .layout import UNREAD, SpeculatorFiles, StoredTensors
 from .mtp_defaults import DEFAULTS, PLAIN
 from .settings import Settings
 from .sizes import Sizes
@@ -143,7 +143,7 @@ def _files(directory: Path, config: Mapping[str, Any], carried: Carried) -> MtpF
         target_width=width,
         vocabulary=settings.whole("vocab_size"),
         target_ids=None,
-        tensors=tensors,
+        tensors=StoredTensors.made(tensors),
         block=block,
         renamed=family not in NUMBERED,
     )

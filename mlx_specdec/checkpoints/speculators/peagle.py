@@ -48,7 +48,7 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> PEagleFiles:
     mask_token = settings.whole(name, least=0)
     if mask_token >= chain.vocabulary:
         raise settings.wrong(name, f"one of the target's {chain.vocabulary} tokens")
-    tensors = {**chain.tensors, MASK: chain.tensors[MASK].reshape(1, 1, -1)}
+    tensors = chain.tensors.changed({MASK: chain.tensors[MASK].reshape(1, 1, -1)})
     own = {**vars(chain), "tensors": tensors}
     return PEagleFiles(**own, mask_token=mask_token, depths=_depths(settings))
 
