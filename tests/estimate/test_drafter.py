@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -47,9 +48,9 @@ def test_config_json_tells_what_the_files_hold(name: str, tmp_path: Path) -> Non
     files = read(whole)
     known = outline(config_of(Path(shutil.copytree(whole, tmp_path / "config"))))
     assert files is not None and known is not None
-    # What is there by presence alone is norms of a few numbers.
+    # What is there by presence alone is norms and a head of a few numbers.
     left = files.tensors.shapes.keys() - known.tensors.shapes.keys()
-    assert all(each.endswith(("q_norm.weight", "k_norm.weight")) for each in left)
+    assert all(re.search(r"[qk]_norm\.weight|confidence_head", each) for each in left)
     assert known.tensors.shapes.items() <= files.tensors.shapes.items()
     assert known.facts() == files.facts()
 

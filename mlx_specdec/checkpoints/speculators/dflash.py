@@ -93,6 +93,7 @@ def read(
     markov = _markov(settings, stored)
     rank = stored.shapes[W1][-1] if markov is not None and stored.shapes[W1] else 0
     needed, optional = _shapes(sizes, taps, (vocabulary, drafted), markov, rank)
+    needed |= _confidence(stored, sizes.width, rank)
     stored.check(needed | (more(settings, sizes, vocabulary) if more else {}), optional)
     anchored = settings.flag("sample_from_anchor", kind == "dspark")
     least = 1 if anchored else 2
@@ -230,8 +231,15 @@ def _shapes(
     if markov == "rnn":
         needed["markov_head.joint_proj.weight"] = (3 * rank, 2 * rank + width)
         needed["markov_head.joint_proj.bias"] = (3 * rank,)
-    if CONFIDENCE in stored.shapes:
-        alone = stored.shapes[CONFIDENCE] == (1, width)
-        needed[CONFIDENCE] = (1, width if alone else width + rank)
-        optional["confidence_head.proj.bias"] = (1,)
     return needed, optional
+
+
+def _confidence(stored: Stored, width: int, rank: int) -> Shapes:
+    """Of the confidence head, if there is one; it may look at the token before a slot as well."""
+    if CONFIDENCE not in stored.shapes:
+        return {}
+    alone = stored.shapes[CONFIDENCE] == (1, width)
+    bias: Shapes = {"confidence_head.proj.bias": (1,)}
+    return {CONFIDENCE: (1, width if alone else width + rank)} | (
+        bias if "confidence_head.proj.bias" in stored.shapes else {}
+    )

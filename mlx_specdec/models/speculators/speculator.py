@@ -169,7 +169,8 @@ class Reading(RowsContext):
 
     def attend(self, encoded: mx.array) -> None:
         """As drafting.speculator.Reading says."""
-        self._sources = self._network.sources(encoded)
+        if "encoder_norm" in self._network:
+            self._sources = self._network.sources(encoded)
 
     def evaluate(self) -> None:
         """Compute what was read so far."""
