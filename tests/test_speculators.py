@@ -12,6 +12,7 @@ import pytest
 
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate, stream_generate
+from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.speculators import KINDS, read
 from mlx_specdec.contracts import after
 from mlx_specdec.drafting import DRAFTERS
@@ -277,6 +278,22 @@ def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
         assert result.tokens == plain.tokens
         assert result.as_dict()["proposer"] == kind
         assert result.stats.drafted > 0
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_converted_drafter_writes_the_targets_own_text(dtype: str, tmp_path: Path) -> None:
+    """Quantized on its way; kept so, or expanded."""
+    source = MAKERS["dspark"](tmp_path / "source")
+    convert(str(source), tmp_path / "small", quantize=True, q_bits=8, q_group_size=32)
+    target, files = target_of("llama"), read(tmp_path / "small")
+    assert files is not None
+    network = attach(files, target, NumberFormat(dtype))
+    assert any(hasattr(module, "bits") for module in network.modules()) == (dtype == "float32")
+    pair = replace(pair_of(target, source), speculator=network)
+    asked = Options(max_tokens=LENGTH, temperature=1.0, seed=3, num_draft=4, cost_cache=False)
+    result = generate(pair, PROMPT, asked)
+    assert result.tokens == generate(pair, PROMPT, replace(asked, regular=True)).tokens
+    assert result.stats.drafted > 0
 
 
 def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:
