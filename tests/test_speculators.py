@@ -12,12 +12,13 @@ import pytest
 
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate, stream_generate
+from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.speculators import KINDS, read
 from mlx_specdec.contracts import Prices, after
 from mlx_specdec.drafters import make_draft_length
 from mlx_specdec.drafting import DRAFTERS
 from mlx_specdec.drafting.speculator import UNREAD
-from mlx_specdec.errors import OptionError
+from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.many import generate_many
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
@@ -322,6 +323,43 @@ def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
         assert result.tokens == plain.tokens
         assert result.as_dict()["proposer"] == kind
         assert result.stats.drafted > 0
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_converted_drafter_writes_the_targets_own_text(dtype: str, tmp_path: Path) -> None:
+    """Quantized on its way; kept so, or expanded."""
+    source = MAKERS["dspark"](tmp_path / "source")
+    convert(str(source), tmp_path / "small", quantize=True, q_bits=8, q_group_size=32)
+    target, files = target_of("llama"), read(tmp_path / "small")
+    assert files is not None
+    network = attach(files, target, NumberFormat(dtype))
+    assert any(hasattr(module, "bits") for module in network.modules()) == (dtype == "float32")
+    pair = replace(pair_of(target, source), speculator=network)
+    asked = Options(max_tokens=LENGTH, temperature=1.0, seed=3, num_draft=4, cost_cache=False)
+    result = generate(pair, PROMPT, asked)
+    assert result.tokens == generate(pair, PROMPT, replace(asked, regular=True)).tokens
+    assert result.stats.drafted > 0
+
+
+def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    base = make_llama(tmp_path / "base")
+    plain = assemble.load(base)
+    vocabulary = plain.target.vocabulary
+    one = assemble.with_draft_model(
+        plain, speculators.dflash(tmp_path / "1", vocabulary=vocabulary)
+    )
+    two = assemble.with_draft_model(one, base, dtype="float32")
+    assert one.target is two.target is plain.target
+    assert one.speculator is not None and one.speculator.kind == "dflash" and one.draft is None
+    assert two.speculator is None and two.draft is not None
+    assert (one.draft_name, two.draft_name) == (str(tmp_path / "1"), str(base))
+    assert one.trials is not two.trials
+    asked = Options(max_tokens=8, num_draft=3, cost_cache=False)
+    texts = [generate(pair, "some text", asked).tokens for pair in (plain, one, two)]
+    assert texts[0] == texts[1] == texts[2]
+    with pytest.raises(CheckpointError, match="hidden states of width 48"):
+        assemble.with_draft_model(plain, speculators.eagle3(tmp_path / "wrong", width=48))
 
 
 def test_fewer_bits_are_taken_for_all_but_the_way_in(tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def _pretty(told: Estimate, machine: Mapping[str, str]) -> str:
 
 def _sides(told: Estimate) -> Table:
     sides = (told.target, told.draft)
-    table = render.table("", ">target", ">draft")
+    kind = "draft" if told.proposer == "draft" else f"draft, {told.proposer}"
+    table = render.table("", ">target", f">{kind}")
     table.add_row("model", *(side.name for side in sides))
     table.add_row("numbers", *(side.dtype for side in sides))
     table.add_row("weights", *(show(side.weights_bytes) for side in sides))
@@ -147,7 +148,8 @@ def _costs(speeds: Speeds, machine: Mapping[str, str]) -> str:
     text = (
         f"A plain step takes {1000 * speeds.step_seconds:.2f} ms ({1 / speeds.step_seconds:.1f} "
         f"tokens/s); {machine['device']}, BLAS {machine['blas']}.\n"
-        f"A draft step costs {speeds.draft_cost:.2f} plain steps, a pass over m tokens\n{passes}."
+        f"A draft step costs {speeds.draft_cost:.2f} plain steps, every round {speeds.start:.2f} "
+        f"besides, a pass over m tokens\n{passes}."
     )
     if speeds.replays:
         text += "\nThe target cannot take single tokens back: a rejection costs another pass."

@@ -114,6 +114,17 @@ def test_what_does_not_suit_a_drafter_is_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "result").exists()
 
 
+def test_fc_of_fewer_bits_is_refused(tmp_path: Path) -> None:
+    source, result = dflash(tmp_path / "source"), tmp_path / "result"
+    converted(source, result, quantize=True, q_bits=8, q_group_size=32)
+    tensors = dict(mx.load(str(result / "model.safetensors")))
+    parts = mx.quantize(tensors["fc.weight"], group_size=32, bits=8)
+    tensors |= dict(zip(("fc.weight", "fc.scales", "fc.biases"), parts, strict=True))
+    mx.save_safetensors(str(result / "model.safetensors"), tensors)
+    with pytest.raises(CheckpointError, match="has quantized fc"):
+        read(result)
+
+
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
