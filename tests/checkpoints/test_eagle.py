@@ -8,11 +8,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints.speculators import kind_of, read
+from mlx_specdec.checkpoints.speculators import check_is_none, kind_of, read
 from mlx_specdec.checkpoints.speculators.peagle import PEagleFiles
 from mlx_specdec.errors import CheckpointError
 
 from ..speculators import VOCABULARY, WIDTH, eagle, eagle3, peagle, write
+from ..text.makers import byte_level
 
 
 def as_speculators(directory: Path, tokens: int = 6) -> Path:
@@ -46,6 +47,15 @@ def test_kinds_are_told_by_their_tensors(tmp_path: Path) -> None:
     assert kind_of(peagle(tmp_path / "3")) == "peagle"
     assert kind_of(as_speculators(tmp_path / "4")) == "peagle"
     assert kind_of(eagle3(tmp_path / "5")) == "eagle3"
+    with pytest.raises(CheckpointError, match="a drafter of the kind peagle and no whole model"):
+        check_is_none(tmp_path / "3")
+
+
+def test_a_p_eagle_beside_a_tokenizer_is_told_by_the_token_that_it_masks(tmp_path: Path) -> None:
+    directory = peagle(tmp_path / "peagle", drafted=None)
+    byte_level(directory)
+    assert kind_of(directory) == "peagle"
+    assert parallel(directory).mask_token == 3
 
 
 def test_an_eagle_reads_what_the_head_is_given_and_nothing_else(tmp_path: Path) -> None:

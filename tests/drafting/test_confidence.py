@@ -8,7 +8,7 @@ import pytest
 
 from mlx_specdec.contracts import Prices, Proposal
 from mlx_specdec.drafting.confidence import WEIGHT, Confidence, least_chances
-from mlx_specdec.sampling.noise import IndependentNoise
+from mlx_specdec.sampling.noise import IndependentNoise, noise_of
 from mlx_specdec.verification.block import BlockRule
 from mlx_specdec.verification.rejection import TokenRule
 
@@ -109,23 +109,30 @@ def test_a_proposal_is_cut_with_its_rows(monkeypatch) -> None:
 @pytest.mark.parametrize("rule", [BlockRule(), TokenRule()])
 def test_what_is_emitted_has_the_targets_law_wherever_drafts_end(rule) -> None:
     """Of two tokens the second is not drafted behind 0; two rounds emit p twice all the same."""
-    p, first = np.array([0.6, 0.3, 0.1]), np.array([0.3, 0.3, 0.4])
-    second = np.array([0.1, 0.2, 0.7])
-    law = np.log(np.stack([p] * 3)[None].astype(np.float32))
-    samples, counts = 4000, np.zeros((3, 3))
-    generator = np.random.default_rng(0)
-    for seed in range(samples):
-        emitted: list[int] = []
-        for round in range(2):
-            drawn = [int(generator.choice(3, p=first)), int(generator.choice(3, p=second))]
-            size = 1 if drawn[0] == 0 else 2
-            rows = mx.array(np.log(np.stack([first, second]))[None, :size].astype(np.float32))
-            proposal = Proposal(mx.array([drawn[:size]], dtype=mx.int32), rows)
-            noise = IndependentNoise(seed, 3).at(round, len(emitted))
-            verdict = rule.verify(mx.array(law[:, : size + 1]), proposal, noise)
-            kept = int(verdict.kept.sum().item())
-            emitted += [*drawn[:kept], int(verdict.next.item())]
-        counts[emitted[0], emitted[1]] += 1
+    p, laws = np.array([0.6, 0.3, 0.1]), [[0.3, 0.3, 0.4], [0.1, 0.2, 0.7]]
+    samples, generator = 4000, np.random.default_rng(0)
+    texts: list[list[int]] = [[] for _ in range(samples)]
+    for round in range(2):
+        drawn = np.stack([generator.choice(3, samples, p=law) for law in laws], axis=1)
+        ends = drawn[:, 0] == 0
+        for size, group in ((1, np.flatnonzero(ends)), (2, np.flatnonzero(~ends))):
+            noise = noise_of(
+                [IndependentNoise(int(seed), 3).at(round, len(texts[seed])) for seed in group]
+            )
+            log_p = mx.log(mx.array([p.tolist()] * (size + 1)))
+            log_q = mx.log(mx.array(laws[:size]))
+            wide = (len(group), size, 3)
+            tokens = mx.array(drawn[group, :size].astype(np.int32))
+            proposal = Proposal(tokens, mx.broadcast_to(log_q, wide))
+            row = mx.broadcast_to(log_p, (len(group), size + 1, 3))
+            verdict = rule.verify(row, proposal, noise)
+            for seed, kept, following in zip(
+                group, verdict.kept.sum(axis=1).tolist(), verdict.next.tolist(), strict=True
+            ):
+                texts[seed] += [*drawn[seed, :kept].tolist(), following]
+    counts = np.zeros((3, 3))
+    for text in texts:
+        counts[text[0], text[1]] += 1
     expected = np.outer(p, p)
     deviation = np.sqrt(expected * (1 - expected) / samples)
     assert (np.abs(counts / samples - expected) < 4.5 * deviation).all()
