@@ -56,7 +56,13 @@ def written(content: bytes, tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama, 8 bits", "llama, eagle3", "t5"])
+SLOW = ("llama", "t5")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["llama, 8 bits", "llama, eagle3", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)],
+)
 def test_what_was_written_is_read(kind: str, tmp_path: Path) -> None:
     make: dict[str, Callable[[], Pair]] = {
         "llama": llama,
