@@ -52,9 +52,9 @@ def write(cache: PromptCache, file: Path, metadata: Mapping[str, str]) -> None:
 
     metadata: what is said of it. Raises OutputError.
     """
-    arrays = _arrays(cache)
-    told = {**metadata, "format": FORMAT, "layout": LAYOUT, "digest": _digest(arrays)}
-    told["lags"] = json.dumps(cache.tree.lags)
+    arrays, lags = _arrays(cache), json.dumps(cache.tree.lags)
+    told = {**metadata, "format": FORMAT, "layout": LAYOUT, "lags": lags}
+    told["digest"] = _digest(arrays, lags)
     try:
         with replacing(file.resolve(), make_parents=False) as stream:
             mx.save_safetensors(stream, arrays, told)
@@ -71,15 +71,30 @@ def fill(cache: PromptCache, file: Path, names: Collection[str]) -> None:
         loaded: Any = mx.load(str(file), format="safetensors", return_metadata=True)
         arrays, told = loaded
         mx.eval(arrays)
-        if _digest(arrays) != told["digest"]:
+        if _digest(arrays, told["lags"]) != told["digest"]:
             raise ValueError("its contents are not what was written")
         cache.tree.lags.update(json.loads(told["lags"]))
         _take(cache, arrays, names)
     except (ValueError, KeyError, RuntimeError, IndexError) as problem:
-        raise OptionError(
-            f"{file} is damaged ({first_line(problem):.100}): delete it, or choose another "
-            "--prompt-cache-file"
-        ) from None
+        raise _damaged(file, problem) from None
+
+
+def models_in(told: Mapping[str, str], file: Path) -> dict[str, str]:
+    """What metadata says of the models, by the name of what they computed. Raises OptionError."""
+    try:
+        models = json.loads(told["models"])
+        if not isinstance(models, dict):
+            raise ValueError("it names no models")
+    except (ValueError, KeyError, RecursionError) as problem:
+        raise _damaged(file, problem) from None
+    return models
+
+
+def _damaged(file: Path, problem: Exception) -> OptionError:
+    return OptionError(
+        f"{file} is damaged ({first_line(problem):.100}): delete it, or choose another "
+        "--prompt-cache-file"
+    )
 
 
 def _arrays(cache: PromptCache) -> Arrays:
@@ -131,8 +146,8 @@ def _order(key: str) -> tuple[int, str, str, int]:
     return int(number), name, kind, int(at)
 
 
-def _digest(arrays: Arrays) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def _digest(arrays: Arrays, lags: str) -> str:
+    digest = hashlib.blake2b(lags.encode(), digest_size=16)
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"{name} {array.shape} {array.dtype}".encode())

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from .. import __version__
 from ..checkpoints.disk.sizes import memory
 from ..errors import OptionError
-from ..kept import TARGET
+from ..kept import TARGET, Memory
 from . import file as files
 from .cache import PromptCache
 
@@ -55,12 +55,18 @@ class Store:
     def open(self, pair: Pair) -> PromptCache | None:
         """The cache of a pair, with what the file has of it; None where nothing is to be kept.
 
-        Raises OptionError for a file of another target, or a damaged one. Warns of one that another
-        version has written, which is written anew.
+        Raises OptionError for a file of another target, or a damaged one, and where a target has
+        nothing that a file can hold. Warns of one that another version has written, which is
+        written anew.
         """
         if self.max_bytes == 0:
             return None
         cache = PromptCache(default_bytes() if self.max_bytes is None else self.max_bytes)
+        if self.file is not None and not _fits_files(_memory(pair.target)):
+            raise OptionError(
+                f"{pair.name} has windows or recurrent state, which a prompt cache keeps in memory "
+                "alone: leave --prompt-cache-file out"
+            )
         if self.file is None or not self.file.exists():
             return cache
         told, own = files.metadata_of(self.file), _metadata(pair)
@@ -73,14 +79,13 @@ class Store:
             )
             cache.changed = True
             return cache
-        there, here = json.loads(told["models"]), json.loads(own["models"])
-        if there[TARGET] != here[TARGET]:
+        there, here = files.models_in(told, self.file), files.models_in(own, self.file)
+        if there.get(TARGET) != here[TARGET]:
             raise OptionError(
                 f"{self.file} was made for another model than {pair.name}, or for other weights or "
                 "flags of it: choose another --prompt-cache-file"
             )
-        same = {name for name in here if there.get(name) == here[name]}
-        files.fill(cache, self.file, same)
+        files.fill(cache, self.file, [name for name in here if there.get(name) == here[name]])
         return cache
 
     def close(self, cache: PromptCache, pair: Pair) -> None:
@@ -102,16 +107,24 @@ def _metadata(pair: Pair) -> dict[str, str]:
 
 def _of_model(model: Base) -> str:
     """Of its weights, and of the arrays in which its caches are."""
-    context = model.open([0])
-    # Nothing is computed: shapes are known as soon as the graph is built.
-    context.advance(mx.zeros((1, 1), dtype=mx.int32))
-    own = context.memory(0)
+    own = _memory(model)
     arrays = own.columns(0, 1) if own.columns is not None else ()
     layout = [f"{array.shape} {array.dtype}" for array in arrays]
     return (
         fingerprint(model.network)
         + hashlib.blake2b(repr(layout).encode(), digest_size=4).hexdigest()
     )
+
+
+def _memory(model: Base) -> Memory:
+    """Of one token. Nothing is computed: shapes are known as soon as the graph is built."""
+    context = model.open([0])
+    context.advance(mx.zeros((1, 1), dtype=mx.int32))
+    return context.memory(0)
+
+
+def _fits_files(memory: Memory) -> bool:
+    return memory.columns is not None or (memory.whole is not None and memory.whole.value is None)
 
 
 def fingerprint(network: nn.Module) -> str:

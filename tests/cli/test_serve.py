@@ -99,6 +99,7 @@ def test_a_signal_lets_answers_end_and_the_process_ends_with_0(llama: Path, numb
 
 
 @needs_extra
+@pytest.mark.slow
 def test_what_was_read_is_kept_until_the_next_start(llama: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     cached = []

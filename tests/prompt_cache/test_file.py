@@ -37,19 +37,32 @@ def pair() -> Pair:
     return llama()
 
 
-@pytest.fixture
-def written(pair: Pair, tmp_path: Path) -> Path:
-    """A file with one text and its beginning."""
-    file = tmp_path / "cache of prompts"
+@pytest.fixture(scope="module")
+def content(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Of a file with two texts that begin alike."""
+    file = tmp_path_factory.mktemp("written") / "cache"
     store = Store(ROOM, file)
     cache = store.open(pair)
     run(pair, TEXT, DRAFTING, cache)
     run(pair, [*SYSTEM, 1, 2], DRAFTING, cache)
     store.close(cache, pair)
+    return file.read_bytes()
+
+
+@pytest.fixture
+def written(content: bytes, tmp_path: Path) -> Path:
+    file = tmp_path / "cache of prompts"
+    file.write_bytes(content)
     return file
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama, 8 bits", "llama, eagle3", "t5"])
+SLOW = ("llama", "t5")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["llama, 8 bits", "llama, eagle3", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)],
+)
 def test_what_was_written_is_read(kind: str, tmp_path: Path) -> None:
     make: dict[str, Callable[[], Pair]] = {
         "llama": llama,
@@ -145,6 +158,23 @@ def test_a_damaged_file_is_refused(place: float, pair: Pair, written: Path) -> N
         Store(ROOM, written).open(pair)
 
 
+@pytest.mark.filterwarnings("ignore:.*written anew:RuntimeWarning")
+def test_whatever_is_damaged_in_its_header_is_refused_or_not_used(
+    pair: Pair, written: Path
+) -> None:
+    data = written.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    whole = Store(ROOM, written).open(pair).nbytes
+    for place in range(3, size, size // 16):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        written.write_bytes(damaged)
+        try:
+            assert Store(ROOM, written).open(pair).nbytes in (0, whole)
+        except OptionError as problem:
+            assert "\n" not in str(problem)
+
+
 def test_a_file_takes_its_place_whole_or_not_at_all(
     pair: Pair, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +193,14 @@ def test_a_file_takes_its_place_whole_or_not_at_all(
         store.close(cache, pair)
     assert written.read_bytes() == before
     assert [each.name for each in written.parent.iterdir()] == [written.name]
+
+
+def test_what_a_file_cannot_hold_is_told_before_it_is_written(tmp_path: Path) -> None:
+    recurrent = pair_of(DecoderOnlyModel(tiny.build("mamba2")), None)
+    with pytest.raises(OptionError, match="has windows or recurrent state"):
+        Store(ROOM, tmp_path / "cache").open(recurrent)
+    assert Store(ROOM).open(recurrent) is not None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_are_told_apart_by_what_they_are(pair: Pair) -> None:
