@@ -1,4 +1,4 @@
-"""What a process of a ring writes whose ranks share a T5: run by `tests.thread_ranks.run_ranks`.
+"""What one of several processes that share a target writes; see `thread_ranks.run_ranks`.
 
 Every rank has the draft; what is drafted follows from numbers that all ranks compute alike.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.many import generate_many
 from mlx_specdec.models import t5_loading
+from mlx_specdec.models.base import Base
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
+from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.sharding import refine
 from mlx_specdec.models.t5 import T5
 from mlx_specdec.options import Options
 
@@ -27,6 +32,8 @@ from .test_joined import FIXTURES, built
 
 Group = mx.distributed.Group | None
 Texts = dict[str, list[int]]
+WEIGHTS = Path(__file__).parents[2] / "weights"
+SHIPPED = "the shipped Python model"
 KINDS = ("own-head-scaled", "umt5-untied", "deep-decoder")
 ASKED = {
     "max_tokens": 24,
@@ -46,9 +53,18 @@ def four_heads(bits: int | None) -> T5:
     return network
 
 
-def targets(group: Group, ranks: int) -> dict[str, EncoderDecoderModel]:
+def shipped(group: Group) -> DecoderOnlyModel:
+    """704 columns of it are quantized in groups of 64, an odd number of them."""
+    network = load_model(WEIGHTS / "py-llama", dtype="float32").model.network
+    if group is not None:
+        refine(network, group.size())
+        network.shard(group)
+    return DecoderOnlyModel(network)
+
+
+def targets(group: Group, ranks: int) -> dict[str, Base]:
     """By name; fixtures have two heads. Four ranks are slow where there are fewer cores."""
-    made = {}
+    made: dict[str, Base] = {}
     for bits in (None, 8) if ranks == 2 else (8,):
         network = four_heads(bits)
         if group is not None:
@@ -58,10 +74,14 @@ def targets(group: Group, ranks: int) -> dict[str, EncoderDecoderModel]:
         directory, numbers = FIXTURES / kind, NumberFormat("float32")
         config = read_config(directory)
         made[kind] = t5_loading.load(directory, config, numbers, None, group=group)[0]
+    if ranks == 2:
+        made[SHIPPED] = shipped(group)
     return made
 
 
-def draft_of(name: str) -> EncoderDecoderModel:
+def draft_of(name: str) -> Base:
+    if name == SHIPPED:
+        return load_model(WEIGHTS / "py-llama-draft", dtype="float32").model
     if name.startswith("random"):
         network = four_heads(None)
     else:
@@ -74,7 +94,7 @@ def texts(group: Group, ranks: int) -> dict[str, Texts]:
     """Per target and per case the tokens; of one process without a group."""
     told: dict[str, Texts] = {}
     for name, target in targets(group, ranks).items():
-        pair = pair_of(target, draft_of(name))
+        pair = replace(pair_of(target, draft_of(name)), vocabulary=target.vocabulary)
 
         def tokens(prompt: list[int], pair: Pair = pair, **changes: Any) -> list[int]:
             return [*generate(pair, prompt, Options(**{**ASKED, **changes})).tokens]
@@ -85,7 +105,7 @@ def texts(group: Group, ranks: int) -> dict[str, Texts]:
             "greedy": tokens(PROMPT, regular=True, temperature=0.0),
             "greedy, drafted": tokens(PROMPT, temperature=0.0),
         }
-        if ranks > 2:
+        if ranks > 2 or name == SHIPPED:
             continue
         batch = Options(**{**ASKED, "num_draft": 3})
         together = generate_many(pair, [PROMPT, LONG[:30], PROMPT[:3]], batch, batch_size=2)

@@ -230,13 +230,11 @@ def test_the_shipped_models_width_of_eleven_groups_is_shared_by_two(
 def test_processes_that_share_a_model_write_the_text_of_one(tmp_path: Path, count: int) -> None:
     alone = shared_texts.texts(None, count)
     told = run_ranks(count, "tests.models.shared_texts", tmp_path)
-    assert {name: len(texts) for name, texts in alone.items()} == (
-        dict.fromkeys(alone, 12) if count == 2 else {"random, 8 bits": 4}
-    )
+    assert len(alone) == (6 if count == 2 else 1)
     assert told == [alone] * count
     for name, texts in alone.items():
         assert all(len(set(tokens)) > 3 for tokens in texts.values()), name
         assert texts["plain"] == texts["drafted"] and texts["greedy"] == texts["greedy, drafted"]
-        if count == 2:
+        if "looked up" in texts:
             assert texts["plain"] == texts["looked up"] == texts["0 of a batch"]
             assert texts["a long source"] == texts["a long source, drafted"]
