@@ -43,6 +43,7 @@ from .options import Options
 from .pair import Pair as Pair
 from .pair import load as load
 from .pair import with_documents as with_documents
+from .pair import with_draft_model as with_draft_model
 from .sampling.distribution import Distribution
 from .sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from .shadow import checked

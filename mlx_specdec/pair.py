@@ -24,6 +24,7 @@ from .drafting.document_index import DocumentIndex
 from .drafting.translation import Translation
 from .drafting.trial import Trial
 from .errors import CheckpointError, OptionError, SourceError
+from .models import families
 from .models import speculators as networks
 from .models.base import Base
 from .models.loading import Loaded, load_model
@@ -133,16 +134,15 @@ def load(
     started = time.perf_counter()
     given = Loading(dtype, caches, random_weights, progress)
     adapter = None if adapter_path is None else Path(adapter_path)
-    source = None if draft_model in (None, SELF) else _fetch(str(draft_model), None, given)
-    riding = None if source is None else speculators.read(source)
+    wanted = _wanted(draft_model, given)
     directory = _fetch(str(model), revision, given)
     speculators.check_is_none(directory)
-    if riding is not None:
-        _check_early(riding, directory)
+    if wanted is not None and wanted.riding is not None:
+        _check_early(wanted.riding, directory)
     target, tokenizer, heads = _load_target(directory, q_bits, given, adapter)
     pair = Pair(
         name=str(model),
-        draft_name=None if draft_model is None else str(draft_model),
+        draft_name=None,
         target=target.model,
         draft=None,
         tokenizer=tokenizer,
@@ -153,21 +153,73 @@ def load(
         heads=heads,
         task_prefix=target.task_prefix,
     )
-    if pair.draft_name == SELF:
-        own, added = self_draft(target.model, draft_q_bits or SELF_BITS)
-        pair = replace(pair, draft=own, draft_bytes=added)
-    elif riding is not None:
-        network = networks.attach(riding, target.model, NumberFormat(dtype, draft_q_bits))
-        pair = replace(pair, speculator=network, draft_bytes=network.nbytes)
-    elif source is not None:
-        loaded, draft_tokenizer = _load_draft(source, draft_q_bits, given)
-        if loaded.kind != target.kind:
-            raise OptionError(
-                f"the draft model is {loaded.kind} and the target {target.kind}: give a draft of "
-                "the target's own kind"
-            )
-        pair = _with_draft(pair, loaded.model, draft_tokenizer, draft_vocab, random_weights)
+    if wanted is not None:
+        pair = _with_wanted(pair, wanted, draft_q_bits, draft_vocab, given)
     return replace(pair, load_seconds=time.perf_counter() - started - sum(given.fetching))
+
+
+def with_draft_model(
+    pair: Pair,
+    draft_model: str | Path,
+    *,
+    dtype: str = "auto",
+    draft_q_bits: int | None = None,
+    caches: CacheSettings | None = None,
+    draft_vocab: str = "same",
+    random_weights: bool = False,
+    progress: Progress | None = None,
+) -> Pair:
+    """The same target with another draft; see `load`."""
+    given = Loading(dtype, caches, random_weights, progress)
+    wanted = _wanted(draft_model, given)
+    assert wanted is not None
+    alone = replace(
+        pair,
+        draft=None,
+        speculator=None,
+        translation=None,
+        vocabulary=min(pair.target.vocabulary, pair.tokenizer.size),
+        trials=defaultdict(Trial),
+    )
+    return _with_wanted(alone, wanted, draft_q_bits, draft_vocab, given)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to draft. source: where it is; None for the target's own layers. riding: what reads
+    hidden states there."""
+
+    name: str
+    source: Path | None
+    riding: SpeculatorFiles | None
+
+
+def _wanted(draft_model: str | Path | None, given: Loading) -> Wanted | None:
+    if draft_model is None:
+        return None
+    name = str(draft_model)
+    source = None if name == SELF else _fetch(name, None, given)
+    return Wanted(name, source, None if source is None else speculators.read(source))
+
+
+def _with_wanted(
+    pair: Pair, wanted: Wanted, q_bits: int | None, draft_vocab: str, given: Loading
+) -> Pair:
+    pair = replace(pair, draft_name=wanted.name)
+    if wanted.source is None:
+        own, added = self_draft(pair.target, q_bits or SELF_BITS)
+        return replace(pair, draft=own, draft_bytes=added)
+    if wanted.riding is not None:
+        network = networks.attach(wanted.riding, pair.target, NumberFormat(given.dtype, q_bits))
+        return replace(pair, speculator=network, draft_bytes=network.nbytes)
+    loaded, tokenizer = _load_draft(wanted.source, q_bits, given)
+    kind = families.of_model(pair.target).kind
+    if loaded.kind != kind:
+        raise OptionError(
+            f"the draft model is {loaded.kind} and the target {kind}: give a draft of the target's "
+            "own kind"
+        )
+    return _with_draft(pair, loaded.model, tokenizer, draft_vocab, given.random_weights)
 
 
 @functools.lru_cache(maxsize=2)

@@ -16,7 +16,7 @@ from mlx_specdec.checkpoints.speculators import KINDS, read
 from mlx_specdec.contracts import after
 from mlx_specdec.drafting import DRAFTERS
 from mlx_specdec.drafting.speculator import UNREAD
-from mlx_specdec.errors import OptionError
+from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.many import generate_many
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
@@ -277,6 +277,27 @@ def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
         assert result.tokens == plain.tokens
         assert result.as_dict()["proposer"] == kind
         assert result.stats.drafted > 0
+
+
+def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    base = make_llama(tmp_path / "base")
+    plain = assemble.load(base)
+    vocabulary = plain.target.vocabulary
+    one = assemble.with_draft_model(
+        plain, speculators.dflash(tmp_path / "1", vocabulary=vocabulary)
+    )
+    two = assemble.with_draft_model(one, base, dtype="float32")
+    assert one.target is two.target is plain.target
+    assert one.speculator is not None and one.speculator.kind == "dflash" and one.draft is None
+    assert two.speculator is None and two.draft is not None
+    assert (one.draft_name, two.draft_name) == (str(tmp_path / "1"), str(base))
+    assert one.trials is not two.trials
+    asked = Options(max_tokens=8, num_draft=3, cost_cache=False)
+    texts = [generate(pair, "some text", asked).tokens for pair in (plain, one, two)]
+    assert texts[0] == texts[1] == texts[2]
+    with pytest.raises(CheckpointError, match="hidden states of width 48"):
+        assemble.with_draft_model(plain, speculators.eagle3(tmp_path / "wrong", width=48))
 
 
 def test_fewer_bits_are_taken_for_all_but_the_way_in(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ..costs.passes import Clock, PassTimer, opened
 from ..decoding.statistics import Statistics
 from ..decoding.stopwatch import Timed
 from ..drafters import FREE, drafters, proposer_kind
-from ..errors import PromptError
+from ..errors import OptionError, PromptError
 from ..models.base import check_prompt
 from ..options import Options
 
@@ -62,29 +62,31 @@ class Method:
 
 
 def own_methods(
-    pair: Pair, options: Options, proposers: Sequence[str], lengths: Sequence[Length]
+    pairs: Sequence[Pair], options: Options, proposers: Sequence[str], lengths: Sequence[Length]
 ) -> list[Method]:
     """Plain decoding, then every length of every proposer.
 
-    Without proposers: the draft, else the heads, else lookup; and, if "auto" is among the lengths,
-    what `generate` does without flags. Raises OptionError for a proposer that the pair lacks.
+    pairs: one target, with each of the drafts that are compared. Without proposers: of each its
+    draft, else its heads, else lookup; and, if "auto" is among the lengths, what `generate` does
+    without flags. Raises OptionError for a proposer that no pair has.
     """
     # Methods are handed token ids: the chat template was applied before.
     options = replace(options, system_prompt=None, chat_template_config={})
-    own = next(
-        (each.name for each in drafters(pair, replace(options, num_draft=1, proposer=None))), FREE
-    )
-    asked: list[tuple[str, Length]] = [(each, n) for each in proposers or [own] for n in lengths]
+    compared: list[tuple[Pair, str, Length]] = [
+        (pair, proposer, length)
+        for pair, proposer in _compared(pairs, options, proposers)
+        for length in lengths
+    ]
     simulated = options.simulated_acceptance is not None
-    if not proposers and "auto" in lengths and own != FREE and not simulated:
-        asked.append(("auto", "auto"))
-    plain = _runner(pair, replace(options, regular=True))
-    methods = [Method("plain", "plain", 0, True, plain)]
-    for proposer, length in asked:
+    if not proposers and "auto" in lengths and not simulated:
+        compared += [(each, "auto", "auto") for each in pairs if _own(each, options) != FREE]
+    names = ["auto" if name == n else f"{name} {n}" for _, name, n in compared]
+    methods = [Method("plain", "plain", 0, True, _runner(pairs[0], replace(options, regular=True)))]
+    for name, (pair, proposer, length) in zip(names, compared, strict=True):
         each = replace(options, regular=False, proposer=proposer, num_draft=length)
         methods.append(
             Method(
-                name="auto" if proposer == length else f"{proposer} {length}",
+                name=name if names.count(name) == 1 else f"{name}, {pair.draft_name}",
                 family=proposer_kind(drafters(pair, each)),
                 num_draft=length,
                 same_text=keeps_text(each),
@@ -93,6 +95,36 @@ def own_methods(
             )
         )
     return methods
+
+
+def _own(pair: Pair, options: Options) -> str:
+    """Who drafts in a pair where nobody is named."""
+    chosen = drafters(pair, replace(options, num_draft=1, proposer=None))
+    return chosen[0].name if chosen else FREE
+
+
+def _compared(
+    pairs: Sequence[Pair], options: Options, proposers: Sequence[str]
+) -> list[tuple[Pair, str]]:
+    """Each proposer with every pair in which it is another one. Raises OptionError as drafters
+    does, where none has it."""
+    if not proposers:
+        return [(pair, _own(pair, options)) for pair in pairs]
+    compared: list[tuple[Pair, str]] = []
+    for proposer in proposers:
+        known: dict[tuple[tuple[str, str], ...], Pair] = {}
+        missing: OptionError | None = None
+        for pair in pairs:
+            try:
+                chosen = drafters(pair, replace(options, num_draft=1, proposer=proposer))
+            except OptionError as problem:
+                missing = problem
+            else:
+                known.setdefault(tuple((one.name, one.identity) for one in chosen), pair)
+        if missing is not None and not known:
+            raise missing
+        compared += [(pair, proposer) for pair in known.values()]
+    return compared
 
 
 def keeps_text(options: Options) -> bool:
@@ -134,18 +166,23 @@ def _runner(pair: Pair, options: Options, *, timed: Timed = "wanted") -> Runner:
 
 
 def pass_timer(
-    pair: Pair, prompt: Sequence[int], lengths: Sequence[Length], clock: Clock = time.perf_counter
+    pairs: Sequence[Pair],
+    prompt: Sequence[int],
+    lengths: Sequence[Length],
+    clock: Clock = time.perf_counter,
 ) -> PassTimer:
     """Times passes behind a prompt, those of rounds with `lengths` drafted tokens among them.
 
-    Turns belong between the texts that the costs are held against, so that both see the same
-    machine. A draft that cannot take the prompt is left out, as it abstains while decoding;
-    raises PromptError where the target cannot.
+    pairs: one target; of several draft models none is timed. Turns belong between the texts that
+    the costs are held against, so that both see the same machine. A draft that cannot take the
+    prompt is left out, as it abstains while decoding; raises PromptError where the target cannot.
     """
     draft = None
-    if pair.draft is not None:
-        fed = prompt if pair.translation is None else pair.translation.feed(prompt)
+    drafting = [pair for pair in pairs if pair.draft is not None]
+    if len(drafting) == 1 and (model := drafting[0].draft) is not None:
+        translation = drafting[0].translation
+        fed = prompt if translation is None else translation.feed(prompt)
         with suppress(PromptError):
-            draft = opened(pair.draft, fed)
+            draft = opened(model, fed)
     sizes = sorted({*range(1, ALWAYS_TIMED + 1), *(n + 1 for n in lengths if n != "auto")})
-    return PassTimer(opened(pair.target, prompt), sizes=sizes, draft=draft, clock=clock)
+    return PassTimer(opened(pairs[0].target, prompt), sizes=sizes, draft=draft, clock=clock)

@@ -22,8 +22,10 @@ CPU_NAMES = Path("/proc/cpuinfo")
 class Setting:
     """Everything that a figure depends on, apart from the prompts themselves.
 
-    notes: sentences on the other programs that were measured, or were not. simulated_acceptance:
-    where drafted tokens were kept with this probability, and what was made is no text.
+    versions: of the packages that take part, where they are installed. draft_model: several are
+    separated by commas. notes: sentences on the other programs that were measured, or were not.
+    simulated_acceptance: where drafted tokens were kept with this probability, and what was made is
+    no text.
     """
 
     model: str
@@ -46,16 +48,19 @@ class Setting:
     simulated_acceptance: float | None = None
 
 
-def setting(pair: Pair, options: Options, prompts: Path, notes: Sequence[str] = ()) -> Setting:
-    """This machine, now. versions: of the packages that take part, where they are installed."""
+def setting(
+    pairs: Sequence[Pair], options: Options, prompts: Path, notes: Sequence[str] = ()
+) -> Setting:
+    """This machine, now. pairs: one target, with each of its drafts."""
+    drafts = [pair.draft_name for pair in pairs if pair.draft_name is not None]
     versions = {"mlx-specdec": __version__}
     for name in ("mlx", "mlx-lm", "transformers", "torch"):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return Setting(
-        model=pair.name,
-        draft_model=pair.draft_name,
-        dtype=pair.dtype,
+        model=pairs[0].name,
+        draft_model=", ".join(drafts) or None,
+        dtype=pairs[0].dtype,
         prompts=prompts.name,
         max_tokens=options.max_tokens,
         temperature=options.temperature,

@@ -21,7 +21,7 @@ from .quantization import Numbers
 from .report import Report as Report
 from .shards import FORMATS
 from .source import as_directory, originals, resolve
-from .verify import TextChange, check_fits, compare
+from .verify import TextChange, Verified, check_fits, compare
 from .verify import verify as run_verify
 from .writer import Written, stored_nbytes, write_config, write_weights
 
@@ -61,7 +61,8 @@ def convert(
     progress: Callable[[int, int], None] | None = None,
     download_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Write a T5 or decoder-only checkpoint as mlx-lm would, and check what was written.
+    """Write a T5 or decoder-only checkpoint as mlx-lm would, or a drafter on hidden states, and
+    check what was written.
 
     The names are those of mlx-lm's converter and of the command's flags, which tell more of them.
     mlx_path: weights/NAME where None. dtype, q_bits, q_group_size: as stored, and those of q_mode.
@@ -105,6 +106,8 @@ def convert(
         if nbytes > GROWTH_TO_ANNOUNCE * before:
             why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
             announce(f"the source's {sizes.show(before)} become {sizes.show(nbytes)}: {why}")
+        if verify and plan.not_run:
+            raise OptionError(f"{plan.not_run}: leave --verify out, every tensor is compared")
         if verify:
             check_fits(plan.total_parameters)
         destination.check_room(path, nbytes + plan.scratch_nbytes + OTHER_FILES_BYTES)
@@ -119,16 +122,18 @@ def convert(
                 scratch = work / SCRATCH
                 differences = compare(work, plan.tensors(scratch), plan.changes(dtype), steps.add)
                 shutil.rmtree(scratch, ignore_errors=True)
-                verified = run_verify(
-                    directory,
-                    work,
-                    written.parameters,
-                    differences,
-                    compare_logits=compare_logits,
-                    compare_text=compare_text,
-                    asked=verify,
-                    shard_bytes=shard_bytes,
-                )
+                verified = Verified(None, None, plan.not_run)
+                if not plan.not_run:
+                    verified = run_verify(
+                        directory,
+                        work,
+                        written.parameters,
+                        differences,
+                        compare_logits=compare_logits,
+                        compare_text=compare_text,
+                        asked=verify,
+                        shard_bytes=shard_bytes,
+                    )
                 result = result_digests.result()
             report = Report(
                 path=path,
@@ -151,7 +156,8 @@ def convert(
             path,
             upload_repo,
             base_model=None if os.path.exists(local) else model,
-            by_mlx_lm=not keys.is_encoder_decoder(plan.config),
+            by_mlx_lm=not plan.not_run and not keys.is_encoder_decoder(plan.config),
+            drafts=bool(plan.not_run),
         )
     return report
 
@@ -219,5 +225,5 @@ def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:
             )
     # ByT5's tokenizer is the class alone.
     alone = plan.config.get("tokenizer_class") == "ByT5Tokenizer"
-    if not alone and not files.has_vocabulary(directory):
+    if not plan.not_run and not alone and not files.has_vocabulary(directory):
         yield "the source has no tokenizer files: the result cannot read text yet"

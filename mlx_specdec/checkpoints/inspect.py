@@ -22,6 +22,7 @@ from .formats import medusa
 from .plans import Plan, plan_for
 from .report import TensorReport
 from .source import as_directory, originals, resolve_headers
+from .speculators.layout import SpeculatorFiles
 from .tensors import LARGEST_EXTENT, Contents, TensorInfo
 
 _SINGLE = {".safetensors": "safetensors", **dict.fromkeys((".bin", ".pt", ".pth"), "torch")}
@@ -55,7 +56,8 @@ class Inspection:
     those that share bytes counted once; kept_nbytes: without copies and what is dropped.
     parameters: of those, scales not counted where there is no `problem`. quantization, tokenizer:
     in words, "" for none. tensor_report: what a conversion would make of the tensors, None where
-    `problem` says why it cannot be converted.
+    `problem` says why it cannot be converted. drafter: of one on hidden states,
+    `SpeculatorFiles.facts`.
     """
 
     path: Path
@@ -71,6 +73,7 @@ class Inspection:
     tokenizer: str
     tensor_report: TensorReport | None
     problem: str
+    drafter: Mapping[str, Any] | None = None
 
     @property
     def bits_per_weight(self) -> float:
@@ -107,6 +110,7 @@ class Inspection:
             "tied": None if report is None else dict(report.tied),
             "dropped": None if report is None else dict(report.dropped),
             "problem": self.problem or None,
+            "drafter": None if self.drafter is None else dict(self.drafter),
             "tensors": [{**vars(row), "becomes": row.becomes or None} for row in self.tensors],
         }
 
@@ -154,8 +158,8 @@ def _inspect(path: Path) -> Inspection:
             return _inspect_heads(path)
         # Of one that is not supported what is there is shown all the same.
         with suppress(CheckpointError):
-            if kind := speculators.kind_of(path):
-                return _inspect_drafter(path, kind)
+            if drafter := speculators.read(path):
+                return _inspect_drafter(path, drafter)
     with as_directory(path) as directory:
         return _inspect_model(path, directory)
 
@@ -174,13 +178,20 @@ def _inspect_heads(path: Path) -> Inspection:
     return _inspect_file(path, medusa.file_of(path), config, problem)
 
 
-def _inspect_drafter(path: Path, kind: str) -> Inspection:
+def _inspect_drafter(path: Path, drafter: SpeculatorFiles) -> Inspection:
     weights, config = files.Weights(path), read_json(path / "config.json")
     inner = config.get("transformer_layer_config")
-    config = {**config, **(inner if isinstance(inner, Mapping) else {}), "model_type": kind}
-    problem = "a drafter that reads its target's hidden states is used as it is"
-    parts = list(weights.paths)
-    return _inspection(path, weights.format, parts, config, weights.contents, problem=problem)
+    config = {**config, **(inner if isinstance(inner, Mapping) else {}), "model_type": drafter.kind}
+    told = _inspection(
+        path,
+        weights.format,
+        list(weights.paths),
+        config,
+        weights.contents,
+        plan=plan_for(path),
+        problem="",
+    )
+    return replace(told, drafter=drafter.facts())
 
 
 def _inspect_model(path: Path, directory: Path) -> Inspection:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
 from ..options import Options, proposers
@@ -73,13 +73,25 @@ class Measuring(Flags):
     report: Path | None = flag(None, "The HTML file to write plots to.", metavar="FILE")
 
 
+@dataclass(frozen=True)
+class Compared(Models):
+    """One target, and what drafts for it."""
+
+    draft_model: list[str] | None = flag(  # type: ignore[assignment]
+        None,
+        "A draft as generate takes it; the flag may be repeated, to compare several.",
+        "--draft-model-name",
+    )
+
+
 @command(
     "mlx-specdec bench prompts/translation.jsonl --limit 10 --report report.html",
+    "mlx-specdec bench PROMPTS --model TARGET --draft-model DRAFT --draft-model DRAFTER",
     "mlx-specdec bench --batch-size 1,4,16",
 )
 def bench(
     measuring: Measuring,
-    models: Models,
+    models: Compared,
     verification: Verification,
     sampling: Sampling,
     template: ChatTemplate,
@@ -101,12 +113,14 @@ def bench(
     many = bool(batch_sizes(measuring.batch_size))
     lengths = _lengths(measuring.num_draft or ("auto" if many else LENGTHS))
     proposers = list(dict.fromkeys(measuring.proposer or []))
+    drafts = list(dict.fromkeys(models.draft_model or []))
     if many:
-        check_one_method(asked, proposers, lengths)
+        check_one_method(asked, proposers, lengths, drafts)
     if sampling.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {sampling.max_tokens}")
     _check_report(measuring.report)
-    model, draft_model = named(models)
+    one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
+    model, draft_model = named(one)
     file = measuring.prompts or sample(model)
     if models.model is None:
         _check_for_translator(file)
@@ -114,17 +128,35 @@ def bench(
 
     prompts = read_prompts(file, measuring.limit)
     simulated = asked.simulated_acceptance is not None
-    pair = load_pair(model, draft_model, random_weights=simulated, **models.loading())
+    loading = {**one.loading(), "random_weights": simulated}
+    pairs = [load_pair(model, draft_model, **loading)]
+    pairs += [
+        _with_draft_model(pairs[0], replace(one, draft_model=draft), loading)
+        for draft in drafts[1:]
+    ]
     analysis: Measured
     if many:
-        analysis, notes = measure_throughput(pair, asked, prompts, proposers, lengths[0], measuring)
+        analysis, notes = measure_throughput(
+            pairs[0], asked, prompts, proposers, lengths[0], measuring
+        )
     else:
-        analysis, notes = _speculation(pair, asked, prompts, proposers, lengths, measuring)
+        analysis, notes = _speculation(pairs, asked, prompts, proposers, lengths, measuring)
     from ..bench.setting import setting
 
-    _tell(analysis, setting(pair, asked, file, notes), measuring.report, output.json)
+    _tell(analysis, setting(pairs, asked, file, notes), measuring.report, output.json)
     if analysis.interrupted:
         raise KeyboardInterrupt
+
+
+def _with_draft_model(pair: Pair, models: Models, loading: Mapping[str, Any]) -> Pair:
+    """The same target with another draft."""
+    from ..assemble import with_draft_model
+
+    of_target = ("revision", "q_bits", "adapter_path")
+    asked = {name: value for name, value in loading.items() if name not in of_target}
+    _, draft = named(models)
+    with render.progress("downloading", in_bytes=True) as report:
+        return with_draft_model(pair, str(draft), progress=report, **asked)
 
 
 def _lengths(text: str) -> list[Length]:
@@ -172,7 +204,7 @@ def _check_for_translator(file: Path) -> None:
 
 
 def _speculation(
-    pair: Pair,
+    pairs: Sequence[Pair],
     options: Options,
     prompts: Sequence[Prompt],
     proposers: Sequence[str],
@@ -184,7 +216,9 @@ def _speculation(
     from ..bench.measure import measure
     from ..bench.methods import TURNS, own_methods, pass_timer
 
-    methods = own_methods(pair, options, proposers, lengths)
+    methods = own_methods(pairs, options, proposers, lengths)
+    # Other programs know draft models alone.
+    pair = next((each for each in pairs if each.draft is not None), pairs[0])
     notes: list[str] = []
     if measuring.baselines:
         from ..bench.baselines import find_baselines, mlx_lm_methods
@@ -198,7 +232,7 @@ def _speculation(
         if not others:
             print("no baseline can run these models here", file=sys.stderr)
     first = encode(pair, prompts[0].turns[0], options)
-    passes = pass_timer(pair, first, [method.num_draft for method in methods])
+    passes = pass_timer(pairs, first, [method.num_draft for method in methods])
     turns = -(-TURNS // (measuring.repeats * len(prompts)))
     with render.progress("measuring") as bar:
         measured = measure(

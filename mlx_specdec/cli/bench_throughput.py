@@ -32,7 +32,9 @@ def is_count(word: str) -> bool:
     return word.isascii() and word.isdigit() and int(word) > 0
 
 
-def check_one_method(options: Options, proposers: Sequence[str], lengths: Sequence[Length]) -> None:
+def check_one_method(
+    options: Options, proposers: Sequence[str], lengths: Sequence[Length], drafts: Sequence[str]
+) -> None:
     """Raises OptionError where what speculates is not one method for many texts."""
     if options.simulated_acceptance is not None:
         raise OptionError("simulate-acceptance measures one text: leave it out or --batch-size")
@@ -40,6 +42,8 @@ def check_one_method(options: Options, proposers: Sequence[str], lengths: Sequen
         raise OptionError("with --batch-size, name one length in --num-draft")
     if len(proposers) > 1:
         raise OptionError("with --batch-size, name one --proposer")
+    if len(drafts) > 1:
+        raise OptionError("with --batch-size, name one --draft-model")
 
 
 def measure_throughput(

@@ -48,24 +48,23 @@ def estimate(sources: Sources, effort: EffortFlags, output: Json) -> None:
     blas.load()
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
-    from ..checkpoints.speculators import kind_of
+    from ..checkpoints.speculators import outline
     from ..drafters import device_name
+    from ..estimate.drafter import AskedDrafter
     from ..estimate.pair import Asked, own_draft
     from ..estimate.pair import estimate as measure
 
     config = read_config(resolve_config(model, revision=sources.revision))
     target = Asked(model, config, sources.dtype, sources.q_bits)
+    draft: Asked | AskedDrafter
     if draft_model == SELF:
         draft = own_draft(target, sources.draft_q_bits)
     else:
-        source = resolve_config(draft_model)
-        if kind := kind_of(source):
-            raise OptionError(
-                f"{draft_model} is a drafter of the kind {kind}, and what such a one brings is not "
-                "estimated: measure it with bench"
-            )
-        config = read_config(source)
-        draft = Asked(draft_model, config, sources.dtype, sources.draft_q_bits)
+        source, numbers = resolve_config(draft_model), (sources.dtype, sources.draft_q_bits)
+        if files := outline(source):
+            draft = AskedDrafter(draft_model, files, *numbers)
+        else:
+            draft = Asked(draft_model, read_config(source), *numbers)
     with render.progress("measuring") as report:
         told = measure(target, draft, **vars(effort), progress=report)
     machine = {"device": device_name(), "blas": blas.name()}
@@ -83,7 +82,8 @@ def _pretty(told: Estimate, machine: Mapping[str, str]) -> str:
 
 def _sides(told: Estimate) -> Table:
     sides = (told.target, told.draft)
-    table = render.table("", ">target", ">draft")
+    kind = "draft" if told.proposer == "draft" else f"draft, {told.proposer}"
+    table = render.table("", ">target", f">{kind}")
     table.add_row("model", *(side.name for side in sides))
     table.add_row("numbers", *(side.dtype for side in sides))
     table.add_row("weights", *(show(side.weights_bytes) for side in sides))
@@ -109,7 +109,8 @@ def _costs(speeds: Speeds, machine: Mapping[str, str]) -> str:
     text = (
         f"A plain step takes {1000 * speeds.step_seconds:.2f} ms ({1 / speeds.step_seconds:.1f} "
         f"tokens/s); {machine['device']}, BLAS {machine['blas']}.\n"
-        f"A draft step costs {speeds.draft_cost:.2f} plain steps, a pass over m tokens\n{passes}."
+        f"A draft step costs {speeds.draft_cost:.2f} plain steps, every round {speeds.start:.2f} "
+        f"besides, a pass over m tokens\n{passes}."
     )
     if speeds.replays:
         text += "\nThe target cannot take single tokens back: a rejection costs another pass."

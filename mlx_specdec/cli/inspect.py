@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.disk.sizes import show
 from ..errors import OptionError
@@ -136,10 +137,25 @@ def _summary(told: Inspection) -> Table:
     table.add_row("model type", render.escaped(told.model_type) or "unknown")
     table.add_row("sizes", sizes or "unknown")
     table.add_row("weights", weights)
+    if told.drafter is not None:
+        table.add_row("drafts for", _drafts_for(told.drafter))
     table.add_row("quantized", render.escaped(told.quantization) or "no")
     table.add_row("tokenizer", render.escaped(told.tokenizer) or "none")
     table.add_row("files", render.escaped("\n".join(files)))
     return table
+
+
+def _drafts_for(facts: Mapping[str, Any]) -> str:
+    """The target that a drafter on hidden states was made for, and what it reads of it."""
+    layers, width = facts["target_layers"], facts["encoder_hidden_size"]
+    taps = f"{facts['taps']} layers" if layers is None else f"layers {', '.join(map(str, layers))}"
+    encoder = "" if width is None else f", and its encoder's, of width {width}"
+    known, vocabulary = facts["draft_vocab_size"], facts["target_vocab_size"]
+    tokens = f"{vocabulary}" if known == vocabulary else f"{known} of {vocabulary}"
+    return (
+        f"a target of width {facts['target_hidden_size']}, {tokens} tokens; reads the outputs of "
+        f"its {taps}{encoder}"
+    )
 
 
 def _types(told: Inspection) -> Table:

@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 STEPS = 8
 """Plain steps in a row, of which all but the first are pipelined."""
 CHAIN = 8
-"""Draft steps of which all but the first are behind another one."""
+"""Draft steps in a row."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,9 @@ class PassTimer:
     sizes: tokens of the target's passes. between: further sizes, which count only once they were
     measured more than once, since their neighbours tell almost as much. draft: whose steps run
     before such a pass, which may be the target itself; None measures no draft steps, and passes are
-    behind a step of the target. steps: measure plain steps as well. Of every kind the first sample
-    warms up, and counts only until there is another.
+    behind a step of the target. steps: measure plain steps as well. chain: draft steps of which all
+    but the first are behind another one. Of every kind the first sample warms up, and counts only
+    until there is another.
 
     Everything but plain steps is taken back. Raises PromptError where a model cannot take its
     prompt.
@@ -76,14 +77,16 @@ class PassTimer:
         between: Sequence[int] = (),
         draft: Context | None = None,
         steps: bool = False,
+        chain: int = CHAIN,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._target = target
         self._draft = draft
         self._clock = clock
         self._between = frozenset(between)
+        self._chain = chain
         kinds: list[Kind] = [("chain", 1)]
-        kinds += [("chain", CHAIN)] if draft is not None else []
+        kinds += [("chain", chain)] if draft is not None and chain > 1 else []
         kinds += [("steps", STEPS)] if steps else []
         kinds += [("pass", size) for size in (*sizes, *between)]
         self._samples: dict[Kind, list[float]] = {kind: [] for kind in kinds}
@@ -134,8 +137,8 @@ class PassTimer:
             return None
         alone = used["chain", 1]
         first = _typical(alone)
-        chain, steps = used.get(("chain", CHAIN)), used.get(("steps", STEPS))
-        draft = max(0.0, (_typical(chain) - first) / (CHAIN - 1)) if chain else None
+        steps = used.get(("steps", STEPS))
+        draft = self._draft_step(first)
         return PassCosts(
             draft=draft,
             passes={
@@ -145,8 +148,16 @@ class PassTimer:
             step=_typical(steps) / STEPS if steps else 0.0,
             replays=self._target.replays,
             samples=min(map(_counted, used.values())),
-            spread=_spread(steps or chain or alone),
+            spread=_spread(steps or used.get(("chain", self._chain)) or alone),
         )
+
+    def _draft_step(self, first: float) -> float | None:
+        """Seconds of a draft step behind another one. first: of one alone."""
+        if self._draft is None:
+            return None
+        if self._chain == 1:
+            return first
+        return max(0.0, (_typical(self._samples["chain", self._chain]) - first) / (self._chain - 1))
 
     def _plain_steps(self, count: int) -> None:
         """Each is submitted before the one before it is read."""

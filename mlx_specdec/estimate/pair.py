@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoints.disk import sizes
-from ..contracts import Progress, ignore_progress
+from ..contracts import Context, Progress, ignore_progress
 from ..costs.passes import Clock, PassCosts, PassTimer, opened
 from ..costs.speedup import RoundCost, between, speedups
 from ..errors import OptionError, SpecdecError, first_line
+from ..models.base import Base
 from ..models.outline import Outline, outline
 from ..options import SELF
 from ..pair import SELF_BITS
+from .drafter import AskedDrafter, DrafterOutline
 from .measure import FIRST_SIZES, SIZES_BETWEEN, extended, measure, parts
 from .result import Estimate, Prediction, Side, Speeds
 
@@ -43,7 +45,7 @@ def own_draft(target: Asked, q_bits: int | None = None) -> Asked:
 
 def estimate(
     target: Asked,
-    draft: Asked,
+    draft: Asked | AskedDrafter,
     *,
     prompt_tokens: int = 128,
     max_tokens: int = 128,
@@ -54,44 +56,40 @@ def estimate(
     limit: Callable[[], int] = sizes.usable_memory,
     progress: Progress = ignore_progress,
 ) -> Estimate:
-    """Measure both models with random weights, if they fit, and predict.
+    """Measure both with random weights, if they fit, and predict.
 
-    prompt_tokens, max_tokens: of the text that the caches are for; passes are measured behind such
-    a prompt. turns: how often everything is measured. seconds: in which as much is measured as
-    fits, building the models included, and at least what an answer needs. cut: at which two depths
-    a model is measured. limit: bytes of memory.
+    draft: a model, or a drafter that reads the target's hidden states. prompt_tokens, max_tokens:
+    of the text that the caches are for; passes are measured behind such a prompt. turns: how often
+    everything is measured. seconds: in which as much is measured as fits, building the models
+    included, and at least what an answer needs. cut: at which two depths a model is measured.
+    limit: bytes of memory.
 
-    Raises CheckpointError for a configuration of no supported model; PromptError for a prompt that
-    is too long for it; OptionError for models of different kinds, and for settings that do not suit
-    them or MLX here.
+    Raises CheckpointError for a configuration of no supported model, and for a drafter that was
+    made for another target; PromptError for a prompt that is too long for it; OptionError for
+    models of different kinds, and for settings that do not suit them or MLX here.
     """
-    known = target.outline(), draft.outline()
-    if known[0].kind != known[1].kind:
-        raise OptionError(
-            f"the draft model is {known[1].kind} and the target {known[0].kind}: give a draft of "
-            "the target's own kind"
-        )
-    sides = [
-        Side(
-            name=asked.name,
-            dtype=each.dtype,
-            vocabulary=each.vocabulary,
-            weights_bytes=each.nbytes,
-            caches_bytes=each.cache_nbytes(prompt_tokens, max_tokens),
-            layers=len(each.layers),
-            measured_layers=cut(each),
-        )
-        for asked, each in zip((target, draft), known, strict=True)
-    ]
-    needed = Estimate(sides[0], sides[1], prompt_tokens, max_tokens, limit(), None)
+    known = target.outline()
+    its = _drafter(draft, target, known)
+    text = prompt_tokens, max_tokens
+    riding = isinstance(its, DrafterOutline)
+    sides = (
+        _side(target.name, known, text, cut(known)),
+        _side(draft.name, its, text, None if isinstance(its, DrafterOutline) else cut(its)),
+    )
+    needed = Estimate(its.kind if riding else "draft", *sides, *text, limit(), None)
     if not needed.fits:
         return needed
     deadline = clock() + seconds
     try:
-        timers = [
-            *_timers(target, sides[0], prompt_tokens, clock, is_draft=False),
-            *_timers(draft, sides[1], prompt_tokens, clock, is_draft=True),
-        ]
+        models = _models(target, sides[0])
+        timers = [_target_timer(model, prompt_tokens, clock) for model in models]
+        if isinstance(its, DrafterOutline):
+            # The larger part, where there are two: what it lends is the whole model's.
+            timers.append(its.timer(models[-1], prompt_tokens, clock))
+        elif isinstance(draft, Asked):
+            timers += [
+                _draft_timer(model, prompt_tokens, clock) for model in _models(draft, sides[1])
+            ]
         measure(timers, turns=turns, deadline=deadline, clock=clock, progress=progress)
     except SpecdecError:
         raise
@@ -106,38 +104,71 @@ def estimate(
         else measured.pop(0)
         for side in sides
     )
-    return replace(needed, speeds=speeds(of_target, of_draft))
+    most = its.most if isinstance(its, DrafterOutline) else None
+    return replace(needed, speeds=speeds(of_target, of_draft, most))
 
 
-def _timers(
-    asked: Asked, side: Side, prompt_tokens: int, clock: Clock, *, is_draft: bool
-) -> list[PassTimer]:
-    """Of the whole model, or of its two parts, of which the smaller one shares the other's
-    weights."""
-    if side.measured_layers is None:
-        models = [asked.outline().model()]
-    else:
-        few, more = (asked.outline(depth) for depth in side.measured_layers)
-        larger = more.model()
-        models = [few.model(given=more.weights()), larger]
-    timers = []
-    for model in models:
-        prompt = [7919 * place % model.vocabulary for place in range(1, prompt_tokens + 1)]
-        context = opened(model, prompt)
-        timers.append(
-            PassTimer(context, draft=context, clock=clock)
-            if is_draft
-            else PassTimer(
-                context, sizes=FIRST_SIZES, between=SIZES_BETWEEN, steps=True, clock=clock
-            )
+def _drafter(
+    draft: Asked | AskedDrafter, target: Asked, known: Outline
+) -> Outline | DrafterOutline:
+    """Raises as `estimate` does."""
+    if isinstance(draft, AskedDrafter):
+        draft.files.check_config(target.config)
+        return draft.outline(known)
+    its = draft.outline()
+    if known.kind != its.kind:
+        raise OptionError(
+            f"the draft model is {its.kind} and the target {known.kind}: give a draft of the "
+            "target's own kind"
         )
-    return timers
+    return its
 
 
-def speeds(target: PassCosts, draft: PassCosts) -> Speeds:
-    """What the times of a target and a draft promise."""
+def _side(
+    name: str,
+    known: Outline | DrafterOutline,
+    text: tuple[int, int],
+    measured: tuple[int, int] | None,
+) -> Side:
+    return Side(
+        name=name,
+        dtype=known.dtype,
+        vocabulary=known.vocabulary,
+        weights_bytes=known.nbytes,
+        caches_bytes=known.cache_nbytes(*text),
+        layers=len(known.layers),
+        measured_layers=measured,
+    )
+
+
+def _models(asked: Asked, side: Side) -> list[Base]:
+    """The whole model, or two parts of it, of which the smaller one shares the other's weights."""
+    if side.measured_layers is None:
+        return [asked.outline().model()]
+    few, more = (asked.outline(depth) for depth in side.measured_layers)
+    larger = more.model()
+    return [few.model(given=more.weights()), larger]
+
+
+def _target_timer(model: Base, prompt_tokens: int, clock: Clock) -> PassTimer:
+    context = _behind_prompt(model, prompt_tokens)
+    return PassTimer(context, sizes=FIRST_SIZES, between=SIZES_BETWEEN, steps=True, clock=clock)
+
+
+def _draft_timer(model: Base, prompt_tokens: int, clock: Clock) -> PassTimer:
+    context = _behind_prompt(model, prompt_tokens)
+    return PassTimer(context, draft=context, clock=clock)
+
+
+def _behind_prompt(model: Base, tokens: int) -> Context:
+    return opened(model, [7919 * place % model.vocabulary for place in range(1, tokens + 1)])
+
+
+def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Speeds:
+    """What the times of a target and a draft promise. most: tokens of its longest draft."""
     cost = replace(target, draft=draft.draft, start=draft.start).in_steps(target.step)
     longest = max(cost.passes)
+    drafted = longest - 1 if most is None else min(most, longest - 1)
     return Speeds(
         step_seconds=target.step,
         draft_seconds=draft.draft or 0.0,
@@ -147,7 +178,7 @@ def speeds(target: PassCosts, draft: PassCosts) -> Speeds:
         replays=cost.replays,
         samples=min(target.samples, draft.samples),
         spread=max(target.spread, draft.spread),
-        predictions=tuple(best(cost, alpha, longest - 1) for alpha in ALPHAS),
+        predictions=tuple(best(cost, alpha, drafted) for alpha in ALPHAS),
     )
 
 

@@ -65,8 +65,10 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Everything. speeds: None where the pair does not fit, so that nothing was measured."""
+    """Everything. proposer: the kind of drafter. speeds: None where the pair does not fit, so that
+    nothing was measured."""
 
+    proposer: str
     target: Side
     draft: Side
     prompt_tokens: int

@@ -20,7 +20,7 @@ def test_passes_of_all_rounds_are_timed_and_a_draft_is_fed_in_its_own_tokens() -
     target, draft = PricedModel(clock, 2.0, 0.5), PricedModel(clock, 0.25, 0.0)
     translation = SimpleNamespace(feed=lambda prompt: [4 for _ in prompt])
     pair: Any = SimpleNamespace(target=target, draft=draft, translation=translation)
-    timer = pass_timer(pair, PROMPT, [3, 12, "auto"], clock)
+    timer = pass_timer([pair], PROMPT, [3, 12, "auto"], clock)
     timer.turn(2)
     costs = timer.costs()
     assert costs is not None and costs.draft == pytest.approx(0.25)
@@ -32,7 +32,7 @@ def test_passes_of_all_rounds_are_timed_and_a_draft_is_fed_in_its_own_tokens() -
 def test_without_a_draft_no_draft_step_is_timed() -> None:
     clock = Clock()
     pair: Any = SimpleNamespace(target=PricedModel(clock), draft=None, translation=None)
-    timer = pass_timer(pair, PROMPT, [], clock)
+    timer = pass_timer([pair], PROMPT, [], clock)
     timer.turn()
     costs = timer.costs()
     assert costs is not None and costs.draft is None
@@ -46,7 +46,7 @@ def test_a_draft_that_cannot_take_the_prompt_is_left_out() -> None:
 
     clock = Clock()
     pair: Any = SimpleNamespace(target=PricedModel(clock), draft=Short(clock), translation=None)
-    timer = pass_timer(pair, PROMPT, [], clock)
+    timer = pass_timer([pair], PROMPT, [], clock)
     timer.turn()
     costs = timer.costs()
     assert costs is not None and costs.draft is None and costs.passes

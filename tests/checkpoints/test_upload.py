@@ -13,6 +13,7 @@ from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.errors import OutputError
 
 from .. import tiny
+from ..speculators import eagle3
 from .makers import write_t5
 
 
@@ -43,6 +44,17 @@ def test_a_t5_is_uploaded_whole_with_a_card_that_names_this_tool(
     card = hub.ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.library_name == "mlx" and card.data.base_model is None
     assert "mlx-specdec" in card.text and "mlx_lm" not in card.text
+
+
+def test_a_drafter_is_uploaded_with_a_card_that_says_how_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Hub(monkeypatch)
+    monkeypatch.setattr(mlx_lm.utils, "upload_to_hub", lambda *rest: 1 / 0)
+    convert(str(eagle3(tmp_path / "a")), tmp_path / "out", upload_repo="me/drafter")
+    assert api.uploaded == [(tmp_path / "out", "me/drafter")]
+    card = hub.ModelCard.load(tmp_path / "out" / "README.md").text
+    assert "generate --model TARGET --draft-model me/drafter" in card
 
 
 def test_a_llama_goes_through_mlx_lms_helper(

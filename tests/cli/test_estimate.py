@@ -36,6 +36,7 @@ def test_the_json_object_is_all_that_is_printed(run: Run, pair: tuple[object, ..
     assert (done.code, done.err) == (0, "")
     found = strict(done.out)
     assert list(found) == [
+        "proposer",
         "target",
         "draft",
         "prompt_tokens",

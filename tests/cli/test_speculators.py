@@ -123,23 +123,85 @@ def test_a_drafter_of_the_hub_is_fetched_by_its_name(
     assert (result["proposer"], result["draft_model"]) == ("eagle3", "some/model")
 
 
+def test_a_drafter_for_an_encoder_is_refused_before_a_decoder_only_target_is_read(
+    run: Run, llama: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    target = Path(shutil.copytree(llama, tmp_path / "target"))
+    (target / "model.safetensors").write_bytes(b"no weights at all")
+    drafter = dflash(tmp_path / "drafter", vocabulary=vocabulary, encoder=32)
+    asked = ("generate", TEXT, "--model", target, "--draft-model", drafter)
+    told(run(*asked), "drafts for a target with an encoder of width 32", "is decoder-only")
+
+
+def test_estimate_knows_drafters_by_their_configuration(
+    run: Run, llama: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    drafter = dflash(tmp_path / "drafter", vocabulary=vocabulary, markov="vanilla")
+    (drafter / "model.safetensors").unlink()
+    asked = ("--turns", 1, "--prompt-tokens", 8, "--max-tokens", 8)
+    done = run("estimate", "--model", llama, "--draft-model", drafter, *asked, "--json")
+    assert done.code == 0, done.err
+    assert strict(done.out)["proposer"] == "dspark"
+    wrong = eagle3(tmp_path / "wrong", width=48)
+    told(run("estimate", "--model", llama, "--draft-model", wrong), "hidden states of width 48")
+
+
+@pytest.mark.slow
+def test_bench_measures_drafts_of_several_kinds_side_by_side(
+    run: Run, llama: Path, vocabulary: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_specdec.bench.methods.TURNS", 2)
+    one = eagle3(tmp_path / "one", vocabulary=vocabulary)
+    other = eagle3(tmp_path / "other", vocabulary=vocabulary, seed=3)
+    block = dflash(tmp_path / "block", vocabulary=vocabulary, markov="gated")
+    file = tmp_path / "prompts.txt"
+    file.write_text("some words\n", encoding="utf-8")
+    asked = ("bench", file, "--model", llama, "--num-draft", 3, "--repeats", 1, "-m", 8, "--json")
+    drafts = [word for each in (one, block, llama) for word in ("--draft-model", each)]
+    named = ("--proposer", "dspark", "--proposer", "draft", "--proposer", "ngram")
+    for more, expected in (
+        (drafts, ["eagle3 3", "dspark 3", "draft 3"]),
+        ((*drafts, *named), ["dspark 3", "draft 3", "ngram 3"]),
+        (
+            ("--draft-model", one, "--draft-model", other),
+            [f"eagle3 3, {one}", f"eagle3 3, {other}"],
+        ),
+    ):
+        done = run(*asked, *more)
+        assert done.code == 0, done.err
+        shown = strict(done.out)
+        assert [method["name"] for method in shown["methods"]] == ["plain", *expected]
+        kinds = [name.split()[0] for name in expected]
+        assert [method["family"] for method in shown["methods"]] == ["plain", *kinds]
+        assert all(method["differences"] == [] for method in shown["methods"])
+        for each in more[1::2]:
+            assert str(each) in shown["setting"]["draft_model"] or each in named
+    told(run(*asked, *drafts, "--proposer", "dflash"), "no such drafter")
+    told(run(*asked, *drafts, "--batch-size", 2), "name one --draft-model")
+
+
 def test_inspect_knows_drafters(run: Run, tmp_path: Path) -> None:
     for kind, make in (("eagle3", speculators_eagle3), ("dflash", dflash)):
         shown = strict(run("inspect", make(tmp_path / kind), "--json").out)
         assert shown["model_type"] == kind and shown["sizes"]["hidden_size"] == 32
-        assert "reads its target's hidden states" in shown["problem"]
+        drafter = shown["drafter"]
+        assert (drafter["kind"], drafter["target_hidden_size"]) == (kind, 32)
+        assert drafter["target_layers"] == ([0, 1, 1] if kind == "eagle3" else [0, 1])
+        assert shown["bytes"] > 0 and shown["problem"] is None
+    words = " ".join(run("inspect", eagle3(tmp_path / "encoder", encoder=32)).out.split())
+    assert "a target of width 32, 32 of 64 tokens; reads the outputs of its layers 0, 1, 1" in words
+    assert "and its encoder's, of width 32" in words
     other = {"hydra_num_heads": 4, "model_type": "hydra"}
     speculators.write(tmp_path / "other", other, {"some.weight": mx.zeros((2, 2))})
     assert "some.weight" in run("inspect", tmp_path / "other").out
 
 
-def test_a_drafter_is_no_target_no_draft_to_train_and_not_estimated(
+def test_a_drafter_is_no_target_and_no_draft_to_train(
     run: Run, llama: Path, vocabulary: int, tmp_path: Path
 ) -> None:
     drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
     told(run("generate", TEXT, "--model", drafter), "a drafter of the kind eagle3 and no whole")
     pair = ("--model", llama, "--draft-model", drafter)
-    told(run("estimate", *pair), "a drafter of the kind eagle3", "measure it with bench")
     data = tmp_path / "data.txt"
     data.write_text("a few words\n" * 30)
     output = ("--output", tmp_path / "out")

@@ -75,10 +75,9 @@ def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
     kept = np.concatenate([np.array(memory)[0, :10], np.array(memory)[0, -30:-20]])
     assert np.abs(kept - expected["padded_memory"]).max() <= TOLERANCE
     lengths = (source.shape[1] - 20, source.shape[1])
-    projected = network.project_encoded(
-        network.encode(mx.repeat(source, 2, axis=0), padding_mask(lengths))
-    )
-    context = EncoderDecoderContext(model, projected, lengths)
+    encoded = network.encode(mx.repeat(source, 2, axis=0), padding_mask(lengths))
+    own = [encoded[row : row + 1, :length] for row, length in enumerate(lengths)]
+    context = EncoderDecoderContext(model, network.project_encoded(encoded), own)
     rows = log_p(
         context.advance(mx.repeat(mx.array(expected["target"][None]), 2, axis=0)).logits[:1]
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,23 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         if position != room:
             raise Malformed(f"is damaged: {room - position} bytes belong to no tensor")
     return {name: info for _, _, name, info in spans}
+
+
+def write_outline(file: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """A file of a header and the size of such tensors, the rest of which is a hole of zeros."""
+    position, entries = 0, {}
+    for name, info in tensors.items():
+        end = position + info.nbytes
+        entries[name] = {
+            "dtype": info.dtype,
+            "shape": list(info.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    header = json.dumps(entries).encode()
+    with file.open("xb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + position)
 
 
 def load(file: Path) -> dict[str, mx.array]:

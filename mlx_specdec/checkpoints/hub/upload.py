@@ -1,5 +1,5 @@
 """A converted model -> a repository of the Hub: decoder-only models by mlx-lm's own helper, T5
-models, which mlx-lm cannot load, with a card of our own."""
+models and drafters, which mlx-lm cannot load, with a card of our own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ def check_repository(name: str) -> None:
         raise OptionError(f"{name!a:.100} cannot be a repository: give --upload-repo USER/NAME")
 
 
-def upload(directory: Path, repository: str, *, base_model: str | None, by_mlx_lm: bool) -> None:
+def upload(
+    directory: Path, repository: str, *, base_model: str | None, by_mlx_lm: bool, drafts: bool
+) -> None:
     """Write a model card into `directory` and upload all of it. base_model: the Hub name that it
-    was converted from, if it was one. Raises OutputError."""
-    _write_card(directory / "README.md", repository, base_model, by_mlx_lm)
+    was converted from, if it was one. drafts: it is no whole model. Raises OutputError."""
+    usage = "" if by_mlx_lm else f"--model {repository}"
+    usage = f"--model TARGET --draft-model {repository}" if drafts else usage
+    _write_card(directory / "README.md", repository, base_model, usage)
     try:
         if not (by_mlx_lm and _by_mlx_lm(directory, repository)):
             import huggingface_hub as hub
@@ -52,13 +56,13 @@ def _by_mlx_lm(directory: Path, repository: str) -> bool:
     return True
 
 
-def _write_card(file: Path, repository: str, base_model: str | None, by_mlx_lm: bool) -> None:
+def _write_card(file: Path, repository: str, base_model: str | None, usage: str) -> None:
     lines = ["---", "library_name: mlx", "tags:", "- mlx"]
     lines += [f"base_model: {base_model}"] if base_model is not None else []
     lines += ["---", "", f"# {repository}", ""]
-    if not by_mlx_lm:
+    if usage:
         lines += ["Converted with mlx-specdec; provenance.json says from what and how.", ""]
-        lines += [f'    mlx-specdec generate --model {repository} "..."', ""]
+        lines += [f'    mlx-specdec generate {usage} "..."', ""]
     try:
         file.write_text("\n".join(lines), encoding="utf-8")
     except OSError as problem:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-from ...errors import OptionError
-from .. import files, keys
+from ...errors import CheckpointError, OptionError
+from .. import files, keys, speculators
+from ..disk.reading import read_json
 from ..quantization import Numbers
+from ..speculators.layout import SpeculatorFiles
+from .drafter import drafter_plan
 from .plan import Plan as Plan
 from .plan import dequantized
 from .t5 import t5_plan
@@ -16,13 +20,26 @@ def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
     """The plan of a directory with config.json and weights in any format that is read here. Raises
     CheckpointError, and OptionError where it cannot be quantized or dequantized as asked."""
     numbers = numbers or Numbers()
-    config = files.read_config(directory)
+    drafter = _drafter(directory)
+    config = (
+        files.read_config(directory) if drafter is None else read_json(directory / "config.json")
+    )
     if numbers.quantization is not None and config.get("quantization") is not None:
         raise OptionError(f"{directory} is quantized already: leave --quantize out")
-    if keys.is_encoder_decoder(config):
+    if drafter is not None:
+        plan = drafter_plan(directory, config, drafter, numbers)
+    elif keys.is_encoder_decoder(config):
         plan = t5_plan(directory, config, numbers)
     else:
         from .decoder_only import decoder_only_plan  # mlx-lm takes a second, and T5 needs it not
 
         plan = decoder_only_plan(directory, config, numbers)
     return dequantized(plan) if numbers.dequantize else plan
+
+
+def _drafter(directory: Path) -> SpeculatorFiles | None:
+    """Of a kind that is known and supported; else what mlx-lm makes of the directory is told."""
+    kind = None
+    with suppress(CheckpointError):
+        kind = speculators.kind_of(directory)
+    return None if kind is None else speculators.read(directory)

@@ -30,7 +30,8 @@ class Plan:
     quantized: name -> how it is quantized on the way, for what is.
     natural: name -> the type that it is written in where none is asked for, if not its own.
     keeps_dtype: whether a tensor stays in its type whatever is asked for.
-    paths: the source's files of weights. notes: sentences for the user.
+    paths: the source's files of weights. notes: sentences for the user. not_run: why nobody can run
+        it to see what it computes; "" for models.
     """
 
     config: Mapping[str, Any]
@@ -45,6 +46,7 @@ class Plan:
     natural: Mapping[str, mx.Dtype] = field(default_factory=dict)
     keeps_dtype: Callable[[str], bool] = lambda name: False
     notes: tuple[str, ...] = ()
+    not_run: str = ""
 
     @property
     def nbytes(self) -> int:

@@ -1,22 +1,31 @@
 """Directories of drafters that read the target's hidden states: which kind one is, and its reader.
 
-A kind is a module of this package with `recognizes` and `read`, and a line in KINDS. Other programs
-call such a drafter a speculator.
+A kind is a module of this package with `recognizes` and `read`, and a line in KINDS; `expected`
+says what its tensors are where only config.json is here. Other programs call such a drafter a
+speculator.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
 from .. import shards
+from ..disk import destination
 from ..disk.reading import read_json
+from ..disk.sizes import show
 from ..files import Weights, has_vocabulary
+from ..formats import safetensors
+from ..keys import MOST_LAYERS
+from ..tensors import TensorInfo
 from . import unsupported
 from .layout import SpeculatorFiles
+from .settings import Settings
 
 KINDS: Mapping[str, str] = {
     "dspark": "dflash",
@@ -25,6 +34,10 @@ KINDS: Mapping[str, str] = {
     "eagle3": "eagle3",
 }
 """Kind -> module. The order is the one in which they are tried: a DSpark is a DFlash with more."""
+
+
+LARGEST = 1 << 40
+"""Bytes of a drafter that is believed to be one."""
 
 
 def kind_of(directory: Path) -> str | None:
@@ -81,6 +94,41 @@ def read(directory: Path) -> SpeculatorFiles | None:
         kind, directory, config
     )
     return files
+
+
+def outline(directory: Path) -> SpeculatorFiles | None:
+    """As `read`; without weights, what config.json alone says of a drafter, whose tensors are then
+    zeros. Raises CheckpointError, where it does not tell enough as well."""
+    kind = kind_of(directory)
+    if kind is None or shards.format_of(directory):
+        return read(directory)
+    config: dict[str, Any] = read_json(directory / "config.json")
+    module = import_module(f".{KINDS[kind]}", __name__)
+    if not hasattr(module, "expected"):
+        raise CheckpointError(
+            f"{directory} has no weights, and the config.json of the kind {kind} alone does not "
+            "tell what they are: give a directory that has them"
+        )
+    settings = Settings(directory / "config.json", config.get("transformer_layer_config"), config)
+    settings.whole("num_hidden_layers", 1, most=MOST_LAYERS)
+    infos = {
+        name: TensorInfo.of("I64" if name == "d2t" else settings.dtype, shape)
+        for name, shape in module.expected(kind, directory, config).items()
+    }
+    nbytes = sum(info.nbytes for info in infos.values())
+    if nbytes > LARGEST:
+        raise CheckpointError(
+            f"{directory / 'config.json'} asks for {show(nbytes)} of weights: check it"
+        )
+    with destination.temporary() as made:
+        shutil.copyfile(directory / "config.json", made / "config.json")
+        safetensors.write_outline(made / "model.safetensors", infos)
+        try:
+            files = read(made)
+        except CheckpointError as problem:
+            raise CheckpointError(str(problem).replace(str(made), str(directory))) from problem
+    assert files is not None, "its config.json told the kind"
+    return replace(files, directory=directory, tensors=files.tensors.outlined())
 
 
 def _names(directory: Path, config: Mapping[str, Any]) -> Collection[str]:

@@ -23,6 +23,7 @@ ARCHITECTURES: Mapping[str, str] = {
 }
 IDS = "aux_hidden_state_layer_ids"
 MoreShapes = Callable[[Settings, LayerSizes, int], Shapes]
+USUAL_TAPS = 5
 MOST_SLOTS = 256
 MARKOV = ("vanilla", "gated", "rnn")
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
@@ -89,7 +90,8 @@ def read(
     stored.check_layers(sizes.count)
     taps = _taps(stored, settings.whole("target_hidden_size", sizes.width))
     markov = _markov(settings, stored)
-    needed, optional = _shapes(sizes, stored, taps, (vocabulary, drafted), markov)
+    rank = stored.shapes[W1][-1] if markov is not None and stored.shapes[W1] else 0
+    needed, optional = _shapes(sizes, taps, (vocabulary, drafted), markov, rank)
     stored.check(needed | (more(settings, sizes, vocabulary) if more else {}), optional)
     anchored = settings.flag("sample_from_anchor", kind == "dspark")
     least = 1 if anchored else 2
@@ -116,6 +118,23 @@ def read(
         causal=_causal(settings, windows, kind),
         markov=markov,
     )
+
+
+def expected(
+    kind: str, directory: Path, config: Mapping[str, Any], more: MoreShapes | None = None
+) -> Shapes:
+    """The tensors of such a drafter, as far as config.json tells. more: as in `read`."""
+    inner = config.get("transformer_layer_config")
+    nested = isinstance(inner, Mapping)
+    settings = Settings(directory / "config.json", config.get("dflash_config"), inner, config)
+    sizes = layer_sizes(settings, inner.get("model_type") if isinstance(inner, Mapping) else None)
+    vocabulary = settings.whole("vocab_size", 151936 if nested else None)
+    vocabularies = vocabulary, settings.whole("draft_vocab_size", vocabulary)
+    rank = settings.whole("markov_rank", 0, least=0)
+    markov = _markov_kind(settings) if rank else None
+    taps = len(_tapped(settings) or (0,) * USUAL_TAPS)
+    needed, _ = _shapes(sizes, taps, vocabularies, markov, rank)
+    return needed | (more(settings, sizes, vocabulary) if more else {})
 
 
 def _own_name(name: str) -> str:
@@ -151,6 +170,10 @@ def _markov(settings: Settings, stored: Stored) -> str | None:
         if settings.whole("markov_rank", 0, least=0):
             raise CheckpointError(f"{stored.directory} lacks {W1}, which config.json asks for")
         return None
+    return _markov_kind(settings)
+
+
+def _markov_kind(settings: Settings) -> str:
     kind = settings.get("markov_head_type") or "vanilla"
     if kind not in MARKOV:
         raise settings.wrong("markov_head_type", " or ".join(MARKOV))
@@ -180,11 +203,7 @@ def _causal(settings: Settings, windows: tuple[int | None, ...], kind: str) -> t
 
 
 def _shapes(
-    sizes: LayerSizes,
-    stored: Stored,
-    taps: int,
-    vocabularies: tuple[int, int],
-    markov: str | None,
+    sizes: LayerSizes, taps: int, vocabularies: tuple[int, int], markov: str | None, rank: int
 ) -> tuple[Shapes, Shapes]:
     """What there has to be, and what there may be."""
     width, (vocabulary, drafted) = sizes.width, vocabularies
@@ -203,9 +222,7 @@ def _shapes(
     for number in range(sizes.count):
         needed |= sizes.shapes(number, width)
         optional |= sizes.optional(number)
-    rank = 0
     if markov is not None:
-        rank = stored.shapes[W1][-1] if stored.shapes[W1] else 0
         needed |= {W1: (vocabulary, rank), "markov_head.markov_w2.weight": (drafted, rank)}
     if markov == "gated":
         needed["markov_head.gate_proj.weight"] = (rank, width + rank)

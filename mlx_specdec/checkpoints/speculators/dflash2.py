@@ -58,6 +58,11 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> DFlash2Files:
     )
 
 
+def expected(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
+    """As dflash has it."""
+    return dflash.expected(kind, directory, config, _shapes)
+
+
 def _shapes(settings: Settings, sizes: LayerSizes, vocabulary: int) -> Shapes:
     """What there has to be beside the tensors of DFlash 1."""
     reach, group = settings.whole("conv_kernel_size", 2), settings.whole("conv_group_size", 16)

@@ -17,6 +17,7 @@ from .settings import Settings
 from .sizes import LayerSizes, Shapes, layer_sizes
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+USUAL_TAPS = 3
 ARCHITECTURES = re.compile(r"\w*Eagle3\w*")
 
 
@@ -90,6 +91,23 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> Eagle3Files:
         norms_before_head=nested or settings.flag("norm_output", True),
         feeds_back_normed=nested and settings.flag("norm_output", False),
     )
+
+
+def expected(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
+    """The tensors of such a drafter, as far as config.json tells."""
+    inner = config.get("transformer_layer_config")
+    nested = isinstance(inner, Mapping)
+    settings = Settings(directory / "config.json", inner, config)
+    sizes = layer_sizes(settings, inner.get("model_type") if isinstance(inner, Mapping) else None)
+    target_width = settings.whole("target_hidden_size", sizes.width)
+    vocabulary = settings.whole("vocab_size", 32000 if nested else None)
+    drafted = settings.whole("draft_vocab_size", vocabulary)
+    taps = len(_tapped(settings, config) or (0,) * USUAL_TAPS)
+    needed, _ = _shapes(sizes, taps * target_width, target_width, vocabulary, drafted)
+    lent = {"embed_tokens.weight": (vocabulary, sizes.width)}
+    if drafted == vocabulary:
+        lent["lm_head.weight"] = (drafted, sizes.width)
+    return needed if sizes.width == target_width else needed | lent
 
 
 def _tapped(settings: Settings, config: Mapping[str, Any]) -> tuple[int, ...] | None:

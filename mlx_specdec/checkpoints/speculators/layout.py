@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import numpy as np
 
 from ...errors import CheckpointError
 from ..configuration import check_weights
+from ..disk.reading import read_json
 from ..files import Weights
 from ..keys import is_encoder_decoder
+from ..quantization import Quantization, stored_quantization
 from ..tensors import DTYPES
 from .sizes import LayerSizes, Shapes
 
@@ -25,6 +28,8 @@ WIDTHS, DEPTHS = (
 """What config.json of whole models calls both."""
 UNREAD = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """What d2t says as well, and what only training needs."""
+IN_16_BITS = ("fc",)
+"""What is never quantized: all that a drafter knows of the target goes through it."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,8 @@ class SpeculatorFiles(ABC):
     kind: a key of KINDS. tapped: the target's layers, counted from 0, whose outputs it reads, in
     the order in which it puts them side by side; None for the kind's own choice. taps: how many
     they are. target_width: of each. vocabulary: the target's, as config.json says. target_ids: the
-    target's token for each of the drafter's; None where they are the same. tensors: by name, lazy,
-    each of the shape that the kind asks for.
+    target's token for each of the drafter's; None where they are the same. tensors: each of the
+    shape that the kind asks for, where it is whole.
     """
 
     directory: Path
@@ -46,12 +51,26 @@ class SpeculatorFiles(ABC):
     target_width: int
     vocabulary: int
     target_ids: tuple[int, ...] | None
-    tensors: Mapping[str, mx.array]
+    tensors: StoredTensors
 
     @property
     def encoder_width(self) -> int | None:
         """Of the target's encoder, where the drafter attends to what that puts out; else None."""
         return self.sizes.encoder_width
+
+    def facts(self) -> dict[str, Any]:
+        """What a user may want to know of it. target_layers: whose outputs it reads, counted from
+        0; None for the kind's usual ones, of which there are `taps`."""
+        known = len(self.target_ids) if self.target_ids is not None else self.vocabulary
+        return {
+            "kind": self.kind,
+            "target_hidden_size": self.target_width,
+            "target_vocab_size": self.vocabulary,
+            "draft_vocab_size": known,
+            "target_layers": None if self.tapped is None else list(self.tapped),
+            "taps": self.taps,
+            "encoder_hidden_size": self.encoder_width,
+        }
 
     @abstractmethod
     def usual_layers(self, layers: int) -> tuple[int, ...]:
@@ -113,6 +132,55 @@ class SpeculatorFiles(ABC):
         self.check_encoder(said(WIDTHS) if is_encoder_decoder(config) else None)
 
 
+class StoredTensors(Mapping[str, mx.array]):
+    """A drafter's tensors by its kind's names for them, each read when it is asked for, and lazily
+    where the format allows it; d2t is not among them.
+
+    names: in the files, d2t's as well. shapes: of quantized matrices that of the whole. quantized:
+    path of such a matrix -> how.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        names: Mapping[str, str],
+        shapes: Shapes,
+        quantized: Mapping[str, Quantization],
+    ) -> None:
+        self._weights, self.names = weights, names
+        self.shapes, self.quantized = shapes, quantized
+        self._here = True
+
+    def __getitem__(self, name: str) -> mx.array:
+        place = self.names[name]
+        return self._weights.read(place) if self._here else self._weights.tensor(place).outline
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names and name != "d2t"
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.names if name != "d2t")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def outlined(self) -> StoredTensors:
+        """The same as zeros, whose files may go."""
+        made = copy.copy(self)
+        made._here = False
+        return made
+
+    def expanded(self) -> dict[str, mx.array]:
+        """All of them, with whole matrices in float32 in the place of quantized ones."""
+        plain = {name: self[name] for name in self if name.rpartition(".")[0] not in self.quantized}
+        for path, how in self.quantized.items():
+            parts = (self.get(f"{path}.{part}") for part in ("weight", "scales", "biases"))
+            weight, scales, biases = parts
+            assert weight is not None and scales is not None, "they were checked"
+            plain[f"{path}.weight"] = how.dequantize(weight, scales, biases)
+        return plain
+
+
 class Stored:
     """The tensors of a drafter's directory under the names that its kind has for them.
 
@@ -127,7 +195,12 @@ class Stored:
         self._weights = Weights(directory)
         named = {own_name(name): name for name in self._weights.infos}
         self._names = {own: name for own, name in named.items() if own not in (*UNREAD, *unread)}
-        self.shapes = {own: self._weights.infos[name].shape for own, name in self._names.items()}
+        self._quantized = self._quantization()
+        self.shapes = {
+            own: self._shape(own)
+            for own in self._names
+            if own.rpartition(".")[0] not in self._quantized or own.endswith(".weight")
+        }
 
     def check_layers(self, count: int) -> None:
         """Raises CheckpointError where config.json asks for more layers than can be."""
@@ -147,7 +220,8 @@ class Stored:
         for own, name in self._names.items():
             stored, wanted = self._weights.infos[name].dtype, "floats"
             kind = mx.floating
-            if own == "d2t":
+            path, _, part = own.rpartition(".")
+            if own == "d2t" or (part == "weight" and path in self._quantized):
                 kind, wanted = mx.integer, "whole numbers"
             if not mx.issubdtype(DTYPES[stored], kind):
                 raise CheckpointError(
@@ -171,7 +245,34 @@ class Stored:
             )
         return tuple(ids.tolist())
 
-    def read(self) -> dict[str, mx.array]:
-        """All but d2t, lazily."""
-        names = ((own, name) for own, name in self._names.items() if own != "d2t")
-        return {own: self._weights.read(name) for own, name in names}
+    def read(self) -> StoredTensors:
+        """All but d2t."""
+        return StoredTensors(self._weights, self._names, self.shapes, self._quantized)
+
+    def _quantization(self) -> dict[str, Quantization]:
+        """What config.json says of the matrices that have scales. Raises CheckpointError."""
+        paths = [own.removesuffix(".scales") for own in self._names if own.endswith(".scales")]
+        try:
+            entry = stored_quantization(read_json(self.directory / "config.json"))
+        except CheckpointError as problem:
+            raise CheckpointError(f"{self.directory}: {problem}") from None
+        return {} if entry is None else {path: Quantization.of(entry, path) for path in paths}
+
+    def _shape(self, own: str) -> tuple[int, ...]:
+        """Of the whole, where it is quantized. Raises CheckpointError for parts that do not fit."""
+        shape = self._weights.infos[self._names[own]].shape
+        path, _, part = own.rpartition(".")
+        how = self._quantized.get(path)
+        if how is None or part != "weight":
+            return shape
+        parts = [self._names.get(f"{path}.{part}", "") for part in how.parts]
+        shapes = {self._weights.infos[name].shape if name else () for name in parts}
+        groups = next(iter(shapes))[-1:]
+        whole = (*shape[:-1], *(each * how.group_size for each in groups))
+        packed = (*shape[:-1], *(each * how.bits // 32 for each in whole[-1:]))
+        if len(shapes) > 1 or not groups or packed != shape or shapes != {(*shape[:-1], *groups)}:
+            raise CheckpointError(
+                f"{self.directory}: {path} is not quantized as config.json says: the drafter is "
+                "damaged"
+            )
+        return whole

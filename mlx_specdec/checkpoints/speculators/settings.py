@@ -60,6 +60,12 @@ class Settings:
             raise self.wrong(name, "a list of whole numbers")
         return tuple(value)
 
+    @property
+    def dtype(self) -> str:
+        """Of the weights, as safetensors writes it; F32 where nothing says it."""
+        said = str(self.get("dtype") or self.get("torch_dtype") or "").rpartition(".")[2]
+        return {"float16": "F16", "bfloat16": "BF16"}.get(said, "F32")
+
     def wrong(self, name: str, wanted: str) -> CheckpointError:
         """That what the file says under a name is something else."""
         value = self.get(name)

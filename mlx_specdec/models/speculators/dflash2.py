@@ -65,7 +65,7 @@ class Selector(nn.Module):
     def __init__(self, files: DFlash2Files) -> None:
         super().__init__()
         self._top_k = files.top_k
-        vocabulary, rank = files.tensors["candidate_selector.successor_codebook.weight"].shape
+        vocabulary, rank = files.tensors.shapes["candidate_selector.successor_codebook.weight"]
         self.predecessor_codebook = nn.Embedding(vocabulary, rank)
         self.successor_codebook = nn.Embedding(vocabulary, rank)
         self.hidden_projection = nn.Linear(files.sizes.width, rank, bias=False)

@@ -18,8 +18,8 @@ class MarkovHead(nn.Module):
     def __init__(self, files: BlockFiles) -> None:
         super().__init__()
         self._kind = files.markov
-        width, (vocabulary, rank) = files.sizes.width, files.tensors[W1].shape
-        drafted = files.tensors["markov_head.markov_w2.weight"].shape[0]
+        width, (vocabulary, rank) = files.sizes.width, files.tensors.shapes[W1]
+        drafted = files.tensors.shapes["markov_head.markov_w2.weight"][0]
         self.markov_w1 = nn.Embedding(vocabulary, rank)
         self.markov_w2 = nn.Linear(rank, drafted, bias=False)
         if files.markov == "gated":

@@ -5,23 +5,21 @@ A target lends its embedding and its head to those that have none of their own.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 
-from ...checkpoints.speculators.layout import SpeculatorFiles
+from ...checkpoints.speculators.layout import IN_16_BITS, SpeculatorFiles
 from ...contracts import after
 from ...errors import OptionError
 from ..base import Base
 from ..kv_cache import KVCache
-from ..number_format import NumberFormat
+from ..number_format import NumberFormat, expands
 from ..rows import Rows
 from .layers import Layer, Source
-
-IN_16_BITS = ("fc",)
-"""What is never quantized: all that a drafter knows of the target goes through it."""
 
 
 class Speculator(nn.Module):
@@ -44,10 +42,10 @@ class Speculator(nn.Module):
         if "embed_tokens.weight" in present:
             self.embed_tokens = nn.Embedding(files.vocabulary, width)
         if "lm_head.weight" in present:
-            self.lm_head = nn.Linear(width, present["lm_head.weight"].shape[0], bias=False)
-        self.target_ids = files.target_ids
+            self.lm_head = nn.Linear(width, present.shapes["lm_head.weight"][0], bias=False)
         if files.encoder_width is not None:
             self.encoder_norm = nn.RMSNorm(files.encoder_width, files.sizes.eps)
+        self.target_ids = files.target_ids
         self._places = _places(files.target_ids, target.vocabulary)
 
     @property
@@ -58,12 +56,25 @@ class Speculator(nn.Module):
     def load(self, files: SpeculatorFiles, numbers: NumberFormat) -> None:
         """Take the weights of a directory. Raises OptionError for a quantization that does not suit
         them."""
-        self.load_weights(list(files.tensors.items()))
-        dtype = numbers.floating(files.tensors["fc.weight"].dtype, quantized=False)
-        self.update(tree_map(lambda array: array.astype(dtype), self.parameters()))
+        self.take(files, numbers, values=True)
+        mx.eval(self.parameters())
+
+    def take(self, files: SpeculatorFiles, numbers: NumberFormat, *, values: bool) -> None:
+        """Have weights in these numbers, lazily. values: those of the directory; else whichever are
+        there. Raises as `load` does."""
+        stored = files.tensors
+        numbers.check_plain(files.directory, stored.quantized)
+        size = sum(map(math.prod, stored.shapes.values()))
+        whole = not stored.quantized or (numbers.dtype == "auto" and expands(size))
+        if not whole:
+            as_stored = {path: how.as_dict() for path, how in stored.quantized.items()}
+            nn.quantize(self, class_predicate=lambda path, module: as_stored.get(path, False))
+        if values:
+            self.load_weights(list((stored.expanded() if whole else stored).items()))
+        dtype = numbers.floating(stored["fc.weight"].dtype, quantized=not whole)
+        self.set_dtype(dtype)
         if numbers.q_bits is not None:
             self._quantize(numbers.q_bits, numbers.q_group_size)
-        mx.eval(self.parameters())
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(1, m) int32 of the target's -> (1, m, width)."""
@@ -80,7 +91,9 @@ class Speculator(nn.Module):
         hidden = None if mask is None else mask[:, None, None]
         given = (layer.encoder_attn.keys_values(states) for layer in self.layers)
         # Laid out once in this order: every later pass would copy a transposed view.
-        return [Source(*map(mx.contiguous, each), hidden) for each in given]
+        return [
+            Source(mx.contiguous(keys), mx.contiguous(values), hidden) for keys, values in given
+        ]
 
     def own_logits(self, states: mx.array) -> mx.array:
         """(1, m, width), as the head is given them -> logits (1, m, the drafter's vocabulary)."""
@@ -124,11 +137,19 @@ class Reading:
     def __init__(self, layers: int) -> None:
         self._rows = Rows(1)
         self._caches = [KVCache(self._rows) for _ in range(layers)]
+        self._sources: list[Source | None] = [None] * layers
 
     @property
     def length(self) -> int:
         """How many rows of the target's were read."""
         return self._rows.lengths[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all keys and values."""
+        own = [array for cache in self._caches for array in cache.state]
+        given = [each for source in self._sources if source is not None for each in source[:2]]
+        return sum(array.nbytes for array in (*own, *given))
 
     def attend(self, encoded: mx.array) -> None:
         """As drafting.speculator.Reading says; nothing for those that do not attend to it."""

@@ -1,0 +1,135 @@
+"""Conversion of drafters on hidden states: what is written drafts as its source did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints.files import Weights
+from mlx_specdec.checkpoints.report import Report
+from mlx_specdec.checkpoints.speculators import read
+from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.speculators import module_of
+
+from ..models.test_speculators import FIXTURES, Lender, drafts_of
+from ..speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
+
+MAKERS = {
+    "eagle3": eagle3,
+    "speculators": speculators_eagle3,
+    "dflash": dflash,
+    "dflash2": lambda directory, **asked: dflash(directory, second=True, **asked),
+    "dspark": lambda directory, **asked: dflash(directory, markov="rnn", **asked),
+    "encoder": lambda directory, **asked: dflash(directory, encoder=WIDTH, **asked),
+}
+
+
+def converted(source: Path, result: Path, **asked) -> Report:
+    return convert(str(source), result, **asked)
+
+
+def network_in(directory: Path, numbers: NumberFormat):
+    files = read(directory)
+    assert files is not None
+    embedding = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(1))
+    network = module_of(files.kind).network(files, Lender(embedding))
+    network.load(files, numbers)
+    return network
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_kind_is_quantized_but_for_fc_and_norms(name: str, tmp_path: Path) -> None:
+    source, result = MAKERS[name](tmp_path / "source"), tmp_path / "result"
+    report = converted(source, result, quantize=True, q_bits=8, q_group_size=32)
+    assert "norms and fc" in report.describe()
+    stored = Weights(result).infos
+    assert stored["fc.weight"].dtype == stored["norm.weight"].dtype == "F32"
+    assert stored["layers.0.self_attn.q_proj.weight"].dtype == "U32"
+    # On load the same matrices would be quantized, to the same numbers.
+    plain = network_in(source, NumberFormat("float32", q_bits=8, q_group_size=32))
+    kept = network_in(result, NumberFormat("float32"))
+    assert kept.nbytes == plain.nbytes
+    for own, array in tree(plain).items():
+        assert mx.array_equal(tree(kept)[own], array), own
+    # Small ones are expanded on the CPU.
+    assert not hasattr(network_in(result, NumberFormat()).layers[0].self_attn.q_proj, "bits")
+    with pytest.raises(OptionError, match="quantized already"):
+        network_in(result, NumberFormat(q_bits=4, q_group_size=32))
+
+
+def tree(network) -> dict[str, mx.array]:
+    from mlx.utils import tree_flatten
+
+    return dict(tree_flatten(network.parameters()))
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "dflash2", "dspark"])
+def test_what_is_not_quantized_drafts_the_very_same(name: str, tmp_path: Path) -> None:
+    source = MAKERS[name](tmp_path / "source")
+    converted(source, tmp_path / "result")
+    assert mx.array_equal(drafts_of(source), drafts_of(tmp_path / "result"))
+
+
+def test_a_torch_archive_becomes_safetensors(tmp_path: Path) -> None:
+    source = FIXTURES / "eagle3-authors"
+    report = converted(source, tmp_path / "result")
+    assert report.tensor_report.renamed["midlayer.hidden_norm.weight"] == (
+        "layers.0.hidden_norm.weight"
+    )
+    assert set(report.tensor_report.dropped) <= {"t2d", "embed_tokens.weight"}
+    before, after = read(source), read(tmp_path / "result")
+    assert before is not None and after is not None
+    assert before.target_ids == after.target_ids is not None
+    assert before.tensors.keys() == after.tensors.keys()
+    assert all(mx.array_equal(before.tensors[each], after.tensors[each]) for each in before.tensors)
+    assert not list((tmp_path / "result").glob("*.bin"))
+
+
+def test_what_was_quantized_can_be_made_whole(tmp_path: Path) -> None:
+    source = eagle3(tmp_path / "source")
+    converted(source, tmp_path / "small", quantize=True, q_bits=8, q_group_size=32)
+    converted(tmp_path / "small", tmp_path / "whole", dequantize=True)
+    small, whole = read(tmp_path / "small"), read(tmp_path / "whole")
+    assert small is not None and whole is not None and not whole.tensors.quantized
+    for name, array in small.tensors.expanded().items():
+        assert mx.array_equal(whole.tensors[name], array), name
+    assert whole.target_ids == small.target_ids
+
+
+def test_what_does_not_suit_a_drafter_is_refused(tmp_path: Path) -> None:
+    source = dflash(tmp_path / "source")
+    for asked, match in (
+        ({"quantize": True}, "divide into groups of 64"),
+        ({"quantize": True, "quant_predicate": "mixed_4_6", "q_group_size": 32}, "whole models"),
+        ({"verify": True, "compare_logits": lambda *_: 0.0}, "nothing without its target"),
+        ({"dequantize": True}, "not quantized"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            converted(source, tmp_path / "result", **asked)
+        assert not (tmp_path / "result").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        ({"bits": 4, "group_size": 32}, "is not quantized as config.json says"),
+        ({"bits": 8, "group_size": 64}, "is not quantized as config.json says"),
+        ({"bits": 8.5, "group_size": 32}, "not a quantization that MLX has"),
+        ("8 bits", "quantization entry that is no object"),
+    ],
+)
+def test_a_quantization_that_config_json_does_not_tell_is_refused(
+    damage: object, match: str, tmp_path: Path
+) -> None:
+    source, result = eagle3(tmp_path / "source"), tmp_path / "result"
+    converted(source, result, quantize=True, q_bits=8, q_group_size=32)
+    file = result / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "quantization": damage}))
+    with pytest.raises(CheckpointError, match=match):
+        read(result)

@@ -1,0 +1,154 @@
+"""Drafters on hidden states known by config.json alone: their sizes, and what they cost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec.checkpoints.speculators import outline, read
+from mlx_specdec.costs.passes import CHAIN, PassCosts
+from mlx_specdec.errors import CheckpointError
+from mlx_specdec.estimate.drafter import AskedDrafter
+from mlx_specdec.estimate.pair import Asked, estimate, speeds
+from mlx_specdec.models.kv_cache import STEP
+
+from .. import tiny
+from ..models.test_encoder_attention import MAKERS
+from ..models.test_outline import T5
+from ..speculators import HEAD_DIM, KV_HEADS, dflash, eagle3, speculators_eagle3
+from .test_pair import LLAMA, QUICK, ticking
+
+TARGETS = {"llama": LLAMA, "t5": T5}
+MOST = {"dflash": 3, "dflash2": 3, "dspark": 4}
+"""Tokens in a block of these fixtures."""
+KINDS = {**MAKERS, "speculators": speculators_eagle3}
+
+
+def config_of(directory: Path) -> Path:
+    """The directory without its weights."""
+    for file in directory.glob("model*"):
+        file.unlink()
+    return directory
+
+
+def asked(directory: Path, **numbers) -> AskedDrafter:
+    files = outline(directory)
+    assert files is not None
+    return AskedDrafter("drafter", files, **numbers)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_config_json_tells_what_the_files_hold(name: str, tmp_path: Path) -> None:
+    whole = KINDS[name](tmp_path / "whole", encoder=32)
+    files = read(whole)
+    known = outline(config_of(Path(shutil.copytree(whole, tmp_path / "config"))))
+    assert files is not None and known is not None
+    # What is there by presence alone is norms of a few numbers.
+    left = files.tensors.shapes.keys() - known.tensors.shapes.keys()
+    assert all(each.endswith(("q_norm.weight", "k_norm.weight")) for each in left)
+    assert known.tensors.shapes.items() <= files.tensors.shapes.items()
+    assert known.facts() == files.facts()
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        case
+        if case in (("dspark", "llama"), ("eagle3", "t5"))
+        else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(KINDS, TARGETS)
+    ],
+)
+def test_a_drafter_is_measured_from_two_configurations(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    target = TARGETS[family]
+    width, size = target.get("d_model", 32), target["vocab_size"]
+    encoder = {"encoder": width} if "d_model" in target else {}
+    directory = KINDS[name](tmp_path / name, width=width, vocabulary=size, **encoder)
+    told = estimate(Asked("big", target), asked(config_of(directory)), **QUICK, clock=ticking())
+    assert told.proposer == ("eagle3" if name == "speculators" else name)
+    assert told.speeds is not None and told.fits
+    longest = max(each.num_draft for each in told.speeds.predictions)
+    assert longest <= MOST.get(name, 16)
+    assert told.draft.vocabulary == size
+    assert told.draft.weights_bytes > 0 and told.draft.caches_bytes > 0
+    assert json.loads(json.dumps(told.as_dict()))["proposer"] == told.proposer
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_longer_drafts_are_timed_than_there_are(name: str, tmp_path: Path) -> None:
+    known = Asked("big", LLAMA).outline()
+    its = asked(config_of(MAKERS[name](tmp_path / name))).outline(known)
+    timer = its.timer(known.model(), 8, ticking())
+    timer.turn()
+    assert timer.kinds == (("chain", 1), ("chain", MOST.get(name, CHAIN)))
+    found = timer.costs()
+    assert found is not None and found.draft == 0.0 and found.start == 1.0
+
+
+def test_predictions_stop_at_the_longest_draft() -> None:
+    target = PassCosts(None, {1: 1.0, 17: 1.4}, step=1.0)
+    draft = PassCosts(0.01, {}, start=0.1)
+    assert [one.num_draft for one in speeds(target, draft, 3).predictions][-1] == 3
+    assert [one.num_draft for one in speeds(target, draft).predictions][-1] == 16
+
+
+def test_weights_that_are_here_count_as_they_are(tmp_path: Path) -> None:
+    directory = eagle3(tmp_path / "drafter")
+    files = read(directory)
+    assert files is not None
+    told = estimate(Asked("big", LLAMA), asked(directory), **QUICK, clock=ticking())
+    assert told.draft.weights_bytes == sum(array.nbytes for array in files.tensors.values())
+    small = estimate(
+        Asked("big", LLAMA),
+        AskedDrafter("drafter", files, "bfloat16"),
+        **QUICK,
+        limit=lambda: 0,
+        clock=ticking(),
+    )
+    assert small.draft.weights_bytes == told.draft.weights_bytes / 2
+    assert (small.draft.dtype, small.fits, small.speeds) == ("bfloat16", False, None)
+
+
+def test_caches_hold_the_text_and_the_source(tmp_path: Path) -> None:
+    known = Asked("t5", T5).outline()
+    width, size = T5["d_model"], T5["vocab_size"]
+    shape = {"width": width, "vocabulary": size, "drafted": None}
+    plain = asked(config_of(eagle3(tmp_path / "plain", **shape))).outline(known)
+    encoder = asked(config_of(eagle3(tmp_path / "encoder", encoder=width, **shape))).outline(known)
+    position = 2 * KV_HEADS * HEAD_DIM * 4
+    assert plain.cache_nbytes(100, 8) == STEP * position
+    assert encoder.cache_nbytes(100, 8) == (STEP + 100) * position
+
+
+def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
+    for number, (more, match) in enumerate(
+        (
+            ({"width": 48}, "hidden states of width 48, and this one has 32"),
+            ({"vocabulary": 50, "drafted": 20}, "a vocabulary of 50, and this one has 64"),
+            ({"eagle_aux_hidden_state_layer_ids": [1, 2, 99]}, "reads what layer 98"),
+            ({"encoder": 32}, "an encoder of width 32, and this one is decoder-only"),
+        )
+    ):
+        drafter = asked(config_of(eagle3(tmp_path / f"{number}", **more)))
+        with pytest.raises(CheckpointError, match=match):
+            estimate(Asked("big", LLAMA), drafter, **QUICK)
+
+
+def test_configurations_of_no_drafter_are_refused(tmp_path: Path) -> None:
+    for number, (make, more, match) in enumerate(
+        (
+            (dflash, {"num_hidden_layers": 10**6}, "num_hidden_layers"),
+            (eagle3, {"hidden_size": 2**30, "vocab_size": 2**30}, "TB of weights: check it"),
+            (eagle3, {"hidden_act": "gelu"}, r"2/config.json says 'gelu' for hidden_act"),
+        )
+    ):
+        directory = config_of(make(tmp_path / f"{number}", **more))
+        with pytest.raises(CheckpointError, match=match):
+            outline(directory)
+    assert outline(config_of(tiny.write("llama", tmp_path / "llama"))) is None
