@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -227,11 +228,10 @@ class AnchorTask(Task):
 def compared(draft: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
     """(n, vocabulary) logits and the target's probabilities -> (n,) cross-entropies, and the shares
     that speculative sampling accepts, which have no gradient here."""
-    entropy, q = _entropy(draft, target)
+    entropy, q = _with_gradient(draft, target)
     return entropy, mx.minimum(target, mx.stop_gradient(q)).sum(axis=-1)
 
 
-@mx.custom_function
 def _entropy(draft: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
     """And the draft's probabilities, of which its gradient is made: on a CPU an exponential of
     every entry costs more than the head does."""
@@ -240,11 +240,14 @@ def _entropy(draft: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
     return target.sum(axis=-1) * whole - (target * draft).sum(axis=-1), q
 
 
-@_entropy.vjp
-def _entropy_gradient(
+def _gradient(
     given: tuple[mx.array, mx.array],
     cotangents: tuple[mx.array, mx.array],
     outputs: tuple[mx.array, mx.array],
 ) -> tuple[mx.array, mx.array]:
     (_, target), (along, _), (_, q) = given, cotangents, outputs
     return along[:, None] * (target.sum(axis=-1, keepdims=True) * q - target), mx.zeros_like(target)
+
+
+_with_gradient: Any = mx.custom_function(_entropy)
+_with_gradient.vjp(_gradient)

@@ -7,7 +7,6 @@ DSpark as the package `speculators` writes it, EAGLE-3 as its authors do.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ class Texts:
         return cls(
             np.argsort(-used, kind="stable"),
             mx.sqrt(squares[:, -width:].mean(axis=0)),
-            math.sqrt(squares[:, :-width].mean().item()),
+            float(mx.sqrt(squares[:, :-width].mean()).item()),
         )
 
 
@@ -231,7 +230,7 @@ def _weights(shapes: Shapes, target: Base, texts: Texts, seed: int) -> dict[str,
     draws = mx.random.split(mx.random.key(seed), len(shapes))
     chains = "lm_head.weight" in shapes
     embedded = target.embed(mx.array(texts.by_use[None, :SEEN_TOKENS], dtype=mx.int32))
-    size = texts.features if chains else math.sqrt(embedded.square().mean().item())
+    size = texts.features if chains else mx.sqrt(embedded.square().mean())
     made = {}
     for (name, shape), draw in zip(sorted(shapes.items()), draws, strict=True):
         if name == "norm.weight":

@@ -63,7 +63,7 @@ class Eagle3Task(AnchorTask):
             each = rows.reshape(offsets.size, 1, rows.shape[-1])
             made[number].append(attention.keys_values(each, offsets))
             keys, values = (
-                mx.concatenate(parts, axis=2) for parts in zip(*made[number], strict=True)
+                mx.concatenate(list(parts), axis=2) for parts in zip(*made[number], strict=True)
             )
             queries = attention.queries(each, offsets)
             behind = seen[number], (keys, values), given.anchors

@@ -45,6 +45,35 @@ def test_a_draft_is_trained_from_layers(run: Run, texts: Path, llama: Path, tmp_
     assert config["num_hidden_layers"] == 1
 
 
+@pytest.mark.parametrize(("kind", "family"), [("dspark", "t5"), ("eagle3", "llama")])
+def test_a_drafter_on_hidden_states_is_trained_and_used(
+    kind: str, family: str, run: Run, texts: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    target, output = request.getfixturevalue(family), tmp_path / "drafter"
+    begun = ["--kind", kind, "--model", target, "--data", texts, "--num-draft", 3]
+    done = run("train-draft", *begun, *few(output), "--temperature", "0,1")
+    assert (done.code, done.out) == (0, "")
+    lines = done.err.splitlines()
+    assert lines[0].startswith("start: held-out loss")
+    assert "temperature 1: " in lines[1] and lines[1].count("%") == 6
+    assert lines[-1].startswith(str(output))
+    asked = ["--model", target, "--prompt", "words", "--max-tokens", 12, "--json"]
+    plain = json.loads(run("generate", *asked).out)
+    found = json.loads(run("generate", *asked, "--draft-model", output, "--num-draft", 2).out)
+    assert found["tokens"] == plain["tokens"]
+    assert found["proposer"] == kind
+
+
+def test_texts_of_several_temperatures_are_asked_for_by_one_number_too(
+    run: Run, texts: Path, t5: Path, tmp_path: Path
+) -> None:
+    begun = ["--kind", "dspark", "--model", t5, "--data", texts, "--temperature", 0.5]
+    done = run("train-draft", *begun, *few(tmp_path / "drafter"))
+    assert done.code == 0
+    told = json.loads((tmp_path / "drafter" / "provenance.json").read_text())
+    assert told["texts"]["temperatures"] == [0.5]
+
+
 def test_no_gain_is_one_line(run: Run, texts: Path, t5: Path, tmp_path: Path) -> None:
     begun = ["--model", t5, "--draft-model", t5, "--data", texts]
     done = run("train-draft", *begun, *few(tmp_path / "dra\x1bft"), "--lr", 0.3)
@@ -79,6 +108,13 @@ def test_an_interruption_is_one_line_and_leaves_no_result(
         (["--layers", 0], "layers must be 1 or more, not 0"),
         (["--layers", 9], "layers must be 1 to the target's 2, not 9"),
         (["--layers", 1, "--divergence", "other"], "not one of 'forward', 'reverse'"),
+        (["--kind", "dspark", "--draft-model", "x"], "leave --draft-model and --width out"),
+        (["--kind", "dspark", "--width", 16], "leave --draft-model and --width out"),
+        (["--kind", "dspark", "--num-draft", 0], "num-draft must be 1 to 32, not 0"),
+        (["--kind", "eagle3", "--layers", 2], "eagle3 has one layer: leave --layers out"),
+        (["--kind", "medusa"], "not one of 'draft', 'dspark', 'eagle3'"),
+        (["--layers", 1, "--temperature", "0,x"], "must be numbers with commas between them"),
+        (["--layers", 1, "--temperature", "0,-1"], "temperature must be 0 or more, not -1.0"),
         (["--layers", 1, "--samples", 1], "samples must be 2 or more"),
         (["--layers", 1, "--samples", 10**20], "--samples must be 2147483647 or less"),
         (["--layers", 1, "--epochs", 10**20], "--epochs must be 2147483647 or less"),

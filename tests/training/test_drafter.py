@@ -81,7 +81,8 @@ def test_a_drafter_is_trained_and_drafts(
     watcher = Watcher()
     done = trained(pair, tmp_path, watcher, kind=kind)
     assert done.outcome.best > 0
-    assert done.outcome.figures.tokens[0] > done.start.tokens[0] + 0.5
+    assert done.outcome.figures.loss < done.start.loss
+    assert done.outcome.figures.tokens[0] > done.start.tokens[0] + 0.1
     assert watcher.epochs[0] == (0, done.start)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     loaded = assemble.load(model, done.output)
@@ -136,7 +137,9 @@ def test_a_dspark_is_written_as_the_package_speculators_has_it(pair: Pair, tmp_p
     own = {"auto_map", "target_hidden_size", "transformers_version", "sliding_window_non_causal"}
     assert reference.keys() - config.keys() <= own
     stored = mx.load(str(fixture / "model.safetensors"))
-    one_layer = {name for name in weights(done.output) if not name.startswith("layers.1.")}
+    # Attending to an encoder is this package's own.
+    known = {name for name in weights(done.output) if "encoder_" not in name}
+    one_layer = {name for name in known if not name.startswith("layers.1.")}
     assert one_layer == stored.keys() - {"d2t", "t2d", "lm_head.weight", "embed_tokens.weight"}
     assert config["aux_hidden_state_layer_ids"] == [1], "layers by their inputs"
     assert {array.dtype for array in weights(done.output).values()} == {mx.bfloat16}

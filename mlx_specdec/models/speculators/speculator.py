@@ -47,9 +47,9 @@ class Speculator(nn.Module):
             self.embed_tokens = nn.Embedding(files.vocabulary, width)
         if "lm_head.weight" in present:
             self.lm_head = nn.Linear(width, present.shapes["lm_head.weight"][0], bias=False)
-        self.target_ids = files.target_ids
         if files.encoder_width is not None:
             self.encoder_norm = nn.RMSNorm(files.encoder_width, files.sizes.eps)
+        self.target_ids = files.target_ids
         self._places = _places(files.target_ids, target.vocabulary)
 
     @property
