@@ -193,19 +193,19 @@ def main() -> None:
         text = served.complete(GOOD)["choices"][0]["text"]
         # What is made once, for all kinds of requests.
         all_of(send_requests, served, ASKED_EVERY, asked.seed + 10_000)
-        before, same = served.resident_bytes(), True
+        resident, same = [served.resident_bytes()], True
         for turn, count in enumerate(rounds(asked.requests, ASKED_EVERY)):
             became += all_of(send_requests, served, count, asked.seed + CLIENTS * turn)
             same = same and served.complete(GOOD)["choices"][0]["text"] == text
-        between = served.resident_bytes()
+            resident.append(served.resident_bytes())
         of_bytes = all_of(send_bytes, served, asked.bytes, asked.seed)
         same = same and served.complete(GOOD)["choices"][0]["text"] == text
-        after = served.resident_bytes()
+        resident.append(served.resident_bytes())
     told = {
         "requests": dict(became),
         "random_bytes": dict(of_bytes),
         "same_text_throughout": same,
-        "resident_mib": [round(each / 2**20, 1) for each in (before, between, after)],
+        "resident_mib": [round(each / 2**20) for each in resident],
     }
     print(json.dumps(told))
     wrong = [each for each in (*became, *of_bytes) if each != "closed" and each[:1] != "4"]

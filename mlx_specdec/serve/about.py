@@ -124,9 +124,15 @@ class About:
 
         def read() -> list[int]:
             asking.check_model(body)
-            if "messages" in body:
-                return asking.prompt(body)
-            return asking.text_ids(fields.text(body, "content" if "content" in body else "prompt"))
+            given = [name for name in ("messages", "content", "prompt") if name in body]
+            if len(given) != 1:
+                raise wrong("give one of messages, content and prompt", "content")
+            [name] = given
+            return (
+                asking.prompt(body)
+                if name == "messages"
+                else asking.text_ids(fields.text(body, name))
+            )
 
         ids = await outside(read)
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": asking.longest})

@@ -54,7 +54,10 @@ def as_chat(asking: Asking, body: Body) -> Body:
 
 def stops(body: Body) -> list[str]:
     """The stop sequences. Raises Problem."""
-    return fields.strings("stop_sequences", body.get("stop_sequences", []))
+    given = body.get("stop_sequences", [])
+    if not isinstance(given, list):
+        raise wrong("stop_sequences must be a list of strings", "stop_sequences")
+    return fields.strings("stop_sequences", given)
 
 
 def error(problem: Problem) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def _post(summary: str, body: str, answer: str) -> Schema:
     told = {
         "summary": summary,
         "requestBody": {"required": True, "content": {JSON: {"schema": _ref(body)}}},
-        "responses": _responses({JSON: _ref(answer), STREAM: TEXT}),
+        "responses": _responses({JSON: _ref(answer), STREAM: {}}),
     }
     return {"post": told}
 

@@ -35,7 +35,9 @@ ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "genera
 
 def ask(asking: Asking, body: Body) -> Asked:
     """What a body for /generate asks for. Raises Problem."""
-    told = {name: value for name, value in _parameters(body).items() if value is not None}
+    told = _parameters(body)
+    for name in ("details", "return_full_text"):
+        fields.truth(told, name)
     for name, values in HARMLESS.items():
         if name in told and not any(told[name] == value for value in values):
             raise unsupported(name)
@@ -54,7 +56,8 @@ def ask(asking: Asking, body: Body) -> Asked:
 
 
 def _parameters(body: Body) -> Body:
-    return fields.object_of(body, "parameters")
+    given = fields.object_of(body, "parameters")
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _streams(body: Body) -> bool:

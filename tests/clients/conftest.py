@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,28 +11,57 @@ import pytest
 pytest.importorskip("uvicorn", reason="the extra server is not installed")
 pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
+from mlx_specdec.text.tokenizer import load_tokenizer
+
 from ..serve.conftest import moved, running
 from ..serve.test_sockets import listening
-from ..serve.tooled import make_tooled
+from ..serve.tooled import CALLS, make_tooled
 
 HERE = Path(__file__).parent
 MODEL = "tiny"
 KEY = "no key is asked for"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests of LangChain's are coroutines, which pytest-asyncio runs where it comes along."""
+    if hasattr(config.option, "asyncio_mode"):
+        config.option.asyncio_mode = "auto"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for each in items:
-        if HERE in each.path.parents:
-            each.add_marker(pytest.mark.slow)
+        if HERE not in each.path.parents:
+            continue
+        each.add_marker(pytest.mark.slow)
+        # What libraries of others warn of is none of ours to mend.
+        each.add_marker(pytest.mark.filterwarnings("ignore"))
+        if inspect.iscoroutinefunction(getattr(each, "function", None)):
+            # langchain-openai keeps one client for all tests, which lives in one loop.
+            each.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a tiny model with a draft is served that knows tools and thoughts."""
-    directory = make_tooled(tmp_path_factory.mktemp("tooled"))
+    """Where a tiny model with a draft is served that knows tools."""
+    directory = make_tooled(tmp_path_factory.mktemp("tooled"), marks=CALLS)
     draft = moved(directory, tmp_path_factory.mktemp("tooled-draft"))
     with running((directory, draft)) as engine, listening(engine) as place:
         yield f"http://127.0.0.1:{place.port}"
+
+
+@pytest.fixture(scope="session")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where one is served that knows thoughts as well, which have no end in random texts."""
+    directory = make_tooled(tmp_path_factory.mktemp("thinking"))
+    with running((directory, None)) as engine, listening(engine) as place:
+        yield f"http://127.0.0.1:{place.port}"
+
+
+@pytest.fixture(scope="session")
+def ending(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """logit_bias with which a random model ends the strings that it has begun."""
+    directory = make_tooled(tmp_path_factory.mktemp("pieces"), marks=CALLS)
+    return {str(load_tokenizer(directory, kind="decoder-only").pieces().index('"')): 20}
 
 
 @pytest.fixture(scope="session")

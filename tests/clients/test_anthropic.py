@@ -34,7 +34,7 @@ def test_a_message_and_its_stream(client) -> None:
     )
 
 
-def test_tools_and_thoughts(client) -> None:
+def test_tools(client) -> None:
     choice = {"type": "tool", "name": "keep"}
     asked = {**ASKED, "max_tokens": 200, "tools": ANTHROPIC, "tool_choice": choice}
     with client.messages.stream(**asked, extra_body=GREEDY) as stream:
@@ -52,8 +52,15 @@ def test_tools_and_thoughts(client) -> None:
         },
     ]
     assert client.messages.create(**{**ASKED, "messages": answered}, tools=ANTHROPIC).content
-    thinking = client.messages.create(**ASKED, thinking={"type": "enabled", "budget_tokens": 1024})
-    assert thinking.content[0].type == "thinking"
+
+
+def test_thoughts(thinking: str) -> None:
+    client = anthropic.Anthropic(base_url=thinking, api_key=KEY, max_retries=0)
+    asked = {**ASKED, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    [whole] = client.messages.create(**asked, extra_body=GREEDY).content
+    assert whole.type == "thinking" and whole.thinking
+    with client.messages.stream(**asked, extra_body=GREEDY) as stream:
+        assert stream.get_final_message().content[0].thinking == whole.thinking
 
 
 def test_errors_have_their_classes(client) -> None:

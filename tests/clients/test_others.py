@@ -13,7 +13,7 @@ import pytest
 from .conftest import KEY, MODEL
 
 
-def test_instructor_reads_what_it_asks_for(base_url: str) -> None:
+def test_instructor_reads_what_it_asks_for(base_url: str, ending: dict[str, int]) -> None:
     instructor = pytest.importorskip("instructor", reason="the extra clients is not installed")
     from openai import OpenAI
     from pydantic import BaseModel, Field
@@ -32,13 +32,14 @@ def test_instructor_reads_what_it_asks_for(base_url: str) -> None:
             response_model=Person,
             max_tokens=200,
             max_retries=0,
+            logit_bias=ending,
         )
         assert isinstance(told, Person)
 
 
-def test_llm_asks_on_the_command_line(base_url: str, tmp_path: Path) -> None:
+def test_llm_asks_on_the_command_line(shipped: str, tmp_path: Path) -> None:
     pytest.importorskip("llm", reason="the extra clients is not installed")
-    models = f"- model_id: {MODEL}\n  model_name: {MODEL}\n  api_base: {base_url}\n"
+    models = f"- model_id: {MODEL}\n  model_name: {MODEL}\n  api_base: {shipped}/v1\n"
     (tmp_path / "extra-openai-models.yaml").write_text(models)
     environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": KEY}
 

@@ -442,6 +442,8 @@ def test_tokens_and_texts(client: TestClient, pair: Pair) -> None:
     told = ok(client, "/tokenize", messages=messages)
     assert told["tokens"] == pair.tokenizer.encode("USER: a\nASSISTANT:")
     assert ok(client, "/detokenize", tokens=ids)["content"] == "déjà vu"
+    for wrong in ({}, {"content": "a", "prompt": "a"}, {"messages": messages, "content": 5}):
+        assert client.post("/tokenize", json=wrong).status_code == 400
     for tokens in (None, "x", [1.5], [-1], [10**9]):
         assert client.post("/detokenize", json={"tokens": tokens}).status_code == 400
 

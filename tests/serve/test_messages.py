@@ -105,6 +105,7 @@ def test_a_stop_sequence_is_told(client: TestClient, text: str) -> None:
         ({"messages": []}, 400, "invalid_request_error"),
         ({"system": 5}, 400, "invalid_request_error"),
         ({"stop_sequences": 5}, 400, "invalid_request_error"),
+        ({"stop_sequences": "a"}, 400, "invalid_request_error"),
         ({"temperature": "hot"}, 400, "invalid_request_error"),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error"),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, 400, "invalid_request_error"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -168,6 +169,15 @@ def test_chunks_come_while_the_text_is_written(place: Place) -> None:
         (b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 200_000 + b"\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\r\n\r\n", 400),
         (b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-Many: a\r\n" * 20_000 + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-Odd\xff: a\r\n\r\n", 400),
+        (b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: odd\r\n\r\n", 400),
+        (b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", 400),
+        (
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 9\r\n\r\n",
+            400,
+        ),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n\xff\xfe{", 400),
         (post({"prompt": "x" * 20_000}), 413),
         (post({}, path="/v1/completions%0d%0aX-Bad:%201"), 404),
     ],
@@ -180,6 +190,42 @@ def test_what_no_client_sends_is_refused(place: Place, sent: bytes, status: int)
             connection.sendall(sent)
         assert f"HTTP/1.1 {status}".encode() in connection.recv(65536)
     assert place.ask(prompt=TEXT, max_tokens=2)[0] == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_leaves_at_any_stage_leaves_nothing_behind(place: Place, stream: bool) -> None:
+    whole = post({"prompt": TEXT, "max_tokens": 3000, "stream": stream, "n": 2})
+    head = whole.index(b"\r\n\r\n")
+    for stage in (0, 1, 10, head, head + 4, head + 10, len(whole) - 1, len(whole)):
+        for reset in (True, False):
+            with place.connect() as connection:
+                connection.sendall(whole[:stage])
+                if stage == len(whole) and stream:
+                    connection.recv(100)
+                if reset:
+                    # Closes with a reset, as one who crashes does.
+                    linger = struct.pack("ii", 1, 0)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    wait_until(lambda: place.engine.requests == (0, 0))
+    assert place.ask(prompt=TEXT, max_tokens=2)[0] == 200
+
+
+def test_what_comes_byte_by_byte_is_read_or_given_up(place: Place) -> None:
+    whole = post({"prompt": TEXT, "max_tokens": 2})
+    with place.connect() as connection:
+        body = whole.index(b"{")
+        for at in range(body):
+            connection.sendall(whole[at : at + 1])
+        connection.sendall(whole[body:])
+        assert answer_of(connection)[0] == 200
+    with place.connect() as connection:
+        connection.sendall(whole[:-30])
+        # More of it comes all the time, and never all.
+        for at in range(30, 10, -1):
+            time.sleep(0.04)
+            with suppress(ConnectionError):
+                connection.sendall(whole[-at : -at + 1])
+        assert answer_of(connection)[0] == 408
 
 
 def test_half_a_request_keeps_nobody_waiting(place: Place) -> None:

@@ -16,6 +16,8 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
 from starlette.testclient import TestClient
 
+from mlx_specdec.text.markers import INNER
+
 from .conftest import running
 from .test_formats import SCHEMA
 from .test_http import CHAT, COMPLETIONS, client_of, ok, streamed
@@ -292,18 +294,59 @@ def test_calls_that_no_schema_describes_cannot_be_asked_for(tmp_path: Path) -> N
         assert ok(client, CHAT, **asked(tools=TOOLS, max_tokens=3))
 
 
+KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", *INNER["kimi_k2"])
+
+
+@pytest.mark.parametrize(
+    ("marks", "id"),
+    [
+        (KIMI, r"functions\.keep:\d{1,3}"),
+        (("[TOOL_CALLS]", "[ARGS]"), "call_.*"),
+        (("[TOOL_CALLS]",), "call_.*"),
+    ],
+    ids=["kimi_k2", "mistral", "mistral's lists"],
+)
+def test_models_of_other_families_call_in_their_own_way(
+    tmp_path: Path, marks: tuple[str, ...], id: str
+) -> None:
+    template = TEMPLATE.replace("<tool_call>", "".join(marks)).replace("tool_call.name", "name")
+    directory = make_tooled(tmp_path, template=template, special=True, marks=marks)
+    with running((directory, None)) as engine:
+        client = client_of(engine)
+        body = asked(tools=TOOLS, tool_choice=NAMED, seed=3, temperature=1.0)
+        [choice] = ok(client, CHAT, **body)["choices"]
+        [call] = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
+        assert re.fullmatch(ARGUMENTS, call["function"]["arguments"])
+        assert re.fullmatch(id, call["id"])
+        chunks = streamed(client, CHAT, **body, speculative=False)
+        [same] = deltas(chunks)["tool_calls"]
+        assert same["function"] == call["function"]
+        assert sum("tool_calls" in each["choices"][0]["delta"] for each in chunks) > 5
+        # Of several calls, the last one may be cut.
+        several = ok(client, CHAT, **{**body, "tool_choice": "required", "max_tokens": 100})
+        calls = several["choices"][0]["message"]["tool_calls"]
+        assert all(
+            re.fullmatch(ARGUMENTS + r"|\{\}", c["function"]["arguments"]) for c in calls[:-1]
+        )
+
+
 MESSAGES = "/v1/messages"
 ANTHROPIC = [{"name": "keep", "description": "Keeps.", "input_schema": SCHEMA}]
 
 
 def test_anthropics_clients_call_tools(client: TestClient) -> None:
     body = {"max_tokens": 200, "messages": [USER], "tools": ANTHROPIC, "seed": 2}
-    choice = {"type": "tool", "name": "keep", "disable_parallel_tool_use": True}
-    told = ok(client, MESSAGES, **body, tool_choice=choice)
+    # Of several calls, the last one may be cut.
+    single = {"disable_parallel_tool_use": True}
+    choice = {"type": "tool", "name": "keep"}
+    told = ok(client, MESSAGES, **body, tool_choice={**choice, **single})
     [block] = [each for each in told["content"] if each["type"] == "tool_use"]
     assert block["name"] == "keep" and block["input"].keys() == {"name", "age"}
     assert told["stop_reason"] == "tool_use"
-    answer = client.post(MESSAGES, json={**body, "tool_choice": {"type": "any"}, "stream": True})
+    answer = client.post(
+        MESSAGES, json={**body, "tool_choice": {"type": "any", **single}, "stream": True}
+    )
     events = [json.loads(each) for each in re.findall("data: (.*)", answer.text)]
     starts = [each["content_block"] for each in events if each["type"] == "content_block_start"]
     assert starts[-1]["type"] == "tool_use" and starts[-1]["input"] == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
@@ -11,7 +12,8 @@ from mlx_specdec.text.tokenizer import load_tokenizer
 from .. import tiny
 from ..text.makers import byte_level
 
-MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+CALLS = ("<tool_call>", "</tool_call>")
+MARKS = ("<think>", "</think>", *CALLS)
 TEMPLATE = (
     "{% if tools %}[tools]{% for tool in tools %} {{ tool.function.name }}{% endfor %}\n{% endif %}"
     "{% for m in messages %}[{{ m.role }}] "
@@ -23,12 +25,18 @@ TEMPLATE = (
 )
 
 
-def make_tooled(directory: Path, *, template: str = TEMPLATE, special: bool = False) -> Path:
+def make_tooled(
+    directory: Path,
+    *,
+    template: str = TEMPLATE,
+    special: bool = False,
+    marks: Sequence[str] = MARKS,
+) -> Path:
     """special: whether its marks are tokens that are never printed."""
     byte_level(directory, chat_template=template)
     file = str(directory / "tokenizer.json")
     tokenizer = Tokenizer.from_file(file)
-    added = [AddedToken(mark, special=special, normalized=False) for mark in MARKS]
+    added = [AddedToken(mark, special=special, normalized=False) for mark in marks]
     (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
     tokenizer.save(file)
     size = load_tokenizer(directory, kind="decoder-only").size

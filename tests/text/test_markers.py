@@ -1,0 +1,104 @@
+"""How models mark thoughts and calls, told from real tokenizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Loaded
+
+from mlx_specdec.text.markers import NONE, Markers, markers_of
+from mlx_specdec.text.stream import TextStream
+from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
+
+from .makers import byte_level, unigram
+
+QWEN = "<tool_call>{{ tool_call.name }}"
+
+
+def tokenizer_of(
+    directory: Path, added: tuple[str, ...], template: str = QWEN, special: bool = True
+) -> Tokenizer:
+    byte_level(directory, chat_template=template)
+    file = str(directory / "tokenizer.json")
+    tokenizer = Loaded.from_file(file)
+    tokens = [AddedToken(each, special=special, normalized=False) for each in added]
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(tokens)
+    tokenizer.save(file)
+    return load_tokenizer(directory, kind="decoder-only")
+
+
+def texts(markers: Markers) -> tuple[str | None, ...]:
+    calls = markers.calls
+    own = (markers.think_begin, markers.think_end, calls and calls.begin, calls and calls.end)
+    return tuple(None if each is None else each.text for each in own)
+
+
+THINK = ("<think>", "</think>")
+CALL = ("<tool_call>", "</tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("added", "template", "expected", "name"),
+    [
+        ((*THINK, *CALL), QWEN, (*THINK, *CALL), "json_tools"),
+        (CALL, "no tools", (None,) * 4, None),
+        (THINK, "", (*THINK, None, None), None),
+        (("<|channel>", "<channel|>"), "", ("<|channel>thought", "<channel|>", None, None), None),
+        (
+            ("[TOOL_CALLS]", "[ARGS]"),
+            "[TOOL_CALLS]",
+            (None, None, "[TOOL_CALLS]", ""),
+            "mistral",
+        ),
+        (("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"), "", (None,) * 4, None),
+    ],
+    ids=lambda each: str(each)[:30],
+)
+def test_marks_are_told_from_template_and_vocabulary(
+    tmp_path: Path,
+    added: tuple[str, ...],
+    template: str,
+    expected: tuple[str | None, ...],
+    name: str | None,
+) -> None:
+    tokenizer = tokenizer_of(tmp_path, added, template or "{{ messages }}")
+    markers = markers_of(tokenizer)
+    assert texts(markers) == expected
+    assert (markers.calls and markers.calls.name) == name
+    known = any(expected)
+    assert {*markers.special.values()} == ({*added} if known else set())
+    assert markers_of(tokenizer) is markers
+    without = markers.without_calls()
+    assert texts(without) == (*expected[:2], None, None)
+    assert {*without.special.values()} == (
+        {*added} - {*CALL, "[TOOL_CALLS]", "[ARGS]"} if expected[0] else set()
+    )
+
+
+def test_a_model_without_a_chat_template_has_no_marks(tmp_path: Path) -> None:
+    translator = load_tokenizer(unigram(tmp_path), kind="encoder-decoder")
+    assert markers_of(translator) is NONE
+
+
+def test_a_prompt_may_leave_a_thought_open(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, THINK, special=False)
+    markers = markers_of(tokenizer)
+    assert markers.special == {}
+    for prompt, opened in (("a", False), ("<think>a", True), ("<think>a</think>b", False)):
+        assert markers.thinks_after(tokenizer.encode(prompt)) is opened
+    assert not NONE.thinks_after([1, 2])
+
+
+def test_special_tokens_are_printed_where_they_are_part_of_the_text(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, THINK)
+    text = "é<think>naïve café</think> — déjà"
+    ids = tokenizer.encode(text)
+    shown = markers_of(tokenizer).special
+    for size in (1, 2, 5, len(ids)):
+        stream = TextStream(tokenizer, shown)
+        pieces = [stream.push(ids[at : at + size]) for at in range(0, len(ids), size)]
+        assert "".join([*pieces, stream.finish()]) == text
+    plain = TextStream(tokenizer)
+    assert plain.push(ids) + plain.finish() == text.replace("<think>", "").replace("</think>", "")
