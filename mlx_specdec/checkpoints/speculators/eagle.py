@@ -27,6 +27,8 @@ positions are turned by, which config.json says."""
 class EagleFiles(SpeculatorFiles):
     """A drafter that reads no layer, but what the target's head is given."""
 
+    sizes: LayerSizes
+
     def usual_layers(self, layers: int) -> tuple[int, ...]:
         """None."""
         return ()

@@ -47,6 +47,7 @@ class AssistantFiles(SpeculatorFiles):
     likeliest clusters are looked at; None where all tokens are.
     """
 
+    sizes: LayerSizes
     attentions: tuple[str, ...]
     head_dims: Mapping[str, int]
     window: int

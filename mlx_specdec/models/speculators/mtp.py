@@ -18,7 +18,7 @@ from mlx_lm.utils import infer_quant_config
 
 from ...checkpoints.configuration import check_weights
 from ...checkpoints.plans.mlx_lm import cannot_build
-from ...checkpoints.speculators.layout import SpeculatorFiles
+from ...checkpoints.speculators.layout import IN_16_BITS, SpeculatorFiles
 from ...checkpoints.speculators.mtp import LAYER, MtpFiles
 from ...errors import CheckpointError
 from ..base import Base
@@ -28,7 +28,6 @@ from ..decoder_outline import network_of, own_randomness
 from ..number_format import NumberFormat
 from .chain import Chain, ChainReading
 from .layers import Source
-from .speculator import IN_16_BITS
 
 
 class Given(nn.Module):
