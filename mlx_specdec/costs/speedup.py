@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,15 @@ class RoundCost:
 def emitted(acceptance: Sequence[float]) -> list[float]:
     """Expected tokens of a round for gamma = 0, 1, .., the target's own token included."""
     return list(accumulate(acceptance, initial=1.0))
+
+
+def ending_sooner(costs: Sequence[float], reached: Sequence[float]) -> list[float]:
+    """What rounds of each length cost where some drafts end sooner. reached: 1 and how long drafts
+    get, for each length; all have a first token."""
+    shares = [more - fewer for fewer, more in pairwise(reached)]
+    rises = (more - fewer for fewer, more in pairwise(costs[1:]))
+    steps = (share / shares[0] * rise for share, rise in zip(shares[1:], rises, strict=True))
+    return [costs[0], *accumulate(steps, initial=costs[1])]
 
 
 def rates(tokens: Sequence[float], costs: Sequence[float]) -> list[float]:

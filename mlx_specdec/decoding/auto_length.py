@@ -12,7 +12,7 @@ from ..costs.acceptance import Acceptance
 from ..costs.experience import Experience
 from ..costs.learned import Known, Learned
 from ..costs.online import RoundCosts
-from ..costs.speedup import rates
+from ..costs.speedup import ending_sooner, rates
 from .budget import Budget
 from .draft_length import Change
 from .rounds import RoundReport, SequenceRound, is_drained
@@ -74,6 +74,9 @@ class AutoLength:
         self._free = free
         self._source = source
         self._stops = stops
+        # Until some are seen to, no draft ends sooner.
+        self._reach = Acceptance(self._most, earlier=((1e3,) * self._most,) * 2)
+        self._priced = False
         self._guessed = guessed and self._costs.any_known
         self._begun = self._costs.any_known and not guessed
         self._rounds = 0
@@ -129,8 +132,8 @@ class AutoLength:
 
     def prices(self) -> Prices | None:
         """What rounds and tokens cost, once that is known; None in trials, whose lengths stand."""
-        known = self._price > 0 and self._costs.in_seconds and not self._trying
-        return Prices(self._costs.totals(), self._price) if known else None
+        self._priced = self._price > 0 and self._costs.in_seconds and not self._trying
+        return Prices(self._costs.totals(), self._price) if self._priced else None
 
     @property
     def plain(self) -> float:
@@ -185,6 +188,10 @@ class AutoLength:
         drafted, seconds, rows = report.size, report.times.total, len(report.sequences)
         own = [each for each in report.sequences if self._source in (None, each.source)]
         self._acceptance.add([(self._judged(each), each.accepted) for each in own])
+        if self._priced:
+            # How far a draft got is counted as what became of its tokens is.
+            self._reach.add([(self._asked, each.drafted) for each in own if each.drafted])
+            self._priced = False
         share = sum(each.drafted > 0 for each in report.sequences) / rows
         self._drafting += (share - self._drafting) / ROUNDS_FOR_SHARE
         if self._trying:
@@ -207,6 +214,10 @@ class AutoLength:
         """How many tokens of a draft count for or against its acceptance."""
         return its.drafted + (self._stops and 0 < its.drafted < self._asked)
 
+    def _spent(self, costs: Sequence[float]) -> Sequence[float]:
+        """What rounds cost in which so many tokens may be drafted."""
+        return ending_sooner(costs, self._reach.emitted()) if self._stops else costs
+
     def _plan(self) -> int:
         if self._repeat:
             # What a length costs shows in the round after the one that caught up.
@@ -214,7 +225,7 @@ class AutoLength:
             return repeat
         # Of a batch those that have nothing to draft pay for the others, and gain nothing.
         tokens = [1 + self._drafting * (each - 1) for each in self._acceptance.emitted()]
-        costs = self._costs.totals()
+        costs = self._spent(self._costs.totals())
         if not self._costs.in_seconds:
             # What was not measured earlier cannot be compared with what was.
             best = self._best(tokens, costs, self._costs.tried)
@@ -256,7 +267,8 @@ class AutoLength:
 
     def _trial(self, tokens: Sequence[float], doubts: Sequence[float]) -> int | None:
         """The length that would be best, and better than the chosen one, if costs were kind."""
-        kind = [c * (1 - d) for c, d in zip(self._costs.hopeful(), doubts, strict=True)]
+        hopeful = self._spent(self._costs.hopeful())
+        kind = [c * (1 - d) for c, d in zip(hopeful, doubts, strict=True)]
         speeds = rates(tokens, kind)
         chosen = max(range(1, self._most + 1), key=speeds.__getitem__)
         return chosen if speeds[chosen] * self._price > self.WORTH_CHANGING else None

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
+from mlx_specdec.costs.speedup import ending_sooner
 from mlx_specdec.decoding.auto_length import AutoLength
+from mlx_specdec.drafting.confidence import Confidence
 
 from .mocks import a_round
+from .simulator import CURVES, verify_cost
+
+BLOCK, DRAFT, LOOK = 7, 0.15, 0.02
+"""Tokens of a block; what drafting it, and reading how sure the drafter is, cost in plain steps."""
 
 
 def learned(*, stops: bool, rounds: int = 120) -> AutoLength:
@@ -42,3 +50,58 @@ def test_prices_are_told_once_they_are_known_and_not_in_trials() -> None:
     assert told[-1].rounds[3] - told[-1].rounds[2] == pytest.approx(0.1, rel=0.3)
     # Four tokens for the price of a round of three or four.
     assert 0.2 < told[-1].token < 0.5
+
+
+def test_what_a_length_costs_is_what_its_rounds_cost_on_average() -> None:
+    costs = [1.0, 1.5, 2.5, 4.5]
+    assert ending_sooner(costs, [1.0, 2.0, 3.0, 4.0]) == costs
+    assert ending_sooner(costs, [1.0, 2.0, 2.5, 2.75]) == [1.0, 1.5, 2.0, 2.5]
+    assert ending_sooner(costs[:2], [1.0, 1.8]) == costs[:2]
+
+
+def test_until_drafts_are_seen_to_end_sooner_rounds_cost_what_they_cost() -> None:
+    costs = [1.0, 1.5, 2.0, 2.5, 3.0]
+    assert list(AutoLength(most=4)._spent(costs)) == costs
+    assert AutoLength(most=4, stops=True)._spent(costs) == pytest.approx(costs, rel=0.01)
+
+
+def speed(curve: str, law: tuple[float, float], *, stops: bool) -> float:
+    """Tokens a plain step of 2,000 rounds in which the drafter knows each token's chance, drawn
+    from Beta(*law)."""
+    generator, confidence = np.random.default_rng(0), Confidence()
+    lengths = AutoLength(most=BLOCK, stops=stops)
+    seconds, tokens = 0.0, 0
+    for _ in range(2000):
+        asked = lengths.choose(10_000)
+        chances = generator.beta(*law, asked)
+        stay = int(np.cumprod(generator.random(asked) < chances).sum())
+        size, looked = asked, 0.0
+        prices = lengths.prices() if stops and asked else None
+        if prices is not None:
+            size, looked = confidence.worth(mx.array(chances[None]), prices), LOOK
+        accepted = min(stay, size)
+        confidence.learn(accepted)
+        cost = DRAFT + verify_cost(CURVES[curve], size + 1) + looked if asked else 1.0
+        cost *= 1 + 0.03 * abs(generator.standard_normal())
+        lengths.on_round(a_round(size, accepted, cost, DRAFT if asked else None))
+        seconds, tokens = seconds + cost, tokens + accepted + 1
+    return tokens / seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("curve", "law", "least"),
+    [
+        ("M4 Pro 4-bit", (0.8, 0.2), 1.05),
+        ("M5 Max 70B", (0.8, 0.2), 1.05),
+        ("M5 Max 70B", (0.6, 0.4), 1.02),
+        # Where all tokens are alike, where rows are free, and where no draft pays.
+        ("M4 Pro 4-bit", (4.0, 1.0), 0.98),
+        ("flat", (0.8, 0.2), 0.98),
+        ("M3 Ultra 4-bit", (0.8, 0.2), 0.98),
+    ],
+)
+def test_knowing_each_tokens_chance_gains_where_rows_are_dear_and_loses_nowhere(
+    curve: str, law: tuple[float, float], least: float
+) -> None:
+    assert speed(curve, law, stops=True) >= least * speed(curve, law, stops=False)
