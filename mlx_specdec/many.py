@@ -185,6 +185,12 @@ class ManyRun:
             return
         alike = self._waiting[0].alike
         group = [each for each in self._waiting if each.alike == alike][:room]
+        if self._cache is not None:
+            together = set(self._cache.apart([job.ids for job in group]))
+            later = [job for place, job in enumerate(group) if place not in together]
+            group = [job for job in group if job not in later or job.postponed]
+            for job in later:
+                job.postponed = True
         self._waiting = [each for each in self._waiting if each not in group]
         self._reading = self._open(group)
         self._rule_key = key

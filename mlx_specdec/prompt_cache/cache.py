@@ -13,7 +13,10 @@ import mlx.core as mx
 
 from ..contracts import Model, Proposer
 from ..kept import NOTHING, TARGET, Beginning, Columns, Kept, Memory, Whole
-from .tree import Node, Tree, owned
+from .tree import Node, Tree, common, owned
+
+SHARED = 256
+"""Tokens that prompts have to begin with alike for one of them to be read before the others."""
 
 
 class PromptCache:
@@ -54,6 +57,16 @@ class PromptCache:
         unread = 0 if isinstance(target, Whole) and target.exact else target.length
         proposer = {name: kept for name in sorted(names) if (kept := known.take(name, unread))}
         return Beginning(target, proposer)
+
+    def apart(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Which of these prompts to read now, by their places. The others begin as one of them
+        does, for long and with what is not known yet: they need not read it again."""
+        chosen: list[int] = []
+        for place, prompt in enumerate(prompts):
+            unknown = self.tree.match(prompt)[1] + SHARED
+            if not any(common(prompts[other], prompt) >= unknown for other in chosen):
+                chosen.append(place)
+        return chosen
 
     def keep(
         self, prompt: Sequence[int], committed: Sequence[int], memories: Mapping[str, Memory]

@@ -79,7 +79,7 @@ class Tree:
         while matched == node.end and matched < len(text) and text[matched] in node.children:
             node = node.children[text[matched]]
             path.append(node)
-            matched += _common(node.tokens, text, matched)
+            matched += common(node.tokens, text, matched)
         return path, matched
 
     def grow(self, text: Sequence[int]) -> list[Node]:
@@ -150,7 +150,7 @@ def owned(views: Iterator[mx.array] | Sequence[mx.array]) -> Arrays:
     return arrays
 
 
-def _common(tokens: Sequence[int], text: Sequence[int], begin: int) -> int:
+def common(tokens: Sequence[int], text: Sequence[int], begin: int = 0) -> int:
     """How many of `tokens` the text goes on with from `begin`."""
     there = text[begin : begin + len(tokens)]
     if there == tokens:

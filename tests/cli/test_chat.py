@@ -63,7 +63,11 @@ def test_what_was_read_in_a_turn_is_not_read_again(say: Say, alone: Callable[...
 def test_a_conversation_is_saved_whole_or_not_at_all(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "talk.json"
+    file, link = tmp_path / "talk.json", tmp_path / "link"
+    link.symlink_to(file)
+    assert "2 messages are in" in say("def", f"/save {link}").err
+    assert link.is_symlink() and len(json.loads(file.read_text())["messages"]) == 2
+    link.unlink()
     file.write_text("as it was")
 
     def full(source: str, target: Path) -> None:

@@ -184,6 +184,23 @@ def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]
     assert [array.tolist() for array in arrays] == before
 
 
+@pytest.mark.parametrize("room", [ROOM, 1000])
+def test_of_newcomers_that_begin_alike_one_reads_for_all(
+    room: int, pairs: Callable[[str], Pair]
+) -> None:
+    pair, options = pairs("llama"), asked(0.0, regular=True)
+    system = [(7 * place) % 60 + 3 for place in range(300)]
+    many = ManyRun(pair, None, options, FixedBatchSize(4), PromptCache(room))
+    prompts = [[*system, 5], [*system, 5], PROMPT, [*system, 6]]
+    for number, prompt in enumerate(prompts):
+        many.add(number, Request(prompt, options))
+    results = {part.number: part.result for part in many if part.result is not None}
+    for number, prompt in enumerate(prompts):
+        assert results[number].tokens == generate(pair, prompt, options).tokens
+    cached = [results[number].labels.cached_tokens for number in range(4)]
+    assert cached == ([0, 300, 0, 300] if room == ROOM else [0, 0, 0, 0])
+
+
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_what_an_interrupted_text_has_read_is_kept(
     steps: int, pairs: Callable[[str], Pair]
