@@ -20,7 +20,10 @@ CASES = {
 # name, machines, us an exchange: plain and speculative tokens/s and S
 EXPECTED = [
     ("27B, heads", 2, 30, 25.3, 49.8, 1.97),
+    ("27B, heads", 2, 70, 22.4, 45.6, 2.04),
     ("27B, heads", 2, 300, 13.5, 30.8, 2.28),
+    ("27B, heads", 2, 600, 8.9, 21.7, 2.44),
+    ("27B, heads", 2, 5000, 1.5, 4.0, 2.73),
     ("27B, heads", 4, 5000, 1.5, 4.2, 2.75),
     ("27B, block", 2, 70, 22.4, 58.8, 2.62),
     ("27B, block", 4, 600, 10.4, 38.0, 3.66),
