@@ -70,7 +70,7 @@ class Texts:
         return cls(
             np.argsort(-used, kind="stable"),
             mx.sqrt(squares[:, -width:].mean(axis=0)),
-            float(mx.sqrt(squares[:, :-width].mean()).item()),
+            float(np.array(mx.sqrt(squares[:, :-width].mean()))),
         )
 
 

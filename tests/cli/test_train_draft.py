@@ -81,6 +81,15 @@ def test_no_gain_is_one_line(run: Run, texts: Path, t5: Path, tmp_path: Path) ->
     assert "dra\\x1bft: no gain, the start is kept" in done.err.splitlines()[-1]
 
 
+def test_a_drafter_that_learned_nothing_says_so(
+    run: Run, texts: Path, t5: Path, tmp_path: Path
+) -> None:
+    begun = ["--kind", "dspark", "--model", t5, "--data", texts]
+    done = run("train-draft", *begun, *few(tmp_path / "drafter"), "--lr", 1e-12)
+    assert done.code == 0
+    assert "drafter: no gain, the start is kept, after 2 epochs" in done.err.splitlines()[-1]
+
+
 def test_an_interruption_is_one_line_and_leaves_no_result(
     run: Run, texts: Path, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
