@@ -76,7 +76,7 @@ def _heads(network: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
 
 
 def _pipeline(network: nn.Module, group: mx.distributed.Group) -> None:
-    inner = getattr(network, "model", None)
+    inner: Any = getattr(network, "model", None)
     kind = type(network).__module__.rpartition(".")[2]
     if not hasattr(inner, "pipeline"):
         raise OptionError(

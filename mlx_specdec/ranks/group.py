@@ -6,9 +6,12 @@ cannot do or has otherwise than rank 0 ends all of them, with one sentence.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +49,7 @@ class Ranks:
         self._status = status
         self._leader: Leader | None = None
         self._watch: Watch | None = None
-        self._refused = False
+        self._refused = self._ended = False
         # Whoever is killed does not write any more.
         self._write(FAILED)
 
@@ -124,7 +127,10 @@ class Ranks:
         return led(model, self._leader)
 
     def end(self, code: int) -> None:
-        """This process ends with a code; on rank 0 all do."""
+        """This process ends with a code; on rank 0 all do. Once is enough."""
+        if self._ended:
+            return
+        self._ended = True
         if self.rank == 0:
             if self._leader is not None:
                 self._leader.end(code)
@@ -139,6 +145,11 @@ class Ranks:
         a neighbor is gone, before the watch has looked. Returns where none is."""
         if self._watch is not None:
             self._watch.join(2 * GRACE)
+
+    def end_at_exit(self) -> None:
+        """Where nobody has said how a program ends."""
+        with contextlib.suppress(RuntimeError):  # another rank is gone as well
+            self.end(FAILED if hasattr(sys, "last_type") else 0)
 
     def _stop(self) -> None:
         if self._watch is not None:
@@ -190,7 +201,7 @@ def join(status: Path | None = None) -> Ranks:
     before = open_descriptors()
 
     def tell() -> None:
-        _last_words(f"not all ranks have come within {MEETING:.0f} seconds: start all together")
+        _last_words(f"not all ranks have come within {MEETING:g} seconds: start all together")
         os._exit(REFUSED)
 
     cancel = give_up_after(MEETING, tell)
@@ -211,4 +222,5 @@ def join(status: Path | None = None) -> Ranks:
         # A terminal interrupts all; what becomes of it rank 0 says.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     _met.append(ranks)
+    atexit.register(ranks.end_at_exit)
     return ranks

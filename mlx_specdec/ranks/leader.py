@@ -12,7 +12,7 @@ import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, cast
@@ -130,7 +130,7 @@ class LedModel:
         number, lengths = self._leader.number(), map(len, prompts)
         told = (joins, len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
         self._leader.queue(Order(Op.OPEN, number, tuple(map(int, told))))
-        return LedContext(self._leader, number, context)
+        return LedContext(self._leader, number, context, getattr(self._model, "tap", None))
 
 
 def led(model: Base, leader: Leader) -> Base:
@@ -139,12 +139,16 @@ def led(model: Base, leader: Leader) -> Base:
 
 
 class LedContext:
-    """contracts.Context: sequences that all ranks know by a number."""
+    """contracts.Context: sequences that all ranks know by a number. tap: refuses hidden states that
+    the model does not show."""
 
-    def __init__(self, leader: Leader, number: int, context: Context) -> None:
+    def __init__(
+        self, leader: Leader, number: int, context: Context, tap: Callable[[str], Any] | None
+    ) -> None:
         self._leader = leader
         self._number = number
         self._context = context
+        self._tap = tap
         weakref.finalize(self, leader.queue, Order(Op.CLOSE, number)).atexit = False
 
     @property
@@ -160,6 +164,8 @@ class LedContext:
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says."""
         batch, rows = tokens.shape
+        for name in taps if self._tap is not None else ():
+            self._tap(name)  # refused before anybody is told
         with self._leader.whole():
             order = Order(Op.ADVANCE, self._number, (batch, rows, proposed))
             message = self._leader.send(order, tokens)

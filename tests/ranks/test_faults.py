@@ -35,12 +35,13 @@ def errors(ended: list[Ended]) -> list[str]:
 
 
 def killed(directory: Path, target: Path, count: int, rank: int, after: float) -> list[Ended]:
-    """A long text, one of whose ranks is killed."""
+    """A long text, one of whose ranks is killed some seconds after they have met."""
     file = directory / "status"
+    file.unlink(missing_ok=True)
     command = words(target, "-m", "3000", "--status-file", str(file))
     with Ranks(directory, [command] * count) as ranks:
-        while ranks.read_char() == "":
-            pass
+        while not file.exists():
+            time.sleep(0.02)
         time.sleep(after)
         ranks.signal(rank)
         ended = ranks.ends(SOON)
@@ -52,10 +53,12 @@ def killed(directory: Path, target: Path, count: int, rank: int, after: float) -
 def test_a_rank_that_is_killed_ends_the_other_with_one_line(
     target: Path, tmp_path: Path, rank: int
 ) -> None:
-    ended = killed(tmp_path, target, 2, rank, random.Random(rank).uniform(0, 1))
-    assert [each.code for each in ended] == ([-9, 1] if rank == 0 else [1, -9])
-    [line] = errors(ended)
-    assert f"rank {rank} has ended" in line
+    """While they load, read the prompt, or write."""
+    for after in (0.1, *(random.Random(rank).uniform(0, 5) for _ in range(2))):
+        ended = killed(tmp_path, target, 2, rank, after)
+        assert [each.code for each in ended] == ([-9, 1] if rank == 0 else [1, -9])
+        [line] = errors(ended)
+        assert f"rank {rank} has ended" in line
 
 
 def test_of_three_the_one_that_is_no_neighbors_only_end_as_well(
@@ -149,3 +152,14 @@ def test_models_that_cannot_be_divided_are_refused_with_the_numbers(tmp_path: Pa
     closed = loopback.write("phi3", tmp_path / "closed")
     line = refused(tmp_path, [words(closed)] * 2)
     assert "cannot divide the layers of a model of type phi3" in line
+
+
+def test_ranks_that_are_missing_are_not_waited_for_for_ever(target: Path, tmp_path: Path) -> None:
+    commands = [words(target)] * 2
+    with Ranks(tmp_path, commands, [0]) as first, Ranks(tmp_path, commands, [1]) as second:
+        [waits], [calls] = first.ends(), second.ends()
+    assert waits.code == calls.code == 2
+    assert errors([waits]) == [
+        "error: not all ranks have come within 60 seconds: start all together"
+    ]
+    assert "distributed needs other ranks" in errors([calls])[0]
