@@ -152,7 +152,7 @@ def _requests(name: str, limits: Limits) -> dict[str, Schema]:
         "top_p": settings["top_p"],
         "top_k": settings["top_k"],
         "seed": WHOLE,
-        "stop": stops,
+        "stop": _either(stop, stops),
         "details": TRUTH,
         "do_sample": TRUTH,
         "return_full_text": TRUTH,
