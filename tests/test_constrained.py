@@ -206,7 +206,7 @@ def test_a_proposal_ends_with_the_first_token_that_cannot_come() -> None:
     target = DecoderOnlyModel(tiny.build("llama"))
     opened = target.open
 
-    def watched(prompt: list[int]) -> Context:
+    def watched(prompt: list[int], kept: object = None) -> Context:
         context = opened(prompt)
         advance = context.advance
 

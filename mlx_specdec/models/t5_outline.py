@@ -46,11 +46,12 @@ class T5Outline(Outline):
         self.dtype = f"{bits}-bit, " * quantized + dtype_name(self._number)
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
-        """As Outline says: keys and values of the encoder's output, and of the text in whole
+        """As Outline says: the encoder's output, keys and values of it, and of the text in whole
         steps."""
+        encoded = prompt * self._shape.d_model * self._number.size
         positions = prompt + -(-(generated + 1) // STEP) * STEP
         row = self._shape.num_heads * self._shape.d_kv * self._number.size
-        return 2 * self._shape.num_decoder_layers * positions * row
+        return encoded + 2 * self._shape.num_decoder_layers * positions * row
 
     def _model(self) -> Base:
         return EncoderDecoderModel(self._network)

@@ -81,7 +81,8 @@ def test_choices_are_shown(run: Run) -> None:
     ):
         assert choices in shown
     assert all(f"({name})" in shown for name in ("draft", "ngram", "medusa", "auto"))
-    assert "(dspark, dflash2, dflash, eagle3, mtp)" in " ".join(shown.split())
+    kinds = "(dspark, dflash2, dflash, peagle, eagle3, mtp, eagle, gemma4_assistant)"
+    assert kinds in " ".join(shown.split())
     assert "forward|reverse|jsd|tvd" in run("train-draft", "-h").out
 
 

@@ -82,7 +82,7 @@ def test_a_t5_has_the_bytes_of_its_caches_and_memory() -> None:
     asked = known.cache_nbytes(20, 300)
     context = known.model().open([5] * 20)
     mx.eval(context.advance(mx.array([[3] * 300])).logits)
-    arrays = [a for pair in context._source for a in pair]
+    arrays = list(context._source.arrays(0))
     arrays += [a for c in context._caches for a in c.state]
     assert asked == sum(array.nbytes for array in arrays)
 
