@@ -111,11 +111,11 @@ def estimate(
         else measured.pop(0)
         for side in sides
     )
-    found = speeds(of_target, of_draft)
+    alone = speeds(of_target, of_draft)
     if told is not None:
         cost = _cost(of_target, of_draft)
-        told = with_speeds(told, cost, found.step_seconds, found.predictions)
-    return replace(needed, speeds=found, cluster=told)
+        told = with_speeds(told, cost, alone.step_seconds, alone.predictions)
+    return replace(needed, speeds=alone, cluster=told)
 
 
 def _timers(
