@@ -110,11 +110,11 @@ def estimate(
         for side in sides
     )
     most = its.most if isinstance(its, DrafterOutline) else None
-    measured_speeds = speeds(of_target, of_draft, most)
+    alone = speeds(of_target, of_draft, most)
     if told is not None:
         cost = _cost(of_target, of_draft)
-        told = with_speeds(told, cost, measured_speeds.step_seconds, measured_speeds.predictions)
-    return replace(needed, speeds=measured_speeds, cluster=told)
+        told = with_speeds(told, cost, alone.step_seconds, alone.predictions)
+    return replace(needed, speeds=alone, cluster=told)
 
 
 def _drafter(
