@@ -82,19 +82,20 @@ def test_a_drafter_is_trained_and_drafts(
     done = trained(pair, tmp_path, watcher, kind=kind)
     assert done.outcome.best > 0
     assert done.outcome.figures.loss < done.start.loss
-    assert done.outcome.figures.tokens[0] > done.start.tokens[0] + 0.1
+    assert sum(done.outcome.figures.tokens) > sum(done.start.tokens) + 0.1
     assert watcher.epochs[0] == (0, done.start)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     loaded = assemble.load(model, done.output)
     assert loaded.speculator is not None and loaded.speculator.kind == kind
+    accepted = 0
     for temperature in (0.0, 1.0):
         asked = {"max_tokens": 20, "temperature": temperature, "seed": 3}
         plain = generate(pair, "some words", Options(regular=True, **asked))
         result = generate(loaded, "some words", Options(num_draft=3, **asked))
         assert result.tokens == plain.tokens
         assert result.stats.drafted > 0
-        if temperature == 0:
-            assert result.stats.accepted > 0
+        accepted += result.stats.accepted
+    assert accepted > 0
     told = json.loads((done.output / "provenance.json").read_text())
     assert told["held_out"]["result"]["greedy"] == list(done.outcome.figures.greedy)
     assert told["best_epoch"] == done.outcome.best
