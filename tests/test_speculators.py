@@ -12,6 +12,7 @@ import pytest
 
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate, stream_generate
+from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.speculators import KINDS, read
 from mlx_specdec.contracts import after
 from mlx_specdec.drafting import DRAFTERS
@@ -21,7 +22,7 @@ from mlx_specdec.many import generate_many
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.number_format import NumberFormat, on_cpu
 from mlx_specdec.models.speculators import attach
 from mlx_specdec.options import Options
 
@@ -277,6 +278,23 @@ def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
         assert result.tokens == plain.tokens
         assert result.as_dict()["proposer"] == kind
         assert result.stats.drafted > 0
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_converted_drafter_writes_the_targets_own_text(dtype: str, tmp_path: Path) -> None:
+    """Quantized on its way; kept so, or expanded."""
+    source = MAKERS["dspark"](tmp_path / "source")
+    convert(str(source), tmp_path / "small", quantize=True, q_bits=8, q_group_size=32)
+    target, files = target_of("llama"), read(tmp_path / "small")
+    assert files is not None
+    network = attach(files, target, NumberFormat(dtype))
+    kept = any(hasattr(module, "bits") for module in network.modules())
+    assert kept is (dtype == "float32" or not on_cpu())
+    pair = replace(pair_of(target, source), speculator=network)
+    asked = Options(max_tokens=LENGTH, temperature=1.0, seed=3, num_draft=4, cost_cache=False)
+    result = generate(pair, PROMPT, asked)
+    assert result.tokens == generate(pair, PROMPT, replace(asked, regular=True)).tokens
+    assert result.stats.drafted > 0
 
 
 def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:

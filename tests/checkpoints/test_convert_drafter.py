@@ -13,7 +13,7 @@ from mlx_specdec.checkpoints.files import Weights
 from mlx_specdec.checkpoints.report import Report
 from mlx_specdec.checkpoints.speculators import read
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.number_format import NumberFormat, on_cpu
 from mlx_specdec.models.speculators import module_of
 
 from ..models.test_speculators import FIXTURES, Lender, drafts_of
@@ -57,7 +57,8 @@ def test_every_kind_is_quantized_but_for_fc_and_norms(name: str, tmp_path: Path)
     for own, array in tree(plain).items():
         assert mx.array_equal(tree(kept)[own], array), own
     # Small ones are expanded on the CPU.
-    assert not hasattr(network_in(result, NumberFormat()).layers[0].self_attn.q_proj, "bits")
+    projection = network_in(result, NumberFormat()).layers[0].self_attn.q_proj
+    assert hasattr(projection, "bits") is not on_cpu()
     with pytest.raises(OptionError, match="quantized already"):
         network_in(result, NumberFormat(q_bits=4, q_group_size=32))
 
@@ -112,6 +113,17 @@ def test_what_does_not_suit_a_drafter_is_refused(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=match):
             converted(source, tmp_path / "result", **asked)
         assert not (tmp_path / "result").exists()
+
+
+def test_fc_of_fewer_bits_is_refused(tmp_path: Path) -> None:
+    source, result = dflash(tmp_path / "source"), tmp_path / "result"
+    converted(source, result, quantize=True, q_bits=8, q_group_size=32)
+    tensors = dict(mx.load(str(result / "model.safetensors")))
+    parts = mx.quantize(tensors["fc.weight"], group_size=32, bits=8)
+    tensors |= dict(zip(("fc.weight", "fc.scales", "fc.biases"), parts, strict=True))
+    mx.save_safetensors(str(result / "model.safetensors"), tensors)
+    with pytest.raises(CheckpointError, match="has quantized fc"):
+        read(result)
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,8 @@ def test_configurations_of_no_drafter_are_refused(tmp_path: Path) -> None:
         (
             (dflash, {"num_hidden_layers": 10**6}, "num_hidden_layers"),
             (eagle3, {"hidden_size": 2**30, "vocab_size": 2**30}, "TB of weights: check it"),
-            (eagle3, {"hidden_act": "gelu"}, r"2/config.json says 'gelu' for hidden_act"),
+            (eagle3, {"vocab_size": 2**30, "draft_vocab_size": 2**26}, "of weights: check it"),
+            (eagle3, {"hidden_act": "gelu"}, r"3/config.json says 'gelu' for hidden_act"),
         )
     ):
         directory = config_of(make(tmp_path / f"{number}", **more))

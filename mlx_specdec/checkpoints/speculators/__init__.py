@@ -38,6 +38,8 @@ KINDS: Mapping[str, str] = {
 
 LARGEST = 1 << 40
 """Bytes of a drafter that is believed to be one."""
+MOST_TOKENS = 1 << 22
+"""Of its vocabulary, where no file says them one by one."""
 
 
 def kind_of(directory: Path) -> str | None:
@@ -116,7 +118,7 @@ def outline(directory: Path) -> SpeculatorFiles | None:
         for name, shape in module.expected(kind, directory, config).items()
     }
     nbytes = sum(info.nbytes for info in infos.values())
-    if nbytes > LARGEST:
+    if nbytes > LARGEST or ("d2t" in infos and infos["d2t"].extent > MOST_TOKENS):
         raise CheckpointError(
             f"{directory / 'config.json'} asks for {show(nbytes)} of weights: check it"
         )

@@ -256,6 +256,11 @@ class Stored:
             entry = stored_quantization(read_json(self.directory / "config.json"))
         except CheckpointError as problem:
             raise CheckpointError(f"{self.directory}: {problem}") from None
+        if entry is not None and (kept := [path for path in paths if path in IN_16_BITS]):
+            raise CheckpointError(
+                f"{self.directory} has quantized {kept[0]}, which drafters keep in 16 bits: "
+                "convert the drafter again"
+            )
         return {} if entry is None else {path: Quantization.of(entry, path) for path in paths}
 
     def _shape(self, own: str) -> tuple[int, ...]:
