@@ -23,7 +23,7 @@ from mlx_specdec.training.run import Trained
 from .. import heads
 from ..cli.conftest import make_llama, make_t5
 
-TEXTS = ["some words", "other words of"] * 6
+TEXTS = ["some words", "other words of"] * 4
 """What is held out was learned: nothing of random models can be foreseen otherwise."""
 MAKE = {"llama": make_llama, "t5": make_t5}
 
@@ -64,9 +64,9 @@ def trained(
     directory.mkdir(exist_ok=True)
     file = directory / "texts"
     file.write_text("\n".join(TEXTS))
-    usual = {"epochs": 6, "batch": 2, "learning_rate": 0.01, "patience": 6, "num_draft": 3}
+    usual = {"epochs": 5, "batch": 2, "learning_rate": 0.01, "patience": 6, "num_draft": 3}
     config = DrafterConfig(**{**usual, **asked})
-    data = DataConfig(length=24, temperatures=(0.0,))
+    data = DataConfig(length=16, temperatures=(0.0,))
     return train(pair, file, directory / "drafter", data, config, watcher or Watcher())
 
 
@@ -103,7 +103,7 @@ def test_a_drafter_is_trained_and_drafts(
     assert str(model.parent) not in json.dumps(told)
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", ["dspark", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_an_interrupted_training_ends_with_the_same_bits(
     kind: str, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
