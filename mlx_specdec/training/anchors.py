@@ -28,8 +28,6 @@ from .rows import Rows
 
 SPACING = 4
 """Tokens of a text for one anchor: others are drawn in every epoch."""
-WINDOW = 16
-"""So many batches' texts, next to each other in an epoch's order, are sorted by length."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,7 @@ class AnchorTask(Task):
         return int((self._lengths - self._leads)[examples].sum())
 
     def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
-        """Texts of about one length together."""
-        order, reach = draw.permutation(self.train), self._config.batch * WINDOW
-        parts = [self.ordered(order[at : at + reach]) for at in range(0, len(order), reach)]
-        batches = [batch for part in parts for batch in self.cut(part)]
-        return [batches[number] for number in draw.permutation(len(batches))]
+        return self.in_windows(draw)
 
     def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
         """The arrays of `Anchored`."""

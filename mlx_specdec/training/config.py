@@ -98,7 +98,7 @@ class DrafterConfig(TrainConfig):
     """
 
     kind: Literal["dspark", "eagle3"] = "dspark"
-    batch: int = 16
+    batch: int = 8
     learning_rate: float = 1e-3
     layers: int | None = None
     num_draft: int = 6

@@ -18,8 +18,6 @@ from .config import DistillConfig
 from .fit import HELD_OUT, Task
 from .rows import Rows
 
-WINDOW = 16
-"""So many batches' texts, next to each other in an epoch's order, are sorted by length."""
 _FLOOR = -80.0
 """Smallest log-probability told apart: less is no number in float32 once it is a probability."""
 
@@ -108,11 +106,7 @@ class DraftTask(Task):
         return sum(len(self._texts[sample]) for sample in examples)
 
     def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
-        """Texts of about one length together."""
-        order, reach = draw.permutation(self.train), self._config.batch * WINDOW
-        parts = [self.ordered(order[at : at + reach]) for at in range(0, len(order), reach)]
-        batches = [batch for part in parts for batch in self.cut(part)]
-        return [batches[number] for number in draw.permutation(len(batches))]
+        return self.in_windows(draw)
 
     def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
         """The target's logits (tokens, vocabulary), and what the draft is given."""

@@ -44,8 +44,10 @@ def train(
     with work_directory(output) as directory:
         target = pair.target
         taps = tuple(map(after, drafter_files.tapped(target.layers)))
-        # A target that does not show them says so before any text is written.
-        target.open([0]).advance(mx.zeros((1, 1), dtype=mx.int32), taps=taps)
+        # A target that does not show or lend what is needed says so before any text is written.
+        tokens = mx.zeros((1, 1), dtype=mx.int32)
+        target.open([0]).advance(tokens, taps=taps)
+        target.embed(tokens)
         training = Training(pair, file, directory, data, watcher, taps)
         texts = drafter_files.Texts.of(training.rows, target.width, pair.vocabulary)
         begun = drafter_files.begin(directory / "start", pair, config, texts)

@@ -45,6 +45,9 @@ SEEN_ROWS = 4096
 """From which is told how large the target's hidden states are."""
 SEEN_TOKENS = 1024
 """And its embeddings."""
+QUIET = 0.3
+"""How loud a new drafter is beside its target. As loud, it first has to unlearn that a token
+follows itself, whose embedding its states begin with."""
 SPECULATORS_VERSION = "0.9.0"
 
 
@@ -226,7 +229,7 @@ def _shapes(kind: str, sizes: LayerSizes, config: Mapping[str, Any], taps: int) 
 
 def _weights(shapes: Shapes, target: Base, texts: Texts, seed: int) -> dict[str, mx.array]:
     """Matrices of variance 1 / inputs, norms of 1, biases of 0; what parts of layers put out is as
-    large as what it is added to. The head begins with states as large as the target's are."""
+    large as what it is added to. What the head is given is as the target's is, in proportion."""
     draws = mx.random.split(mx.random.key(seed), len(shapes))
     chains = "lm_head.weight" in shapes
     embedded = target.embed(mx.array(texts.by_use[None, :SEEN_TOKENS], dtype=mx.int32))
@@ -234,7 +237,7 @@ def _weights(shapes: Shapes, target: Base, texts: Texts, seed: int) -> dict[str,
     made = {}
     for (name, shape), draw in zip(sorted(shapes.items()), draws, strict=True):
         if name == "norm.weight":
-            made[name] = texts.final
+            made[name] = QUIET * texts.final
         elif len(shape) == 1:
             made[name] = mx.zeros(shape) if name.endswith("bias") else mx.ones(shape)
         elif name == "lm_head.weight":

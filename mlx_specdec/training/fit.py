@@ -24,6 +24,8 @@ from ..checkpoints.formats import safetensors as safetensors_file
 from .config import TrainConfig
 
 HELD_OUT = 0.1
+WINDOW = 16
+"""Batches whose examples, next to each other in an epoch's order, are put in order together."""
 STEPS_BETWEEN = 50
 """Steps between two checkpoints: all that an interruption can lose."""
 
@@ -74,6 +76,13 @@ class Task(ABC):
     def cut(self, examples: np.ndarray) -> list[np.ndarray]:
         """In batches."""
         return np.split(examples, range(self._config.batch, len(examples), self._config.batch))
+
+    def in_windows(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
+        """Every example to learn from once, as `ordered` within a few batches of a random order."""
+        order, reach = draw.permutation(self.train), self._config.batch * WINDOW
+        parts = [self.ordered(order[at : at + reach]) for at in range(0, len(order), reach)]
+        batches = [batch for part in parts for batch in self.cut(part)]
+        return [batches[number] for number in draw.permutation(len(batches))]
 
     def ordered(self, examples: np.ndarray) -> np.ndarray:
         """As they are best taken together."""

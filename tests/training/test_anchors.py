@@ -23,7 +23,7 @@ from mlx_specdec.training.rows import Rows
 from ..cli.conftest import make_llama, make_t5
 
 SAMPLES = [Sample(" ".join(["some words and more"] * count)) for count in (3, 1, 2, 1, 4, 2, 1)]
-COLLECTING = DataConfig(length=60, texts_at_once=4)
+COLLECTING = DataConfig(length=24, texts_at_once=4)
 MAKE = {"llama": make_llama, "t5": make_t5}
 SLOTS = 3
 
@@ -80,7 +80,7 @@ def test_the_task_drafts_what_the_drafter_drafts(
     kind: str, learned: Learned, tmp_path: Path
 ) -> None:
     task = task_of(learned, tmp_path, kind)
-    examples = task.train[:3]
+    examples = task.train[:2]
     batch = task.take(examples, np.random.default_rng(1))
     given = Anchored(*batch)
     drafted = task.draft(given)
@@ -108,7 +108,7 @@ def test_a_drafted_token_is_held_against_the_targets_own_distribution(
     kind: str, learned: Learned, tmp_path: Path
 ) -> None:
     task = task_of(learned, tmp_path, kind)
-    examples = task.train[:3]
+    examples = task.train[:2]
     given = Anchored(*task.take(examples, np.random.default_rng(2)))
     pair, tokens = learned.pair, learned.rows.tokens()
     for row, (sample, seen, slot) in enumerate(places(task, given, examples)):
