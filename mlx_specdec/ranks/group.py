@@ -33,6 +33,7 @@ LONGEST = 1024
 """Bytes of what a rank tells, and all that is left of more."""
 MEETING = 60.0
 """Seconds in which all ranks have to be started."""
+LATE = f"not all ranks have come within {MEETING:g} seconds: start all together"
 FAILED = 1
 REFUSED = 2
 LEAVING = "\0left"
@@ -198,13 +199,11 @@ def join(status: Path | None = None) -> Ranks:
     """
     if _met:
         return _met[0]
+    if status is not None:
+        # What an earlier run has left says nothing of this one.
+        status.unlink(missing_ok=True)
     before = open_descriptors()
-
-    def tell() -> None:
-        _last_words(f"not all ranks have come within {MEETING:g} seconds: start all together")
-        os._exit(REFUSED)
-
-    cancel = give_up_after(MEETING, tell)
+    cancel = give_up_after(MEETING, f"error: {LATE}")
     try:
         group = mx.distributed.init(strict=True)
     except (RuntimeError, ValueError) as problem:

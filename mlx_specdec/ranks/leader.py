@@ -164,8 +164,9 @@ class LedContext:
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says."""
         batch, rows = tokens.shape
-        for name in taps if self._tap is not None else ():
-            self._tap(name)  # refused before anybody is told
+        if self._tap is not None:
+            for name in taps:
+                self._tap(name)  # refused before anybody is told
         with self._leader.whole():
             order = Order(Op.ADVANCE, self._number, (batch, rows, proposed))
             message = self._leader.send(order, tokens)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterable
 
@@ -105,9 +107,23 @@ def neighbor(connection: socket.socket, rank: int, size: int) -> int:
     return following if called else (rank - 1) % size
 
 
-def give_up_after(seconds: float, tell: Callable[[], None]) -> Callable[[], None]:
-    """Call `tell` in a while, unless what this returns is called before."""
-    timer = threading.Timer(seconds, tell)
-    timer.daemon = True
-    timer.start()
-    return timer.cancel
+def give_up_after(seconds: float, sentence: str) -> Callable[[], None]:
+    """Print a sentence and end this process in a while, unless what this returns is called before.
+
+    MLX holds Python's lock while it waits for others to call, so that no thread could do it.
+    """
+    own = '[ "$(ps -o ppid= -p $$ | tr -d " ")" = "$3" ]'
+    script = f'sleep "$1"; {own} && echo "$2" >&2 && kill -9 "$3"'
+    told = [f"{seconds:g}", sentence, str(os.getpid())]
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", script, "-", *told],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def cancel() -> None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    return cancel
