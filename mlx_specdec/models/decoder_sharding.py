@@ -5,7 +5,6 @@ mlx-lm divides; what it takes on trust is looked at first, before any weights ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ..checkpoints.plans.mlx_lm import classes
 from ..errors import OptionError, first_line
+from .sharding import check_even, refine
 
 SHARES_KEYS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text")
 """Families that repeat keys and values where there are fewer of their heads than ranks."""
@@ -40,14 +40,7 @@ def check(config: Mapping[str, Any], ranks: int, *, pipeline: bool) -> None:
     shared = kind in SHARES_KEYS and isinstance(keys, int) and ranks % keys == 0
     counts = {"attention heads": heads, "key-value heads": None if shared else keys}
     whole = {what: count for what, count in counts.items() if isinstance(count, int)}
-    uneven = [f"{count} {what}" for what, count in whole.items() if count % ranks]
-    if uneven:
-        common = math.gcd(*whole.values())
-        fit = [str(number) for number in range(2, common + 1) if common % number == 0]
-        take = f"take {' or '.join(fit)} ranks" if fit else "take one machine"
-        raise OptionError(
-            f"{ranks} ranks cannot have equal parts of {' and '.join(uneven)}: {take}"
-        )
+    check_even(whole, ranks)
 
 
 def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -> None:
@@ -56,6 +49,7 @@ def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -
         _pipeline(network, group)
         return
     heads = _heads(network)
+    refine(network, group.size())
     try:
         network.shard(group)
     except (AssertionError, ValueError) as problem:
