@@ -149,6 +149,14 @@ def test_the_models_own_texts_are_drawn_where_a_temperature_is_given(
     assert warm == again
 
 
+def test_as_many_texts_are_written_at_each_temperature(pair: Pair, tmp_path: Path) -> None:
+    samples = [Sample("some words")] * 6
+    _, cold = rows_of(pair, tmp_path / "cold", samples[:2], length=48, temperatures=(0.0,))
+    _, mixed = rows_of(pair, tmp_path / "mixed", samples, length=48, temperatures=(0.0, 0.7, 1.0))
+    assert mixed.count(cold[0]) == 2
+    assert len({tuple(text) for text in mixed}) == 5
+
+
 def test_without_self_distillation_the_data_is_learned(pair: Pair, tmp_path: Path) -> None:
     samples = [Sample("some words", "and more words"), Sample("other", "some words")]
     _, found = rows_of(pair, tmp_path, samples, length=100, self_distill=False)
