@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="the extra server is not installed")
-pytest.importorskip("llguidance", reason="the extra grammar is not installed")
-
+from mlx_specdec.serve.engine import Engine
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..serve.conftest import moved, running
-from ..serve.test_sockets import listening
 from ..serve.tooled import CALLS, make_tooled
 
 HERE = Path(__file__).parent
@@ -40,21 +37,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             each.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
+def address_of(engine: Engine) -> Iterator[str]:
+    """Where an engine is served. Skips without the extras server and grammar."""
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    from ..serve.test_sockets import listening
+
+    with listening(engine) as place:
+        yield f"http://127.0.0.1:{place.port}"
+
+
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where a tiny model with a draft is served that knows tools."""
     directory = make_tooled(tmp_path_factory.mktemp("tooled"), marks=CALLS)
     draft = moved(directory, tmp_path_factory.mktemp("tooled-draft"))
-    with running((directory, draft)) as engine, listening(engine) as place:
-        yield f"http://127.0.0.1:{place.port}"
+    with running((directory, draft)) as engine:
+        yield from address_of(engine)
 
 
 @pytest.fixture(scope="session")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where one is served that knows thoughts as well, which have no end in random texts."""
     directory = make_tooled(tmp_path_factory.mktemp("thinking"))
-    with running((directory, None)) as engine, listening(engine) as place:
-        yield f"http://127.0.0.1:{place.port}"
+    with running((directory, None)) as engine:
+        yield from address_of(engine)
 
 
 @pytest.fixture(scope="session")
@@ -73,8 +79,5 @@ def base_url(root: str) -> str:
 @pytest.fixture(scope="session")
 def shipped() -> Iterator[str]:
     """Where the shipped Python model is served, which has no chat template."""
-    with (
-        running(("weights/py-llama", "weights/py-llama-draft")) as engine,
-        listening(engine) as place,
-    ):
-        yield f"http://127.0.0.1:{place.port}"
+    with running((Path("weights/py-llama"), Path("weights/py-llama-draft"))) as engine:
+        yield from address_of(engine)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,14 @@ import pytest
 from .conftest import KEY, MODEL
 
 
+def needs(name: str) -> pytest.MarkDecorator:
+    """Skips where a package is not installed, before anything is served."""
+    return pytest.mark.skipif(find_spec(name) is None, reason="the extra clients is not installed")
+
+
+@needs("instructor")
 def test_instructor_reads_what_it_asks_for(base_url: str, ending: dict[str, int]) -> None:
-    instructor = pytest.importorskip("instructor", reason="the extra clients is not installed")
+    import instructor
     from openai import OpenAI
     from pydantic import BaseModel, Field
 
@@ -37,8 +44,8 @@ def test_instructor_reads_what_it_asks_for(base_url: str, ending: dict[str, int]
         assert isinstance(told, Person)
 
 
+@needs("llm")
 def test_llm_asks_on_the_command_line(shipped: str, tmp_path: Path) -> None:
-    pytest.importorskip("llm", reason="the extra clients is not installed")
     models = f"- model_id: {MODEL}\n  model_name: {MODEL}\n  api_base: {shipped}/v1\n"
     (tmp_path / "extra-openai-models.yaml").write_text(models)
     environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": KEY}
