@@ -179,7 +179,7 @@ def load(
         task_prefix=target.task_prefix,
     )
     if wanted is not None:
-        pair = _with_wanted(pair, wanted, draft_q_bits, draft_vocab, given)
+        pair = _with_wanted(pair, target.kind, wanted, draft_q_bits, draft_vocab, given)
     elif heads is None:
         pair = _with_own_layers(pair, directory, NumberFormat(dtype, draft_q_bits))
     return replace(pair, load_seconds=time.perf_counter() - started - sum(given.fetching))
@@ -208,7 +208,8 @@ def with_draft_model(
         vocabulary=min(pair.target.vocabulary, pair.tokenizer.size),
         trials=defaultdict(Trial),
     )
-    return _with_wanted(alone, wanted, draft_q_bits, draft_vocab, given)
+    kind = families.of_model(pair.target).kind
+    return _with_wanted(alone, kind, wanted, draft_q_bits, draft_vocab, given)
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,9 @@ def _wanted(draft_model: str | Path | None, given: Loading) -> Wanted | None:
 
 
 def _with_wanted(
-    pair: Pair, wanted: Wanted, q_bits: int | None, draft_vocab: str, given: Loading
+    pair: Pair, kind: str, wanted: Wanted, q_bits: int | None, draft_vocab: str, given: Loading
 ) -> Pair:
+    """kind: of the target."""
     pair = replace(pair, draft_name=wanted.name)
     if wanted.source is None:
         own, added = self_draft(pair.target, q_bits or SELF_BITS)
@@ -241,7 +243,6 @@ def _with_wanted(
         return replace(pair, speculator=network, draft_bytes=network.nbytes)
     alone = replace(given, ranks=None, pipeline=False)
     loaded, tokenizer = _load_draft(wanted.source, q_bits, alone)
-    kind = families.of_model(pair.target).kind
     if loaded.kind != kind:
         raise OptionError(
             f"the draft model is {loaded.kind} and the target {kind}: give a draft of the target's "
