@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from .assemble import (
     Pair,
-    checked_options,
     environment,
     make_labels,
     make_rule,
     make_sequence,
-    prepared,
 )
 from .decoding.margins import DAMAGED
 from .decoding.run import NO_TEXT, Labels, Result
@@ -25,6 +23,7 @@ from .drafting.drafter import Drafter
 from .errors import DecodingError, OptionError
 from .models.base import check_prompt
 from .options import Options
+from .prepare import checked_options, prepared
 from .text.chat import Messages
 
 Prompt = str | Sequence[int] | Messages

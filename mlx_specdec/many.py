@@ -15,7 +15,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from .assemble import Pair, checked_options, encode, for_model, make_rule
+from .assemble import Pair, make_rule
 from .checkpoints.disk.sizes import memory
 from .contracts import Proposer
 from .decoding.batch_size import AutoBatchSize, BatchSize, FixedBatchSize
@@ -37,6 +37,7 @@ from .jobs import Part as Part
 from .jobs import Request as Request
 from .kept import NOTHING, Beginning
 from .options import Options
+from .prepare import checked_options, encode, for_model
 from .prompt_cache.cache import PromptCache
 from .sampling.settings import integer
 

@@ -38,6 +38,14 @@ MAY_IMPORT = {
     "ranks": {"contracts", "errors", "kept", "models"},
     "decoding": {"contracts", "costs", "sampling", "text", "threads", "errors", "kept"},
     "pair": {
+        "contracts",
+        "drafting",
+        "errors",
+        "models",
+        "sampling",
+        "text",
+    },
+    "loading": {
         "cache_settings",
         "checkpoints",
         "contracts",
@@ -45,11 +53,12 @@ MAY_IMPORT = {
         "errors",
         "models",
         "options",
+        "pair",
         "ranks",
-        "sampling",
         "text",
         "threads",
     },
+    "prepare": {"errors", "options", "pair", "text"},
     "drafters": {"blas", "contracts", "costs", "decoding", "drafting", "errors", "options", "pair"},
     "shadow": {"contracts", "decoding", "drafting", "models", "pair"},
     "assemble": {
@@ -61,7 +70,9 @@ MAY_IMPORT = {
         "errors",
         "models",
         "options",
+        "loading",
         "pair",
+        "prepare",
         "sampling",
         "shadow",
         "text",
@@ -80,6 +91,7 @@ MAY_IMPORT = {
         "pair",
     },
     "jobs": {
+        "prepare",
         "assemble",
         "decoding",
         "drafters",
@@ -90,6 +102,7 @@ MAY_IMPORT = {
         "text",
     },
     "many": {
+        "prepare",
         "contracts",
         "assemble",
         "checkpoints",
@@ -105,6 +118,7 @@ MAY_IMPORT = {
     },
     "batch": {"decoding", "errors", "many", "options", "pair", "text"},
     "serve": {
+        "prepare",
         "assemble",
         "decoding",
         "drafting",
@@ -132,6 +146,7 @@ MAY_IMPORT = {
         "text",
     },
     "estimate": {
+        "loading",
         "assemble",
         "checkpoints",
         "contracts",
@@ -142,6 +157,7 @@ MAY_IMPORT = {
         "pair",
     },
     "bench": {
+        "prepare",
         "assemble",
         "blas",
         "checkpoints",
@@ -158,6 +174,7 @@ MAY_IMPORT = {
     },
     "__main__": {"cli"},
     "cli": {
+        "prepare",
         "training",
         "assemble",
         "batch",

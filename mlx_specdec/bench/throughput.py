@@ -14,13 +14,14 @@ from statistics import median
 
 import mlx.core as mx
 
-from ..assemble import Pair, encode
+from ..assemble import Pair
 from ..contracts import Progress, ignore_progress
 from ..costs.passes import Clock
 from ..drafters import drafters, proposer_kind
 from ..errors import DecodingError, PromptError
 from ..many import stream_many
 from ..options import Options
+from ..prepare import encode
 from ..text.prompts import Prompt
 from .analysis import Difference, difference, tokens_per_round
 from .measure import Case, turned

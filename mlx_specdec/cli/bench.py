@@ -211,10 +211,10 @@ def _speculation(
     lengths: Sequence[Length],
     measuring: Measuring,
 ) -> tuple[Analysis, list[str]]:
-    from ..assemble import encode
     from ..bench.analysis import analyse
     from ..bench.measure import measure
     from ..bench.methods import TURNS, own_methods, pass_timer
+    from ..prepare import encode
 
     methods = own_methods(pairs, options, proposers, lengths)
     # Other programs know draft models alone.

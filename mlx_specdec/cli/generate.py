@@ -229,7 +229,7 @@ def generate(
         random_weights=simulated,
         told=not (output.quiet or output.json),
     )
-    from ..assemble import missing_prefix
+    from ..prepare import missing_prefix
 
     told = not (output.quiet or output.json or simulated)
     if told and demo:

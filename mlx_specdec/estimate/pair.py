@@ -12,10 +12,10 @@ from ..contracts import Context, Progress, ignore_progress
 from ..costs.passes import Clock, PassCosts, PassTimer, opened
 from ..costs.speedup import RoundCost, between
 from ..errors import OptionError, SpecdecError, first_line
+from ..loading import SELF_BITS
 from ..models.base import Base
 from ..models.outline import Outline, outline
 from ..options import SELF
-from ..pair import SELF_BITS
 from .cluster import Link, cluster, with_speeds
 from .drafter import AskedDrafter, DrafterOutline
 from .measure import FIRST_SIZES, SIZES_BETWEEN, extended, measure, parts

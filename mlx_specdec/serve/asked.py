@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..assemble import encode, prepared
 from ..errors import SpecdecError
 from ..many import Request
 from ..models.base import check_prompt
 from ..options import MOST_DRAFTED, Options
 from ..pair import Pair
+from ..prepare import encode, prepared
 from ..text.markers import NONE, Markers, markers_of
 from . import body as fields
 from . import formats

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ..assemble import encode
 from ..models.encoder_decoder import EncoderDecoderModel
 from ..options import Options
 from ..pair import Pair
+from ..prepare import encode
 from .problems import wrong
 from .tools import calls_of
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..assemble import for_model
 from ..errors import OptionError
 from ..options import Options
 from ..pair import Pair
+from ..prepare import for_model
 from . import body as fields
 from .body import Body
 from .limits import Limits

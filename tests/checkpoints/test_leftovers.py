@@ -134,7 +134,7 @@ def refuse(*given):  # as some file systems of a network do
     raise OSError(errno.ENOLCK, "no locks")
 
 fcntl.flock = refuse
-import mlx_specdec.pair
+import mlx_specdec.loading
 from mlx_specdec.checkpoints.disk import destination
 
 with destination.directory(Path(sys.argv[1])) as work, destination.temporary():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec import pair
+from mlx_specdec import loading
 from mlx_specdec.checkpoints.hub import repository as hub_repository
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.errors import SourceError
@@ -160,6 +160,6 @@ def test_the_time_of_a_download_is_not_called_loading(monkeypatch: pytest.Monkey
         clock[0] += 100
         return directory
 
-    monkeypatch.setattr(pair, "resolve", download)
-    monkeypatch.setattr(pair, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    assert pair.load("some/model", "some/draft").load_seconds == 0
+    monkeypatch.setattr(loading, "resolve", download)
+    monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert loading.load("some/model", "some/draft").load_seconds == 0
