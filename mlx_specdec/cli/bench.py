@@ -86,7 +86,7 @@ class Compared(Models):
 
 @command(
     "mlx-specdec bench prompts/translation.jsonl --limit 10 --report report.html",
-    "mlx-specdec bench PROMPTS --model TARGET --draft-model DRAFT --draft-model DRAFTER",
+    "mlx-specdec bench PROMPTS --model A --draft-model B --draft-model C",
     "mlx-specdec bench --batch-size 1,4,16",
 )
 def bench(
@@ -152,7 +152,7 @@ def _with_draft_model(pair: Pair, models: Models, loading: Mapping[str, Any]) ->
     """The same target with another draft."""
     from ..assemble import with_draft_model
 
-    of_target = ("revision", "q_bits", "adapter_path")
+    of_target = ("revision", "q_bits", "adapter_path", "distributed")
     asked = {name: value for name, value in loading.items() if name not in of_target}
     _, draft = named(models)
     with render.progress("downloading", in_bytes=True) as report:

@@ -63,7 +63,7 @@ class ClusterFlags(Flags):
 
 @command(
     "mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model auto --q-bits 4",
-    "mlx-specdec estimate --model Qwen/Qwen3-32B --draft-model auto --distributed 2 --link-us 100",
+    "mlx-specdec estimate --model A --draft-model B --distributed 2 --link-us 100",
 )
 def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, output: Json) -> None:
     """Predict what a pair gains, before it is downloaded.

@@ -231,7 +231,7 @@ def test_what_an_interrupted_text_has_read_is_kept(
                 ("llama, eagle3", 30_000),
                 ("gemma3", ROOM),
                 ("t5", ROOM),
-                ("t5", 30_000),
+                ("t5", 40_000),
             )
         ),
     ],
