@@ -45,8 +45,8 @@ class Measuring(Flags):
     )
     proposer: list[str] | None = flag(
         None,
-        "A drafter to measure; the flag may be repeated.",
-        metavar="|".join(proposers()[:-1]),
+        "A drafter to measure, as generate names them; the flag may be repeated.",
+        metavar="NAME",
         autocompletion=proposers,
     )
     num_draft: str | None = flag(
