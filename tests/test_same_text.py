@@ -414,7 +414,7 @@ def test_documents_do_not_change_the_text(family: str, temperature: float) -> No
     for texts in ([helpful, misleading], [misleading]):
         tokens = backwards([np.array(text, np.int32) for text in texts], SIZE)
         index = DocumentIndex(order(tokens).data, stored(tokens))
-        options = Options(proposer="ngram", ngram_min=1, **asked)
+        options = Options(proposer="ngram", ngram_min=1, num_draft=4, **asked)
         result = generate(replace(pair, documents=index), PROMPT, options)
         assert result.tokens == plain.tokens
         assert result.stats.drafted > result.stats.accepted
