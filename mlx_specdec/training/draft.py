@@ -5,7 +5,7 @@ Source: DistillSpec (Zhou et al., arXiv 2310.08461).
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ..assemble import Pair
@@ -16,7 +16,7 @@ from ..models.trainable import trainable
 from .config import DataConfig, DistillConfig, DraftConfig
 from .draft_files import initial, round_as_stored, short_name, write
 from .draft_task import DraftTask
-from .run import Trained, Training, Watcher, work_directory
+from .run import Trained, Training, Watcher, facts, work_directory
 
 
 def train(
@@ -56,14 +56,7 @@ def train(
         outcome = training.fit(task, config, start, origin)
         round_as_stored(student.network)
         outcome = replace(outcome, figures=task.evaluate())
-        facts = {
-            **origin,
-            "texts": asdict(data),
-            "training": asdict(config),
-            "epochs": outcome.epochs,
-            "best_epoch": outcome.best,
-            "held_out": {"start": asdict(start), "result": asdict(outcome.figures)},
-        }
+        told = facts(origin, data, config, start, outcome)
         with destination.directory(output) as made:
-            write(made, student.network, begun, facts)
+            write(made, student.network, begun, told)
     return training.trained(output, task, outcome, start)

@@ -4,7 +4,7 @@ texts -> a drafter's directory."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -19,7 +19,7 @@ from .config import DataConfig, DrafterConfig
 from .draft_files import round_as_stored, short_name
 from .dspark_task import DSparkTask
 from .eagle3_task import Eagle3Task
-from .run import Trained, Training, Watcher, work_directory
+from .run import Trained, Training, Watcher, facts, work_directory
 
 TASKS: Mapping[str, Callable[..., AnchorTask]] = {"dspark": DSparkTask, "eagle3": Eagle3Task}
 
@@ -59,14 +59,7 @@ def train(
         outcome = training.fit(task, config, start, origin)
         round_as_stored(task.module)
         outcome = replace(outcome, figures=task.evaluate())
-        facts = {
-            **origin,
-            "texts": asdict(data),
-            "training": asdict(config),
-            "epochs": outcome.epochs,
-            "best_epoch": outcome.best,
-            "held_out": {"start": asdict(start), "result": asdict(outcome.figures)},
-        }
+        told = facts(origin, data, config, start, outcome)
         with destination.directory(output) as made:
-            drafter_files.write(made, begun, task.module, facts)
+            drafter_files.write(made, begun, task.module, told)
     return training.trained(output, task, outcome, start)

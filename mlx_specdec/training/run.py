@@ -99,6 +99,21 @@ class Training:
         return Trained(output, start, outcome, rows, held_out, seconds, self._resumed)
 
 
+def facts(
+    origin: Mapping[str, Any], data: DataConfig, config: TrainConfig, start: Any, outcome: Outcome
+) -> dict[str, Any]:
+    """What a directory of weights says of how they were trained. start: of what was begun with, on
+    the held-out texts; origin: what that was."""
+    return {
+        **origin,
+        "texts": asdict(data),
+        "training": asdict(config),
+        "epochs": outcome.epochs,
+        "best_epoch": outcome.best,
+        "held_out": {"start": asdict(start), "result": asdict(outcome.figures)},
+    }
+
+
 @contextmanager
 def work_directory(output: Path) -> Iterator[Path]:
     """The hidden directory; it is removed when the block ends well, and stays otherwise.
