@@ -6,25 +6,25 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .assemble import (
+from ..assemble import (
     Pair,
     environment,
     make_labels,
     make_rule,
     make_sequence,
 )
-from .decoding.margins import DAMAGED
-from .decoding.run import NO_TEXT, Labels, Result
-from .decoding.sequence import Sequence as Decoded
-from .decoding.statistics import Recorder
-from .decoding.stop_criteria import Emission
-from .drafters import Trials
-from .drafting.drafter import Drafter
-from .errors import DecodingError, OptionError
-from .models.base import check_prompt
-from .options import Options
-from .prepare import checked_options, prepared
-from .text.chat import Messages
+from ..decoding.margins import DAMAGED
+from ..decoding.run import NO_TEXT, Labels, Result
+from ..decoding.sequence import Sequence as Decoded
+from ..decoding.statistics import Recorder
+from ..decoding.stop_criteria import Emission
+from ..drafters import Trials
+from ..drafting.drafter import Drafter
+from ..errors import DecodingError, OptionError
+from ..models.base import check_prompt
+from ..options import Options
+from ..prepare import checked_options, prepared
+from ..text.chat import Messages
 
 Prompt = str | Sequence[int] | Messages
 

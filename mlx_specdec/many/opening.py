@@ -1,0 +1,103 @@
+"""How a group of prompts that are read together begins: who drafts for it, and what is cached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..assemble import Pair, make_rule
+from ..contracts import Proposer
+from ..decoding.draft_length import DraftLength
+from ..decoding.loop import Decoding
+from ..decoding.prompt import PromptReader
+from ..decoding.sequence import Batch
+from ..decoding.stopwatch import Stopwatch
+from ..drafters import drafters, make_proposer
+from ..drafting import forced, prediction
+from ..drafting.drafter import Drafter
+from ..drafting.limited import Limited
+from ..kept import NOTHING, Beginning
+from ..options import Options
+from ..prepare import for_model
+from ..prompt_cache.cache import PromptCache
+from .jobs import Job, most_drafted
+
+
+class Opening:
+    """Makes the decodings of groups, for options that all have in common.
+
+    cache: what was computed of earlier prompts is not computed again. one_by_one: whether prompts
+    come so; each may then say what its text may turn out to be.
+    """
+
+    def __init__(
+        self, pair: Pair, options: Options, cache: PromptCache | None, *, one_by_one: bool
+    ) -> None:
+        self._pair = pair
+        self._cache = cache
+        bound, _ = for_model(pair, options)
+        self.chosen: Sequence[Drafter] = drafters(bound, options)
+        self._forced = forced.drafter(bound)
+        self._predicts = one_by_one and bool(self.chosen)
+
+    def asked(self, expected: Sequence[int]) -> Sequence[Drafter]:
+        """Who drafts for sequences that may turn out to be as expected, and may be bound."""
+        if not self._predicts:
+            return self.chosen
+        return (self._forced, prediction.drafter(expected), *self.chosen)
+
+    def together(self, group: Sequence[Job]) -> list[Job]:
+        """Those of the group that are read now; others wait once, for what begins alike."""
+        if self._cache is None:
+            return list(group)
+        places = set(self._cache.apart([job.ids for job in group]))
+        now = [job for place, job in enumerate(group) if place in places or job.postponed]
+        for job in group:
+            job.postponed |= job not in now
+        return now
+
+    def open(
+        self, group: Sequence[Job], lengths: DraftLength, watch: Stopwatch, batched: bool
+    ) -> Decoding:
+        """The decoding of these prompts, of which nothing is read yet."""
+        options = group[0].options
+        prompts = [job.ids for job in group]
+        model = self._pair.target
+        chosen = self.asked(group[0].prediction)
+        proposer = make_proposer(chosen, options, lengths, batch=batched)
+        if proposer is not None:
+            proposer = Limited(proposer, [most_drafted(job.options) for job in group])
+        known = [self._beginning(job, proposer) for job in group]
+        kept = [each.target for each in known]
+        context = model.open_batch(prompts, kept) if batched else model.open(prompts[0], kept[0])
+        sequences = [job.sequence for job in group]
+        for job in group:
+            job.began = watch.clock()
+        return Decoding(
+            target=context,
+            proposer=proposer,
+            rule=make_rule(options),
+            batch=Batch(sequences),
+            draft_length=lengths,
+            reader=PromptReader(
+                context,
+                [each.committed for each in sequences],
+                prompts,
+                proposer,
+                step_size=options.prefill_step_size,
+                kept=[each.proposer for each in known],
+            ),
+            watch=watch,
+        )
+
+    def keep(self, job: Job, decoding: Decoding) -> None:
+        """What was computed of a job, for later prompts that begin alike."""
+        if self._cache is not None:
+            row = decoding.sequences.index(job.sequence)
+            self._cache.keep(job.ids, job.sequence.committed, decoding.memories(row))
+
+    def _beginning(self, job: Job, proposer: Proposer | None) -> Beginning:
+        if self._cache is None:
+            return NOTHING
+        known = self._cache.beginning(self._pair.target, job.ids, proposer)
+        job.cached_tokens = known.cached_tokens
+        return known
