@@ -159,7 +159,7 @@ def make_batch_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -
             by_rows = {size: known(each, size) for size in SIZES}
             costs = by_rows[rows] or cost_cache.beside(by_rows, rows)
             lengths[each.name] = _auto(
-                chosen, each, costs, shared[each.name], guessed=not by_rows[rows]
+                chosen, each, costs, shared[each.name], guessed=not by_rows[rows], rows=rows
             )
         made[rows] = lengths
         return _by_source(lengths)
@@ -180,6 +180,7 @@ def _auto(
     earlier: tuple[Acceptance, Budget, float],
     *,
     guessed: bool = False,
+    rows: int = 1,
 ) -> AutoLength:
     # Of several drafters with weights one drafts at a time.
     kind = Rival if drafter.nbytes and _weighted(chosen) > 1 else AutoLength
@@ -194,6 +195,7 @@ def _auto(
         reading=reading,
         source=drafter.name if len(chosen) > 1 else None,
         stops=drafter.stops,
+        rows=rows,
     )
 
 

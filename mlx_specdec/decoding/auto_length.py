@@ -34,7 +34,7 @@ class AutoLength:
     budget: pays for trials, and may be shared. reading: what it took earlier texts to read a prompt
     for the first draft, in plain steps. source: whose drafts these are; None where nobody else
     drafts. stops: a draft may end sooner than asked, and its next token counts as one that would
-    not have stayed: that is what a round of such a length brings.
+    not have stayed: that is what a round of such a length brings. rows: sequences of the batch.
 
     What may be worse than the best known length is tried only out of the budget: lengths that would
     be better if their costs, badly known, were kind, since costs need not rise in a line; and while
@@ -48,6 +48,8 @@ class AutoLength:
     FIRST_DRAFT = 3
     PLAIN_STEPS_FIRST = 4
     WORTH_CHANGING = 1.04
+    WORTH_DRAFTING_TOGETHER = 1.1
+    """Sequences that draft end apart, and their places stay empty until others join."""
     LARGEST_LOSS = 1.0
     """In plain steps, of a trial of a length that only earlier texts knew: they may be wrong."""
     ROUNDS_ALWAYS_PLANNED = 24
@@ -65,6 +67,7 @@ class AutoLength:
         reading: float = 0.0,
         source: str | None = None,
         stops: bool = False,
+        rows: int = 1,
     ) -> None:
         self._most = min(most, self.LONGEST_DRAFT)
         self._costs = RoundCosts(self._most, known, free=free)
@@ -80,7 +83,7 @@ class AutoLength:
         self._guessed = guessed and self._costs.any_known
         self._begun = self._costs.any_known and not guessed
         self._rounds = 0
-        self._rows = 1
+        self._rows = rows
         self._drafting = 1.0
         self._plain_for = 0
         self._current = 0
@@ -271,7 +274,13 @@ class AutoLength:
         kind = [c * (1 - d) for c, d in zip(hopeful, doubts, strict=True)]
         speeds = rates(tokens, kind)
         chosen = max(range(1, self._most + 1), key=speeds.__getitem__)
-        return chosen if speeds[chosen] * self._price > self.WORTH_CHANGING else None
+        worth = self.WORTH_CHANGING if self._current else max(self.WORTH_CHANGING, self._bar)
+        return chosen if speeds[chosen] * self._price > worth else None
+
+    @property
+    def _bar(self) -> float:
+        """What drafting must promise over plain steps."""
+        return 1.0 if self._rows == 1 else self.WORTH_DRAFTING_TOGETHER
 
     def _loss(
         self, length: int, costs: Sequence[float], tokens: Sequence[float], price: float
@@ -288,7 +297,8 @@ class AutoLength:
     def _best(self, tokens: Sequence[float], costs: Sequence[float], among: Sequence[int]) -> int:
         """The length that promises most; the current one, where that is hardly more."""
         speeds = rates(tokens, costs)
-        best = max(among, key=speeds.__getitem__)
+        promises = [self._bar * speeds[0], *speeds[1:]]
+        best = max(among, key=promises.__getitem__)
         if best == 0 or speeds[best] > self.WORTH_CHANGING * speeds[self._current]:
             if best != self._current or not self._changes:
                 self._changes.append(Change(self._rounds, best, speeds[best] / speeds[0]))

@@ -136,6 +136,7 @@ def by_rows(kept: Kept) -> tuple[LengthsByRows, Callable[[], Kept]]:
             acceptance,
             guessed=not own,
             budget=budget,
+            rows=rows,
         )
         return made[rows]
 

@@ -285,6 +285,16 @@ def test_plain_steps_are_taken_again_out_of_the_budget() -> None:
         assert (0 in chosen) == plain, chosen
 
 
+def test_what_hardly_pays_is_drafted_for_one_sequence_and_not_in_a_batch() -> None:
+    # One drafted token is half accepted: 1.5 tokens for the price of 1.42.
+    costs = {n: Learned(1.0 + 0.42 * n, 50.0) for n in range(1, 17)} | {0: Learned(1.0, 50.0)}
+    seen = ((1000.0, *(0.0,) * 15), (500.0, *(0.0,) * 15))
+    for rows, drafts in ((1, True), (16, False)):
+        acceptance = Acceptance(AutoLength.LONGEST_DRAFT, earlier=seen)
+        lengths = AutoLength(costs, acceptance=acceptance, budget=Budget(-3.0), rows=rows)
+        assert (lengths.choose(1000, rows) == 1) is drafts
+
+
 @pytest.mark.parametrize("length", [1, 4])
 def test_a_longer_draft_never_seems_cheaper_than_a_shorter_one(length: int) -> None:
     costs = RoundCosts(8, {1: 1.1, 2: Learned(0.3, 0.5), 4: 1.4, 8: Learned(1.0, 1.0)})
