@@ -9,15 +9,11 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from ..models.base import Base
 from ..models.speculators.eagle3 import Eagle3
 from ..models.speculators.layers import Attention, Source
-from ..models.trainable import Ids
 from . import behind_anchors
 from .anchors import Anchored, AnchorTask
 from .behind_anchors import KeysValues
-from .config import DrafterConfig
-from .rows import Rows
 
 Attend = Callable[[int, Attention, mx.array], mx.array]
 
@@ -28,17 +24,6 @@ class Eagle3Task(AnchorTask):
 
     decay = 0.8
     network: Eagle3
-
-    def __init__(
-        self,
-        network: Eagle3,
-        base: Base,
-        rows: Rows,
-        prompts: Sequence[Ids],
-        vocabulary: int,
-        config: DrafterConfig,
-    ) -> None:
-        super().__init__(network, network, base, rows, prompts, vocabulary, config)
 
     def draft(self, given: Anchored) -> mx.array:
         heads = mx.stack(self._heads(given), axis=2)

@@ -27,6 +27,7 @@ USUAL_TAPS = 5
 MOST_SLOTS = 256
 MARKOV = ("vanilla", "gated", "rnn")
 CONFIDENCE = "confidence_head.proj.weight"
+CONFIDENCE_BIAS = "confidence_head.proj.bias"
 W1 = "markov_head.markov_w1.weight"
 
 
@@ -239,7 +240,5 @@ def _confidence(stored: Stored, width: int, rank: int) -> Shapes:
     if CONFIDENCE not in stored.shapes:
         return {}
     alone = stored.shapes[CONFIDENCE] == (1, width)
-    bias: Shapes = {"confidence_head.proj.bias": (1,)}
-    return {CONFIDENCE: (1, width if alone else width + rank)} | (
-        bias if "confidence_head.proj.bias" in stored.shapes else {}
-    )
+    needed: Shapes = {CONFIDENCE: (1, width if alone else width + rank)}
+    return needed | ({CONFIDENCE_BIAS: (1,)} if CONFIDENCE_BIAS in stored.shapes else {})
