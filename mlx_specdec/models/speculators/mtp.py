@@ -58,10 +58,6 @@ class Mtp(Chain):
         """A sequence of which nothing was read."""
         return ChainReading(self, 1, BatchedCache)
 
-    def features(self, hidden: mx.array) -> mx.array:
-        """(1, m, width) -> the same in the network's own numbers."""
-        return hidden.astype(self.dtype)
-
     def step(
         self,
         tokens: mx.array,
@@ -70,7 +66,7 @@ class Mtp(Chain):
         offset: int,
         sources: Sequence[Source | None] = (),
     ) -> tuple[mx.array, mx.array]:
-        """As Eagle3 says; no source is attended to."""
+        """As Chain says; no source is attended to."""
         embedded = self.pre_fc_norm_embedding(self.embed(tokens))
         both = mx.concatenate([embedded, self.pre_fc_norm_hidden(states)], axis=-1)
         normed = self.norm(self.block(self.fc(both), cache=caches))
