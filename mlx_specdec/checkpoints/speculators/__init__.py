@@ -19,13 +19,14 @@ from .. import shards
 from ..disk import destination
 from ..disk.reading import read_json
 from ..disk.sizes import show
-from ..files import Weights, has_vocabulary
+from ..files import Weights
 from ..formats import safetensors
 from ..keys import MOST_LAYERS
 from ..tensors import TensorInfo
 from . import unsupported
 from .layout import SpeculatorFiles
 from .settings import Settings
+from .stored import D2T
 
 KINDS: Mapping[str, str] = {
     "dspark": "dflash",
@@ -56,7 +57,7 @@ def kind_of(directory: Path) -> str | None:
     if not file.is_file():
         return None
     config = read_json(file)
-    names = _names(directory, config)
+    names = _names(directory)
     if kind := _recognized(config, names):
         return kind
     if what := unsupported.kind_of(config, names):
@@ -70,7 +71,7 @@ def kind_of(directory: Path) -> str | None:
 def check_is_none(directory: Path) -> None:
     """Raises CheckpointError for a drafter, which is no model to generate with."""
     file = directory / "config.json"
-    kind = _recognized(read_json(file), ()) if file.is_file() else None
+    kind = _recognized(read_json(file), _names(directory)) if file.is_file() else None
     if kind is not None:
         raise CheckpointError(
             f"{directory} holds a drafter of the kind {kind} and no whole model: give it as the "
@@ -119,11 +120,11 @@ def outline(directory: Path) -> SpeculatorFiles | None:
     settings = Settings(directory / "config.json", config.get("transformer_layer_config"), config)
     settings.whole("num_hidden_layers", 1, most=MOST_LAYERS)
     infos = {
-        name: TensorInfo.of("I64" if name == "d2t" else settings.dtype, shape)
+        name: TensorInfo.of("I64" if name == D2T else settings.dtype, shape)
         for name, shape in module.expected(kind, directory, config).items()
     }
     nbytes = sum(info.nbytes for info in infos.values())
-    if nbytes > LARGEST or ("d2t" in infos and infos["d2t"].extent > MOST_TOKENS):
+    if nbytes > LARGEST or (D2T in infos and infos[D2T].extent > MOST_TOKENS):
         raise CheckpointError(
             f"{directory / 'config.json'} asks for {show(nbytes)} of weights: check it"
         )
@@ -138,10 +139,8 @@ def outline(directory: Path) -> SpeculatorFiles | None:
     return replace(files, directory=directory, tensors=files.tensors.outlined())
 
 
-def _names(directory: Path, config: Mapping[str, Any]) -> Collection[str]:
-    """Of all tensors, where they may tell a drafter: whole models bring a tokenizer, and have no
-    second vocabulary."""
-    whole = has_vocabulary(directory) and "draft_vocab_size" not in config
-    if whole or shards.format_of(directory) not in ("safetensors", "torch"):
+def _names(directory: Path) -> Collection[str]:
+    """Of all tensors, where they may tell a drafter."""
+    if shards.format_of(directory) not in ("safetensors", "torch"):
         return ()
     return Weights(directory).infos.keys()

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from .layout import SpeculatorFiles, Stored
+from .layout import SpeculatorFiles
 from .settings import Settings
 from .sizes import LayerSizes, Shapes, layer_sizes
+from .stored import StoredTensors
 
 ARCHITECTURES: Mapping[str, str] = {
     "dspark": r"\w*DSpark\w*",
@@ -88,7 +89,7 @@ def read(
     sizes = layer_sizes(settings, model_type)
     vocabulary = settings.whole("vocab_size", 151936 if nested else None)
     drafted = settings.whole("draft_vocab_size", vocabulary)
-    stored = Stored(directory, _own_name, _passed_over(drafted, vocabulary))
+    stored = StoredTensors.of(directory, _own_name, _passed_over(drafted, vocabulary))
     stored.check_layers(sizes.count)
     taps = _taps(stored, settings.whole("target_hidden_size", sizes.width))
     markov = _markov(settings, stored)
@@ -112,7 +113,7 @@ def read(
         target_width=sizes.width,
         vocabulary=vocabulary,
         target_ids=stored.target_ids(drafted, vocabulary),
-        tensors=stored.read(),
+        tensors=stored,
         slots=slots,
         skipped=0 if anchored else 1,
         mask_token=mask_token,
@@ -153,7 +154,7 @@ def _tapped(settings: Settings) -> tuple[int, ...] | None:
     return settings.ids("target_layer_ids")
 
 
-def _taps(stored: Stored, target_width: int) -> int:
+def _taps(stored: StoredTensors, target_width: int) -> int:
     shape = stored.shapes.get("fc.weight", ())
     if len(shape) != 2:
         raise CheckpointError(f"{stored.directory} has no matrix fc.weight: it is not complete")
@@ -166,7 +167,7 @@ def _passed_over(drafted: int, vocabulary: int) -> tuple[str, ...]:
     return ("embed_tokens.weight", *own_head)
 
 
-def _markov(settings: Settings, stored: Stored) -> str | None:
+def _markov(settings: Settings, stored: StoredTensors) -> str | None:
     """The kind of Markov head; None where there is none."""
     if W1 not in stored.shapes:
         if settings.whole("markov_rank", 0, least=0):
@@ -235,7 +236,7 @@ def _shapes(
     return needed, optional
 
 
-def _confidence(stored: Stored, width: int, rank: int) -> Shapes:
+def _confidence(stored: StoredTensors, width: int, rank: int) -> Shapes:
     """Of the confidence head, if there is one; it may look at the token before a slot as well."""
     if CONFIDENCE not in stored.shapes:
         return {}

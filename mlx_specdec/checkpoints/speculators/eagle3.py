@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from .layout import SpeculatorFiles, Stored
+from .layout import SpeculatorFiles
 from .settings import Settings
 from .sizes import LayerSizes, Shapes, layer_sizes
+from .stored import StoredTensors
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 USUAL_TAPS = 3
-MoreShapes = Callable[[Stored, int], Shapes]
+MoreShapes = Callable[[StoredTensors, int], Shapes]
 ARCHITECTURES = re.compile(r"\w*Eagle3\w*")
 
 
@@ -61,7 +62,7 @@ def read(
     sizes = layer_sizes(settings, inner.get("model_type") if isinstance(inner, Mapping) else None)
     if "sliding_attention" in str(settings.get("layer_types")):
         raise settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
-    stored = Stored(directory, _own_name)
+    stored = StoredTensors.of(directory, _own_name)
     width = sizes.width
     target_width = settings.whole("target_hidden_size", width)
     features = _columns(stored, "fc.weight")
@@ -91,7 +92,7 @@ def read(
         target_width=target_width,
         vocabulary=vocabulary,
         target_ids=stored.target_ids(drafted, vocabulary),
-        tensors=stored.read(),
+        tensors=stored,
         norm_before_residual=settings.flag("norm_before_residual", False),
         # One name, two meanings.
         norms_before_head=nested or settings.flag("norm_output", True),
@@ -128,7 +129,7 @@ def _own_name(name: str) -> str:
     return re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
 
 
-def _columns(stored: Stored, name: str) -> int:
+def _columns(stored: StoredTensors, name: str) -> int:
     shape = stored.shapes.get(name, ())
     if len(shape) != 2:
         raise CheckpointError(f"{stored.directory} has no matrix {name}: it is no whole EAGLE-3")

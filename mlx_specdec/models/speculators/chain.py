@@ -57,7 +57,7 @@ class Chain(Speculator):
         self,
         tokens: mx.array,
         states: mx.array,
-        caches: Sequence[KVCache],
+        caches: list[Any],
         offset: int,
         sources: Sequence[Source | None],
     ) -> tuple[mx.array, mx.array]:
@@ -102,7 +102,7 @@ class ChainReading(Reading):
 
 
 def _attend(
-    caches: Sequence[KVCache], offset: int, number: int, attention: Attention, rows: mx.array
+    caches: list[Any], offset: int, number: int, attention: Attention, rows: mx.array
 ) -> mx.array:
     mask = "causal" if rows.shape[1] > 1 else None
     queries = attention.queries(rows, offset)

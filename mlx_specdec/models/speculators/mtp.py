@@ -18,8 +18,9 @@ from mlx_lm.utils import infer_quant_config
 
 from ...checkpoints.configuration import check_weights
 from ...checkpoints.plans.mlx_lm import cannot_build
-from ...checkpoints.speculators.layout import IN_16_BITS, SpeculatorFiles
+from ...checkpoints.speculators.layout import SpeculatorFiles
 from ...checkpoints.speculators.mtp import LAYER, MtpFiles
+from ...checkpoints.speculators.stored import IN_16_BITS
 from ...errors import CheckpointError
 from ..base import Base
 from ..decoder_context import BatchedCache
