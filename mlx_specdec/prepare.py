@@ -12,7 +12,7 @@ from .errors import OptionError
 from .options import Options
 from .pair import Pair
 from .text.chat import Messages, check_settings
-from .text.tokenizer import prompt_ids
+from .text.prompt_ids import prompt_ids
 
 
 def prepared(

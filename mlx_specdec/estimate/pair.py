@@ -12,7 +12,7 @@ from ..contracts import Context, Progress, ignore_progress
 from ..costs.passes import Clock, PassCosts, PassTimer, opened
 from ..costs.speedup import RoundCost, between
 from ..errors import OptionError, SpecdecError, first_line
-from ..loading import SELF_BITS
+from ..loading.drafts import SELF_BITS
 from ..models.base import Base
 from ..models.outline import Outline, outline
 from ..options import SELF
