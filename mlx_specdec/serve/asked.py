@@ -16,13 +16,13 @@ from ..prepare import encode, prepared
 from ..text.markers import NONE, Markers, markers_of
 from . import body as fields
 from . import formats
-from .body import Body
+from .body import Body, prompts_of
 from .call_grammar import grammar_of
-from .chat import Message, ids_of, messages_of, text_of, way_of
+from .chat import Message, ids_of, messages_of, way_of
 from .limits import Limits
 from .problems import Problem, unsupported, wrong
 from .reading import Reader
-from .settings import SEEDS, options_of, refuse_what_is_missing
+from .settings import SEEDS, expected_ids, options_of, refuse_what_is_missing
 from .tools import Tools, tools_of
 
 ENDLESS = 4096
@@ -95,13 +95,13 @@ class Asking:
         top = None
         if body.get("logprobs", False) is not False:
             top = fields.whole(body, "logprobs", 0, 0, TOP_LOGPROBS)
-        asked = self._asked(body, lambda: [self._ids(each) for each in _prompts(body)], top)
+        asked = self._asked(body, lambda: [self._ids(each) for each in prompts_of(body)], top)
         if not fields.truth(body, "echo"):
             return asked
         if top is not None:
             raise unsupported("echo", "echo cannot tell logprobs of the prompt: leave one out")
         decode = self.pair.tokenizer.decode
-        prompts = [each if isinstance(each, str) else decode(each) for each in _prompts(body)]
+        prompts = [each if isinstance(each, str) else decode(each) for each in prompts_of(body)]
         choices = len(asked.requests) // len(prompts)
         return replace(asked, echoed=tuple(each for each in prompts for _ in range(choices)))
 
@@ -157,7 +157,7 @@ class Asking:
                     "prompt",
                 )
             each = [self._with_room(ids, options, body) for ids in prompts]
-            expected = self._expected(body)
+            expected = expected_ids(body, self.pair.tokenizer)
         except SpecdecError as problem:
             raise wrong(str(problem), _field(str(problem), body)) from None
         requests = [
@@ -204,18 +204,6 @@ class Asking:
         bound = formats.checked(self.pair, self.options, "tools", {"grammar": grammar}, self.limits)
         return replace(options, **bound)
 
-    def _expected(self, body: Body) -> tuple[int, ...]:
-        """Token ids of what the client predicts. Raises Problem."""
-        given = fields.object_of(body, "prediction")
-        if not given:
-            return ()
-        if given.get("type") != "content":
-            raise wrong('prediction must be {"type": "content", "content": ...}', "prediction")
-        content = text_of(given.get("content"), "prediction")
-        tokenizer = self.pair.tokenizer
-        ids = tokenizer.encode(content) if content else []
-        return tuple(id for id in ids if id not in tokenizer.special_ids)
-
     def _ids(self, prompt: str | list[int]) -> list[int]:
         return self.text_ids(prompt) if isinstance(prompt, str) else prompt
 
@@ -249,23 +237,6 @@ def unknown_model(named: str, served: str) -> Problem:
     """What is told of a model that is not served."""
     told = f"the model {named:.80} is not served here: ask for {served}"
     return Problem(404, told, param="model", code="model_not_found")
-
-
-def _prompts(body: Body) -> list[str | list[int]]:
-    """A text, token ids, or a list of either."""
-    given = body.get("prompt")
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if _is_ids(given):
-            return [given]
-        if all(isinstance(each, str) or _is_ids(each) for each in given):
-            return given
-    raise wrong("prompt must be a string, a list of token ids, or a list of either", "prompt")
-
-
-def _is_ids(given: object) -> bool:
-    return isinstance(given, list) and all(type(each) is int for each in given) and bool(given)
 
 
 def _field(message: str, body: Body) -> str | None:

@@ -8,9 +8,11 @@ from typing import Any
 
 from ..options import MOST_DRAFTED, Options
 from ..pair import Pair
+from ..text.tokenizer import Tokenizer
 from . import body as fields
 from . import formats
 from .body import Body
+from .chat import text_of
 from .limits import Limits
 from .problems import unsupported, wrong
 
@@ -102,3 +104,15 @@ def _speculation(given: object) -> dict[str, Any]:
     if "max" not in given:
         return {}
     return {"num_draft": fields.whole(given, "max", 0, 0, MOST_DRAFTED)}
+
+
+def expected_ids(body: Body, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Token ids of what the client predicts. Raises Problem."""
+    given = fields.object_of(body, "prediction")
+    if not given:
+        return ()
+    if given.get("type") != "content":
+        raise wrong('prediction must be {"type": "content", "content": ...}', "prediction")
+    content = text_of(given.get("content"), "prediction")
+    ids = tokenizer.encode(content) if content else []
+    return tuple(id for id in ids if id not in tokenizer.special_ids)

@@ -25,7 +25,7 @@ from ..keys import MOST_LAYERS
 from ..tensors import TensorInfo
 from . import unsupported
 from .layout import SpeculatorFiles
-from .settings import Settings
+from .settings import Settings, nested
 from .stored import D2T
 
 KINDS: Mapping[str, str] = {
@@ -42,6 +42,8 @@ KINDS: Mapping[str, str] = {
 a P-EAGLE an EAGLE-3."""
 
 
+OF_SPECULATORS = tuple(kind for kind in KINDS if kind not in ("eagle", "gemma4_assistant"))
+"""Kinds that the package `speculators` names."""
 LARGEST = 1 << 40
 """Bytes of a drafter that is believed to be one."""
 MOST_TOKENS = 1 << 22
@@ -80,7 +82,11 @@ def check_is_none(directory: Path) -> None:
 
 
 def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """The kind that configuration and names of tensors tell."""
+    """The kind that configuration and names of tensors tell; what `speculators` says is true."""
+    if nested(config).get("projector_type") not in (None, "dflash", "dspark"):
+        return None
+    if (told := config.get("speculators_model_type")) is not None:
+        return told if told in OF_SPECULATORS else None
     known = (
         kind
         for kind, module in KINDS.items()

@@ -14,8 +14,8 @@ from typing import Any
 
 from ...errors import CheckpointError
 from .layout import SpeculatorFiles
-from .settings import Settings
-from .sizes import LayerSizes, Shapes, layer_sizes
+from .settings import Settings, is_named, nested
+from .sizes import LayerSizes, Shapes, described
 from .stored import StoredTensors
 
 ARCHITECTURES: Mapping[str, str] = {
@@ -59,35 +59,20 @@ class BlockFiles(SpeculatorFiles):
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether this is a drafter of the kind, DSpark or DFlash 1."""
-    nested = config.get("dflash_config")
-    said = {**config, **(nested if isinstance(nested, Mapping) else {})}
-    if said.get("projector_type") not in (None, "dflash", "dspark"):
-        return False
-    if (told := config.get("speculators_model_type")) is not None:
-        return bool(told == kind)
-    if kind == "dspark" and said.get("markov_rank"):
-        return True
-    listed = config.get("architectures")
-    named = listed if isinstance(listed, list) else []
-    pattern = re.compile(ARCHITECTURES[kind])
-    return any(pattern.fullmatch(str(one)) for one in named) or (
-        kind == "dflash" and isinstance(nested, Mapping)
-    )
+    telling = nested(config).get("markov_rank")
+    if kind == "dflash":
+        telling = isinstance(config.get("dflash_config"), Mapping)
+    return bool(telling) or is_named(config, ARCHITECTURES[kind])
 
 
 def read(
     kind: str, directory: Path, config: Mapping[str, Any], more: MoreShapes | None = None
 ) -> BlockFiles:
     """See `speculators.read`. more: tensors that a kind has beside those of DFlash 1."""
-    file = directory / "config.json"
-    inner = config.get("transformer_layer_config")
-    nested = isinstance(inner, Mapping)
-    model_type = inner.get("model_type") if isinstance(inner, Mapping) else None
-    settings = Settings(file, config.get("dflash_config"), inner, config)
-    if config.get("model_type") not in (None, "qwen3", "llama", "speculator_model") and not nested:
+    settings, sizes, layered = described(directory, config, config.get("dflash_config"))
+    if config.get("model_type") not in (None, "qwen3", "llama", "speculator_model") and not layered:
         raise settings.wrong("model_type", "qwen3")
-    sizes = layer_sizes(settings, model_type)
-    vocabulary = settings.whole("vocab_size", 151936 if nested else None)
+    vocabulary = settings.whole("vocab_size", 151936 if layered else None)
     drafted = settings.whole("draft_vocab_size", vocabulary)
     stored = StoredTensors.of(directory, _own_name, _passed_over(drafted, vocabulary))
     stored.check_layers(sizes.count)
@@ -99,7 +84,7 @@ def read(
     stored.check(needed | (more(settings, sizes, vocabulary) if more else {}), optional)
     anchored = settings.flag("sample_from_anchor", kind == "dspark")
     least = 1 if anchored else 2
-    slots = settings.whole("block_size", 8 if nested else None, least, MOST_SLOTS)
+    slots = settings.whole("block_size", 8 if layered else None, least, MOST_SLOTS)
     mask_token = settings.whole("mask_token_id", least=0)
     if mask_token >= vocabulary:
         raise settings.wrong("mask_token_id", f"one of the target's {vocabulary} tokens")
@@ -118,7 +103,7 @@ def read(
         skipped=0 if anchored else 1,
         mask_token=mask_token,
         windows=windows,
-        window_behind_block=nested,
+        window_behind_block=layered,
         causal=_causal(settings, windows, kind),
         markov=markov,
     )
@@ -128,11 +113,8 @@ def expected(
     kind: str, directory: Path, config: Mapping[str, Any], more: MoreShapes | None = None
 ) -> Shapes:
     """The tensors of such a drafter, as far as config.json tells. more: as in `read`."""
-    inner = config.get("transformer_layer_config")
-    nested = isinstance(inner, Mapping)
-    settings = Settings(directory / "config.json", config.get("dflash_config"), inner, config)
-    sizes = layer_sizes(settings, inner.get("model_type") if isinstance(inner, Mapping) else None)
-    vocabulary = settings.whole("vocab_size", 151936 if nested else None)
+    settings, sizes, layered = described(directory, config, config.get("dflash_config"))
+    vocabulary = settings.whole("vocab_size", 151936 if layered else None)
     vocabularies = vocabulary, settings.whole("draft_vocab_size", vocabulary)
     rank = settings.whole("markov_rank", 0, least=0)
     markov = _markov_kind(settings) if rank else None

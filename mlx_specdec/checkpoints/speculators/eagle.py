@@ -41,8 +41,6 @@ class EagleFiles(SpeculatorFiles):
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether this is one of the three: only tensors tell."""
-    if config.get("speculators_model_type") is not None:
-        return False
     known = {_own_name(name) for name in names}
     return {FC, "layers.0.self_attn.q_proj.weight"} <= known and known.isdisjoint(WITHOUT)
 

@@ -75,8 +75,6 @@ class MtpFiles(SpeculatorFiles):
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether these are layers for multi-token prediction and nothing else."""
-    if (told := config.get("speculators_model_type")) is not None:
-        return bool(told == kind)
     return bool(names) and all(map(mtp_layers.known(config), names))
 
 

@@ -34,8 +34,6 @@ class PEagleFiles(Eagle3Files):
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether this is a P-EAGLE."""
-    if (told := config.get("speculators_model_type")) is not None:
-        return bool(told == kind)
     # An EAGLE-3 masks no token.
     masks = any(config.get(name) is not None for name in MASK_TOKENS)
     return MASK in names or (masks and eagle3.recognizes(kind, config, names))
