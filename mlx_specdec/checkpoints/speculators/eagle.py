@@ -30,14 +30,6 @@ class EagleFiles(SpeculatorFiles):
 
     sizes: LayerSizes
 
-    def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """None."""
-        return ()
-
-    def tapped_of(self, layers: int) -> tuple[int, ...]:
-        """None."""
-        return ()
-
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether this is one of the three: only tensors tell."""

@@ -56,14 +56,6 @@ class AssistantFiles(SpeculatorFiles):
     clusters: mx.array | None
     top_k: int
 
-    def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """None: the target tells whose keys and values it lends."""
-        return ()
-
-    def tapped_of(self, layers: int) -> tuple[int, ...]:
-        """None."""
-        return ()
-
     def check_config(self, config: Mapping[str, Any]) -> None:
         """As SpeculatorFiles says."""
         if not str(config.get("model_type")).startswith("gemma4"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ WIDTHS, DEPTHS = (
 
 
 @dataclass(frozen=True)
-class SpeculatorFiles(ABC):
+class SpeculatorFiles:
     """A drafter as it lies in a directory.
 
     kind: a key of KINDS. tapped: the target's layers, counted from 0, whose outputs it reads, in
@@ -66,9 +65,10 @@ class SpeculatorFiles(ABC):
             "encoder_hidden_size": self.encoder_width,
         }
 
-    @abstractmethod
     def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """The target's layers that this kind reads where nothing says which; see `tapped`."""
+        """The target's layers that this kind reads where nothing says which; see `tapped`. None for
+        kinds that read what the target's head is given."""
+        return ()
 
     def tapped_of(self, layers: int) -> tuple[int, ...]:
         """The layers of a target of so many that are tapped. Raises CheckpointError."""

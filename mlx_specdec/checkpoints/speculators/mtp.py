@@ -68,10 +68,6 @@ class MtpFiles(SpeculatorFiles):
         """A token's embedding beside the hidden state before it."""
         return 2 * self.target_width
 
-    def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """None: it reads what the target's head is given."""
-        return ()
-
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether these are layers for multi-token prediction and nothing else."""
