@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -73,7 +74,10 @@ def kind_of(directory: Path) -> str | None:
 def check_is_none(directory: Path) -> None:
     """Raises CheckpointError for a drafter, which is no model to generate with."""
     file = directory / "config.json"
-    kind = _recognized(read_json(file), _names(directory)) if file.is_file() else None
+    names: Collection[str] = ()
+    with suppress(CheckpointError):  # loading tells what is damaged
+        names = _names(directory)
+    kind = _recognized(read_json(file), names) if file.is_file() else None
     if kind is not None:
         raise CheckpointError(
             f"{directory} holds a drafter of the kind {kind} and no whole model: give it as the "
