@@ -14,6 +14,7 @@ FORMAT = "mlx-specdec batch 2"
 
 
 def header_of(line: bytes, partial: Path) -> Mapping[str, Any]:
+    """What the first line of a journal says. Raises OutputError for a line of another file."""
     try:
         header: Any = json.loads(unsealed(line))
     except (ValueError, RecursionError):
@@ -38,5 +39,6 @@ def unsealed(line: bytes) -> bytes:
 
 
 def text_line(line: bytes) -> bytes:
+    """A result as a line of text, empty where there is none."""
     text: str = json.loads(line).get("text", "") if line else ""
     return (text.replace("\r", "\\r").replace("\n", "\\n") + "\n").encode("utf-8")

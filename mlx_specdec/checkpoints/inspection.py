@@ -113,6 +113,7 @@ def inspection_of(
     plan: Plan | None = None,
     problem: str,
 ) -> Inspection:
+    """Of a checkpoint whose files are known. kind: of the format. parts: the files of weights."""
     report = None if plan is None else plan.report
     rows = tuple(_row(name, contents, report) for name in contents.stored)
     known = report or contents

@@ -33,6 +33,7 @@ _version = functools.cache(version)
 
 
 def weighted(chosen: Sequence[Drafter]) -> int:
+    """How many of them have weights."""
     return sum(each.nbytes > 0 for each in chosen)
 
 
@@ -95,6 +96,7 @@ def device_name() -> str:
 def known_costs(
     pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options, rows: int = 1
 ) -> dict[int, Learned]:
+    """Costs of rounds of so many sequences, as earlier ones left them; see `cost_key`."""
     key = cost_key(pair, chosen, drafter, options, rows)
     return cost_cache.read(key) if options.cost_cache else {}
 

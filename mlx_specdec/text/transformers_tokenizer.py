@@ -62,6 +62,7 @@ class TransformersTokenizer:
 
 
 def from_transformers(directory: Path) -> Any:
+    """transformers' own tokenizer. Raises CheckpointError."""
     from transformers import AutoTokenizer
 
     try:
@@ -76,6 +77,7 @@ def from_transformers(directory: Path) -> Any:
 
 
 def by_id(vocabulary: dict[str, int], size: int) -> list[str | None]:
+    """The token of each id, as Tokenizer.pieces says."""
     pieces: list[str | None] = [None] * size
     for piece, id in vocabulary.items():
         if 0 <= id < size:
