@@ -19,8 +19,7 @@ from ..options import SELF
 from .cluster import Link, cluster, with_speeds
 from .drafter import AskedDrafter, DrafterOutline
 from .measure import FIRST_SIZES, SIZES_BETWEEN, extended, measure, parts
-from .predict import ALPHAS, best
-from .result import Estimate, Side, Speeds
+from .result import ALPHAS, Estimate, Side, Speeds, best
 
 
 @dataclass(frozen=True)

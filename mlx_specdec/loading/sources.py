@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..cache_settings import CacheSettings
-from ..checkpoints import shards
+from ..checkpoints import files, shards
 from ..checkpoints.source import as_directory, resolve, resolve_config
 from ..contracts import Progress
 from ..errors import OptionError
 from ..models.loading import Loaded, load_model
-from ..models.stand_in import stand_in
+from ..models.outline import outline
 from ..ranks.group import Ranks
+from ..text.stand_in import StandInTokenizer
 from ..text.tokenizer import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ class Loading:
                     raise OptionError(
                         f"{directory} has no weights to adapt: leave adapter-path out"
                     )
-                return stand_in(directory, dtype=self.dtype, q_bits=q_bits, caches=self.caches)
+                return _stand_in(directory, dtype=self.dtype, q_bits=q_bits, caches=self.caches)
             loaded = load_model(
                 directory,
                 dtype=self.dtype,
@@ -75,3 +76,20 @@ class Loading:
             # Files of a chat template are read when it is first asked for.
             weakref.finalize(tokenizer, held.pop_all().close)
         return loaded, tokenizer
+
+
+def _stand_in(
+    directory: Path, *, dtype: str, q_bits: int | None, caches: CacheSettings | None
+) -> tuple[Loaded, StandInTokenizer]:
+    """The model that a directory's config.json describes, and ids for text; see `load_model`.
+
+    Raises OptionError for caches other than the model's own.
+    """
+    if caches is not None and caches != CacheSettings():
+        raise OptionError(
+            f"{directory} has no weights, and a model with random ones keeps its own caches: leave "
+            "kv-bits and max-kv-size out"
+        )
+    config = files.read_config(directory)
+    known = outline(config, str(directory), dtype=dtype, q_bits=q_bits)
+    return Loaded(known.model(), (), known.kind, known.dtype), StandInTokenizer(known.vocabulary)

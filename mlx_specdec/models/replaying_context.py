@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from ..contracts import Context, Scores
 from ..kept import Memory, Whole
 from .base import check_pass, check_rewind
 from .rewinding import RewindableCache, evaluate
-from .snapshot import snapshot
 
 if TYPE_CHECKING:
     from .decoder_only import DecoderOnlyModel
@@ -97,4 +97,30 @@ class ReplayingContext:
         length = self._cache.length
         if not length or length != self._final:
             return Memory()
-        return Memory(whole=Whole(length, *snapshot(self._cache.entries)))
+        return Memory(whole=Whole(length, *_snapshot(self._cache.entries)))
+
+
+def _snapshot(entries: list[Any]) -> tuple[list[Any], tuple[mx.array, ...]]:
+    """A copy of mlx-lm's caches, lazily, and all arrays in it. `copy.deepcopy` shares memory until
+    either side is written to; a view of something larger gets memory of its own, so that the copy
+    takes what its arrays say."""
+    taken: dict[int, tuple[mx.array, mx.array]] = {}
+    copied = _with_own_arrays(copy.deepcopy(entries), taken)
+    return copied, tuple(own for _, own in taken.values())
+
+
+def _with_own_arrays(part: Any, taken: dict[int, tuple[mx.array, mx.array]]) -> Any:
+    """The same thing; arrays that caches share stay shared. taken: by the identity of the array
+    before, which is kept so that no other one gets it."""
+    if isinstance(part, mx.array):
+        return taken.setdefault(id(part), (part, mx.contiguous(part)))[1]
+    if isinstance(part, list):
+        part[:] = [_with_own_arrays(each, taken) for each in part]
+    elif isinstance(part, tuple):
+        return tuple(_with_own_arrays(each, taken) for each in part)
+    elif isinstance(part, dict):
+        part.update({name: _with_own_arrays(each, taken) for name, each in part.items()})
+    elif hasattr(part, "__dict__"):
+        for name, each in vars(part).items():
+            setattr(part, name, _with_own_arrays(each, taken))
+    return part
