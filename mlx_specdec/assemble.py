@@ -98,17 +98,9 @@ def stream_generate(
         [recorder, lengths, trials, *shadows], timed=timed, wanted=lambda: lengths.wants_parts
     )
     known = NOTHING if cache is None else cache.beginning(target, ids, proposer)
+    verifying = rule or make_rule(options)
     decoding = make_decoding(
-        pair,
-        target,
-        ids,
-        options,
-        proposer,
-        rule or make_rule(options),
-        lengths,
-        watch,
-        progress,
-        known,
+        pair, target, ids, options, proposer, verifying, lengths, watch, progress, known
     )
     labels = make_labels(pair, options, chosen, len(ids), known.cached_tokens)
     if not chosen and proposer is not None:

@@ -18,7 +18,8 @@ from .errors import OptionError
 from .models.base import Base
 from .models.medusa_heads import MedusaHeads
 from .models.speculators.speculator import Speculator
-from .sampling.constraint import Alphabet, Constraint
+from .sampling.alphabet import Alphabet
+from .sampling.constraint import Constraint
 from .text import documents
 from .text.tokenizer import Tokenizer
 from .text.vocabulary import written_texts

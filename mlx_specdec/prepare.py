@@ -12,7 +12,7 @@ from .errors import OptionError
 from .options import Options
 from .pair import Pair
 from .text.chat import Messages, check_settings
-from .text.tokenizer import prompt_ids
+from .text.prompt_ids import prompt_ids
 
 
 def prepared(
@@ -51,7 +51,7 @@ def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
 
 
 def encode(pair: Pair, prompt: str | Sequence[int] | Messages, options: Options) -> list[int]:
-    """Token ids of a prompt; see `text.tokenizer.prompt_ids`."""
+    """Token ids of a prompt; see `text.prompt_ids`."""
     if isinstance(prompt, str) and prompt.strip():
         prompt = missing_prefix(pair, prompt, options) + prompt
     return prompt_ids(

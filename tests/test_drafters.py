@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from mlx_specdec import assemble
-from mlx_specdec import drafters as table
 from mlx_specdec.assemble import Pair
 from mlx_specdec.costs import cache as cost_cache
 from mlx_specdec.costs import experience
 from mlx_specdec.costs.experience import Experience
 from mlx_specdec.costs.learned import Learned
-from mlx_specdec.drafters import cost_key, drafters, make_draft_length, make_proposer
+from mlx_specdec.drafters import cost_key, drafters, learned, make_draft_length, make_proposer
 from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
 from mlx_specdec.models import decoder_only
 from mlx_specdec.models.base import Base
@@ -111,7 +110,7 @@ def taught(pair: Pair, asked: Options, costs: dict[int, float], saved: float) ->
             key = cost_key(pair, chosen, each, asked)
             cost_cache.write(key, {0: Learned(0.001, 8.0), **costs})
             verdicts = ((100.0,) * 16, (50.0,) * 16)
-            experience.merge(table._text_key(key, asked), Experience(verdicts, saved))
+            experience.merge(learned._text_key(key, asked), Experience(verdicts, saved))
 
 
 @pytest.mark.parametrize("proposer", ["draft", "auto"])
@@ -162,7 +161,7 @@ def test_a_texts_costs_are_found_without_counting_weights_again(
     def again(*_: object) -> None:
         raise AssertionError("looked at again")
 
-    monkeypatch.setattr(table, "version", again)
+    monkeypatch.setattr(learned, "version", again)
     monkeypatch.setattr(decoder_only, "tree_flatten", again)
     assert cost_key(pair, chosen, draft, Options()) == first
 

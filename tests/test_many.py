@@ -10,7 +10,6 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import drafters as table
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.costs import cache as cost_cache
 from mlx_specdec.costs import experience
@@ -20,7 +19,7 @@ from mlx_specdec.decoding.batch_size import FixedBatchSize
 from mlx_specdec.decoding.lengths_by_source import LengthsBySource
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.stop_criteria import Emission
-from mlx_specdec.drafters import cost_key, drafters, make_draft_length
+from mlx_specdec.drafters import cost_key, drafters, learned, make_draft_length
 from mlx_specdec.errors import DecodingError, OptionError, PromptError
 from mlx_specdec.many import ManyRun, Request, generate_many, stream_many
 from mlx_specdec.models.medusa_heads import MedusaHeads
@@ -405,7 +404,7 @@ def test_batches_keep_what_they_learned_by_size(pair: Pair, proposer: str) -> No
     draft = next(each for each in chosen if each.name == "draft")
     by_rows = {rows: cost_cache.read(cost_key(pair, chosen, draft, asked, rows)) for rows in (2, 4)}
     assert by_rows[4][0].rounds > 0 and any(by_rows[4])
-    earlier = experience.read(table._text_key(cost_key(pair, chosen, draft, asked), asked))
+    earlier = experience.read(learned._text_key(cost_key(pair, chosen, draft, asked), asked))
     assert earlier is not None and earlier.verdicts[0][0] > 0
 
 

@@ -12,18 +12,17 @@ import errno
 import fcntl
 import json
 import os
-import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from .. import __version__
 from ..errors import OutputError
+from .journal_lines import FORMAT, header_of, sealed, text_line, unsealed
 
-FORMAT = "mlx-specdec batch 2"
 _NONE = -1
 
 
@@ -100,7 +99,7 @@ class Journal:
             with self._writing():
                 with made.open("wb") as file, self.partial.open("rb") as journal:
                     for line in self._in_order(journal):
-                        file.write(_as_text(line) if as_text else line)
+                        file.write(text_line(line) if as_text else line)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(made, self.output)
@@ -123,7 +122,7 @@ class Journal:
         for place in self._places:
             if place != _NONE:
                 journal.seek(place)
-            yield _unsealed(journal.readline()) + b"\n" if place != _NONE else b""
+            yield unsealed(journal.readline()) + b"\n" if place != _NONE else b""
 
     def _check_place(self) -> None:
         output = self.output
@@ -164,7 +163,7 @@ class Journal:
         with self._writing(), self.partial.open("rb") as lines:
             first = lines.readline()
             if first:
-                differs = self._difference(_header(first, self.partial))
+                differs = self._difference(header_of(first, self.partial))
                 holds_results = lines.peek(1) != b""
                 if differs and holds_results and not overwrite:
                     raise OutputError(
@@ -180,7 +179,7 @@ class Journal:
             if not line.endswith(b"\n"):
                 return
             try:
-                record = json.loads(_unsealed(line))
+                record = json.loads(unsealed(line))
                 self._note(record, self._end)
             except (ValueError, TypeError, KeyError, IndexError, RecursionError):
                 raise OutputError(
@@ -215,7 +214,7 @@ class Journal:
     def _write(self, record: Mapping[str, Any]) -> None:
         told = json.dumps(record, ensure_ascii=False)
         # Half a character, as in a file's name that is no UTF-8, becomes JSON's own \udc80.
-        line = _sealed(told.encode("utf-8", "backslashreplace"))
+        line = sealed(told.encode("utf-8", "backslashreplace"))
         with self._writing():
             assert self._stream is not None
             if self._stream.write(line) != len(line):
@@ -234,34 +233,5 @@ class Journal:
             ) from problem
 
 
-def _header(line: bytes, partial: Path) -> Mapping[str, Any]:
-    try:
-        header: Any = json.loads(_unsealed(line))
-    except (ValueError, RecursionError):
-        header = None
-    known = isinstance(header, dict) and header.get("format") == FORMAT
-    if not known or not isinstance(header.get("settings"), dict):
-        raise OutputError(f"{partial} was not left by a run of this program: move it away")
-    return cast(Mapping[str, Any], header)
-
-
-def _sealed(told: bytes) -> bytes:
-    """A line with its checksum; JSON has no tabs of its own."""
-    return b"%s\t%08x\n" % (told, zlib.crc32(told))
-
-
-def _unsealed(line: bytes) -> bytes:
-    """What was sealed. Raises ValueError for a line that is not as it was written."""
-    told = line.rpartition(b"\t")[0]
-    if _sealed(told) != line:
-        raise ValueError("the checksum differs")
-    return told
-
-
 def _told(value: object) -> str:
     return json.dumps(value, ensure_ascii=False) if value is not None else "unset"
-
-
-def _as_text(line: bytes) -> bytes:
-    text: str = json.loads(line).get("text", "") if line else ""
-    return (text.replace("\r", "\\r").replace("\n", "\\n") + "\n").encode("utf-8")

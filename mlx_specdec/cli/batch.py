@@ -13,11 +13,10 @@ from ..batch.journal import Journal
 from ..batch.lines import Lines
 from ..errors import OptionError
 from . import figures, render
+from .drafting import Drafting, count_or_auto, load_drafting
 from .flags import REQUIRED, Flags, command, flag, options
-from .generate import Drafting, Penalties, count_or_auto, load_drafting
 from .groups import (
     ChatTemplate,
-    Constraints,
     CostCache,
     KVCache,
     Lenience,
@@ -25,6 +24,7 @@ from .groups import (
     Rule,
     Sampling,
 )
+from .text_flags import Constraints, Penalties
 
 if TYPE_CHECKING:
     from ..batch.run import BatchRun

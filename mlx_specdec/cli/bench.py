@@ -17,7 +17,7 @@ from . import bench_table, render
 from .bench_throughput import batch_sizes, check_one_method, is_count, measure_throughput
 from .flags import Flags, command, flag, options
 from .groups import ChatTemplate, CostCache, Json, Models, Sampling, Verification
-from .pairs import ROOT, SHIPPED_TARGET, load_pair, named
+from .pairs import check_for_translator, load_pair, named, sample
 
 if TYPE_CHECKING:
     from ..assemble import Pair
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ..text.prompts import Prompt
 
 LENGTHS = "1,2,3,5,8,auto"
-SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
-"""Prompt files of the shipped targets, by the name of their directory; their heads' too."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def bench(
     model, draft_model = named(one)
     file = measuring.prompts or sample(model)
     if models.model is None:
-        _check_for_translator(file)
+        check_for_translator(file)
     from ..text.prompts import read_prompts
 
     prompts = read_prompts(file, measuring.limit)
@@ -183,24 +181,6 @@ def _check_report(file: Path | None) -> None:
         raise OptionError(
             f"the report cannot be written to {file.parent}: {problem.strerror}"
         ) from None
-
-
-def sample(model: str) -> Path:
-    """The prompts for a target that comes with the repository; OptionError for any other."""
-    name = SAMPLES.get(Path(model).name.removesuffix("-medusa"))
-    if name is None or not (ROOT / "prompts" / name).is_file():
-        raise OptionError("no prompts: name a file with one prompt a line")
-    return ROOT / "prompts" / name
-
-
-def _check_for_translator(file: Path) -> None:
-    """Raises OptionError for the repository's prompts of another target."""
-    of_translator = SAMPLES[Path(SHIPPED_TARGET).name]
-    if file.resolve().parent == ROOT / "prompts" and file.name != of_translator:
-        raise OptionError(
-            f"{file} is not for the translator, which is measured without --model: name the "
-            "target, for example --model weights/py-llama"
-        )
 
 
 def _speculation(

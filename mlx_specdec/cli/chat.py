@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from ..user_cache import write_text
 from . import figures, render
+from .drafting import Drafting, count_or_auto, load_drafting
 from .flags import Flags, command, flag, options
-from .generate import Drafting, Penalties, count_or_auto, load_drafting
 from .groups import ChatTemplate, CostCache, KVCache, Lenience, Rule, Writers
 from .serve import Defaults
+from .text_flags import Penalties
 
 if TYPE_CHECKING:
     from ..assemble import Pair

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..bench.probe import Probe
-    from ..checkpoints.inspect import Inspection
+    from ..checkpoints.inspection import Inspection
 
 
 @dataclass(frozen=True)

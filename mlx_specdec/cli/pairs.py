@@ -26,6 +26,8 @@ SHIPPED_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
+SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
+"""Prompt files of the shipped targets, by the name of their directory; their heads' too."""
 NOT_SHIPPED = (
     "the sample models come with a clone of the repository only: name a pair, such as --model "
     "google/flan-t5-large --draft-model google/flan-t5-small; mlx-specdec pairs lists more"
@@ -68,3 +70,21 @@ def meet(models: Models, caches: CacheSettings | None) -> None:
     if join(models.status_file).rank:
         # It needs no draft, and whatever is wrong rank 0 says.
         load_pair(named(models)[0], caches=caches, **models.loading())
+
+
+def sample(model: str) -> Path:
+    """The prompts for a target that comes with the repository; OptionError for any other."""
+    name = SAMPLES.get(Path(model).name.removesuffix("-medusa"))
+    if name is None or not (ROOT / "prompts" / name).is_file():
+        raise OptionError("no prompts: name a file with one prompt a line")
+    return ROOT / "prompts" / name
+
+
+def check_for_translator(file: Path) -> None:
+    """Raises OptionError for the repository's prompts of another target."""
+    of_translator = SAMPLES[Path(SHIPPED_TARGET).name]
+    if file.resolve().parent == ROOT / "prompts" and file.name != of_translator:
+        raise OptionError(
+            f"{file} is not for the translator, which is measured without --model: name the "
+            "target, for example --model weights/py-llama"
+        )

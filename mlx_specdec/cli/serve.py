@@ -13,10 +13,11 @@ from .. import blas
 from ..checkpoints.disk.sizes import parse
 from ..errors import OptionError
 from . import groups
+from .drafting import Drafting, load_drafting
 from .flags import Flags, command, flag, options
-from .generate import Drafting, Penalties, load_drafting
 from .groups import ChatTemplate, CostCache, KVCache, Lenience, Rule, Writers
 from .pairs import named
+from .text_flags import Penalties
 
 if TYPE_CHECKING:
     from ..assemble import Pair

@@ -19,8 +19,9 @@ from ..training.config import (
 )
 from . import render
 from .flags import Flags, command, flag
-from .groups import DRAFTING, FITTING, DraftSchedule, HeadSchedule, Model, TrainingTexts
+from .groups import Model
 from .pairs import load_pair
+from .training_flags import DRAFTING, FITTING, DraftSchedule, HeadSchedule, TrainingTexts
 
 if TYPE_CHECKING:
     from ..training.anchors import Drafted

@@ -9,8 +9,7 @@ from ..costs.cluster import break_even, pays_below, shared
 from ..costs.speedup import RoundCost
 from ..errors import OptionError
 from ..models.outline import Outline
-from .predict import best, chances
-from .result import Cluster, ClusterPrediction, ClusterSpeeds, Prediction
+from .result import Cluster, ClusterPrediction, ClusterSpeeds, Prediction, best, chances
 
 SUMS = {"encoder-decoder": 3, "decoder-only": 2}
 """Over all machines, in a layer that decodes."""

@@ -44,6 +44,7 @@ class Lender:
         self.layers = len(target.layers)
         self.vocabulary = target.vocabulary
         self.width = files.target_width
+        self.network = target.network
         self.model: Base | None = None
 
     @property
@@ -113,7 +114,8 @@ class DrafterOutline:
         return reading
 
     def _hidden(self, rows: int) -> mx.array:
-        return self._random((1, rows, self._network.fc.weight.shape[-1]))
+        width = sum(map(self._network.width_of, self._network.taps))
+        return self._random((1, rows, width))
 
     def _random(self, shape: tuple[int, ...]) -> mx.array:
         return mx.random.normal(shape, key=mx.random.key(1)).astype(self._network.dtype)

@@ -12,15 +12,14 @@ from ..contracts import Context, Progress, ignore_progress
 from ..costs.passes import Clock, PassCosts, PassTimer, opened
 from ..costs.speedup import RoundCost, between
 from ..errors import OptionError, SpecdecError, first_line
-from ..loading import SELF_BITS
+from ..loading.drafts import SELF_BITS
 from ..models.base import Base
 from ..models.outline import Outline, outline
 from ..options import SELF
 from .cluster import Link, cluster, with_speeds
 from .drafter import AskedDrafter, DrafterOutline
 from .measure import FIRST_SIZES, SIZES_BETWEEN, extended, measure, parts
-from .predict import ALPHAS, best
-from .result import Estimate, Side, Speeds
+from .result import ALPHAS, Estimate, Side, Speeds, best
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What an estimate says, frozen. Numbers and names only."""
+"""What an estimate says, frozen, and the predictions in it. Numbers and names only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..costs.speedup import RoundCost, speedups
 from ..options import SELF
 
+ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Acceptance probabilities, which nobody knows before."""
 BUSY = 0.1
 """Relative spread of samples above which a reader is warned."""
 LONGEST_DRAFT = 16
@@ -21,6 +24,18 @@ class Prediction:
     alpha: float
     num_draft: int
     speed_up: float
+
+
+def chances(alpha: float, count: int) -> list[float]:
+    """a_1 .. a_count where each token is accepted with probability alpha."""
+    return [alpha**place for place in range(1, count + 1)]
+
+
+def best(cost: RoundCost, alpha: float, longest: int) -> Prediction:
+    """The length up to `longest` with the highest speedup, 0 where no length gains."""
+    gains = speedups(cost, chances(alpha, longest))
+    chosen = max(range(len(gains)), key=gains.__getitem__)
+    return Prediction(alpha, chosen, gains[chosen])
 
 
 @dataclass(frozen=True)

@@ -19,28 +19,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from ..cache_settings import CacheSettings
 from ..contracts import FINAL, Context, Scores
 from ..errors import CheckpointError, OptionError
-from ..kept import Kept, Memory, Whole
+from ..kept import Kept, Whole
 from . import agreement
-from .base import check_pass, check_prompt, check_rewind
+from .base import check_prompt
 from .cache_kinds import cache_maker
 from .decoder_context import DecoderOnlyContext, MakeCache, batched, fits, mask_axes
-from .rewinding import RewindableCache, evaluate
+from .replaying_context import ReplayingContext
 from .row_check import ATTEMPTS, rows_agree
-from .snapshot import snapshot
-from .taps import Shown, Tap, layer_of, lent_of, state_of, tapped
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    """The module whose result the output head is given, through any multimodal wrapper."""
-    outer = _innermost(model)
-    children = (getattr(outer, name, None) for name in ("model", "transformer", "backbone"))
-    return _innermost(next((c for c in children if isinstance(c, nn.Module)), outer))
-
-
-def _innermost(module: nn.Module) -> nn.Module:
-    while isinstance(inner := getattr(module, "language_model", None), nn.Module):
-        module = inner
-    return module
+from .taps import Shown, Tap, inner_of, layer_of, lent_of, state_of, tapped
 
 
 class DecoderOnlyModel:
@@ -232,7 +218,7 @@ class DecoderOnlyModel:
                     f"in a pipeline no rank has all layers, and what is {name} is not sent to the "
                     "drafter: take distributed tensor, or another drafter"
                 )
-            module = _inner(self.network) if inner else lent_of(name, self.network.layers)
+            module = inner_of(self.network) if inner else lent_of(name, self.network.layers)
             if module is None:
                 module = self.network.layers[layer_of(name, self.layers)]
             tap = tapped(module)
@@ -259,86 +245,3 @@ class DecoderOnlyModel:
         """Width and type of the hidden states."""
         self.tap(FINAL)
         return self._state or (0, mx.float32)
-
-
-class ReplayingContext:
-    """One sequence in a model whose caches are windows or recurrent state.
-
-    model: whose passes these are. entries: caches of `length` tokens, one a layer, owned from here
-    on.
-    """
-
-    def __init__(self, model: DecoderOnlyModel, entries: Any, length: int = 0) -> None:
-        self._model = model
-        self._cache = RewindableCache(entries, length)
-        self._final = length
-        # Tokens since `_since` that a replay may need.
-        self._undecided: list[mx.array] = []
-        self._since = length
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens seen, rewound ones not counted."""
-        return (self._cache.length,)
-
-    @property
-    def replays(self) -> bool:
-        """Whether a rewind into a pass of several tokens costs another pass over the kept ones."""
-        return self._cache.replays
-
-    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """See `tokens` (1, m) int32, the last `proposed` of which may be taken back.
-
-        Raises ValueError for more than one sequence, no tokens, or a `proposed` outside of 0 .. m.
-        """
-        rows = check_pass(tokens, proposed, 1)
-        for name in taps:
-            self._model.tap(name)  # refused before anything is seen
-        start = self._cache.length
-        self._cache.before_pass(rows, proposed)
-        scores = self._model.run(tokens, self._cache.entries, taps)
-        if proposed < rows:
-            self._final = start + rows - proposed
-            self._undecided, self._since = [], start
-        elif not self._undecided:
-            self._since = start
-        if proposed and self._cache.replays:
-            self._undecided.append(tokens)
-        return scores
-
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        """Forget all but the first `lengths` tokens; what stays is final.
-
-        Where the caches can only go further back, the kept tokens are fed again, without waiting
-        for it. Raises RewindError for lengths outside of what is final and what was seen, and where
-        a cache does not hold the right number of tokens afterwards.
-        """
-        check_rewind(lengths, (self._final,), self.lengths)
-        [length] = lengths
-        reached = self._cache.rewind(length)
-        if reached < length:
-            tokens = mx.concatenate(self._undecided, axis=1)
-            kept = tokens[:, reached - self._since : length - self._since]
-            self._cache.before_pass(length - reached, 0)
-            self._model.run(kept, self._cache.entries)
-            # The device works on it while the host builds the next proposal; without logits.
-            mx.async_eval(self._cache.state)
-        self._final, self._undecided, self._since = length, [], length
-
-    def evaluate(self) -> None:
-        """As contracts.Context says; gives the scratch memory of the passes back."""
-        evaluate(self._cache)
-
-    def join(self, other: Context) -> None:
-        """Raises TypeError: what one sequence needs alone has no place for another."""
-        raise TypeError("a context of one sequence: see DecoderOnlyModel.open_batch")
-
-    def filter(self, keep: Sequence[int]) -> None:
-        """Nothing to do: it holds one sequence."""
-
-    def memory(self, sequence: int) -> Memory:
-        """As contracts.Context says: all that was seen, where none of it may be taken back."""
-        length = self._cache.length
-        if not length or length != self._final:
-            return Memory()
-        return Memory(whole=Whole(length, *snapshot(self._cache.entries)))

@@ -51,14 +51,14 @@ class DecoderOnlyOutline(Outline):
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
         """As Outline says: what the caches would hold after two such passes, not computed."""
-        caches = make_prompt_cache(self._network)
+        caches = make_prompt_cache(self.network)
         for rows in (prompt, *[1] * min(1, generated), generated - 1):
             if rows > 0:
-                self._network(mx.zeros((1, rows), dtype=mx.int32), cache=caches)
+                self.network(mx.zeros((1, rows), dtype=mx.int32), cache=caches)
         return sum(int(cache.nbytes) for cache in caches)
 
     def _model(self) -> Base:
-        return DecoderOnlyModel(self._network, max_length(self._config, self._network))
+        return DecoderOnlyModel(self.network, max_length(self._config, self.network))
 
 
 def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ The encoder runs once a sequence; cross-attention keys and values are projected 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import mlx.core as mx
@@ -17,10 +16,10 @@ from ..contracts import FINAL, Context, Scores, rectangle
 from ..errors import PromptError
 from ..kept import Kept, Memory, Whole
 from .base import check_prompt
-from .kv_cache import STEP, KVCache, padded
+from .kv_cache import STEP, KVCache
 from .rows import Place, Rows, RowsContext
+from .source import Source, padding_mask
 from .t5 import T5
-from .t5_layers import KeysValues
 from .taps import layer_of
 
 
@@ -149,60 +148,6 @@ class EncoderDecoderModel:
         return decoder.uneven_masks(self._tables, self._reach, place.positions, place.end)
 
 
-@dataclass(frozen=True)
-class Source:
-    """What was computed of the sources of a batch.
-
-    encoded: the encoder's output for each sequence, (1, n, d_model) without padding. It is kept for
-    drafters, and is small beside the rest. projected: per decoder layer the cross-attention's keys
-    and values of it.
-    """
-
-    encoded: tuple[mx.array, ...]
-    projected: Sequence[KeysValues]
-
-    @classmethod
-    def of(cls, arrays: Sequence[mx.array]) -> Source:
-        """Of one sequence; see `arrays`."""
-        encoded, *parts = arrays
-        return cls((encoded,), list(zip(parts[::2], parts[1::2], strict=True)))
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of each source."""
-        return tuple(each.shape[1] for each in self.encoded)
-
-    @cached_property
-    def mask(self) -> mx.array | None:
-        """See `padding_mask`."""
-        return padding_mask(self.lengths)
-
-    def arrays(self, row: int) -> tuple[mx.array, ...]:
-        """All that there is of one sequence."""
-        own, length = slice(row, row + 1), self.lengths[row]
-        parts = (each[own, :, :length] for pair in self.projected for each in pair)
-        return (self.encoded[row], *parts)
-
-    def join(self, other: Source) -> Source:
-        """These sequences, and those of another one behind them."""
-        longest = max(self.lengths + other.lengths)
-        projected = [
-            (_both(own[0], its[0], longest), _both(own[1], its[1], longest))
-            for own, its in zip(self.projected, other.projected, strict=True)
-        ]
-        return Source(self.encoded + other.encoded, projected)
-
-    def filter(self, keep: Sequence[int]) -> Source:
-        """These sequences alone, in this order."""
-        encoded = tuple(self.encoded[row] for row in keep)
-        index, longest = mx.array(list(keep), dtype=mx.int32), max(e.shape[1] for e in encoded)
-        projected = [
-            (keys[index, :, :longest], values[index, :, :longest])
-            for keys, values in self.projected
-        ]
-        return Source(encoded, projected)
-
-
 class EncoderDecoderContext(RowsContext):
     """contracts.Context: `count` sequences in the making. read: gives what the encoder makes of
     their sources; called when that is first needed."""
@@ -252,14 +197,3 @@ class EncoderDecoderContext(RowsContext):
         """As contracts.Context says: of the source, for the same one."""
         length = self._source.lengths[sequence]
         return Memory(whole=Whole(length, None, self._source.arrays(sequence), exact=True))
-
-
-def padding_mask(lengths: Sequence[int]) -> mx.array | None:
-    """(batch, longest) bool, False for padding; None where there is none."""
-    if min(lengths) == max(lengths):
-        return None
-    return mx.arange(max(lengths)) < mx.array(list(lengths))[:, None]
-
-
-def _both(own: mx.array, its: mx.array, columns: int) -> mx.array:
-    return mx.concatenate([padded(own, columns), padded(its, columns)])

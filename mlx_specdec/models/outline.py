@@ -46,9 +46,9 @@ def outline(
 class Outline(ABC):
     """A model of which only the configuration is known.
 
-    kind: its family. dtype: its numbers in words. vocabulary: width of the logits. nbytes: of all
-    weights. layers: for each layer that decodes what it looks like; equal entries cost the same.
-    layer_nbytes: of each of those layers' weights.
+    kind: its family. dtype: its numbers in words. vocabulary: width of the logits. network: whose
+    arrays are not computed yet. nbytes: of all weights. layers: for each layer that decodes what it
+    looks like; equal entries cost the same. layer_nbytes: of each of those layers' weights.
     """
 
     kind: Kind
@@ -56,7 +56,7 @@ class Outline(ABC):
     vocabulary: int
 
     def __init__(self, network: nn.Module, layers: Sequence[nn.Module]) -> None:
-        self._network = network
+        self.network = network
         self.nbytes = _nbytes_of(network)
         self.layers: Sequence[Hashable] = [_look_of(layer) for layer in layers]
         self.layer_nbytes: Sequence[int] = [_nbytes_of(layer) for layer in layers]
@@ -77,14 +77,14 @@ class Outline(ABC):
 
     def weights(self) -> Mapping[str, mx.array]:
         """All arrays by name; they hold numbers once `model` was called."""
-        return dict(tree_flatten(self._network.parameters()))
+        return dict(tree_flatten(self.network.parameters()))
 
     def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Base:
         """The model with random weights; this is what takes memory and time. Once only.
 
         given: arrays to take by name, so that two depths of one model share their memory.
         """
-        fill(self._network, seed, given or {})
+        fill(self.network, seed, given or {})
         return self._model()
 
     @abstractmethod

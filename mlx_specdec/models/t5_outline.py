@@ -54,7 +54,7 @@ class T5Outline(Outline):
         return encoded + 2 * self._shape.num_decoder_layers * positions * row
 
     def _model(self) -> Base:
-        return EncoderDecoderModel(self._network)
+        return EncoderDecoderModel(self.network)
 
 
 def _set_numbers(

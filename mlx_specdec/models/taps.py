@@ -106,3 +106,16 @@ def state_of(result: Any, name: str = "") -> mx.array | None:
     if name.partition(".")[0] in LENT and isinstance(first, mx.array) and first.ndim == 4:
         first = first.flatten(2)
     return first if isinstance(first, mx.array) and first.ndim == 3 else None
+
+
+def inner_of(model: nn.Module) -> nn.Module:
+    """The module whose result the output head is given, through any multimodal wrapper."""
+    outer = _innermost(model)
+    children = (getattr(outer, name, None) for name in ("model", "transformer", "backbone"))
+    return _innermost(next((c for c in children if isinstance(c, nn.Module)), outer))
+
+
+def _innermost(module: nn.Module) -> nn.Module:
+    while isinstance(inner := getattr(module, "language_model", None), nn.Module):
+        module = inner
+    return module

@@ -4,60 +4,29 @@ from __future__ import annotations
 
 import functools
 import json
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..errors import SpecdecError
 from ..many import Request
 from ..models.base import check_prompt
-from ..options import MOST_DRAFTED, Options
+from ..options import Options
 from ..pair import Pair
 from ..prepare import encode, prepared
 from ..text.markers import NONE, Markers, markers_of
 from . import body as fields
 from . import formats
-from .body import Body
+from .body import Body, prompts_of
 from .call_grammar import grammar_of
-from .chat import Message, ids_of, messages_of, text_of, way_of
+from .chat import Message, ids_of, messages_of, way_of
 from .limits import Limits
 from .problems import Problem, unsupported, wrong
 from .reading import Reader
+from .settings import SEEDS, expected_ids, options_of, refuse_what_is_missing
 from .tools import Tools, tools_of
 
-NUMBERS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "xtc_probability",
-    "xtc_threshold",
-)
-"""Fields that mean what the options of the same name mean."""
-HARMLESS: dict[str, tuple[object, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "json_schema": (),
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "web_search_options": (),
-}
-"""Fields that would change the answer and cannot here, with values that change nothing."""
 ENDLESS = 4096
 """Tokens of a model whose positions have no end: what it takes grows with their square."""
-SEEDS = 2**63
 TOP_LOGPROBS = 20
 CONTEXT = "context_length_exceeded"
 
@@ -126,13 +95,13 @@ class Asking:
         top = None
         if body.get("logprobs", False) is not False:
             top = fields.whole(body, "logprobs", 0, 0, TOP_LOGPROBS)
-        asked = self._asked(body, lambda: [self._ids(each) for each in _prompts(body)], top)
+        asked = self._asked(body, lambda: [self._ids(each) for each in prompts_of(body)], top)
         if not fields.truth(body, "echo"):
             return asked
         if top is not None:
             raise unsupported("echo", "echo cannot tell logprobs of the prompt: leave one out")
         decode = self.pair.tokenizer.decode
-        prompts = [each if isinstance(each, str) else decode(each) for each in _prompts(body)]
+        prompts = [each if isinstance(each, str) else decode(each) for each in prompts_of(body)]
         choices = len(asked.requests) // len(prompts)
         return replace(asked, echoed=tuple(each for each in prompts for _ in range(choices)))
 
@@ -173,7 +142,9 @@ class Asking:
         include_drafted = fields.truth(streaming, "include_drafted")
         markers = NONE if tools is None else self.markers(tools)
         try:
-            options = self.settings(body)
+            options = options_of(
+                body, self.pair, self.options, self.limits, drawn_seed=self.drawn_seeds
+            )
             prompts = read()
             # What is bound otherwise has no thought before it.
             thinking = options.constraint is None and markers.thinks_after(prompts[0])
@@ -186,7 +157,7 @@ class Asking:
                     "prompt",
                 )
             each = [self._with_room(ids, options, body) for ids in prompts]
-            expected = self._expected(body)
+            expected = expected_ids(body, self.pair.tokenizer)
         except SpecdecError as problem:
             raise wrong(str(problem), _field(str(problem), body)) from None
         requests = [
@@ -233,50 +204,6 @@ class Asking:
         bound = formats.checked(self.pair, self.options, "tools", {"grammar": grammar}, self.limits)
         return replace(options, **bound)
 
-    def settings(self, body: Body) -> Options:
-        """The options of a request. Raises Problem, OptionError."""
-        own: dict[str, Any] = {
-            name: fields.number(name, body[name]) for name in NUMBERS if name in body
-        }
-        if "stop" in body:
-            own["stop"] = self._stops(fields.strings("stop", body["stop"]))
-        if "logit_bias" in body:
-            own["logit_bias"] = self._biases(fields.object_of(body, "logit_bias"))
-        seed = secrets.randbits(32) if self.drawn_seeds else self.options.seed
-        own["seed"] = fields.whole(body, "seed", seed, -SEEDS, SEEDS - 1)
-        own |= _speculation(body.get("speculative", True))
-        own |= formats.binding(self.pair, self.options, body, self.limits)
-        # The prompt is token ids by now.
-        return replace(self.options, system_prompt=None, chat_template_config={}, **own)
-
-    def _expected(self, body: Body) -> tuple[int, ...]:
-        """Token ids of what the client predicts. Raises Problem."""
-        given = fields.object_of(body, "prediction")
-        if not given:
-            return ()
-        if given.get("type") != "content":
-            raise wrong('prediction must be {"type": "content", "content": ...}', "prediction")
-        content = text_of(given.get("content"), "prediction")
-        tokenizer = self.pair.tokenizer
-        ids = tokenizer.encode(content) if content else []
-        return tuple(id for id in ids if id not in tokenizer.special_ids)
-
-    def _stops(self, given: list[str]) -> tuple[str, ...]:
-        limits = self.limits
-        if len(given) > limits.stops or any(len(each) > limits.stop_length for each in given):
-            raise wrong(
-                f"stop must be at most {limits.stops} strings of {limits.stop_length} characters",
-                "stop",
-            )
-        return (*self.options.stop, *given)
-
-    def _biases(self, given: Body) -> dict[int, float]:
-        if len(given) > self.limits.biases:
-            raise wrong(f"logit_bias must have at most {self.limits.biases} entries", "logit_bias")
-        if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in given):
-            raise wrong('logit_bias must look like {"42": -5}, with token ids', "logit_bias")
-        return {int(name): fields.number("logit_bias", given[name]) for name in given}
-
     def _ids(self, prompt: str | list[int]) -> list[int]:
         return self.text_ids(prompt) if isinstance(prompt, str) else prompt
 
@@ -306,48 +233,10 @@ class Asking:
         return own
 
 
-def refuse_what_is_missing(body: Body) -> None:
-    """Raises Problem for the first field that asks for what is not there."""
-    for name, values in HARMLESS.items():
-        if name in body and not any(body[name] == value for value in values):
-            raise unsupported(name)
-
-
 def unknown_model(named: str, served: str) -> Problem:
     """What is told of a model that is not served."""
     told = f"the model {named:.80} is not served here: ask for {served}"
     return Problem(404, told, param="model", code="model_not_found")
-
-
-def _prompts(body: Body) -> list[str | list[int]]:
-    """A text, token ids, or a list of either."""
-    given = body.get("prompt")
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if _is_ids(given):
-            return [given]
-        if all(isinstance(each, str) or _is_ids(each) for each in given):
-            return given
-    raise wrong("prompt must be a string, a list of token ids, or a list of either", "prompt")
-
-
-def _is_ids(given: object) -> bool:
-    return isinstance(given, list) and all(type(each) is int for each in given) and bool(given)
-
-
-def _speculation(given: object) -> dict[str, Any]:
-    """The options that `speculative` asks for: true, false, or an object with max."""
-    if isinstance(given, bool):
-        return {} if given else {"regular": True}
-    if not isinstance(given, dict):
-        raise wrong('speculative must be true, false, or {"max": 4}', "speculative")
-    for name in given:
-        if name != "max":
-            raise unsupported(f"speculative.{name}")
-    if "max" not in given:
-        return {}
-    return {"num_draft": fields.whole(given, "max", 0, 0, MOST_DRAFTED)}
 
 
 def _field(message: str, body: Body) -> str | None:

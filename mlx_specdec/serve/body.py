@@ -78,3 +78,20 @@ def strings(name: str, value: object) -> list[str]:
 
 def _refuse(name: str, kind: str) -> NoReturn:
     raise wrong(f"{name} must be {kind}", name)
+
+
+def prompts_of(body: Body) -> list[str | list[int]]:
+    """The field `prompt`: a text, token ids, or a list of either. Raises Problem."""
+    given = body.get("prompt")
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if _is_ids(given):
+            return [given]
+        if all(isinstance(each, str) or _is_ids(each) for each in given):
+            return given
+    raise wrong("prompt must be a string, a list of token ids, or a list of either", "prompt")
+
+
+def _is_ids(given: object) -> bool:
+    return isinstance(given, list) and all(type(each) is int for each in given) and bool(given)

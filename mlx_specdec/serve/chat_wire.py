@@ -7,7 +7,8 @@ from typing import Any
 
 from ..decoding.logprobs import TokenLogprob
 from ..decoding.stop_criteria import Emission
-from .reading import Call, Event, Reader, Text, calls_of, texts_of
+from .events import Call, Event, Text, calls_of, texts_of
+from .reading import Reader
 from .wire import Choice, Told, Wire
 
 

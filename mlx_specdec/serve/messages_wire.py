@@ -11,9 +11,10 @@ from ..text.markers import NONE
 from . import messages
 from .asked import Asked
 from .body import Body
+from .events import Arguments, Call, Event, calls_of, texts_of
 from .figures import cached_tokens
 from .problems import Problem
-from .reading import Arguments, Call, Event, Reader, calls_of, texts_of
+from .reading import Reader
 from .wire import Choice, Told
 
 REASONS = {"eos": "end_turn", "stop": "stop_sequence"}

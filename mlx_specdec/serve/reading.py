@@ -5,73 +5,13 @@ In whatever pieces a text comes, all that is told of it is the same.
 
 from __future__ import annotations
 
-import json
-import re
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ..text.markers import CallFormat, Markers
 from ..text.stream import overlap
-
-Kind = Literal["content", "reasoning"]
-HEADS = {
-    "json_tools": re.compile(
-        r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)'
-    ),
-    "kimi_k2": re.compile(
-        r"(?P<id>(?:functions\.)?(?P<name>[^\s<>:]+):\d+)\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
-    ),
-    "mistral": re.compile(
-        r'(?:(?P<name>[\w-]+)\s*\[ARGS\]|\{\s*"name"\s*:\s*"(?P<listed>[^"\\]+)"\s*,'
-        r'\s*"arguments"\s*:)\s*(?=\{)'
-    ),
-}
-"""What stands before arguments that are JSON and can be told as they come, by the parser's name."""
-
-
-@dataclass(frozen=True)
-class Text:
-    """Something said or thought."""
-
-    kind: Kind
-    text: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """The beginning of a call; calls are counted from 0."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """A part of a call's arguments, which are JSON together."""
-
-    index: int
-    text: str
-
-
-Event = Text | Call | Arguments
-
-
-def texts_of(events: Iterable[Event], kind: Kind) -> str:
-    """All that was said, or thought."""
-    return "".join(each.text for each in events if isinstance(each, Text) and each.kind == kind)
-
-
-def calls_of(events: Sequence[Event]) -> list[tuple[Call, str]]:
-    """All calls, each with its arguments."""
-    arguments: dict[int, str] = {}
-    for each in events:
-        if isinstance(each, Arguments):
-            arguments[each.index] = arguments.get(each.index, "") + each.text
-    calls = [each for each in events if isinstance(each, Call)]
-    return [(each, arguments.get(each.index, "")) for each in calls]
+from .calls import Section
+from .events import Call, Event, Kind, Text
 
 
 class Reader:
@@ -98,7 +38,7 @@ class Reader:
         # White space at marks belongs to them; at the ends of a text it stays.
         self._at_mark = thinking
         self._text = ""
-        self._section: _Section | None = None
+        self._section: Section | None = None
         self._count = 0
 
     @property
@@ -153,7 +93,7 @@ class Reader:
             begun = marks[mark]
             self._thinking = begun == "reasoning"
             if isinstance(begun, CallFormat):
-                self._section = _Section(begun, self._tools, self._count)
+                self._section = Section(begun, self._tools, self._count)
             return True
         sure = len(text) if over else _certain(text, marks)
         events.append(Text(kind, text[:sure]))
@@ -171,111 +111,6 @@ class Reader:
         if self._calls is not None:
             marks[self._calls.begin.text] = self._calls
         return marks
-
-
-class _Section:
-    """What stands between the marks of calls. count: of the calls so far, those before included."""
-
-    def __init__(self, calls: CallFormat, tools: Sequence[Any], count: int) -> None:
-        self.count = count
-        self._calls = calls
-        self._tools = tools
-        self._before = count
-        self._head = HEADS.get(calls.name)
-        self._text = ""
-        self._at = 0
-        self._arguments: _Json | None = None
-
-    def push(self, text: str, *, over: bool) -> tuple[list[Event], str | None]:
-        """What a further piece makes certain, and what follows the section; None while it goes on.
-
-        over: nothing more comes.
-        """
-        self._text += text
-        events: list[Event] = []
-        while True:
-            if self._arguments is not None:
-                begin, self._at = self._at, self._arguments.end(self._text, self._at)
-                events.append(Arguments(self.count - 1, self._text[begin : self._at]))
-                if not self._arguments.over:
-                    return events, "" if over else None
-                self._arguments = None
-            end = self._calls.end.text
-            place = self._text.find(end, self._at) if end else -1
-            limit = place if place >= 0 else len(self._text)
-            head = self._head.search(self._text, self._at, limit) if self._head else None
-            if head is not None:
-                self._at, self._arguments = head.end(), _Json()
-                events.append(self._begin(head.groupdict()))
-            elif place >= 0:
-                return events + self._rest(limit, end), self._text[place + len(end) :]
-            else:
-                return events + (self._rest(limit) if over else []), "" if over else None
-
-    def _begin(self, told: Mapping[str, Any]) -> Call:
-        id = told.get("id")
-        name = told.get("name") or told.get("listed")
-        call = Call(self.count, id if isinstance(id, str) else _new_id(), str(name))
-        self.count += 1
-        return call
-
-    def _rest(self, limit: int, end: str = "") -> list[Event]:
-        """The calls of a section that had no head: what mlx-lm's parser makes of it, or the text as
-        it is where it makes nothing."""
-        if self.count > self._before:
-            return []
-        text = self._text[:limit]
-        try:
-            parsed = self._calls.parse(text, list(self._tools))
-            calls = [_checked(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
-        except Exception:  # each parser fails in its own ways
-            return [Text("content", self._calls.begin.text + text + end)]
-        events: list[Event] = []
-        for call, arguments in calls:
-            events += [self._begin(call), Arguments(self.count - 1, arguments)]
-        return events
-
-
-class _Json:
-    """Looks for the end of an object that comes in pieces. over: it has been met, or a letter that
-    no JSON has there."""
-
-    def __init__(self) -> None:
-        self.over = False
-        self._depth = 0
-        self._quoted = False
-        self._escaped = False
-
-    def end(self, text: str, at: int) -> int:
-        """Up to where the object goes, from `at` on."""
-        while at < len(text) and not self.over:
-            letter = text[at]
-            if self._quoted:
-                self._quoted = self._escaped or letter != '"'
-                self._escaped = letter == "\\" and not self._escaped
-            elif letter == "<":
-                self.over = True
-                return at
-            else:
-                self._quoted = letter == '"'
-                self._depth += (letter in "{[") - (letter in "}]")
-                self.over = self._depth == 0
-            at += 1
-        return at
-
-
-def _checked(call: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """A call of mlx-lm's parsers, and its arguments as JSON. Raises what it likes for others."""
-    arguments = call["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    if not isinstance(call["name"], str):
-        raise TypeError
-    return call, arguments
-
-
-def _new_id() -> str:
-    return f"call_{uuid.uuid4().hex}"
 
 
 def _first(text: str, marks: Iterable[str]) -> tuple[int, str]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .tokenizer import FileTokenizer, Tokenizer, TransformersTokenizer
+from .file_tokenizer import FileTokenizer
+from .tokenizer import Tokenizer
+from .transformers_tokenizer import TransformersTokenizer
 
 INNER = {
     "gemma4": ('<|"|>',),

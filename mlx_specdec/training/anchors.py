@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ..contracts import rectangle
@@ -93,7 +92,6 @@ class AnchorTask(Task):
 
     def __init__(
         self,
-        module: nn.Module,
         network: Speculator,
         base: Base,
         rows: Rows,
@@ -101,7 +99,7 @@ class AnchorTask(Task):
         vocabulary: int,
         config: DrafterConfig,
     ) -> None:
-        super().__init__(module, config, *rows.split(HELD_OUT))
+        super().__init__(network, config, *rows.split(HELD_OUT))
         self.network = network
         self._base = base
         self._rows = rows

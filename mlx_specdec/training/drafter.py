@@ -61,5 +61,5 @@ def train(
         outcome = replace(outcome, figures=task.evaluate())
         told = facts(origin, data, config, start, outcome)
         with destination.directory(output) as made:
-            drafter_files.write(made, begun, task.module, told)
+            drafter_files.write(made, begun, told)
     return training.trained(output, task, outcome, start)

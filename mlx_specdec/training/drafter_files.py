@@ -11,18 +11,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
 from ..assemble import Pair
 from ..checkpoints import files, speculators
 from ..checkpoints.source import as_directory, resolve
+from ..checkpoints.speculators import dflash, eagle3
+from ..checkpoints.speculators.dflash import CONFIDENCE, CONFIDENCE_BIAS
 from ..checkpoints.speculators.settings import Settings
-from ..checkpoints.speculators.sizes import ENCODER_ATTENTION, LayerSizes, Shapes, layer_sizes
+from ..checkpoints.speculators.sizes import Shapes, layer_sizes
 from ..models.base import Base
 from ..models.encoder_decoder import EncoderDecoderModel
 from ..models.number_format import NumberFormat
@@ -32,6 +34,8 @@ from .config import DrafterConfig
 from .draft_files import STORED, short_name, write_trained
 from .rows import Rows
 
+READERS: Mapping[str, ModuleType] = {"dspark": dflash, "eagle3": eagle3}
+"""Whose files the kinds that are trained have."""
 TAPS = 3
 LAYERS_OF_TARGET = 4
 """For so many of the target's layers a drafter of blocks has one."""
@@ -99,15 +103,15 @@ def begin(directory: Path, pair: Pair, asked: DrafterConfig, texts: Texts) -> Be
     """A new drafter, which is written to `directory` and read from there."""
     target, fixed = pair.target, {}
     config = _config(pair, asked, texts)
-    layer = config.get("transformer_layer_config", config)
-    sizes = layer_sizes(Settings(directory / "config.json", layer), layer["model_type"])
-    shapes = _shapes(asked.kind, sizes, config, len(tapped(target.layers)))
-    tensors = _weights(shapes, target, texts, asked.seed)
+    tensors = _weights(_shapes(asked.kind, directory, config), target, texts, asked.seed)
     if (drafted := config["draft_vocab_size"]) < target.vocabulary:
         ids = np.sort(texts.by_use[:drafted])
         tensors["lm_head.weight"] = tensors["lm_head.weight"][mx.array(ids)]
         fixed["d2t"] = mx.array(ids - np.arange(drafted), dtype=mx.int64)
         fixed["t2d"] = mx.array(np.isin(np.arange(target.vocabulary), ids))
+    if asked.kind == "dspark":
+        tensors[CONFIDENCE] = mx.zeros((1, target.width + config["markov_rank"]))
+        tensors[CONFIDENCE_BIAS] = mx.zeros((1,))
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     mx.save_safetensors(str(directory / "model.safetensors"), {**tensors, **fixed})
@@ -116,14 +120,12 @@ def begin(directory: Path, pair: Pair, asked: DrafterConfig, texts: Texts) -> Be
     return Begun(attach(read, target, NumberFormat("float32")), config, fixed)
 
 
-def write(directory: Path, begun: Begun, trained: nn.Module, facts: Mapping[str, Any]) -> None:
-    """All files of a drafter, as draft_files.write. trained: all that was learned, with the network
-    in it or the network itself."""
+def write(directory: Path, begun: Begun, facts: Mapping[str, Any]) -> None:
+    """All files of a drafter that was trained, as draft_files.write."""
     chains = begun.network.kind == "eagle3"
     tensors = dict(begun.fixed)
-    for path, array in tree_flatten(trained.parameters()):
-        name = path.removeprefix("network.")
-        name = re.sub(r"^layers\.0\.", "midlayer.", name) if chains else name
+    for path, array in tree_flatten(begun.network.parameters()):
+        name = re.sub(r"^layers\.0\.", "midlayer.", path) if chains else path
         tensors[name] = array.astype(STORED)
     write_trained(directory, tensors, {**begun.config, "dtype": "bfloat16"}, facts)
 
@@ -199,32 +201,19 @@ def _layer_config(target: Base, model_type: str, count: int) -> dict[str, Any]:
     }
 
 
-def _shapes(kind: str, sizes: LayerSizes, config: Mapping[str, Any], taps: int) -> Shapes:
+def _shapes(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
     """Every tensor that is learned, but for the confidence head, which starts at zero."""
-    width, drafted = sizes.width, config["draft_vocab_size"]
-    shapes: Shapes = {"fc.weight": (width, taps * width), "norm.weight": (width,)}
-    shapes |= sizes.before_layers()
-    for number in range(sizes.count):
-        chains = kind == "eagle3" and number == 0
-        shapes |= sizes.shapes(number, 2 * width if chains else width)
+    layer = config.get("transformer_layer_config", config)
+    sizes = layer_sizes(Settings(directory / "config.json", layer), layer["model_type"])
+    shapes = READERS[kind].expected(kind, directory, config)
+    shapes.pop("d2t", None)
     if kind == "eagle3":
-        return shapes | {
-            "layers.0.hidden_norm.weight": (width,),
-            "lm_head.weight": (drafted, width),
-        }
+        return shapes | {"lm_head.weight": (config["draft_vocab_size"], sizes.width)}
     for number in range(sizes.count):
         # Qwen 3's layers norm queries and keys by head.
-        for name in ("self_attn", *([ENCODER_ATTENTION] if sizes.encoder_width else [])):
-            norms = (f"layers.{number}.{name}.{each}_norm.weight" for each in "qk")
-            shapes |= dict.fromkeys(norms, (sizes.head_dim,))
-    rank = config["markov_rank"]
-    return shapes | {
-        "hidden_norm.weight": (width,),
-        "markov_head.markov_w1.weight": (drafted, rank),
-        "markov_head.markov_w2.weight": (drafted, rank),
-        "markov_head.joint_proj.weight": (3 * rank, 2 * rank + width),
-        "markov_head.joint_proj.bias": (3 * rank,),
-    }
+        optional = sizes.optional(number).items()
+        shapes |= {name: shape for name, shape in optional if name.endswith("_norm.weight")}
+    return shapes
 
 
 def _weights(shapes: Shapes, target: Base, texts: Texts, seed: int) -> dict[str, mx.array]:

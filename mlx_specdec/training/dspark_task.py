@@ -6,44 +6,18 @@ Source: arXiv 2602.06036, section 4 (DFlash), and arXiv 2607.05147 (DSpark).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..models.base import Base
 from ..models.speculators.dflash import DFlash
 from ..models.speculators.layers import Attention
-from ..models.trainable import Ids
 from . import behind_anchors
 from .anchors import Anchored, AnchorTask, compared
-from .config import DrafterConfig
-from .rows import Rows
 
 GAMMA = 4.0
 """The weight of a block's tokens falls to 1 / e within so many of them."""
-
-
-class ConfidenceHead(nn.Module):
-    """The chance that a slot's token is accepted, from the slot's state and the token before it;
-    named as in files."""
-
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(inputs, 1)
-        self.proj.weight = mx.zeros((1, inputs))
-        self.proj.bias = mx.zeros((1,))
-
-
-class Learner(nn.Module):
-    """All that is trained of a DSpark."""
-
-    def __init__(self, network: DFlash) -> None:
-        super().__init__()
-        self.network = network
-        rank = network.markov_head.markov_w1.weight.shape[-1]
-        self.confidence_head = ConfidenceHead(network.norm.weight.size + rank)
 
 
 class DSparkTask(AnchorTask):
@@ -51,26 +25,14 @@ class DSparkTask(AnchorTask):
 
     decay = math.exp(-1 / GAMMA)
     network: DFlash
-    module: Learner
-
-    def __init__(
-        self,
-        network: DFlash,
-        base: Base,
-        rows: Rows,
-        prompts: Sequence[Ids],
-        vocabulary: int,
-        config: DrafterConfig,
-    ) -> None:
-        super().__init__(Learner(network), network, base, rows, prompts, vocabulary, config)
 
     def loss(self, *batch: mx.array) -> mx.array:
         """With what the confidence head does not know of the shares that are accepted."""
         given = Anchored(*batch)
         states, before = self._states(given)
         entropy, accepted = compared(self._logits(states, before), self._probabilities(given))
-        told = mx.concatenate([states, self._embedded(given)], axis=-1)
-        sure = self.module.confidence_head.proj(mx.stop_gradient(told))[:, 0]
+        told = mx.stop_gradient(states), mx.stop_gradient(self._embedded(given))
+        sure = self.network.confidence_head.logits(*told)
         return self._averaged(given, entropy) + nn.losses.binary_cross_entropy(sure, accepted)
 
     def draft(self, given: Anchored) -> mx.array:

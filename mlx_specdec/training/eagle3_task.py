@@ -5,21 +5,13 @@ Source: Li et al., arXiv 2503.01840, section 3.1 (training-time test).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import mlx.core as mx
 
-from ..models.base import Base
 from ..models.speculators.eagle3 import Eagle3
-from ..models.speculators.layers import Attention, Source
-from ..models.trainable import Ids
+from ..models.speculators.layers import Attention
 from . import behind_anchors
 from .anchors import Anchored, AnchorTask
 from .behind_anchors import KeysValues
-from .config import DrafterConfig
-from .rows import Rows
-
-Attend = Callable[[int, Attention, mx.array], mx.array]
 
 
 class Eagle3Task(AnchorTask):
@@ -28,17 +20,6 @@ class Eagle3Task(AnchorTask):
 
     decay = 0.8
     network: Eagle3
-
-    def __init__(
-        self,
-        network: Eagle3,
-        base: Base,
-        rows: Rows,
-        prompts: Sequence[Ids],
-        vocabulary: int,
-        config: DrafterConfig,
-    ) -> None:
-        super().__init__(network, network, base, rows, prompts, vocabulary, config)
 
     def draft(self, given: Anchored) -> mx.array:
         heads = mx.stack(self._heads(given), axis=2)
@@ -69,23 +50,11 @@ class Eagle3Task(AnchorTask):
             behind = seen[number], (keys, values), given.anchors
             return behind_anchors.attend(attention, queries, *behind)
 
-        states = self._through(given.following, network.features(given.hidden), sources, attend_all)
+        features = network.features(given.hidden)
+        states = network.through(given.following, features, sources, attend_all)
         states = mx.take_along_axis(states, (given.anchors - 1)[..., None], axis=1)
         heads = [network.norm(states)]
         for step in range(1, given.slots):
-            states = self._through(given.tokens[..., step], states, sources, attend_behind)
+            states = network.through(given.tokens[..., step], states, sources, attend_behind)
             heads.append(network.norm(states))
         return heads
-
-    def _through(
-        self, tokens: mx.array, states: mx.array, sources: Sequence[Source | None], attend: Attend
-    ) -> mx.array:
-        """All layers, over (texts, m) tokens and the states before them, (texts, m, width)."""
-        embedded = mx.stop_gradient(self.network.embed(tokens))
-        residual, both = self.network.layers[0].inputs(embedded, states)
-        for number, layer in enumerate(self.network.layers):
-            if number:
-                residual, both = states, layer.input_layernorm(states)
-            attended = attend(number, layer.self_attn, both)
-            states = layer.finish(residual, attended, sources[number])
-        return states

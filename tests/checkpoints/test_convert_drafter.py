@@ -17,7 +17,7 @@ from mlx_specdec.models.number_format import NumberFormat, on_cpu
 from mlx_specdec.models.speculators import module_of
 
 from ..models.test_speculators import FIXTURES, Lender, drafts_of
-from ..speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
+from ..speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3, write
 
 MAKERS = {
     "eagle3": eagle3,
@@ -112,6 +112,19 @@ def test_what_does_not_suit_a_drafter_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=match):
             converted(source, tmp_path / "result", **asked)
+        assert not (tmp_path / "result").exists()
+
+
+def test_kinds_that_are_not_supported_are_named(tmp_path: Path) -> None:
+    for config, what in (
+        ({"model_type": "mlp_speculator", "n_predict": 3}, "an MLPSpeculator"),
+        ({"hydra_num_heads": 4, "model_type": "llama"}, "Hydra heads"),
+        ({"exit_dim": 64, "model_type": "recurrent_drafter"}, "a ReDrafter"),
+        ({"medusa_num_heads": 3}, "Medusa heads, which are given as the model"),
+    ):
+        source = write(tmp_path / "source", config, {"some.weight": mx.zeros((2, 2))})
+        with pytest.raises(CheckpointError, match=f"holds {what}.* not supported: give"):
+            converted(source, tmp_path / "result")
         assert not (tmp_path / "result").exists()
 
 

@@ -58,6 +58,14 @@ def test_a_p_eagle_beside_a_tokenizer_is_told_by_the_token_that_it_masks(tmp_pat
     assert parallel(directory).mask_token == 3
 
 
+def test_an_eagle_beside_a_tokenizer_is_told_by_its_tensors(tmp_path: Path) -> None:
+    directory = eagle(tmp_path / "eagle")
+    byte_level(directory)
+    assert kind_of(directory) == "eagle"
+    with pytest.raises(CheckpointError, match="a drafter of the kind eagle and no whole model"):
+        check_is_none(directory)
+
+
 def test_an_eagle_reads_what_the_head_is_given_and_nothing_else(tmp_path: Path) -> None:
     unused = {
         "lm_head.weight": (VOCABULARY, WIDTH),

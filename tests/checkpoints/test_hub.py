@@ -19,7 +19,7 @@ from huggingface_hub.utils import _http
 
 from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.checkpoints.hub import headers, transfer
-from mlx_specdec.checkpoints.hub.repository import choose
+from mlx_specdec.checkpoints.hub.choice import choose
 from mlx_specdec.checkpoints.inspect import inspect
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.errors import CheckpointError, SourceError

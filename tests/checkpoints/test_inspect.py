@@ -13,7 +13,8 @@ from mlx_specdec.checkpoints import keys
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile
 from mlx_specdec.checkpoints.formats.torch.file import TorchFile
-from mlx_specdec.checkpoints.inspect import Inspection, inspect
+from mlx_specdec.checkpoints.inspect import inspect
+from mlx_specdec.checkpoints.inspection import Inspection
 from mlx_specdec.errors import CheckpointError, SourceError
 
 from .makers import T5, t5_weights, write_t5

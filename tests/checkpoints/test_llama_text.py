@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.formats.meta.text import read_tokenizer
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.text.tokenizer import FileTokenizer, load_tokenizer
+from mlx_specdec.text.file_tokenizer import FileTokenizer
+from mlx_specdec.text.tokenizer import load_tokenizer
 
 from .meta_makers import META, copy_meta
 

@@ -13,6 +13,7 @@ from mlx_specdec import loading
 from mlx_specdec.checkpoints.hub import repository as hub_repository
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.errors import SourceError
+from mlx_specdec.loading import sources
 
 
 def sentence(name: str, **options: Any) -> str:
@@ -160,6 +161,7 @@ def test_the_time_of_a_download_is_not_called_loading(monkeypatch: pytest.Monkey
         clock[0] += 100
         return directory
 
-    monkeypatch.setattr(loading, "resolve", download)
-    monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(sources, "resolve", download)
+    for module in (loading, sources):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     assert loading.load("some/model", "some/draft").load_seconds == 0

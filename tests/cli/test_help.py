@@ -15,7 +15,8 @@ import typer.main
 
 from mlx_specdec.cli import app as program
 from mlx_specdec.cli import flags, groups
-from mlx_specdec.cli.generate import Drafting, Penalties
+from mlx_specdec.cli.drafting import Drafting
+from mlx_specdec.cli.text_flags import Constraints, Penalties
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
@@ -30,7 +31,7 @@ GROUPS: tuple[flags.Flags, ...] = (
     groups.Lenience(),
     groups.Sampling(),
     Penalties(),
-    groups.Constraints(),
+    Constraints(),
 )
 
 

@@ -13,7 +13,7 @@ from mlx_specdec.errors import OptionError
 from mlx_specdec.estimate.cluster import Link, cluster, with_speeds
 from mlx_specdec.estimate.measure import parts
 from mlx_specdec.estimate.pair import Asked, estimate
-from mlx_specdec.estimate.predict import ALPHAS, best
+from mlx_specdec.estimate.result import ALPHAS, best
 from mlx_specdec.models.outline import outline
 
 from .. import tiny

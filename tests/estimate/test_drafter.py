@@ -20,7 +20,16 @@ from mlx_specdec.models.kv_cache import STEP
 from .. import tiny
 from ..models.test_encoder_attention import MAKERS
 from ..models.test_outline import T5
-from ..speculators import HEAD_DIM, KV_HEADS, dflash, eagle3, speculators_eagle3
+from ..speculators import (
+    HEAD_DIM,
+    KV_HEADS,
+    dflash,
+    eagle,
+    eagle3,
+    peagle,
+    speculators_eagle3,
+)
+from ..test_gemma4_assistant import FIXTURES as GEMMA
 from .test_pair import LLAMA, QUICK, ticking
 
 TARGETS = {"llama": LLAMA, "t5": T5}
@@ -114,6 +123,36 @@ def test_weights_that_are_here_count_as_they_are(tmp_path: Path) -> None:
     )
     assert small.draft.weights_bytes == told.draft.weights_bytes / 2
     assert (small.draft.dtype, small.fits, small.speeds) == ("bfloat16", False, None)
+
+
+def test_a_p_eagle_is_known_by_config_json(tmp_path: Path) -> None:
+    files = read(peagle(tmp_path / "whole"))
+    its = asked(config_of(Path(shutil.copytree(tmp_path / "whole", tmp_path / "config"))))
+    assert files is not None
+    assert files.tensors.shapes.keys() - its.files.tensors.shapes.keys() == {"embed_tokens.weight"}
+    assert its.files.tensors.shapes.items() <= files.tensors.shapes.items()
+    told = estimate(Asked("big", LLAMA), its, **QUICK, clock=ticking())
+    assert (told.proposer, told.fits) == ("peagle", True) and told.speeds is not None
+
+
+def test_an_assistant_of_gemma_is_known_by_config_json(tmp_path: Path) -> None:
+    whole, target = (GEMMA / "dense" / name for name in ("assistant", "target"))
+    files = read(whole)
+    its = asked(config_of(Path(shutil.copytree(whole, tmp_path / "config"))))
+    assert files is not None
+    assert its.files.tensors.shapes == files.tensors.shapes
+    assert its.files.facts() == files.facts()
+    config = json.loads((target / "config.json").read_text())
+    told = estimate(Asked("target", config), its, **QUICK, clock=ticking())
+    assert told.proposer == "gemma4_assistant" and told.speeds is not None
+    ordered = shutil.copytree(GEMMA / "ordered" / "assistant", tmp_path / "ordered")
+    with pytest.raises(CheckpointError, match="give a directory that has them"):
+        outline(config_of(Path(ordered)))
+
+
+def test_drafts_of_an_eagle_are_timed(tmp_path: Path) -> None:
+    told = estimate(Asked("big", LLAMA), asked(eagle(tmp_path / "eagle")), **QUICK, clock=ticking())
+    assert told.proposer == "eagle" and told.speeds is not None
 
 
 def test_caches_hold_the_text_and_the_source(tmp_path: Path) -> None:

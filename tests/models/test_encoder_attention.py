@@ -16,9 +16,9 @@ from mlx_specdec.drafting.speculator import HiddenStateDrafter
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
-from mlx_specdec.models.encoder_decoder import padding_mask
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.source import padding_mask
 from mlx_specdec.models.speculators import attach, module_of
 from mlx_specdec.models.speculators.speculator import Speculator
 from mlx_specdec.sampling.noise import SilentNoise

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.errors import OptionError
-from mlx_specdec.sampling.constraint import Alphabet, Constraint, Words
+from mlx_specdec.sampling.alphabet import Alphabet
+from mlx_specdec.sampling.constraint import Constraint, Words
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.filters import allow_only
 from mlx_specdec.sampling.grammar import compiled

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub as hub
@@ -19,9 +18,9 @@ from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoSibling
 
 from ...errors import CheckpointError, SourceError, SpecdecError
-from .. import mtp_layers, shards
+from .. import shards
 from ..disk import sizes
-from ..formats.medusa import SAFETENSORS, TORCH
+from .choice import choose
 from .headers import fetch_header
 from .problems import told
 from .transfer import fetch
@@ -30,12 +29,6 @@ CONFIG = "config.json"
 CHUNK_BYTES = 1 << 20
 """So often progress is told, and at most so much is lost when a download is interrupted;
 huggingface_hub's own 10 MB are ten seconds on a slow line."""
-_PLAIN = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
-_BESIDE = re.compile(
-    r"(?!.*\.index\.).*(\.json|\.tiktoken|\.jinja)"
-    r"|spiece\.model|tokenizer\.model|vocab\.txt|merges\.txt"
-)
-"""Small files: configuration and tokenizer."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -224,42 +217,3 @@ class Repository:
                 f"{self._name} needs {sizes.show(nbytes)} in the Hub's cache, whose disk has "
                 f"{sizes.show(free)} free: make room, or set HF_HOME to another place"
             )
-
-
-@dataclass(frozen=True)
-class Choice:
-    """beside: small files. index: of the weights; None where their names are known without one.
-    weights: the names that are known; those that an index names are not among them."""
-
-    beside: tuple[str, ...]
-    index: str | None
-    weights: tuple[str, ...]
-
-
-def choose(name: str, files: Collection[str]) -> Choice:
-    """What to fetch of the repository `name`. files: its paths, as the Hub lists them. Raises
-    SourceError where there are no weights, or several models."""
-    plain = sorted(file for file in files if _PLAIN.fullmatch(file))
-    heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
-    alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
-    # Of the rest mlx-lm reads none: adapters, and Mistral's own layout.
-    ours = [file for file in plain if re.match(r"model|(?!.*\.safetensors$)", file)]
-    chosen = shards.choose(ours)
-    weights = chosen.names if chosen else ()
-    if not weights and not alone:
-        raise SourceError(_no_weights(name, plain))
-    if chosen and chosen.format == "gguf" and len(several := shards.models(weights)) > 1:
-        raise SourceError(
-            f"{name} holds {len(several)} models in GGUF: fetch one, as in `hf download {name} "
-            f"{weights[0]}`, and give the path of its file"
-        )
-    index = chosen.index if chosen else None
-    beside = tuple(file for file in plain if _BESIDE.fullmatch(file))
-    return Choice(beside, index, (*(() if index else weights), *alone))
-
-
-def _no_weights(name: str, files: Collection[str]) -> str:
-    sentence = f"{name} holds no weights that can be read here"
-    if other := shards.foreign([file for file in files if file.isprintable()]):
-        sentence += f", only such as {other:.80}"
-    return f"{sentence}: choose a repository with safetensors files"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
-from ...errors import CheckpointError, OptionError
+from ...errors import OptionError
 from .. import files, keys, speculators
 from ..disk.reading import read_json
 from ..quantization import Numbers
-from ..speculators.layout import SpeculatorFiles
 from .drafter import drafter_plan
 from .plan import Plan as Plan
 from .plan import dequantized
@@ -20,7 +18,7 @@ def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
     """The plan of a directory with config.json and weights in any format that is read here. Raises
     CheckpointError, and OptionError where it cannot be quantized or dequantized as asked."""
     numbers = numbers or Numbers()
-    drafter = _drafter(directory)
+    drafter = speculators.read(directory)
     config = (
         files.read_config(directory) if drafter is None else read_json(directory / "config.json")
     )
@@ -35,11 +33,3 @@ def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
 
         plan = decoder_only_plan(directory, config, numbers)
     return dequantized(plan) if numbers.dequantize else plan
-
-
-def _drafter(directory: Path) -> SpeculatorFiles | None:
-    """Of a kind that is known and supported; else what mlx-lm makes of the directory is told."""
-    kind = None
-    with suppress(CheckpointError):
-        kind = speculators.kind_of(directory)
-    return None if kind is None else speculators.read(directory)

@@ -13,7 +13,8 @@ from ...errors import OptionError
 from .. import files
 from ..quantization import Numbers, Quantization
 from ..report import report_tensors
-from ..speculators.layout import IN_16_BITS, SpeculatorFiles
+from ..speculators.layout import SpeculatorFiles
+from ..speculators.stored import IN_16_BITS
 from ..tensors import Tensor
 from .plan import Plan
 

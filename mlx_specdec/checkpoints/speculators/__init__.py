@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -19,13 +20,14 @@ from .. import shards
 from ..disk import destination
 from ..disk.reading import read_json
 from ..disk.sizes import show
-from ..files import Weights, has_vocabulary
+from ..files import Weights
 from ..formats import safetensors
 from ..keys import MOST_LAYERS
 from ..tensors import TensorInfo
 from . import unsupported
 from .layout import SpeculatorFiles
-from .settings import Settings
+from .settings import Settings, nested
+from .stored import D2T
 
 KINDS: Mapping[str, str] = {
     "dspark": "dflash",
@@ -41,6 +43,8 @@ KINDS: Mapping[str, str] = {
 a P-EAGLE an EAGLE-3."""
 
 
+OF_SPECULATORS = tuple(kind for kind in KINDS if kind not in ("eagle", "gemma4_assistant"))
+"""Kinds that the package `speculators` names."""
 LARGEST = 1 << 40
 """Bytes of a drafter that is believed to be one."""
 MOST_TOKENS = 1 << 22
@@ -56,7 +60,7 @@ def kind_of(directory: Path) -> str | None:
     if not file.is_file():
         return None
     config = read_json(file)
-    names = _names(directory, config)
+    names = _names(directory)
     if kind := _recognized(config, names):
         return kind
     if what := unsupported.kind_of(config, names):
@@ -70,7 +74,10 @@ def kind_of(directory: Path) -> str | None:
 def check_is_none(directory: Path) -> None:
     """Raises CheckpointError for a drafter, which is no model to generate with."""
     file = directory / "config.json"
-    kind = _recognized(read_json(file), ()) if file.is_file() else None
+    names: Collection[str] = ()
+    with suppress(CheckpointError):  # loading tells what is damaged
+        names = _names(directory)
+    kind = _recognized(read_json(file), names) if file.is_file() else None
     if kind is not None:
         raise CheckpointError(
             f"{directory} holds a drafter of the kind {kind} and no whole model: give it as the "
@@ -79,7 +86,11 @@ def check_is_none(directory: Path) -> None:
 
 
 def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """The kind that configuration and names of tensors tell."""
+    """The kind that configuration and names of tensors tell; what `speculators` says is true."""
+    if nested(config).get("projector_type") not in (None, "dflash", "dspark"):
+        return None
+    if (told := config.get("speculators_model_type")) is not None:
+        return told if told in OF_SPECULATORS else None
     known = (
         kind
         for kind, module in KINDS.items()
@@ -119,11 +130,11 @@ def outline(directory: Path) -> SpeculatorFiles | None:
     settings = Settings(directory / "config.json", config.get("transformer_layer_config"), config)
     settings.whole("num_hidden_layers", 1, most=MOST_LAYERS)
     infos = {
-        name: TensorInfo.of("I64" if name == "d2t" else settings.dtype, shape)
+        name: TensorInfo.of("I64" if name == D2T else settings.dtype, shape)
         for name, shape in module.expected(kind, directory, config).items()
     }
     nbytes = sum(info.nbytes for info in infos.values())
-    if nbytes > LARGEST or ("d2t" in infos and infos["d2t"].extent > MOST_TOKENS):
+    if nbytes > LARGEST or (D2T in infos and infos[D2T].extent > MOST_TOKENS):
         raise CheckpointError(
             f"{directory / 'config.json'} asks for {show(nbytes)} of weights: check it"
         )
@@ -138,10 +149,8 @@ def outline(directory: Path) -> SpeculatorFiles | None:
     return replace(files, directory=directory, tensors=files.tensors.outlined())
 
 
-def _names(directory: Path, config: Mapping[str, Any]) -> Collection[str]:
-    """Of all tensors, where they may tell a drafter: whole models bring a tokenizer, and have no
-    second vocabulary."""
-    whole = has_vocabulary(directory) and "draft_vocab_size" not in config
-    if whole or shards.format_of(directory) not in ("safetensors", "torch"):
+def _names(directory: Path) -> Collection[str]:
+    """Of all tensors, where they may tell a drafter."""
+    if shards.format_of(directory) not in ("safetensors", "torch"):
         return ()
     return Weights(directory).infos.keys()

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from .layout import SpeculatorFiles, Stored
-from .settings import Settings
-from .sizes import LayerSizes, Shapes, layer_sizes
+from .layout import SpeculatorFiles
+from .settings import Settings, is_named, nested
+from .sizes import LayerSizes, Shapes, described
+from .stored import StoredTensors
 
 ARCHITECTURES: Mapping[str, str] = {
     "dspark": r"\w*DSpark\w*",
@@ -27,6 +28,7 @@ USUAL_TAPS = 5
 MOST_SLOTS = 256
 MARKOV = ("vanilla", "gated", "rnn")
 CONFIDENCE = "confidence_head.proj.weight"
+CONFIDENCE_BIAS = "confidence_head.proj.bias"
 W1 = "markov_head.markov_w1.weight"
 
 
@@ -57,37 +59,22 @@ class BlockFiles(SpeculatorFiles):
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether this is a drafter of the kind, DSpark or DFlash 1."""
-    nested = config.get("dflash_config")
-    said = {**config, **(nested if isinstance(nested, Mapping) else {})}
-    if said.get("projector_type") not in (None, "dflash", "dspark"):
-        return False
-    if (told := config.get("speculators_model_type")) is not None:
-        return bool(told == kind)
-    if kind == "dspark" and said.get("markov_rank"):
-        return True
-    listed = config.get("architectures")
-    named = listed if isinstance(listed, list) else []
-    pattern = re.compile(ARCHITECTURES[kind])
-    return any(pattern.fullmatch(str(one)) for one in named) or (
-        kind == "dflash" and isinstance(nested, Mapping)
-    )
+    telling = nested(config).get("markov_rank")
+    if kind == "dflash":
+        telling = isinstance(config.get("dflash_config"), Mapping)
+    return bool(telling) or is_named(config, ARCHITECTURES[kind])
 
 
 def read(
     kind: str, directory: Path, config: Mapping[str, Any], more: MoreShapes | None = None
 ) -> BlockFiles:
     """See `speculators.read`. more: tensors that a kind has beside those of DFlash 1."""
-    file = directory / "config.json"
-    inner = config.get("transformer_layer_config")
-    nested = isinstance(inner, Mapping)
-    model_type = inner.get("model_type") if isinstance(inner, Mapping) else None
-    settings = Settings(file, config.get("dflash_config"), inner, config)
-    if config.get("model_type") not in (None, "qwen3", "llama", "speculator_model") and not nested:
+    settings, sizes, layered = described(directory, config, config.get("dflash_config"))
+    if config.get("model_type") not in (None, "qwen3", "llama", "speculator_model") and not layered:
         raise settings.wrong("model_type", "qwen3")
-    sizes = layer_sizes(settings, model_type)
-    vocabulary = settings.whole("vocab_size", 151936 if nested else None)
+    vocabulary = settings.whole("vocab_size", 151936 if layered else None)
     drafted = settings.whole("draft_vocab_size", vocabulary)
-    stored = Stored(directory, _own_name, _passed_over(drafted, vocabulary))
+    stored = StoredTensors.of(directory, _own_name, _passed_over(drafted, vocabulary))
     stored.check_layers(sizes.count)
     taps = _taps(stored, settings.whole("target_hidden_size", sizes.width))
     markov = _markov(settings, stored)
@@ -97,7 +84,7 @@ def read(
     stored.check(needed | (more(settings, sizes, vocabulary) if more else {}), optional)
     anchored = settings.flag("sample_from_anchor", kind == "dspark")
     least = 1 if anchored else 2
-    slots = settings.whole("block_size", 8 if nested else None, least, MOST_SLOTS)
+    slots = settings.whole("block_size", 8 if layered else None, least, MOST_SLOTS)
     mask_token = settings.whole("mask_token_id", least=0)
     if mask_token >= vocabulary:
         raise settings.wrong("mask_token_id", f"one of the target's {vocabulary} tokens")
@@ -111,12 +98,12 @@ def read(
         target_width=sizes.width,
         vocabulary=vocabulary,
         target_ids=stored.target_ids(drafted, vocabulary),
-        tensors=stored.read(),
+        tensors=stored,
         slots=slots,
         skipped=0 if anchored else 1,
         mask_token=mask_token,
         windows=windows,
-        window_behind_block=nested,
+        window_behind_block=layered,
         causal=_causal(settings, windows, kind),
         markov=markov,
     )
@@ -126,11 +113,8 @@ def expected(
     kind: str, directory: Path, config: Mapping[str, Any], more: MoreShapes | None = None
 ) -> Shapes:
     """The tensors of such a drafter, as far as config.json tells. more: as in `read`."""
-    inner = config.get("transformer_layer_config")
-    nested = isinstance(inner, Mapping)
-    settings = Settings(directory / "config.json", config.get("dflash_config"), inner, config)
-    sizes = layer_sizes(settings, inner.get("model_type") if isinstance(inner, Mapping) else None)
-    vocabulary = settings.whole("vocab_size", 151936 if nested else None)
+    settings, sizes, layered = described(directory, config, config.get("dflash_config"))
+    vocabulary = settings.whole("vocab_size", 151936 if layered else None)
     vocabularies = vocabulary, settings.whole("draft_vocab_size", vocabulary)
     rank = settings.whole("markov_rank", 0, least=0)
     markov = _markov_kind(settings) if rank else None
@@ -152,7 +136,7 @@ def _tapped(settings: Settings) -> tuple[int, ...] | None:
     return settings.ids("target_layer_ids")
 
 
-def _taps(stored: Stored, target_width: int) -> int:
+def _taps(stored: StoredTensors, target_width: int) -> int:
     shape = stored.shapes.get("fc.weight", ())
     if len(shape) != 2:
         raise CheckpointError(f"{stored.directory} has no matrix fc.weight: it is not complete")
@@ -165,7 +149,7 @@ def _passed_over(drafted: int, vocabulary: int) -> tuple[str, ...]:
     return ("embed_tokens.weight", *own_head)
 
 
-def _markov(settings: Settings, stored: Stored) -> str | None:
+def _markov(settings: Settings, stored: StoredTensors) -> str | None:
     """The kind of Markov head; None where there is none."""
     if W1 not in stored.shapes:
         if settings.whole("markov_rank", 0, least=0):
@@ -234,12 +218,10 @@ def _shapes(
     return needed, optional
 
 
-def _confidence(stored: Stored, width: int, rank: int) -> Shapes:
+def _confidence(stored: StoredTensors, width: int, rank: int) -> Shapes:
     """Of the confidence head, if there is one; it may look at the token before a slot as well."""
     if CONFIDENCE not in stored.shapes:
         return {}
     alone = stored.shapes[CONFIDENCE] == (1, width)
-    bias: Shapes = {"confidence_head.proj.bias": (1,)}
-    return {CONFIDENCE: (1, width if alone else width + rank)} | (
-        bias if "confidence_head.proj.bias" in stored.shapes else {}
-    )
+    needed: Shapes = {CONFIDENCE: (1, width if alone else width + rank)}
+    return needed | ({CONFIDENCE_BIAS: (1,)} if CONFIDENCE_BIAS in stored.shapes else {})

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import dflash
 from .dflash import BlockFiles
-from .settings import Settings
+from .settings import Settings, is_named, nested
 from .sizes import LayerSizes, Shapes
 
 SELECTOR, CONVOLUTIONS = "candidate_selector", ("attention_conv", "mlp_conv")
@@ -32,13 +32,7 @@ class DFlash2Files(BlockFiles):
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether this is a DFlash 2."""
-    if (told := config.get("speculators_model_type")) is not None:
-        return bool(told == kind)
-    nested = config.get("dflash_config")
-    said = {**config, **(nested if isinstance(nested, Mapping) else {})}
-    listed = config.get("architectures")
-    named = isinstance(listed, list) and any("DFlash2" in str(one) for one in listed)
-    return named or bool(said.get("selector_rank"))
+    return is_named(config, ".*DFlash2.*") or bool(nested(config).get("selector_rank"))
 
 
 def read(kind: str, directory: Path, config: Mapping[str, Any]) -> DFlash2Files:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .layout import SpeculatorFiles, Stored
+from .layout import SpeculatorFiles
 from .settings import Settings
 from .sizes import LayerSizes, Shapes, layer_sizes
+from .stored import StoredTensors
 
 FC = "fc.weight"
 WITHOUT = ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight")
@@ -29,19 +30,9 @@ class EagleFiles(SpeculatorFiles):
 
     sizes: LayerSizes
 
-    def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """None."""
-        return ()
-
-    def tapped_of(self, layers: int) -> tuple[int, ...]:
-        """None."""
-        return ()
-
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether this is one of the three: only tensors tell."""
-    if config.get("speculators_model_type") is not None:
-        return False
     known = {_own_name(name) for name in names}
     return {FC, "layers.0.self_attn.q_proj.weight"} <= known and known.isdisjoint(WITHOUT)
 
@@ -50,7 +41,7 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> EagleFiles:
     """See `speculators.read`."""
     settings = Settings(directory / "config.json", config)
     sizes = layer_sizes(settings, None)
-    stored = Stored(directory, _own_name, UNUSED)
+    stored = StoredTensors.of(directory, _own_name, UNUSED)
     stored.check_layers(sizes.count)
     stored.check(*_shapes(sizes))
     return EagleFiles(
@@ -62,7 +53,7 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> EagleFiles:
         target_width=sizes.width,
         vocabulary=settings.whole("vocab_size"),
         target_ids=None,
-        tensors=stored.read(),
+        tensors=stored,
     )
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from .layout import SpeculatorFiles, Stored
-from .settings import Settings
-from .sizes import LayerSizes, Shapes, layer_sizes
+from .layout import SpeculatorFiles
+from .settings import Settings, is_named
+from .sizes import LayerSizes, Shapes, described
+from .stored import StoredTensors
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 USUAL_TAPS = 3
-MoreShapes = Callable[[Stored, int], Shapes]
-ARCHITECTURES = re.compile(r"\w*Eagle3\w*")
+MoreShapes = Callable[[StoredTensors, int], Shapes]
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,10 @@ class Eagle3Files(SpeculatorFiles):
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether this is an EAGLE-3."""
-    if (told := config.get("speculators_model_type")) is not None:
-        return bool(told == kind)
     if "mask_hidden" in names:
         return False
-    listed = config.get("architectures")
-    named = isinstance(listed, list) and any(ARCHITECTURES.fullmatch(str(one)) for one in listed)
     own = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
-    return named or not own.isdisjoint(names)
+    return is_named(config, r"\w*Eagle3\w*") or not own.isdisjoint(names)
 
 
 def read(
@@ -54,14 +50,10 @@ def read(
 ) -> Eagle3Files:
     """See `speculators.read`. more: tensors that a kind has beside those of EAGLE-3, from how many
     numbers stand side by side."""
-    file = directory / "config.json"
-    inner = config.get("transformer_layer_config")
-    nested = isinstance(inner, Mapping)
-    settings = Settings(file, inner, config)
-    sizes = layer_sizes(settings, inner.get("model_type") if isinstance(inner, Mapping) else None)
+    settings, sizes, nested = described(directory, config)
     if "sliding_attention" in str(settings.get("layer_types")):
         raise settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
-    stored = Stored(directory, _own_name)
+    stored = StoredTensors.of(directory, _own_name)
     width = sizes.width
     target_width = settings.whole("target_hidden_size", width)
     features = _columns(stored, "fc.weight")
@@ -91,7 +83,7 @@ def read(
         target_width=target_width,
         vocabulary=vocabulary,
         target_ids=stored.target_ids(drafted, vocabulary),
-        tensors=stored.read(),
+        tensors=stored,
         norm_before_residual=settings.flag("norm_before_residual", False),
         # One name, two meanings.
         norms_before_head=nested or settings.flag("norm_output", True),
@@ -101,10 +93,7 @@ def read(
 
 def expected(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
     """The tensors of such a drafter, as far as config.json tells."""
-    inner = config.get("transformer_layer_config")
-    nested = isinstance(inner, Mapping)
-    settings = Settings(directory / "config.json", inner, config)
-    sizes = layer_sizes(settings, inner.get("model_type") if isinstance(inner, Mapping) else None)
+    settings, sizes, nested = described(directory, config)
     target_width = settings.whole("target_hidden_size", sizes.width)
     vocabulary = settings.whole("vocab_size", 32000 if nested else None)
     drafted = settings.whole("draft_vocab_size", vocabulary)
@@ -128,7 +117,7 @@ def _own_name(name: str) -> str:
     return re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
 
 
-def _columns(stored: Stored, name: str) -> int:
+def _columns(stored: StoredTensors, name: str) -> int:
     shape = stored.shapes.get(name, ())
     if len(shape) != 2:
         raise CheckpointError(f"{stored.directory} has no matrix {name}: it is no whole EAGLE-3")

@@ -15,9 +15,10 @@ import numpy as np
 
 from ...errors import CheckpointError
 from ..files import Weights
-from .layout import SpeculatorFiles, Stored
+from .layout import SpeculatorFiles
 from .settings import Settings
 from .sizes import LayerSizes, Shapes, layer_sizes
+from .stored import StoredTensors
 
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
@@ -55,14 +56,6 @@ class AssistantFiles(SpeculatorFiles):
     clusters: mx.array | None
     top_k: int
 
-    def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """None: the target tells whose keys and values it lends."""
-        return ()
-
-    def tapped_of(self, layers: int) -> tuple[int, ...]:
-        """None."""
-        return ()
-
     def check_config(self, config: Mapping[str, Any]) -> None:
         """As SpeculatorFiles says."""
         if not str(config.get("model_type")).startswith("gemma4"):
@@ -88,18 +81,12 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> AssistantFile
     attentions = _attentions(settings, sizes.count)
     vocabulary, target_width = settings.whole("vocab_size"), outer.whole("backbone_hidden_size")
     head_dims = _head_dims(stored, attentions)
-    needed = _shapes(sizes, attentions, head_dims) | {
-        "fc.weight": (sizes.width, 2 * target_width),
-        "post_projection.weight": (target_width, sizes.width),
-        "norm.weight": (sizes.width,),
-        HEAD: (vocabulary, sizes.width),
-    }
+    needed = _shapes(sizes, attentions, head_dims, vocabulary, target_width)
     count, top_k = _clusters(outer, vocabulary)
     if count:
         needed |= {CENTROIDS: (count, sizes.width), ORDERING: (vocabulary,)}
     stored.check(needed, {})
-    tensors = stored.read()
-    ordering = tensors.get(ORDERING)
+    ordering = stored.get(ORDERING)
     return AssistantFiles(
         directory=directory,
         kind=kind,
@@ -109,7 +96,7 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> AssistantFile
         target_width=target_width,
         vocabulary=vocabulary,
         target_ids=None,
-        tensors=tensors.changed({}, without=[ORDERING]),
+        tensors=stored.changed({}, without=[ORDERING]),
         attentions=attentions,
         head_dims=head_dims,
         window=settings.whole("sliding_window", 512),
@@ -119,12 +106,28 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> AssistantFile
     )
 
 
-def _stored(directory: Path, sizes: LayerSizes) -> Stored:
+def expected(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
+    """The tensors of such a drafter, as far as config.json tells."""
+    file = directory / "config.json"
+    settings, outer = Settings(file, config.get("text_config")), Settings(file, config)
+    sizes, vocabulary = layer_sizes(settings, None), settings.whole("vocab_size")
+    if outer.flag("use_ordered_embeddings", False):
+        raise CheckpointError(
+            f"{directory} has no weights, and these alone tell which tokens belong together: give "
+            "a directory that has them"
+        )
+    head_dims = {SLIDING: sizes.head_dim, FULL: settings.whole("global_head_dim", sizes.head_dim)}
+    target_width = outer.whole("backbone_hidden_size")
+    attentions = _attentions(settings, sizes.count)
+    return _shapes(sizes, attentions, head_dims, vocabulary, target_width)
+
+
+def _stored(directory: Path, sizes: LayerSizes) -> StoredTensors:
     """The head is tied to an embedding, which nothing else needs."""
     tied = HEAD not in Weights(directory).infos
     layers = range(min(sizes.count, len(Weights(directory).infos)))
     unused = (f"layers.{each}.self_attn.{part}.weight" for each in layers for part in UNUSED)
-    return Stored(directory, _naming(tied), (EMBEDDING, *unused))
+    return StoredTensors.of(directory, _naming(tied), (EMBEDDING, *unused))
 
 
 def _naming(tied: bool) -> Callable[[str], str]:
@@ -150,7 +153,7 @@ def _attentions(settings: Settings, count: int) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _head_dims(stored: Stored, attentions: tuple[str, ...]) -> dict[str, int]:
+def _head_dims(stored: StoredTensors, attentions: tuple[str, ...]) -> dict[str, int]:
     """Of each kind, whatever config.json calls it."""
     dims: dict[str, int] = {}
     for number, attention in enumerate(attentions):
@@ -159,10 +162,21 @@ def _head_dims(stored: Stored, attentions: tuple[str, ...]) -> dict[str, int]:
     return dims
 
 
-def _shapes(sizes: LayerSizes, attentions: tuple[str, ...], head_dims: Mapping[str, int]) -> Shapes:
-    """What all layers have."""
+def _shapes(
+    sizes: LayerSizes,
+    attentions: tuple[str, ...],
+    head_dims: Mapping[str, int],
+    vocabulary: int,
+    target_width: int,
+) -> Shapes:
+    """What there has to be, clusters aside."""
     width, inner = sizes.width, sizes.intermediate
-    shapes: Shapes = {}
+    shapes: Shapes = {
+        "fc.weight": (width, 2 * target_width),
+        "post_projection.weight": (target_width, width),
+        "norm.weight": (width,),
+        HEAD: (vocabulary, width),
+    }
     for number, attention in enumerate(attentions):
         head_dim = head_dims[attention]
         own = {

@@ -20,10 +20,11 @@ from .. import mtp_layers
 from ..configuration import check_numbers
 from ..files import Weights
 from ..mtp_layers import NUMBERED, QWEN, Carried
-from .layout import UNREAD, SpeculatorFiles, StoredTensors
+from .layout import SpeculatorFiles
 from .mtp_defaults import DEFAULTS, PLAIN
 from .settings import Settings
 from .sizes import Sizes
+from .stored import UNREAD, StoredTensors
 
 MLX_LM_TYPES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 LAYER = "layers.0."
@@ -67,15 +68,9 @@ class MtpFiles(SpeculatorFiles):
         """A token's embedding beside the hidden state before it."""
         return 2 * self.target_width
 
-    def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """None: it reads what the target's head is given."""
-        return ()
-
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether these are layers for multi-token prediction and nothing else."""
-    if (told := config.get("speculators_model_type")) is not None:
-        return bool(told == kind)
     return bool(names) and all(map(mtp_layers.known(config), names))
 
 
@@ -143,7 +138,7 @@ def _files(directory: Path, config: Mapping[str, Any], carried: Carried) -> MtpF
         target_width=width,
         vocabulary=settings.whole("vocab_size"),
         target_ids=None,
-        tensors=StoredTensors.made(tensors),
+        tensors=StoredTensors.made(directory, tensors),
         block=block,
         renamed=family not in NUMBERED,
     )

@@ -12,9 +12,9 @@ from typing import Any
 
 from . import eagle3
 from .eagle3 import Eagle3Files
-from .layout import Stored
 from .settings import Settings
 from .sizes import Shapes
+from .stored import StoredTensors
 
 MASK = "mask_hidden"
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -34,8 +34,6 @@ class PEagleFiles(Eagle3Files):
 
 def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether this is a P-EAGLE."""
-    if (told := config.get("speculators_model_type")) is not None:
-        return bool(told == kind)
     # An EAGLE-3 masks no token.
     masks = any(config.get(name) is not None for name in MASK_TOKENS)
     return MASK in names or (masks and eagle3.recognizes(kind, config, names))
@@ -55,7 +53,13 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> PEagleFiles:
     return PEagleFiles(**own, mask_token=mask_token, depths=_depths(settings))
 
 
-def _shapes(stored: Stored, features: int) -> Shapes:
+def expected(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
+    """The tensors of such a drafter, as far as config.json tells."""
+    shapes = eagle3.expected(kind, directory, config)
+    return shapes | {MASK: (1, 1, shapes["fc.weight"][1])}
+
+
+def _shapes(stored: StoredTensors, features: int) -> Shapes:
     """The state of a token that is not known; it may have an axis of size 1 more or less."""
     shape = stored.shapes.get(MASK, ())
     flat = shape if {*shape[:-1]} <= {1} and shape[-1:] == (features,) else (1, 1, features)

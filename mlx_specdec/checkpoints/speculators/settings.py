@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,15 @@ class Settings:
         value = self.get(name)
         said = "nothing" if value is None else f"{value!a:.60}"
         return CheckpointError(f"{self.file} says {said} for {name}: it has to be {wanted}")
+
+
+def nested(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With what stands in `dflash_config`, which goes before the rest."""
+    inner = config.get("dflash_config")
+    return {**config, **(inner if isinstance(inner, Mapping) else {})}
+
+
+def is_named(config: Mapping[str, Any], pattern: str) -> bool:
+    """Whether one of the architectures looks so, in whole."""
+    listed = config.get("architectures")
+    return isinstance(listed, list) and any(re.fullmatch(pattern, str(one)) for one in listed)

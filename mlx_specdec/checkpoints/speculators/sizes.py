@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .settings import Settings
@@ -113,6 +114,18 @@ class LayerSizes(Sizes):
             f"{name}.v_proj.weight": (outer, asked),
             f"{name}.o_proj.weight": (self.width, inner),
         }
+
+
+def described(
+    directory: Path, config: Mapping[str, Any], before: object = None
+) -> tuple[Settings, LayerSizes, bool]:
+    """What config.json says, its layers, and whether `speculators` wrote it, which describes them
+    in a part of its own. before: another part, which goes before all. Raises CheckpointError."""
+    inner = config.get("transformer_layer_config")
+    settings = Settings(directory / "config.json", before, inner, config)
+    if not isinstance(inner, Mapping):
+        return settings, layer_sizes(settings, None), False
+    return settings, layer_sizes(settings, inner.get("model_type")), True
 
 
 def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:

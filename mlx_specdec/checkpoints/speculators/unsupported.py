@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from .. import mtp_layers
+from .settings import nested
 
 _TYPES = {
     "mlp_speculator": "an MLPSpeculator",
@@ -26,8 +27,7 @@ _TENSORS = {
 
 def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
     """What these files hold, with its article; None where they are no drafter that is known."""
-    nested = config.get("dflash_config")
-    said = {**config, **(nested if isinstance(nested, Mapping) else {})}
+    said = nested(config)
     if said.get("projector_type") == "domino":
         return "a Domino"
     told = config.get("speculators_model_type")

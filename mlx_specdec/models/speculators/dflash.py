@@ -73,8 +73,7 @@ class DFlash(Speculator):
         """How likely what a slot drafts is to stay if all before it does, (1, 1) float32. token,
         state: as in `slot_logits`."""
         before = self.markov_head.markov_w1(token) if "markov_head" in self else None
-        chance: mx.array = self.confidence_head.chance(state, before)
-        return chance
+        return mx.sigmoid(self.confidence_head.logits(state, before))
 
     def context(self, hidden: mx.array) -> mx.array:
         """(1, m, taps x target's width) -> (1, m, width), of which layers make keys and values."""

@@ -5,16 +5,12 @@ Source: Li et al., arXiv 2401.15077, section 4.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import mlx.core as mx
 
 from ...checkpoints.speculators.eagle import EagleFiles
 from ..base import Base
-from ..kv_cache import KVCache
 from .chain import Chain
-from .layers import Layer, Source
+from .layers import Layer
 
 
 class Eagle(Chain):
@@ -27,27 +23,13 @@ class Eagle(Chain):
             Layer(sizes, number, sizes.width, files.tensors) for number in range(sizes.count)
         ]
 
-    def features(self, hidden: mx.array) -> mx.array:
-        """The target's states are what it guesses itself."""
-        return hidden.astype(self.dtype)
+    def first(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
+        """As Chain says; nothing is normed."""
+        both: mx.array = self.fc(mx.concatenate([self.embed(tokens), states], axis=-1))
+        return both, both
 
-    def step(
-        self,
-        tokens: mx.array,
-        states: mx.array,
-        caches: Sequence[KVCache],
-        offset: int,
-        sources: Sequence[Source | None],
-    ) -> tuple[mx.array, mx.array]:
-        """As Eagle3 says."""
-        mask: Any = "causal" if tokens.shape[1] > 1 else None
-        states = self.fc(mx.concatenate([self.embed(tokens), states], axis=-1))
-        for layer, cache, source in zip(self.layers, caches, sources, strict=True):
-            rows = layer.input_layernorm(states) if "input_layernorm" in layer else states
-            queries = layer.self_attn.queries(rows, offset)
-            keys, values = cache.append(*layer.self_attn.keys_values(rows, offset))
-            attended = layer.self_attn.attend(queries, keys, values, mask)
-            states = layer.finish(states, attended, source)
+    def ends(self, states: mx.array) -> tuple[mx.array, mx.array]:
+        """As Chain says; both are one."""
         return states, states
 
 

@@ -5,8 +5,7 @@ Source: Li et al., arXiv 2503.01840, section 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,9 +13,8 @@ import mlx.nn as nn
 from ...checkpoints.speculators.eagle3 import Eagle3Files
 from ...checkpoints.speculators.sizes import LayerSizes
 from ..base import Base
-from ..kv_cache import KVCache
 from .chain import Chain
-from .layers import Layer, Source
+from .layers import Layer
 
 
 class FirstLayer(Layer):
@@ -51,7 +49,7 @@ class Eagle3(Chain):
         self._feeds_back_normed = files.feeds_back_normed
 
     def features(self, hidden: mx.array) -> mx.array:
-        """(1, m, taps x target's width) -> (1, m, width), what the first step is given."""
+        """As Chain says."""
         hidden = hidden.astype(self.dtype)
         if "input_norm" in self:
             hidden = self.input_norm(hidden)
@@ -62,26 +60,13 @@ class Eagle3(Chain):
         states: mx.array = self.fc(hidden)
         return states
 
-    def step(
-        self,
-        tokens: mx.array,
-        states: mx.array,
-        caches: Sequence[KVCache],
-        offset: int,
-        sources: Sequence[Source | None],
-    ) -> tuple[mx.array, mx.array]:
-        """See (1, m) tokens and the states before them, the first at `offset`; returns what the
-        head is given and what the next step is. sources: see `Speculator.sources`."""
-        mask: Any = "causal" if tokens.shape[1] > 1 else None
-        residual, both = self.layers[0].inputs(self.embed(tokens), states)
-        parts = zip(self.layers, caches, sources, strict=True)
-        for number, (layer, cache, source) in enumerate(parts):
-            if number:
-                residual, both = states, layer.input_layernorm(states)
-            queries = layer.self_attn.queries(both, offset)
-            keys, values = cache.append(*layer.self_attn.keys_values(both, offset))
-            attended = layer.self_attn.attend(queries, keys, values, mask)
-            states = layer.finish(residual, attended, source)
+    def first(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
+        """As Chain says."""
+        both: tuple[mx.array, mx.array] = self.layers[0].inputs(self.embed(tokens), states)
+        return both
+
+    def ends(self, states: mx.array) -> tuple[mx.array, mx.array]:
+        """As Chain says."""
         normed = self.norm(states)
         head = normed if self._norms_before_head else states
         return head, normed if self._feeds_back_normed else states

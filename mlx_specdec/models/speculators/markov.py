@@ -9,7 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...checkpoints.speculators.dflash import CONFIDENCE, W1, BlockFiles
+from ...checkpoints.speculators.dflash import CONFIDENCE, CONFIDENCE_BIAS, W1, BlockFiles
 
 
 class MarkovHead(nn.Module):
@@ -61,12 +61,12 @@ class ConfidenceHead(nn.Module):
     def __init__(self, files: BlockFiles) -> None:
         super().__init__()
         inputs = files.tensors.shapes[CONFIDENCE][1]
-        self.proj = nn.Linear(inputs, 1, bias="confidence_head.proj.bias" in files.tensors)
+        self.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
         self._alone = inputs == files.sizes.width
 
-    def chance(self, state: mx.array, before: mx.array | None) -> mx.array:
-        """(1, 1, width) of a slot, and the embedding (1, 1, rank) of the token before -> (1, 1)
-        float32."""
+    def logits(self, state: mx.array, before: mx.array | None) -> mx.array:
+        """(..., width) of slots, and the embeddings (..., rank) of the tokens before -> (...)
+        float32, of which the sigmoid is the chance."""
         told = [state] if self._alone or before is None else [state, before]
-        logit = self.proj(mx.concatenate(told, axis=-1))
-        return mx.sigmoid(logit.astype(mx.float32))[..., 0]
+        logits: mx.array = self.proj(mx.concatenate(told, axis=-1))
+        return logits.astype(mx.float32)[..., 0]

@@ -18,8 +18,9 @@ from mlx_lm.utils import infer_quant_config
 
 from ...checkpoints.configuration import check_weights
 from ...checkpoints.plans.mlx_lm import cannot_build
-from ...checkpoints.speculators.layout import IN_16_BITS, SpeculatorFiles
+from ...checkpoints.speculators.layout import SpeculatorFiles
 from ...checkpoints.speculators.mtp import LAYER, MtpFiles
+from ...checkpoints.speculators.stored import IN_16_BITS
 from ...errors import CheckpointError
 from ..base import Base
 from ..decoder_context import BatchedCache
@@ -58,10 +59,6 @@ class Mtp(Chain):
         """A sequence of which nothing was read."""
         return ChainReading(self, 1, BatchedCache)
 
-    def features(self, hidden: mx.array) -> mx.array:
-        """(1, m, width) -> the same in the network's own numbers."""
-        return hidden.astype(self.dtype)
-
     def step(
         self,
         tokens: mx.array,
@@ -70,7 +67,7 @@ class Mtp(Chain):
         offset: int,
         sources: Sequence[Source | None] = (),
     ) -> tuple[mx.array, mx.array]:
-        """As Eagle3 says; no source is attended to."""
+        """As Chain says; no source is attended to."""
         embedded = self.pre_fc_norm_embedding(self.embed(tokens))
         both = mx.concatenate([embedded, self.pre_fc_norm_hidden(states)], axis=-1)
         normed = self.norm(self.block(self.fc(both), cache=caches))

@@ -13,7 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ...checkpoints.speculators.layout import IN_16_BITS, SpeculatorFiles
+from ...checkpoints.speculators.layout import SpeculatorFiles
+from ...checkpoints.speculators.stored import IN_16_BITS
 from ...contracts import FINAL, after
 from ...errors import OptionError
 from ..base import Base
