@@ -59,15 +59,15 @@ def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -
 
 class NoHead(nn.Module):
     """In the place of an output head whose logits nobody asks for: it is not read from its file.
-    head: whose shapes it gives."""
+    Where ranks compare passes, what is compared are ones. head: whose shapes it gives."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
         self.weight = mx.zeros((head.weight.shape[0], 0), dtype=head.weight.dtype)
 
     def __call__(self, states: mx.array) -> mx.array:
-        nothing = mx.zeros((), dtype=states.dtype)
-        return mx.broadcast_to(nothing, (*states.shape[:-1], self.weight.shape[0]))
+        shape = (*states.shape[:-1], self.weight.shape[0])
+        return mx.broadcast_to(mx.ones((), dtype=states.dtype), shape)
 
 
 def _heads(network: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
