@@ -54,7 +54,7 @@ def of_cluster(
     """From figures that were measured on all machines. exchange_seconds: by the pass's tokens, 1
     and those of each draft length's rounds among them."""
     network = exchanges * exchange_seconds[1]
-    gains = []
+    gains: list[Gain] = []
     for method in analysis.methods:
         if method.num_draft != "auto" and method.num_draft + 1 in exchange_seconds:
             paid = exchanges * exchange_seconds[method.num_draft + 1]
