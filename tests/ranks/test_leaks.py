@@ -12,12 +12,10 @@ from . import loopback
 pytestmark = pytest.mark.slow
 EARLY, LATE = 200, 1000
 """Rounds."""
-ALLOCATOR = 4 << 20
-"""Bytes by which a process may grow in 800 rounds without a leak: 5 kB a round."""
-
-CONTEXTS = 1 << 16
-"""Bytes of two contexts, some of which may still be on their way out; a leak of one with every text
-would be ten times as much."""
+MAY_GROW = {"descriptors": 0, "arrays": 1 << 16, "resident": 4 << 20}
+"""By how much in 800 rounds without a leak. arrays: bytes of two contexts, some of which may still
+be on their way out; one that stayed with every text would be ten times as much. resident: 5 kB a
+round, for the allocator."""
 
 
 def test_a_thousand_rounds_leak_neither_sockets_nor_memory_on_any_rank(tmp_path: Path) -> None:
@@ -34,10 +32,11 @@ def test_a_thousand_rounds_leak_neither_sockets_nor_memory_on_any_rank(tmp_path:
     assert [each.code for each in ended] == [0, 0], ended
     for rank in range(2):
         held = json.loads((tmp_path / f"rank-{rank}.json").read_text())
-        early = next(each for each in held if each["rounds"] >= EARLY)
-        late = held[-1]
-        print(f"rank {rank}: {early} {late}")
-        assert early["rounds"] < LATE / 2 and late["rounds"] >= LATE
-        assert late["descriptors"] == early["descriptors"], rank
-        assert late["arrays"] < early["arrays"] + CONTEXTS, rank
-        assert late["resident"] < early["resident"] + ALLOCATOR, rank
+        assert held[-1]["rounds"] >= LATE
+        early = [each for each in held if EARLY <= each["rounds"] < LATE / 2]
+        late = [each for each in held if each["rounds"] > LATE * 3 / 4]
+        for name, more in MAY_GROW.items():
+            # What is open for a moment is no leak.
+            first, last = (min(each[name] for each in some) for some in (early, late))
+            print(f"rank {rank}, {name}: {first}, then {last}")
+            assert last <= first + more, (rank, name)
