@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
+from typing import TYPE_CHECKING
 
 from ..costs.passes import PassCosts
 from ..costs.speedup import speedups
 from .bootstrap import Paired, SpeedUp, speed_up
 from .measure import Case, Key, Measurements
 from .methods import Length, Method, Sample
+
+if TYPE_CHECKING:
+    from .cluster import ClusterFigures
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class Figures:
 @dataclass(frozen=True)
 class Analysis:
     """All figures. plain_step: seconds of a token in plain decoding. predictions: by proposer,
-    S(gamma) for gamma = 1 and on. costs: of passes, measured between the texts."""
+    S(gamma) for gamma = 1 and on. costs: of passes, measured between the texts. cluster: where
+    several machines share the target."""
 
     methods: tuple[Figures, ...]
     plain_step: float
@@ -74,6 +79,7 @@ class Analysis:
     repeats: int
     skipped: Mapping[int, str]
     interrupted: bool
+    cluster: ClusterFigures | None = None
 
 
 def analyse(measured: Measurements, costs: PassCosts | None) -> Analysis | None:

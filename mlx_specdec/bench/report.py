@@ -15,7 +15,16 @@ from .analysis import Analysis, fastest, overall
 from .charts import Chart, charts
 from .drawing import color
 from .setting import Setting
-from .table import Measured, Table, as_dict, most, table, verdict
+from .table import (
+    Measured,
+    Table,
+    as_dict,
+    cluster_table,
+    cluster_text,
+    most,
+    table,
+    verdict,
+)
 from .throughput import Throughput
 
 MOST_DIFFERENCES = 20
@@ -57,6 +66,7 @@ def page(analysis: Measured, setting: Setting) -> str:
         repeats=analysis.repeats,
         counts=counts,
         table=_table(table(analysis)),
+        cluster="".join(_cluster(analysis)),
         charts="".join(map(_chart, charts(analysis))),
         differences="".join(_differences(analysis)),
         facts=_facts(setting),
@@ -128,6 +138,16 @@ def _table(shown: Table) -> str:
         row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         rows.append(f"<tr{' class=best' if number == shown.best else ''}>{row}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _cluster(analysis: Measured) -> Iterator[str]:
+    if isinstance(analysis, Analysis) and analysis.cluster is not None:
+        text = escape(cluster_text(analysis.cluster, analysis.plain_step))
+        gains = _table(cluster_table(analysis.cluster))
+        yield (
+            f'<div class="card"><h2>On several machines</h2><p class="soft">{text}</p>'
+            f'<div class="scroll">{gains}</div></div>'
+        )
 
 
 def _differences(analysis: Measured) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .analysis import Analysis, Figures, fastest, overall
+from .cluster import ClusterFigures
 from .setting import Setting
 from .throughput import FileFigures, Throughput
 
@@ -33,6 +34,7 @@ FILE_COLUMNS = (
     "peak memory",
     "same text",
 )
+CLUSTER_COLUMNS = ("method", "speedup", "on one machine", "gains more above")
 Measured = Analysis | Throughput
 
 
@@ -53,6 +55,36 @@ def table(analysis: Measured) -> Table:
     best = fastest(analysis.methods)
     place = next((at for at, one in enumerate(analysis.methods) if one is best), None)
     return Table(COLUMNS, tuple(map(cells, analysis.methods)), place)
+
+
+def cluster_table(cluster: ClusterFigures) -> Table:
+    """What speculation gains there and on one machine, and from which exchange on it is more."""
+    rows = [
+        (
+            one.name,
+            f"{one.speed_up:.2f}",
+            f"{one.alone:.2f}",
+            "never" if one.break_even_us is None else f"{one.break_even_us:.0f} us",
+        )
+        for one in cluster.gains
+    ]
+    return Table(CLUSTER_COLUMNS, tuple(rows), None)
+
+
+def cluster_text(cluster: ClusterFigures, plain_step: float) -> str:
+    """What the network takes. plain_step: seconds."""
+    alone, *others = (
+        f"{us:.0f} us over {tokens} token{'' if tokens == 1 else 's'}"
+        for tokens, us in cluster.exchange_us.items()
+    )
+    text = (
+        f"{cluster.machines} machines ({cluster.mode}): in a pass, an all_sum takes "
+        f"{', '.join([alone, *others])}; {cluster.exchanges} exchanges take "
+        f"{cluster.network_ms:.2f} of the {1000 * plain_step:.2f} ms of a plain step"
+    )
+    if not cluster.gains:
+        return f"{text}. Nothing can be said of one machine."
+    return f"{text}. What one machine would gain is computed from these times."
 
 
 def most(methods: Iterable[FileFigures]) -> FileFigures:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import OptionError
 from ..options import Options, proposers
 from . import bench_table, render
+from .bench_cluster import Together
 from .bench_throughput import batch_sizes, check_one_method, is_count, measure_throughput
 from .flags import Flags, command, flag, options
 from .groups import ChatTemplate, CostCache, Json, Models, Sampling, Verification
@@ -138,7 +139,13 @@ def bench(
             pairs[0], asked, prompts, proposers, lengths[0], measuring
         )
     else:
-        analysis, notes = _speculation(pairs, asked, prompts, proposers, lengths, measuring)
+        together = None
+        # Medusa heads do not tell what their target looks like.
+        if one.distributed is not None and pairs[0].heads is None:
+            together = Together(pairs[0], model, one, lengths)
+        analysis, notes = _speculation(
+            pairs, asked, prompts, proposers, lengths, measuring, together
+        )
     from ..bench.setting import setting
 
     _tell(analysis, setting(pairs, asked, file, notes), measuring.report, output.json)
@@ -190,7 +197,9 @@ def _speculation(
     proposers: Sequence[str],
     lengths: Sequence[Length],
     measuring: Measuring,
+    together: Together | None,
 ) -> tuple[Analysis, list[str]]:
+    """together: the machines, where several share the target."""
     from ..bench.analysis import analyse
     from ..bench.measure import measure
     from ..bench.methods import TURNS, own_methods, pass_timer
@@ -214,6 +223,12 @@ def _speculation(
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pairs, first, [method.num_draft for method in methods])
     turns = -(-TURNS // (measuring.repeats * len(prompts)))
+
+    def between() -> None:
+        passes.turn(turns)
+        if together is not None:
+            together.turn(turns)
+
     with render.progress("measuring") as bar:
         measured = measure(
             prompts,
@@ -221,13 +236,13 @@ def _speculation(
             lambda text: encode(pair, text, options),
             repeats=measuring.repeats,
             warmup=measuring.warmup,
-            between=lambda: passes.turn(turns),
+            between=between,
             progress=bar,
         )
     analysis = analyse(measured, passes.costs())
     if analysis is None:
         raise KeyboardInterrupt
-    return analysis, notes
+    return analysis if together is None else together.told(analysis), notes
 
 
 def _tell(analysis: Measured, setting: Setting, report: Path | None, as_json: bool) -> None:

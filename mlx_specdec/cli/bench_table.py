@@ -29,7 +29,8 @@ DISPENSABLE = (
 
 def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
     """Write the table. Raises as render.write does."""
-    from ..bench.table import table, verdict
+    from ..bench.analysis import Analysis
+    from ..bench.table import cluster_table, cluster_text, table, verdict
 
     console, told = render.console_for(stream), table(analysis)
     shown, anywhere = list(told.columns), console.options.update(width=1000)
@@ -39,7 +40,12 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
         shown.remove(dispensable.pop(0))
         laid = _table(told, shown)
     notes = (text for text in (_caption(analysis), verdict(analysis), *setting.notes) if text)
-    render.write(stream, render.laid_out(stream, _title(setting), laid, *notes))
+    shared: list[object] = []
+    if isinstance(analysis, Analysis) and analysis.cluster is not None:
+        gains = cluster_table(analysis.cluster)
+        text = cluster_text(analysis.cluster, analysis.plain_step)
+        shared = [text, _table(gains, gains.columns)]
+    render.write(stream, render.laid_out(stream, _title(setting), laid, *notes, *shared))
 
 
 def differences(analysis: Measured) -> Iterator[str]:

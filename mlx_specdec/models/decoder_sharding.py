@@ -45,10 +45,37 @@ def check(config: Mapping[str, Any], ranks: int, *, pipeline: bool) -> None:
 
 def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -> None:
     """Keep this rank's part, lazily. Raises OptionError where a model cannot be divided so."""
+    heads = _heads(network)
     if pipeline:
         _pipeline(network, group)
-        return
-    heads = _heads(network)
+    else:
+        _tensor(network, group)
+    for holder, head in heads:
+        # Rank 0 alone asks for logits: it has the whole head, and nobody has to gather them.
+        holder.lm_head = NoHead(head) if group.rank() else head
+        if getattr(holder, "sharding_group", None) is not None:
+            holder.sharding_group = None
+
+
+class NoHead(nn.Module):
+    """In the place of an output head whose logits nobody asks for: it is not read from its file.
+    Where ranks compare passes, what is compared are ones. head: whose shapes it gives."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.weight = mx.zeros((head.weight.shape[0], 0), dtype=head.weight.dtype)
+
+    def __call__(self, states: mx.array) -> mx.array:
+        shape = (*states.shape[:-1], self.weight.shape[0])
+        return mx.broadcast_to(mx.ones((), dtype=states.dtype), shape)
+
+
+def _heads(network: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    modules = (network, *network.modules())
+    return [(each, each.lm_head) for each in modules if "lm_head" in each]
+
+
+def _tensor(network: nn.Module, group: mx.distributed.Group) -> None:
     refine(network, group.size())
     try:
         network.shard(group)
@@ -57,16 +84,6 @@ def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -
             f"{group.size()} ranks cannot have equal parts of the model "
             f"({first_line(problem):.200}): take fewer, or weights that are not quantized"
         ) from None
-    for holder, head in heads:
-        # Rank 0 alone asks for logits: it has the whole head, and nobody has to gather them.
-        holder.lm_head = head
-        if getattr(holder, "sharding_group", None) is not None:
-            holder.sharding_group = None
-
-
-def _heads(network: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-    modules = (network, *network.modules())
-    return [(each, each.lm_head) for each in modules if "lm_head" in each]
 
 
 def _pipeline(network: nn.Module, group: mx.distributed.Group) -> None:

@@ -7,6 +7,7 @@ having been read on rank 0. Knows no model.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
@@ -22,8 +23,8 @@ HEAD = 3
 
 
 class Op(IntEnum):
-    """What is to be done with a context; each is a method of contracts.Context, but for OPEN, CLOSE
-    and END, the end of all."""
+    """What is to be done with a context; each is a method of contracts.Context, but for OPEN,
+    CLOSE, SUM, which times the network, and END, the end of all."""
 
     OPEN = auto()
     ADVANCE = auto()
@@ -32,6 +33,7 @@ class Op(IntEnum):
     JOIN = auto()
     FILTER = auto()
     CLOSE = auto()
+    SUM = auto()
     END = auto()
 
 
@@ -95,6 +97,16 @@ class Channel:
             whole = mx.concatenate([whole, self._enter(more)])
             numbers = whole.tolist()  # type: ignore[assignment]
         return Message(tuple(_orders(numbers[1:length])), whole, length)
+
+    def time_sums(self, states: mx.array, count: int) -> float:
+        """Seconds of so many sums of an array, each behind the one before it as those of layers
+        are. All ranks have to come, and are there when it begins."""
+        mx.eval(self._total(states))
+        started = time.perf_counter()
+        for _ in range(count):
+            states = self._total(states)
+        mx.eval(states)
+        return time.perf_counter() - started
 
     def _enter(self, own: mx.array) -> mx.array:
         """The sum, submitted, so that no later one can come before it on any rank."""

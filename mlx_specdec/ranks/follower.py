@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..contracts import Context
 from ..models.base import Base
 from .channel import Channel, Message, Op, Order
-from .leader import run_pass
+from .leader import run_pass, time_sums
 
 
 def follow(model: Base, channel: Channel) -> int:
@@ -19,7 +19,10 @@ def follow(model: Base, channel: Channel) -> int:
         for order in message.orders:
             if order.op is Op.END:
                 return order.numbers[0]
-            follower.do(order, message)
+            if order.op is Op.SUM:
+                time_sums(model, channel, *order.numbers)
+            else:
+                follower.do(order, message)
 
 
 class Follower:

@@ -127,6 +127,12 @@ class Ranks:
         self._leader = Leader(channel)
         return led(model, self._leader)
 
+    def time_sums(self, model: Base, rows: int, count: int) -> float:
+        """Seconds of so many sums over all ranks, one behind another, as a pass over `rows` tokens
+        has them. On rank 0, once the target is shared. model: the target."""
+        assert self._leader is not None
+        return self._leader.time_sums(model, rows, count)
+
     def end(self, code: int) -> None:
         """This process ends with a code; on rank 0 all do. Once is enough."""
         if self._ended:

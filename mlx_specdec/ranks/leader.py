@@ -37,6 +37,12 @@ def run_pass(
     return scores
 
 
+def time_sums(model: Base, channel: Channel, rows: int, count: int) -> float:
+    """Seconds of so many sums as a pass over `rows` tokens has them; on every rank."""
+    states = mx.zeros((1, rows, model.width), dtype=model.state_dtype)
+    return channel.time_sums(states, count)
+
+
 class Leader:
     """Tells the other ranks what to do; what can wait goes along with the next pass."""
 
@@ -66,6 +72,12 @@ class Leader:
         while self._queued:
             orders.append(self._queued.popleft())
         return self._channel.send([*orders, order], tokens)
+
+    def time_sums(self, model: Base, rows: int, count: int) -> float:
+        """As `time_sums`, with all others. model: rank 0's part of the target."""
+        with self.whole():
+            self.send(Order(Op.SUM, 0, (rows, count)))
+            return time_sums(model, self._channel, rows, count)
 
     def end(self, code: int) -> None:
         """Tell all others to exit with this code, and wait until it has gone out. Where a pass was

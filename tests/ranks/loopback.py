@@ -123,6 +123,11 @@ def write(name: str, directory: Path, *, noise: float = 0.0, **changes: object) 
             for name, w in sorted(mx.load(file).items())  # type: ignore[union-attr]
         }
         mx.save_safetensors(file, weights, {"format": "mlx"})
+    return add_words(directory)
+
+
+def add_words(directory: Path) -> Path:
+    """A tokenizer for a tiny model: token i is the word ti."""
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(tiny.VOCABULARY)}, "t0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.save(str(directory / "tokenizer.json"))

@@ -1,0 +1,64 @@
+"""Heads that mlx-lm would divide stay whole on rank 0, which alone is asked for logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_specdec.models import decoder_sharding
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+
+from .. import mtp, thread_ranks, tiny
+from . import loopback
+
+TOKENS = mx.array([[5, 9, 12]])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_that_is_asked_on_rank_0_alone_is_kept_there_alone(
+    monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    # One of two ranks, which has its own part of every sum.
+    monkeypatch.setattr(mx.distributed, "all_sum", lambda part, group=None: part)
+    networks = [tiny.build("llama", tie_word_embeddings=tied) for _ in range(2)]
+    heads = [dict(tree_flatten(each.parameters())).get("lm_head.weight") for each in networks]
+    for network, rank in zip(networks, thread_ranks.ranks(2), strict=True):
+        decoder_sharding.divide(network, rank, pipeline=False)  # type: ignore[arg-type]
+    first, second = (DecoderOnlyModel(network) for network in networks)
+    assert first.nbytes - second.nbytes == (0 if heads[0] is None else heads[0].nbytes)
+    assert second.vocabulary == first.vocabulary == tiny.VOCABULARY
+    if heads[0] is not None:
+        assert mx.array_equal(networks[0].lm_head.weight, heads[0])
+        assert (second.open([5]).advance(TOKENS).logits == 1).all().item()
+
+
+@pytest.mark.slow
+def test_the_text_is_that_of_one_process_whatever_drafts(tmp_path: Path) -> None:
+    """With recurrent state beside keys and values, so that what is rejected is replayed."""
+    model = mtp.write("qwen3_5", tmp_path / "model", vocabulary=tiny.VOCABULARY)
+    loopback.add_words(model)
+    cases = [
+        {"temperature": temperature, **drafting}
+        for temperature in (0.0, 1.0)
+        for drafting in (
+            {"proposer": "none"},
+            {"proposer": "mtp", "num_draft": 1},
+            {"proposer": "ngram", "ngram_min": 1, "num_draft": 3},
+        )
+    ]
+    spec = {
+        "target": str(model),
+        "distributed": "tensor",
+        "prompt": loopback.PROMPT,
+        "cases": [{"max_tokens": 16, "seed": 3, **case} for case in cases],
+        "out": str(tmp_path / "texts.json"),
+    }
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    ended = loopback.run(tmp_path, 2, "-m", "tests.ranks.cases", str(tmp_path / "spec.json"))
+    assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
+    for case, each in zip(cases, json.loads((tmp_path / "texts.json").read_text()), strict=True):
+        assert each["texts"] == each["expected"] and any(each["texts"]), case
