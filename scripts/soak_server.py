@@ -30,6 +30,8 @@ from served import Served, serving
 PORT = 8098
 CLIENTS = 4
 CACHE = "24MB"
+CONTEXT = "768"
+"""Tokens, so that chats end and others begin all the time."""
 WARM_MINUTES = 3
 """Until caches are full and every kind of request has come."""
 WEIGHTS = Path("weights")
@@ -164,7 +166,7 @@ def main() -> None:
         model = templated(Path(place) / "soaked", WEIGHTS / "py-llama")
         command = [sys.executable, "-m", "mlx_specdec", "serve", "--port", str(PORT)]
         pair = ["--model", str(model), "--draft-model", str(WEIGHTS / "py-llama-draft")]
-        bounds = ["--prompt-cache-bytes", CACHE, "--no-cache"]
+        bounds = ["--prompt-cache-bytes", CACHE, "--max-model-len", CONTEXT, "--no-cache"]
         own = [each for each in flags if each != "--"]
         with serving([*command, *pair, *bounds, *own], PORT) as served:
             sys.exit(soak(served, asked.minutes, asked.rate))

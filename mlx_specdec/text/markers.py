@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .tokenizer import FileTokenizer, Tokenizer, TransformersTokenizer
+from .tool_types import with_types
 
 INNER = {
     "gemma4": ('<|"|>',),
@@ -127,7 +128,7 @@ def _call_format(
         str(name),
         marker(module.tool_call_start),
         marker(module.tool_call_end),
-        module.parse_tool_call,
+        lambda text, tools: module.parse_tool_call(text, with_types(tools)),
         {text: pieces[text] for text in INNER.get(str(name), ()) if text in pieces},
     )
 
