@@ -38,6 +38,8 @@ ANYTHING = r"(.|\n)*"
 MOST = 300
 NAME = {"type": "string", "maxLength": 12}
 COUNT = {"type": "integer", "minimum": 0, "maximum": 120}
+PRICE = {"type": "number", "minimum": 0, "maximum": 9, "multipleOf": 0.5}
+"""Without a step a number may have digits without end."""
 
 
 def record(**properties: Any) -> dict[str, Any]:
@@ -61,7 +63,7 @@ SCHEMAS: list[dict[str, Any]] = [
             record(result={"type": "array", "items": COUNT, "maxItems": 4}),
         ]
     },
-    record(day={"type": "string", "format": "date"}, price={"type": "number", "maximum": 9}),
+    record(day={"type": "string", "format": "date"}, price=PRICE),
     {
         "$ref": "#/$defs/node",
         "$defs": {"node": record(value=COUNT)},

@@ -180,6 +180,7 @@ class Engine:
             log.error("%s", problem)
 
     def _begin(self) -> ManyRun:
+        self._waiting = 0
         size = FixedBatchSize(self.batch_size)
         return ManyRun(self.pair, None, self.options, size, self._cache)
 
