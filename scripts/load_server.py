@@ -12,13 +12,16 @@ of the same request alone. Prints a line of JSON; the exit code is 1 where a tex
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
+import queue
 import random
 import statistics
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,16 +103,24 @@ def _hear(answer: http.client.HTTPResponse, heard: Heard, began: float, leaves: 
             return
 
 
-def load(served: Served, bodies: list[dict[str, Any]], clients: int) -> tuple[list[Heard], float]:
-    """All requests, and the seconds that they took together."""
+def load(
+    served: Served, bodies: list[dict[str, Any]], clients: int, leaves: float = LEAVES
+) -> tuple[list[Heard], float]:
+    """All requests, each sent as soon as a client is free; and the seconds that they took together.
+    leaves: the share of them that are given up early."""
     heard = [Heard() for _ in bodies]
-    leaving = {at for at in range(len(bodies)) if random.Random(-at).random() < LEAVES}
+    leaving = {at for at in range(len(bodies)) if random.Random(-at).random() < leaves}
+    left: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for at in range(len(bodies)):
+        left.put(at)
 
-    def client(first: int) -> None:
-        for at in range(first, len(bodies), clients):
-            heard[at] = ask(served, bodies[at], at in leaving)
+    def client() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                at = left.get_nowait()
+                heard[at] = ask(served, bodies[at], at in leaving)
 
-    threads = [threading.Thread(target=client, args=[first]) for first in range(clients)]
+    threads = [threading.Thread(target=client) for _ in range(clients)]
     began = time.perf_counter()
     for each in threads:
         each.start()
@@ -124,6 +135,23 @@ def quantiles(values: list[float]) -> dict[str, float]:
         return {}
     cuts = statistics.quantiles(values, n=100, method="inclusive")
     return {"p50_ms": round(1000 * cuts[49], 2), "p99_ms": round(1000 * cuts[98], 2)}
+
+
+def figures(heard: Sequence[Heard], seconds: float) -> dict[str, Any]:
+    """Rates, times to the first token of a request and, on average of each, between tokens."""
+    whole = [each for each in heard if not each.left and not each.problem]
+    gaps = [
+        (each.times[-1] - each.times[0]) / (each.tokens - 1)
+        for each in whole
+        if each.tokens > 1 and len(each.times) > 1
+    ]
+    return {
+        "seconds": round(seconds, 2),
+        "requests_per_second": round(len(whole) / seconds, 2),
+        "tokens_per_second": round(sum(each.tokens for each in whole) / seconds, 1),
+        "first_token": quantiles([each.times[0] for each in whole if each.times]),
+        "between_tokens": quantiles(gaps),
+    }
 
 
 def main() -> None:
@@ -150,17 +178,10 @@ def main() -> None:
             ask(served, body)
         alone = [] if asked.no_compare else [ask(served, each) for each in bodies]
         heard, seconds = load(served, bodies, asked.clients)
-    whole = [each for each in heard if not each.left and not each.problem]
     differing = [
         at
         for at, (one, own_text) in enumerate(zip(heard, alone, strict=False))
         if not one.left and one.text != own_text.text
-    ]
-    tokens = sum(each.tokens for each in whole)
-    gaps = [
-        (each.times[-1] - each.times[0]) / (each.tokens - 1)
-        for each in whole
-        if each.tokens > 1 and len(each.times) > 1
     ]
     told = {
         "requests": len(heard),
@@ -168,11 +189,7 @@ def main() -> None:
         "problems": [each.problem for each in heard if each.problem][:5],
         "compared": len(alone) - sum(each.left for each in heard) if alone else 0,
         "differing": differing,
-        "seconds": round(seconds, 2),
-        "requests_per_second": round(len(whole) / seconds, 2),
-        "tokens_per_second": round(tokens / seconds, 1),
-        "first_token": quantiles([each.times[0] for each in whole if each.times]),
-        "between_tokens": quantiles(gaps),
+        **figures(heard, seconds),
     }
     print(json.dumps(told))
     sys.exit(1 if differing or any(each.problem for each in heard) else 0)

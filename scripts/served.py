@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 PATIENCE = 120.0
@@ -47,6 +48,14 @@ class Served:
         """Memory that the process has now."""
         command = ["ps", "-o", "rss=", "-p", str(self.process.pid)]
         return 1024 * int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+    def open_files_and_threads(self) -> dict[str, int]:
+        """How many the process has now; nothing where there is no /proc."""
+        own = Path("/proc", str(self.process.pid))
+        if not own.is_dir():
+            return {}
+        counted = {"files": own / "fd", "threads": own / "task"}
+        return {name: len(list(place.iterdir())) for name, place in counted.items()}
 
 
 @contextmanager

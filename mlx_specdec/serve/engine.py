@@ -103,7 +103,8 @@ class Engine:
             return max(0, len(self._callers) - waiting), waiting
 
     def start(self, then: Callable[[], None] = lambda: None) -> None:
-        """Load, then decode. then: called in the thread once it is loaded, or `problem` is set."""
+        """Load, then decode. then: called in the thread once it is loaded, and where `problem` is
+        set, which ends it."""
         self._thread = threading.Thread(target=self._work, args=[then], name="engine", daemon=True)
         self._thread.start()
 
@@ -151,24 +152,27 @@ class Engine:
             if self._store is not None:
                 self._cache = self._store.open(self.pair)
             many = self._begin()
+            self.ready.set()
+            then()
+            self._decode(many)
         except BaseException as problem:
             # Told by whoever started the engine.
             self.problem = problem
             self.close()
             then()
-        else:
-            self.ready.set()
-            then()
-            while (taken := self._take(wait=many.idle)) is not None:
-                try:
-                    parts = self._step(many, *taken)
-                except Exception:
-                    log.exception("a step of the engine failed")
-                    many, parts = self._begin(), self._all_with(BROKEN)
-                self._tell(parts)
-            many.keep()
         self._tell(self._all_with(STOPPING))
         self._keep_cache()
+
+    def _decode(self, many: ManyRun) -> None:
+        """Until the engine is closed. A step that fails ends the requests that are here."""
+        while (taken := self._take(wait=many.idle)) is not None:
+            try:
+                parts = self._step(many, *taken)
+            except Exception:
+                log.exception("a step of the engine failed")
+                many, parts = self._begin(), self._all_with(BROKEN)
+            self._tell(parts)
+        many.keep()
 
     def _keep_cache(self) -> None:
         if self._store is None or self._cache is None:
@@ -180,6 +184,7 @@ class Engine:
             log.error("%s", problem)
 
     def _begin(self) -> ManyRun:
+        self._waiting = 0
         size = FixedBatchSize(self.batch_size)
         return ManyRun(self.pair, None, self.options, size, self._cache)
 

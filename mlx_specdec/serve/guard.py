@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .problems import Problem
 
 PUBLIC = ("/health", "/v1/health")
-PAGE = ("GET", "/")
+PAGE = (("GET", "/"), ("HEAD", "/"))
 """It says nothing of what is served, and asks for the key."""
 WATCHED = (*PUBLIC, "/metrics")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -55,7 +55,7 @@ class Guard:
             told = "pages of this origin may not ask this server: start it with --cors-origin"
             return Problem(403, told, code="origin_not_allowed")
         asked = (scope["method"], scope["path"])
-        public = scope["path"] in PUBLIC or asked == PAGE or scope["method"] == "OPTIONS"
+        public = scope["path"] in PUBLIC or asked in PAGE or scope["method"] == "OPTIONS"
         if self._key is None or public:
             return None
         if hmac.compare_digest(_key_of(headers), self._key):

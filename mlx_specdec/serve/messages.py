@@ -18,11 +18,9 @@ SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stream"
 HARMLESS: dict[str, tuple[object, ...]] = {
     "container": (),
     "mcp_servers": ([],),
-    "output_config": (),
-    "output_format": (),
 }
 """Fields that would change the answer and cannot here, with values that change nothing."""
-THINKING = {"enabled": True, "disabled": False}
+THINKING = {"enabled": {"enable_thinking": True}, "disabled": {"enable_thinking": False}}
 CHOICES: Mapping[object, str] = {"auto": "auto", "any": "required", "none": "none"}
 TYPES = {
     404: "not_found_error",
@@ -40,7 +38,8 @@ def ask(asking: Asking, body: Body) -> Asked:
         if name in body and not any(body[name] == value for value in values):
             raise unsupported(name)
     own = {name: body[name] for name in SAME if name in body}
-    return asking.chat({**own, **as_chat(asking, body), "stop": stops(body)})
+    own |= {"stop": stops(body), **_format(body)}
+    return asking.chat({**own, **as_chat(asking, body)})
 
 
 def as_chat(asking: Asking, body: Body) -> Body:
@@ -67,17 +66,23 @@ def error(problem: Problem) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": problem.message}}
 
 
+def _format(body: Body) -> dict[str, Any]:
+    """The schema of an answer: of output_config, or as it was called before. Efforts are hints."""
+    given = fields.object_of(body, "output_config").get("format") or body.get("output_format")
+    return {} if given is None else {"response_format": given}
+
+
 def _thinking(asking: Asking, given: Body) -> Body:
-    """What the template is told of thinking. A budget is not kept; max_tokens is."""
-    if not given:
-        return {}
+    """What the template is told of thinking; nothing where the model may choose, which templates
+    are made for. A budget is not kept; max_tokens is."""
     kind = given.get("type")
-    thinks = THINKING.get(kind) if isinstance(kind, str) else None
-    if thinks is None:
-        raise unsupported("thinking", "thinking must be of the type enabled or disabled")
+    if not given or kind == "adaptive":
+        return {}
+    if not isinstance(kind, str) or kind not in THINKING:
+        raise unsupported("thinking", "thinking must be of the type enabled, disabled or adaptive")
     if asking.markers(NO_TOOLS).think_end is not None:
-        return {"enable_thinking": thinks}
-    if thinks:
+        return THINKING[kind]
+    if kind == "enabled":
         raise unsupported("thinking", "this model marks no thoughts: leave thinking out")
     return {}
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from .file_tokenizer import FileTokenizer
 from .tokenizer import Tokenizer
+from .tool_types import with_types
 from .transformers_tokenizer import TransformersTokenizer
 
 INNER = {
@@ -129,7 +130,7 @@ def _call_format(
         str(name),
         marker(module.tool_call_start),
         marker(module.tool_call_end),
-        module.parse_tool_call,
+        lambda text, tools: module.parse_tool_call(text, with_types(tools)),
         {text: pieces[text] for text in INNER.get(str(name), ()) if text in pieces},
     )
 

@@ -124,6 +124,25 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_engine(
     assert ask(engine)[1].last().result is not None
 
 
+def test_an_engine_that_breaks_ends_all_and_says_why(
+    llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(llama) as engine:
+        _, first = ask(engine, ENDLESS)
+        first.parts.get(timeout=60)
+
+        def broken(caller: object, part: Part) -> None:
+            if part.error is None:
+                raise ValueError("a fault of ours")
+
+        monkeypatch.setattr(engine, "_measure", broken)
+        assert first.last().error == STOPPING
+        wait_until(lambda: engine.problem is not None)
+        with pytest.raises(RuntimeError, match=STOPPING):
+            ask(engine)
+    assert isinstance(engine.problem, ValueError)
+
+
 def test_a_request_that_cannot_be_begun_does_not_touch_the_others(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

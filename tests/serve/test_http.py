@@ -552,7 +552,9 @@ def test_only_the_key_opens(engine: Engine, path: str) -> None:
         assert answer.json()["error"]["code"] == "invalid_api_key"
     for headers in (KEY, {"authorization": "bearer secret"}, {"x-api-key": "secret"}):
         assert client.get(path, headers=headers).status_code != 401
-    assert client.get("/health").status_code == 200
+    for ask in (client.get, client.head):
+        assert ask("/health").status_code == ask("/").status_code == 200
+    assert client.post("/", json={"inputs": TEXT}).status_code == 401
 
 
 def test_pages_of_others_may_not_ask(engine: Engine) -> None:
@@ -588,6 +590,15 @@ def broken_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(ManyRun, "step", counted)
         yield
+
+
+def test_nobody_waits_where_an_engine_has_failed(
+    llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(llama, batch_size=1) as engine, broken_after(2, monkeypatch):
+        answer = client_of(engine).post(COMPLETIONS, json={"prompt": [TEXT] * 3, "max_tokens": 9})
+        assert answer.status_code == 500
+        assert engine.requests == (0, 0)
 
 
 def test_an_engine_that_fails_tells_so_in_a_chunk_and_no_more(

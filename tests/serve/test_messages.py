@@ -97,6 +97,12 @@ def test_a_stop_sequence_is_told(client: TestClient, text: str) -> None:
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", text[3:5])
 
 
+def test_a_model_without_thoughts_may_choose_to_have_none(client: TestClient) -> None:
+    plain = told(client)["content"]
+    for kind in ("adaptive", "disabled"):
+        assert told(client, thinking={"type": kind})["content"] == plain
+
+
 @pytest.mark.parametrize(
     ("more", "status", "kind"),
     [
@@ -109,6 +115,9 @@ def test_a_stop_sequence_is_told(client: TestClient, text: str) -> None:
         ({"temperature": "hot"}, 400, "invalid_request_error"),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error"),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, 400, "invalid_request_error"),
+        ({"thinking": {"budget_tokens": 9}}, 400, "invalid_request_error"),
+        ({"output_config": {"format": {"type": "x"}}}, 400, "invalid_request_error"),
+        ({"output_config": 5}, 400, "invalid_request_error"),
         ({"model": "claude"}, 404, "not_found_error"),
     ],
     ids=str,
@@ -119,6 +128,15 @@ def test_errors_are_told_by_their_type(
     answer = client.post(PATH, json={**BODY, **more})
     assert answer.status_code == status
     assert answer.json()["type"] == "error" and answer.json()["error"]["type"] == kind
+
+
+@pytest.mark.parametrize("where", ["output_config", "output_format"])
+def test_an_answer_may_be_bound_to_a_schema(client: TestClient, where: str) -> None:
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    bound = {"type": "json_schema", "schema": {"type": "integer", "minimum": 10, "maximum": 99}}
+    asked = {"effort": "low", "format": bound} if where == "output_config" else bound
+    [block] = told(client, **{where: asked})["content"]
+    assert 10 <= json.loads(block["text"]) <= 99
 
 
 def test_an_engine_that_fails_ends_a_stream_with_an_error(

@@ -16,6 +16,8 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
 from starlette.testclient import TestClient
 
+from mlx_specdec.serve.problems import Problem
+from mlx_specdec.serve.xml_calls import Tags
 from mlx_specdec.text.markers import INNER
 
 from .conftest import running
@@ -284,13 +286,13 @@ def test_a_model_that_knows_no_tools_says_so(
     assert said in error["message"]
 
 
-def test_calls_that_no_schema_describes_cannot_be_asked_for(tmp_path: Path) -> None:
-    template = TEMPLATE.replace("[tools]", "[tools]<tool_call>\\n<function=")
+def test_calls_in_code_cannot_be_asked_for(tmp_path: Path) -> None:
+    template = TEMPLATE.replace("[tools]", "[tools]<|tool_call_start|>")
     with running((make_tooled(tmp_path, template=template), None)) as engine:
         client = client_of(engine)
         answer = client.post(CHAT, json=asked(tools=TOOLS, tool_choice="required"))
         assert answer.status_code == 400
-        assert "qwen3_coder" in answer.json()["error"]["message"]
+        assert "pythonic" in answer.json()["error"]["message"]
         assert ok(client, CHAT, **asked(tools=TOOLS, max_tokens=3))
 
 
@@ -329,6 +331,78 @@ def test_models_of_other_families_call_in_their_own_way(
         assert all(
             re.fullmatch(ARGUMENTS + r"|\{\}", c["function"]["arguments"]) for c in calls[:-1]
         )
+
+
+XML = {
+    "qwen3_coder": "<tool_call>\\n<function=",
+    "glm47": "<tool_call><arg_key>",
+    "minimax_m2": "<minimax:tool_call>",
+}
+OFTEN = {
+    "type": "object",
+    "$defs": {"mood": {"type": "string", "enum": ["calm", "cross"]}},
+    "properties": {
+        "note": {"type": "string", "minLength": 1, "maxLength": 6},
+        "mood": {"$ref": "#/$defs/mood"},
+        "age": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "null"}]},
+        "at": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        "sure": {"type": "boolean"},
+    },
+    "required": ["note", "mood", "age", "at"],
+}
+
+
+def fits_often(given: dict[str, Any]) -> bool:
+    """Whether arguments are what OFTEN wants, checked by hand."""
+    return (
+        set(OFTEN["required"]) <= given.keys() <= OFTEN["properties"].keys()
+        and 1 <= len(given["note"]) <= 6
+        and given["mood"] in ("calm", "cross")
+        and (given["age"] is None or 0 <= given["age"] <= 9)
+        and len(given["at"]) <= 2
+        and all(isinstance(each, bool) for each in [*given["at"], given.get("sure", True)])
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*XML])
+def test_calls_with_tags_can_be_asked_for(tmp_path: Path, family: str) -> None:
+    template = TEMPLATE.replace("[tools]", f"[tools]{XML[family]}")
+    directory = make_tooled(tmp_path, template=template, marks=("<tool_call>", "</tool_call>"))
+    with running((directory, None)) as engine:
+        client = client_of(engine)
+        own = {"parallel_tool_calls": False, "temperature": 1.0, "max_tokens": 300}
+        for seed, parameters in enumerate([SCHEMA, None, OFTEN, OFTEN]):
+            tools = [function("keep", parameters)]
+            body = {**asked(tools=tools, tool_choice="required", seed=seed), **own}
+            [choice] = ok(client, CHAT, **body)["choices"]
+            [call] = choice["message"]["tool_calls"]
+            assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
+            arguments = call["function"]["arguments"]
+            if parameters is OFTEN:
+                assert fits_often(json.loads(arguments)), arguments
+            else:
+                assert re.fullmatch(ARGUMENTS if parameters else r"\{\}", arguments)
+            [same] = deltas(streamed(client, CHAT, **body, speculative=False))["tool_calls"]
+            assert same["function"] == call["function"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"properties": {"a b": {"type": "string"}}}, "no tag has: a b"),
+        ({"properties": {"a": {}}}, "a of the parameters of keep must have one type"),
+        ({"properties": {"a": {"type": "string", "format": "date"}}}, "bound to format"),
+        ({"properties": {}, "required": ["a"]}, "require a"),
+        ({"minProperties": 1}, "bound to minProperties"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_what_tags_cannot_hold_is_refused_by_name(parameters: Any, said: str) -> None:
+    tags = Tags(lambda key: json.dumps(key), "</x>")
+    with pytest.raises(Problem, match=said) as refused:
+        tags.arguments("arguments", function("keep", parameters))
+    assert (refused.value.status, refused.value.param) == (400, "tools")
 
 
 MESSAGES = "/v1/messages"
