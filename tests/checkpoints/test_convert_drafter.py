@@ -102,6 +102,16 @@ def test_what_was_quantized_can_be_made_whole(tmp_path: Path) -> None:
     assert whole.target_ids == small.target_ids
 
 
+def test_biases_of_quantized_matrices_stay(tmp_path: Path) -> None:
+    bias = "layers.0.self_attn.q_proj.bias"
+    source = dflash(tmp_path / "source", extra={bias: (WIDTH,)})
+    converted(source, tmp_path / "small", quantize=True, q_bits=8, q_group_size=32)
+    before, after = read(source), read(tmp_path / "small")
+    assert before is not None and after is not None
+    assert bias in before.tensors.expanded()
+    assert set(after.tensors.expanded()) == set(before.tensors)
+
+
 def test_what_does_not_suit_a_drafter_is_refused(tmp_path: Path) -> None:
     source = dflash(tmp_path / "source")
     for asked, match in (

@@ -13,7 +13,7 @@ from ...errors import CheckpointError
 from ..configuration import check_weights
 from ..disk.reading import read_json
 from ..files import Weights
-from ..quantization import Quantization, stored_quantization
+from ..quantization import PARTS, Quantization, stored_quantization
 from ..tensors import DTYPES, TensorInfo
 from .sizes import Shapes
 
@@ -101,10 +101,10 @@ class StoredTensors(Mapping[str, mx.array]):
 
     def expanded(self) -> dict[str, mx.array]:
         """All of them, with whole matrices in float32 in the place of quantized ones."""
-        plain = {name: self[name] for name in self if name.rpartition(".")[0] not in self.quantized}
+        parts = {f"{path}.{part}" for path in self.quantized for part in ("weight", *PARTS)}
+        plain = {name: self[name] for name in self if name not in parts}
         for path, how in self.quantized.items():
-            parts = (self.get(f"{path}.{part}") for part in ("weight", "scales", "biases"))
-            weight, scales, biases = parts
+            weight, scales, biases = (self.get(f"{path}.{part}") for part in ("weight", *PARTS))
             assert weight is not None and scales is not None, "they were checked"
             plain[f"{path}.weight"] = how.dequantize(weight, scales, biases)
         return plain
