@@ -8,6 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh --dev
 # The tests know every file that they read; nothing may come from the network.
 export HF_HUB_OFFLINE=1
+# Tests start the program some hundred times: it is compiled once.
+unset PYTHONDONTWRITEBYTECODE
 # A core each: the threads of one worker's BLAS would only wait for those of the others.
 export MKL_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Neighbours in a file share what they load, so a worker is given them together.

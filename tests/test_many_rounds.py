@@ -27,17 +27,15 @@ from mlx_specdec.options import Options
 from . import tiny
 from .test_same_text import ONE_OF_EACH_CACHE, PROMPT, SIZE, encoder_decoder, pair_of
 
-ROUNDS = 120
+ROUNDS = 105
 DRAFTED = 4
 pytestmark = pytest.mark.usefixtures("shadowed")
 
 FAMILIES = (
     "llama",
-    "qwen3",
     "gemma3_wrapped",
     "mamba2",
     "qwen3_next",
-    "mixtral",
     "own-head-scaled",
     "llama, newest 16 tokens",
     "qwen3, cache of 8 bits",
@@ -128,19 +126,17 @@ def compare(family: str, pattern: str, rounds: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "pattern"),
-    [
-        (family, pattern)
-        for family in FAMILIES
-        for pattern in PATTERNS
-        if pattern == "random" or family in ONE_OF_EACH_CACHE
-    ],
-)
-def test_over_a_hundred_rounds_keep_every_context_right(
-    monkeypatch: pytest.MonkeyPatch, family: str, pattern: str
-) -> None:
-    compare(family, pattern, ROUNDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_over_a_hundred_rounds_keep_every_context_right(family: str) -> None:
+    compare(family, "random", ROUNDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", [pattern for pattern in PATTERNS if pattern != "random"])
+@pytest.mark.parametrize("family", ONE_OF_EACH_CACHE)
+def test_whatever_is_accepted_every_context_stays_right(family: str, pattern: str) -> None:
+    """Where all is, the text is longer than the 256 rows by which caches of mlx-lm grow."""
+    compare(family, pattern, 54)
 
 
 @pytest.mark.parametrize("family", [*ONE_OF_EACH_CACHE, *SMALLER])
@@ -150,43 +146,35 @@ def test_dozens_of_rounds_keep_every_context_right(
     compare(family, "random", 25)
 
 
-def ends_inside(pair: Pair, inside: int, seed: int, least: int) -> int:
-    """Two texts that end at row `inside` of a block, after at least `least` tokens: by length and
-    by an end-of-sequence token. Returns the rounds they took, 0 where no token suits."""
-    plain = Options(max_tokens=80, regular=True, temperature=0.9, seed=seed)
+def ends_inside(pair: Pair, inside: int, seed: int) -> int:
+    """Two texts that end at row `inside` of a block that is not the first: by length and by an
+    end-of-sequence token. Returns the rounds they took, 0 where no token suits."""
+    plain = Options(max_tokens=40, regular=True, temperature=0.9, seed=seed)
     text = generate(pair, PROMPT, plain).tokens
     # Rounds emit five tokens each: some token that comes for the first time in this place of one.
     places = (k for k, t in enumerate(text) if k % (DRAFTED + 1) == inside and t not in text[:k])
-    place = max((k for k in places if k >= least), default=None)
+    place = max((k for k in places if k > DRAFTED), default=None)
     if place is None:
         return 0
     result, by_length = forced(pair, text, "all", max_tokens=place + 1, seed=seed)
     assert result.tokens == text[: place + 1] and result.finish_reason == "length"
     ended = pair_of(pair.target, pair.draft, frozenset({text[place]}))
-    result, by_end = forced(ended, text, "all", max_tokens=80, seed=seed)
+    result, by_end = forced(ended, text, "all", max_tokens=40, seed=seed)
     assert result.tokens == text[: place + 1] and result.finish_reason == "eos"
     return by_length.rounds + by_end.rounds
 
 
 @pytest.mark.parametrize("inside", range(DRAFTED + 1))
-@pytest.mark.parametrize("family", ["llama", pytest.param("mamba2", marks=pytest.mark.slow)])
-def test_a_text_that_ends_inside_a_block_ends_there(
-    monkeypatch: pytest.MonkeyPatch, family: str, inside: int
-) -> None:
-    assert ends_inside(pair_for(family), inside, seed=0, least=5) > 2
+def test_a_text_that_ends_inside_a_block_ends_there(inside: int) -> None:
+    assert ends_inside(pair_for("llama"), inside, seed=0) > 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_that_end_inside_blocks_end_there_over_a_hundred_rounds(
-    monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
-    pair, rounds = pair_for(family), 0
-    for seed in range(ROUNDS):
-        rounds += ends_inside(pair, seed % (DRAFTED + 1), seed, least=0)
-        if rounds >= ROUNDS:
-            break
-    assert rounds >= ROUNDS
+def test_texts_that_end_inside_blocks_end_there_in_every_family(family: str) -> None:
+    pair = pair_for(family)
+    for inside in range(DRAFTED + 1):
+        assert any(ends_inside(pair, inside, seed) > 2 for seed in range(8)), inside
 
 
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])

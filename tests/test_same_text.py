@@ -33,9 +33,13 @@ from . import tiny
 FIXTURES = Path(__file__).parent / "fixtures" / "t5"
 SIZE = 64
 PROMPT = [5, 9, 12, 7, 33, 21, 8]
-LENGTH = 60
+LENGTH = 32
+LONGER = 60
+"""Where something has to repeat, to be looked up."""
 ONE_OF_EACH_CACHE = ("llama", "gemma3_wrapped", "mamba2", "own-head-scaled")
 """Rows that are counted back, windows, recurrent state, and the T5's own cache."""
+MIXED_CACHES = ("llama_sliding", "gpt_oss", "qwen3_next", "falcon_h1", "recurrent_gemma", "llama4")
+"""Several kinds of caches in one model. models/test_every_family.py has all families."""
 
 
 class Numbers:
@@ -96,8 +100,9 @@ def pair_for(name: str) -> Pair:
 def check(pair: Pair, **changes) -> None:
     plain = generate(pair, PROMPT, Options(max_tokens=LENGTH, regular=True, **changes))
     assert len(set(plain.tokens)) > 3, "a text of one token would prove little"
-    for num_draft in (1, 6):
-        result = generate(pair, PROMPT, Options(max_tokens=LENGTH, num_draft=num_draft, **changes))
+    options = Options(max_tokens=LENGTH, num_draft=6, **changes)
+    for lengths in (None, Switching()):
+        result = stream_generate(pair, PROMPT, options, draft_length=lengths).result()
         assert result.tokens == plain.tokens
         assert result.text == plain.text
         assert result.stats.drafted > 0
@@ -105,7 +110,7 @@ def check(pair: Pair, **changes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", sorted({*tiny.CONFIGS} - {*ONE_OF_EACH_CACHE}))
+@pytest.mark.parametrize("name", MIXED_CACHES)
 def test_decoder_only_models_write_the_same_text(name: str, temperature: float) -> None:
     check(decoder_only(name), temperature=temperature, seed=3)
 
@@ -158,14 +163,18 @@ def test_what_users_run_writes_the_same_text(name: str, proposer: str, temperatu
     pair = pair_for(name)
     prompt = [5, 9, 12, 7, 33, 5, 9, 12, 7, 21, 5, 9]
     asked = Options(
-        max_tokens=LENGTH, temperature=temperature, frequency_penalty=0.5, seed=2, ngram_min=1
+        max_tokens=LENGTH if proposer == "draft" else LONGER,
+        temperature=temperature,
+        frequency_penalty=0.5,
+        seed=2,
+        ngram_min=1,
     )
     plain = generate(pair, prompt, replace(asked, regular=True))
     assert len(set(plain.tokens)) > 3, "a text of one token would prove little"
     asked = replace(asked, proposer=proposer)
 
-    def compare(num_draft: int, draft_length: Switching | None = None) -> Statistics:
-        options = replace(asked, num_draft=num_draft)
+    def compare(draft_length: Switching | None = None) -> Statistics:
+        options = replace(asked, num_draft=6)
         result = stream_generate(pair, prompt, options, draft_length=draft_length).result()
         assert (result.tokens, result.text) == (plain.tokens, plain.text)
         assert result.labels.proposer == proposer
@@ -173,13 +182,12 @@ def test_what_users_run_writes_the_same_text(name: str, proposer: str, temperatu
         assert result.stats.drafted > 0
         return result.stats
 
-    for num_draft in (1, 6):
-        stats = compare(num_draft)
-        if proposer == "auto":
-            assert set(stats.by_source) == {"ngram", "draft"}
-            assert sum(one.drafted for one in stats.by_source.values()) == stats.drafted
-            assert sum(one.accepted for one in stats.by_source.values()) == stats.accepted
-    stats = compare(6, Switching())
+    stats = compare()
+    if proposer == "auto":
+        assert set(stats.by_source) == {"ngram", "draft"}
+        assert sum(one.drafted for one in stats.by_source.values()) == stats.drafted
+        assert sum(one.accepted for one in stats.by_source.values()) == stats.accepted
+    stats = compare(Switching())
     assert 0 < stats.drafted_by_position[0] < stats.rounds, "plain steps between drafts"
 
 
@@ -275,7 +283,7 @@ def test_whatever_is_asked_the_text_is_that_of_plain_decoding(**asked) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @anything
 def test_in_hundreds_of_cases_the_text_is_that_of_plain_decoding(**asked) -> None:
     compare(**asked)
@@ -406,7 +414,7 @@ def test_a_text_that_repeats_itself_is_looked_up() -> None:
 @pytest.mark.parametrize("family", ["llama", "mamba2", "own-head-scaled"])
 def test_documents_do_not_change_the_text(family: str, temperature: float) -> None:
     pair = pair_for(family)
-    asked = {"max_tokens": LENGTH, "temperature": temperature, "seed": 2, "frequency_penalty": 2.0}
+    asked = {"max_tokens": LONGER, "temperature": temperature, "seed": 2, "frequency_penalty": 2.0}
     plain = generate(pair, PROMPT, Options(regular=True, **asked))
     helpful = [*PROMPT, *plain.tokens[:40], 3, 3]
     misleading = [token for own in plain.tokens for token in (own, (own + 1) % SIZE)]

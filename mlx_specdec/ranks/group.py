@@ -33,7 +33,7 @@ LONGEST = 1024
 """Bytes of what a rank tells, and all that is left of more."""
 MEETING = 60.0
 """Seconds in which all ranks have to be started."""
-LATE = f"not all ranks have come within {MEETING:g} seconds: start all together"
+LATE = "not all ranks have come within {:g} seconds: start all together"
 FAILED = 1
 REFUSED = 2
 LEAVING = "\0left"
@@ -209,7 +209,7 @@ def join(status: Path | None = None) -> Ranks:
         # What an earlier run has left says nothing of this one.
         status.unlink(missing_ok=True)
     before = open_descriptors()
-    cancel = give_up_after(MEETING, f"error: {LATE}")
+    cancel = give_up_after(MEETING, f"error: {LATE.format(MEETING)}")
     try:
         group = mx.distributed.init(strict=True)
     except (RuntimeError, ValueError) as problem:

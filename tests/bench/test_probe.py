@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from dataclasses import replace
@@ -11,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.assemble import generate, load
+from mlx_specdec.assemble import Pair, generate, load
 from mlx_specdec.bench import probe as probing
 from mlx_specdec.bench.probe import SETTINGS, Numbering, Probe, probe
 from mlx_specdec.contracts import after
@@ -46,14 +47,20 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write("llama", directory, vocab_size=size, num_hidden_layers=LAYERS)
 
 
+@functools.cache
+def written(target: Path) -> tuple[Pair, list[tuple[list[int], list[int]]]]:
+    """The prompts' tokens, and with them those that the target writes."""
+    pair = load(target)
+    prefixes = [list(encode(pair, prompt, SETTINGS)) for prompt in PROMPTS]
+    return pair, [(own, [*own, *generate(pair, own, SETTINGS).tokens]) for own in prefixes]
+
+
 def drafter(directory: Path, target: Path, layer: int, named: int) -> Path:
     """An EAGLE-3 that knows the target's texts by heart from what `layer` puts out, and whose files
     name another one."""
-    pair = load(target)
+    pair, texts = written(target)
     states, tokens = [], []
-    for prompt in PROMPTS:
-        prefix = encode(pair, prompt, SETTINGS)
-        text = [*prefix, *generate(pair, prompt, SETTINGS).tokens]
+    for prefix, text in texts:
         seen = pair.target.open(text[:1]).advance(mx.array([text]), taps=[after(layer)])
         # The state of a token, with the token after it, tells the next but one.
         rows = np.array(seen.hidden[after(layer)][0])[len(prefix) - 1 : -2]
@@ -81,7 +88,7 @@ def drafter(directory: Path, target: Path, layer: int, named: int) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layer", "shift"), [(2, 0), (2, 1), (2, -1), (0, 0), (LAYERS - 1, 0)])
+@pytest.mark.parametrize(("layer", "shift"), [(2, 1), (2, -1), (0, 0), (LAYERS - 1, 0)])
 def test_the_layers_that_a_drafter_was_made_for_are_named(
     layer: int, shift: int, target: Path, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ from mlx_specdec.text.prompts import Prompt
 from ..test_same_text import SIZE, decoder_only, encoder_decoder
 from .test_report import Checker, setting
 
-GREEDY = Options(max_tokens=12, cost_cache=False)
+GREEDY = Options(max_tokens=8, cost_cache=False)
 
 
 @dataclass
@@ -155,7 +155,7 @@ def test_every_batch_size_makes_the_texts_of_plain_decoding_alone(
     family: str, temperature: float
 ) -> None:
     pair = encoder_decoder(family, 0.1) if "-" in family else decoder_only(family)
-    options = Options(max_tokens=12, temperature=temperature, cost_cache=False)
+    options = Options(max_tokens=8, temperature=temperature, cost_cache=False)
     methods, notes = file_methods(pair, options, "draft", 2, [3, 5])
     assert [(one.name, one.batch_size) for one in methods] == [
         ("plain", 1),
@@ -205,7 +205,7 @@ def test_mlx_lm_makes_the_same_texts_in_batches(eos: frozenset[int]) -> None:
     assert notes == ["transformers is left out: torch is not installed"]
     prompts = prompts_of(7)
     own = texts_of(file_methods(pair, GREEDY, None, "auto", [1])[0][0], prompts)
-    assert any(len(text) < 12 for text in own) == bool(eos)
+    assert any(len(text) < 8 for text in own) == bool(eos)
     assert all(one.same_text and texts_of(one, prompts) == own for one in methods)
 
 

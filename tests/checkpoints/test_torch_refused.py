@@ -318,14 +318,16 @@ def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, nam
     else:
         file.write_bytes(directory_of(178_000 if name == "directory" else 180_000))
     script = (
-        "import sys, tracemalloc\n"
+        "import resource, sys\n"
         "from pathlib import Path\n"
         "from mlx_specdec.checkpoints.formats.torch.file import TorchFile\n"
         "from mlx_specdec.errors import CheckpointError\n"
-        "tracemalloc.start()\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak()\n"
         "try:\n    TorchFile(Path(sys.argv[1]))\n"
         "except CheckpointError as problem:\n    print(problem)\n"
-        "assert tracemalloc.get_traced_memory()[1] < 300_000_000\n"
+        "unit = 1 if sys.platform == 'darwin' else 1024\n"
+        "assert (peak() - before) * unit < 300_000_000\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=60
@@ -468,7 +470,7 @@ def test_any_sequence_of_operations_is_refused_or_read(scratch: Path, parts: lis
 def test_many_mutations_of_real_files_are_refused_or_read(scratch: Path) -> None:
     draw = random.Random(20)
     kinds = [0, 0]
-    for _ in range(4000):
+    for _ in range(2000):
         content = bytearray(draw.choice(SEEDS))
         for _ in range(draw.randint(1, 4)):
             place, size = draw.randrange(len(content)), draw.randint(1, 16)

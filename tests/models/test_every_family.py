@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 import mlx_lm.models
 import pytest
 from mlx.utils import tree_flatten
@@ -29,7 +28,7 @@ from .. import tiny
 from ..test_same_text import PROMPT, pair_of, perturbed
 
 pytestmark = pytest.mark.slow
-LENGTH = 40
+LENGTH = 16
 MOST_NUMBERS = 2_000_000
 """A model with more weights has kept a default that is not tiny."""
 
@@ -215,8 +214,6 @@ NOT_TINY = {
     "olmo": "it is made by a package of its own, ai2-olmo",
     "prism_hadamard_qwen35": "its weights are packed in blocks of 512 at least",
 }
-REPEATING = ("gemma2", "gemma3n", "gemma4", "gemma4_text")
-"""With tied random weights they repeat one token; a penalty makes the text worth comparing."""
 DIFFERENT = {
     "phi3small": "mlx-lm adds a mask of True and False to the scores of its passes of several rows",
     "plamo3": "mlx-lm lets rows after the first see one token more than the window",
@@ -240,38 +237,19 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 class Family(NamedTuple):
-    """name: the module of mlx-lm. target, draft: tiny networks that differ."""
+    """name: the module of mlx-lm. pair: tiny networks that differ."""
 
     name: str
-    target: nn.Module
-    draft: nn.Module
-
-    def pair(self) -> Pair:
-        return pair_of(DecoderOnlyModel(self.target), DecoderOnlyModel(self.draft))
+    pair: Pair
 
 
 # Made once for all tests of a family, which pytest runs one after the other.
 @pytest.fixture(scope="module", params=names())
 def family(request: pytest.FixtureRequest) -> Family:
     name: str = request.param
-    config = config_of(name)
-    return Family(name, tiny.from_config(config), perturbed(tiny.from_config(config), 0.3))
-
-
-@pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
-def test_every_family_writes_the_same_text(family: Family) -> None:
-    numbers = sum(array.size for _, array in tree_flatten(family.target.parameters()))
-    assert numbers < MOST_NUMBERS
-    pair = family.pair()
-    penalty = 2.0 if family.name in REPEATING else 0.0
-    asked = {"max_tokens": LENGTH, "temperature": 0.8, "frequency_penalty": penalty, "seed": 3}
-    plain = generate(pair, PROMPT, Options(regular=True, **asked))
-    assert len(set(plain.tokens)) > 3, "a text of one token would prove little"
-    for num_draft in (1, 3):
-        result = generate(pair, PROMPT, Options(num_draft=num_draft, **asked))
-        assert result.tokens == plain.tokens
-        assert pair.target.rows_agree is (family.name not in DIFFERENT)
-        assert (result.stats.drafted > result.stats.accepted) is (family.name not in DIFFERENT)
+    target = tiny.from_config(config_of(name))
+    draft = perturbed(tiny.from_config(config_of(name)), 0.3)
+    return Family(name, pair_of(DecoderOnlyModel(target), DecoderOnlyModel(draft)))
 
 
 ONE_AT_A_TIME = ("afm7", "gpt_bigcode", "phi3small")
@@ -279,17 +257,33 @@ ONE_AT_A_TIME = ("afm7", "gpt_bigcode", "phi3small")
 
 
 @pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
-def test_every_family_with_plain_attention_writes_many_texts_at_once(family: Family) -> None:
-    pair = family.pair()
-    plain_attention = all(type(cache) is KVCache for cache in make_prompt_cache(family.target))
-    assert pair.target.batches is (plain_attention and family.name not in ONE_AT_A_TIME)
-    penalty = 2.0 if family.name in REPEATING else 0.0
-    asked = Options(temperature=0.8, frequency_penalty=penalty, num_draft=2, max_tokens=12)
-    prompts = [PROMPT, PROMPT[:2], [*PROMPT, *PROMPT[1:]], PROMPT[1:]]
-    requests = [Request(prompt, replace(asked, seed=seed)) for seed, prompt in enumerate(prompts)]
-    many = generate_many(pair, requests, asked, batch_size=3)
-    alone = [generate(pair, each.prompt, each.options) for each in requests]
-    assert [each.tokens for each in many] == [each.tokens for each in alone]
+def test_every_family_writes_the_same_texts_alone_and_in_batches(family: Family) -> None:
+    name, pair = family
+    network = pair.target.network
+    assert sum(array.size for _, array in tree_flatten(network.parameters())) < MOST_NUMBERS
+    plain_attention = all(type(cache) is KVCache for cache in make_prompt_cache(network))
+    assert pair.target.batches is (plain_attention and name not in ONE_AT_A_TIME)
+    # With tied random weights, some repeat one token; a penalty makes texts worth comparing.
+    asked = Options(num_draft=3, frequency_penalty=2.0)
+    # The third joins when the second has ended; the first two are longer than a window.
+    requests = [
+        Request(PROMPT, replace(asked, temperature=1.0, max_tokens=LENGTH, seed=3)),
+        Request(PROMPT[:2], replace(asked, temperature=0.0, max_tokens=LENGTH - 4)),
+        Request([*PROMPT, *PROMPT[1:]], replace(asked, temperature=0.7, max_tokens=6, seed=5)),
+    ]
+    plain = [
+        generate(pair, each.prompt, replace(each.options, regular=True)).tokens for each in requests
+    ]
+    assert all(len(set(tokens)) > 3 for tokens in plain[:2]), "one token proves little"
+    runs = [list(generate_many(pair, requests, asked, batch_size=2))]
+    if pair.target.batches:
+        # The others were decoded alone already, in turns.
+        runs.append([generate(pair, each.prompt, each.options) for each in requests[:2]])
+    for results in runs:
+        assert [each.tokens for each in results] == plain[: len(results)]
+        drafts = any(each.stats.drafted > each.stats.accepted for each in results)
+        assert drafts is (name not in DIFFERENT)
+    assert pair.target.rows_agree is (name not in DIFFERENT)
 
 
 CLOSED = ("deepseek_v41", "gemma3n", "gpt_neox", "iquestloopcoder", "lille-130m")
@@ -297,7 +291,7 @@ CLOSED = ("deepseek_v41", "gemma3n", "gpt_neox", "iquestloopcoder", "lille-130m"
 
 
 def test_every_family_shows_its_hidden_states_or_is_refused_by_name(family: Family) -> None:
-    model = DecoderOnlyModel(family.target)
+    model = family.pair.target
     layers, fed = [after(layer) for layer in range(model.layers)], mx.array([[5, 9, 4]])
     plain = model.open([5]).advance(fed).logits
     if family.name in CLOSED:

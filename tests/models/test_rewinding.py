@@ -33,7 +33,8 @@ from .. import tiny
 from ..reading import read
 
 LENGTH = 4 * tiny.WINDOW + 5
-LONG = 800
+LONG = 370
+"""Past the 256 rows by which caches of mlx-lm grow."""
 PROMPT = 5
 FAMILIES = sorted(tiny.CONFIGS)
 QUICK = ("llama", "gemma3", "gpt_oss", "mamba2", "falcon_h1", "llama4")
@@ -162,12 +163,15 @@ def test_any_rewinding_gives_the_logits_of_plain_decoding(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [target_rounds, draft_rounds])
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gemma3_wrapped"])
+@pytest.mark.parametrize(
+    ("family", "schedule"),
+    [(f, target_rounds) for f in FAMILIES if f != "gemma3_wrapped"]
+    + [(f, draft_rounds) for f in QUICK],
+)
 def test_over_a_hundred_rounds_in_one_text_give_the_logits_of_plain_decoding(
     family: str, schedule: Callable[[str, random.Random, int], int]
 ) -> None:
-    assert schedule(family, random.Random(7), LONG) > 130
+    assert schedule(family, random.Random(7), LONG) > 100
 
 
 def test_prefill_in_steps_gives_the_logits_of_plain_decoding(

@@ -237,4 +237,3 @@ def test_processes_that_share_a_model_write_the_text_of_one(tmp_path: Path, coun
         assert texts["plain"] == texts["drafted"] and texts["greedy"] == texts["greedy, drafted"]
         if "looked up" in texts:
             assert texts["plain"] == texts["looked up"] == texts["0 of a batch"]
-            assert texts["a long source"] == texts["a long source, drafted"]

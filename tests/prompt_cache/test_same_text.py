@@ -114,11 +114,18 @@ def test_a_hit_changes_nothing_but_what_is_read(
     first = generate(pair, SYSTEM + PROMPT, plain)
     assert len(set(first.tokens)) > 3, "a text of one token would prove little"
     turn = [*SYSTEM, *PROMPT, *first.tokens, 17, 44]
+    other = [*SYSTEM, 1, 2, 3]
+    again, another = (generate(pair, prompt, plain).tokens for prompt in (turn, other))
     cache = PromptCache(ROOM)
     hits = []
-    for prompt in (SYSTEM + PROMPT, turn, [*SYSTEM, 1, 2, 3], turn):
+    for prompt, tokens in (
+        (SYSTEM + PROMPT, first.tokens),
+        (turn, again),
+        (other, another),
+        (turn, again),
+    ):
         result = run(pair, prompt, drafting, cache)
-        assert result.tokens == generate(pair, prompt, plain).tokens, prompt
+        assert result.tokens == tokens, prompt
         hits.append(result.labels.cached_tokens)
     wanted = {
         # The last round of a text is not looked back at.

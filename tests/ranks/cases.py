@@ -1,8 +1,8 @@
-"""Run by every rank of a test: texts of a shared target beside those of the whole one.
+"""Run by every rank of a test: texts of shared targets, one target after the other.
 
     python -m tests.ranks.cases SPEC.json
 
-Rank 0 writes what it has found to the file that the specification names.
+Rank 0 writes what it was told to the file that the specification names.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import mlx.nn.layers.distributed as layers
 from mlx_specdec import Options, generate_many, load, stream_generate
 from mlx_specdec.assemble import Pair
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
-
-RANK = int(os.environ["MLX_RANK"])
+from mlx_specdec.ranks import group
 
 
 class Sums:
@@ -39,8 +38,8 @@ class Sums:
         mx.distributed.all_sum = counted
 
 
-def disturb(noise: float = 0.0, sleep: float = 0.0) -> None:
-    """On this rank, sums come out a little different, and passes take some time to begin."""
+def disturb(rank: int, noise: float = 0.0, sleep: float = 0.0) -> None:
+    """From now on sums come out a little different on this rank, and passes begin late."""
     if noise:
         plain_call = layers.ShardedToAllLinear.__call__
 
@@ -50,7 +49,7 @@ def disturb(noise: float = 0.0, sleep: float = 0.0) -> None:
 
         layers.ShardedToAllLinear.__call__ = noisy
     if sleep:
-        plain_run, rng = DecoderOnlyModel.run, random.Random(RANK)
+        plain_run, rng = DecoderOnlyModel.run, random.Random(rank)
 
         def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
             time.sleep(rng.uniform(0, sleep))
@@ -59,41 +58,40 @@ def disturb(noise: float = 0.0, sleep: float = 0.0) -> None:
         DecoderOnlyModel.run = slow
 
 
-def told(pair: Pair, case: dict[str, Any], sums: Sums) -> dict[str, Any]:
+def told(pair: Pair, prompt: str, case: dict[str, Any]) -> dict[str, Any]:
     """One text, or several, and what they took."""
     asked = {k: v for k, v in case.items() if k != "prompts"}
     options = Options(cost_cache=False, **asked)
-    before = sums.count
     if "prompts" in case:
         results = generate_many(pair, case["prompts"], options, batch_size=4)
-        return {"texts": [each.text for each in results], "sums": sums.count - before}
-    result = stream_generate(pair, PROMPT, options).result()
-    stats = result.stats
+        return {"texts": [each.text for each in results]}
+    result = stream_generate(pair, prompt, options).result()
     return {
         "texts": [result.text],
-        "reason": result.finish_reason,
-        "tokens": len(result.tokens),
-        "rounds": stats.rounds,
-        "passes": stats.target_passes,
-        "accepted": stats.accepted,
-        "sums": sums.count - before,
+        "passes": result.stats.target_passes,
+        "accepted": result.stats.accepted,
     }
 
 
 def main(spec: dict[str, Any]) -> None:
-    disturb(**spec.get("disturbed", {}).get(str(RANK), {}))
-    sums = Sums()
-    loading = spec.get("loading", {})
-    target, draft = spec["target"], spec.get("draft")
-    shared = load(target, draft, distributed=spec["distributed"], **loading)
-    found = [told(shared, case, sums) for case in spec["cases"]]
-    alone = load(target, draft, **loading)
-    for each, case in zip(found, spec["cases"], strict=True):
-        each["expected"] = told(alone, case, sums)["texts"]
-    Path(spec["out"]).write_text(json.dumps(found))
+    rank, sums, written = int(os.environ["MLX_RANK"]), Sums(), []
+    for number, setting in enumerate(spec["settings"], start=1):
+        disturb(rank, **setting["disturbed"].get(str(rank), {}))
+        try:
+            pair = load(setting["target"], setting["draft"], distributed=setting["mode"])
+        except SystemExit as ended:
+            # Rank 0 is done with this target.
+            if ended.code or number == len(spec["settings"]):
+                raise
+            continue
+        for case in setting["cases"]:
+            before = sums.count
+            each = told(pair, spec["prompt"], case)
+            written.append(each | {"sums": sums.count - before})
+        if number < len(spec["settings"]):
+            group._met[0]._leader.end(0)
+    Path(spec["out"]).write_text(json.dumps(written))
 
 
 if __name__ == "__main__":
-    told_spec = json.loads(Path(sys.argv[1]).read_text())
-    PROMPT = told_spec["prompt"]
-    main(told_spec)
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import random
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -34,31 +36,31 @@ def errors(ended: list[Ended]) -> list[str]:
     return [line for each in ended for line in each.err.splitlines() if line.startswith("error:")]
 
 
-def killed(directory: Path, target: Path, count: int, rank: int, after: float) -> list[Ended]:
-    """A long text, one of whose ranks is killed some seconds after they have met."""
+def killed(directory: Path, target: Path, count: int, rank: int, writing: bool) -> list[Ended]:
+    """A long text, one of whose ranks is killed when it is written, or as soon as they meet."""
     file = directory / "status"
     file.unlink(missing_ok=True)
     command = words(target, "-m", "3000", "--status-file", str(file))
     with Ranks(directory, [command] * count) as ranks:
         while not file.exists():
             time.sleep(0.02)
-        time.sleep(after)
+        if writing:
+            ranks.read_char()
         ranks.signal(rank)
         ended = ranks.ends(SOON)
     assert file.read_text() == "1\n"
     return ended
 
 
+@pytest.mark.parametrize("writing", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_ends_the_other_with_one_line(
-    target: Path, tmp_path: Path, rank: int
+    target: Path, tmp_path: Path, rank: int, writing: bool
 ) -> None:
-    """While they load, read the prompt, or write."""
-    for after in (0.1, *(random.Random(rank).uniform(0, 5) for _ in range(2))):
-        ended = killed(tmp_path, target, 2, rank, after)
-        assert [each.code for each in ended] == ([-9, 1] if rank == 0 else [1, -9])
-        [line] = errors(ended)
-        assert f"rank {rank} has ended" in line
+    ended = killed(tmp_path, target, 2, rank, writing)
+    assert [each.code for each in ended] == ([-9, 1] if rank == 0 else [1, -9])
+    [line] = errors(ended)
+    assert f"rank {rank} has ended" in line
 
 
 def test_of_three_all_end_and_no_more_say_so_than_were_its_neighbors(
@@ -73,7 +75,7 @@ def test_of_three_all_end_and_no_more_say_so_than_were_its_neighbors(
         intermediate_size=48,
         eos_token_id=999,
     )
-    ended = killed(tmp_path, model, 3, 2, 0.2)
+    ended = killed(tmp_path, model, 3, 2, writing=False)
     assert [each.code for each in ended] == [1, 1, -9]
     assert "has ended" in errors(ended)[0] and len(errors(ended)) <= 2
 
@@ -155,11 +157,25 @@ def test_models_that_cannot_be_divided_are_refused_with_the_numbers(tmp_path: Pa
 
 
 def test_ranks_that_are_missing_are_not_waited_for_for_ever(target: Path, tmp_path: Path) -> None:
-    commands = [words(target)] * 2
-    with Ranks(tmp_path, commands, [0]) as first, Ranks(tmp_path, commands, [1]) as second:
-        [waits], [calls] = first.ends(), second.ends()
-    assert (waits.code, calls.code) == (-9, 2)
+    script = (
+        "import sys; from mlx_specdec.cli import start; from mlx_specdec.ranks import group; "
+        "group.MEETING = 2.5; sys.argv[0] = 'mlx-specdec'; start.main()"
+    )
+    command = ["-c", script, *words(target)[2:]]
+    with Ranks(tmp_path, [command] * 2, [0]) as first:
+        [waits] = first.ends()
+    assert waits.code == -9
     assert errors([waits]) == [
-        "error: not all ranks have come within 60 seconds: start all together"
+        "error: not all ranks have come within 2.5 seconds: start all together"
     ]
-    assert "distributed needs other ranks" in errors([calls])[0]
+
+
+def test_a_process_that_was_started_alone_is_told_how_ranks_are(target: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *words(target)],
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("MLX_")},
+    )
+    assert done.returncode == 2
+    assert "distributed needs other ranks" in done.stderr and done.stderr.count("\n") == 1

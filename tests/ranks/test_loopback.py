@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlx_specdec import load
+
 from . import loopback
+from .cases import told
 
 pytestmark = pytest.mark.slow
-LENGTH = 24
+LENGTH = 16
 EVERY_RULE: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -34,69 +38,91 @@ BATCHES: list[dict[str, Any]] = [
 ]
 
 
-def compared(
-    directory: Path, name: str, count: int, mode: str, cases: list[dict[str, Any]], **more: Any
-) -> list[dict[str, Any]]:
-    """What `cases.py` has found; the texts are the same."""
-    changes = {"num_hidden_layers": 4, "intermediate_size": 64} | more.pop("changes", {})
-    target = loopback.write(name, directory / "target", **changes)
-    draft = loopback.write(name, directory / "draft", noise=0.1, **changes)
-    spec = {
-        "target": str(target),
-        "draft": str(draft),
-        "distributed": mode,
-        "prompt": loopback.PROMPT,
-        "cases": [{"max_tokens": LENGTH, "seed": 3} | case for case in cases],
-        "out": str(directory / "found.json"),
-        **more,
-    }
-    file = directory / "spec.json"
-    file.write_text(json.dumps(spec))
+@dataclass(frozen=True)
+class Setting:
+    """A target that ranks share, and what is asked of it. changes: of its config. disturbed: how,
+    by rank; what comes later in the same processes is disturbed as well."""
+
+    name: str
+    mode: str
+    cases: list[dict[str, Any]]
+    changes: dict[str, int] = field(default_factory=dict)
+    disturbed: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+SOME = [EVERY_RULE[1], PROPOSERS[2], BATCHES[1]]
+FAMILIES = [
+    Setting("qwen2", "tensor", SOME),
+    Setting("qwen2", "pipeline", SOME),
+    Setting("qwen3_moe", "tensor", SOME),
+    Setting("qwen3_moe", "pipeline", SOME),
+    Setting("gpt_oss", "tensor", SOME),
+    Setting("deepseek_v3", "tensor", SOME),
+    Setting("deepseek_v3", "pipeline", SOME),
+]
+DISTURBED = {"1": {"noise": 1e-6, "sleep": 0.02}, "0": {"noise": 0.0, "sleep": 0.005}}
+
+
+def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[str, Any]]:
+    """What ranks were told, case by case; the texts are those of one process."""
+    asked, wanted = [], []
+    expected: dict[str, list[list[str]]] = {}
+    for setting in settings:
+        changes = {"num_hidden_layers": 4, "intermediate_size": 64} | setting.changes
+        target, draft = (directory / f"{setting.name}-{role}" for role in ("target", "draft"))
+        if not target.exists():
+            loopback.write(setting.name, target, **changes)
+            loopback.write(setting.name, draft, noise=0.1, **changes)
+        cases = [{"max_tokens": LENGTH, "seed": 3} | case for case in setting.cases]
+        asked.append(
+            {
+                "target": str(target),
+                "draft": str(draft),
+                "mode": setting.mode,
+                "cases": cases,
+                "disturbed": setting.disturbed,
+            }
+        )
+        pair = load(target, draft)
+        for case in cases:
+            key = f"{setting.name} {json.dumps(case)}"
+            if key not in expected:
+                expected[key] = told(pair, loopback.PROMPT, case)["texts"]
+            wanted.append((setting, case, expected[key]))
+    out, file = directory / "told.json", directory / "spec.json"
+    file.write_text(json.dumps({"prompt": loopback.PROMPT, "settings": asked, "out": str(out)}))
     ended = loopback.run(directory, count, "-m", "tests.ranks.cases", str(file))
     assert [each.code for each in ended] == [0] * count, [each.err for each in ended]
-    found: list[dict[str, Any]] = json.loads(Path(spec["out"]).read_text())
-    for case, each in zip(cases, found, strict=True):
-        assert each["texts"] == each["expected"], case
-        assert any(each["texts"]), case
-    return found
+    written: list[dict[str, Any]] = json.loads(out.read_text())
+    for (setting, case, texts), each in zip(wanted, written, strict=True):
+        assert each["texts"] == texts, (setting, case)
+        assert any(texts), (setting, case)
+    return written
 
 
 def test_two_ranks_write_the_text_of_one_under_every_rule_and_proposer(tmp_path: Path) -> None:
+    """And where ranks are slow and round otherwise; a round takes one sum more than its pass."""
     cases = [*EVERY_RULE, *PROPOSERS, *BATCHES]
-    found = compared(tmp_path, "llama", 2, "tensor", cases)
-    assert any(each.get("accepted") for each in found)
+    some = [*EVERY_RULE[:4], *PROPOSERS]
+    settings = [
+        Setting("llama", "tensor", cases),
+        Setting("llama", "tensor", some, disturbed=DISTURBED),
+    ]
+    written = compared(tmp_path, 2, settings)
+    assert any(each.get("accepted") for each in written)
+    layers = 4
+    for case in ({"proposer": "none"}, {"proposer": "draft", "num_draft": 4}):
+        each = written[cases.index(case)]
+        # And one for the prompt's chunk with its two sums a layer, and one to wait for it.
+        assert each["sums"] == (each["passes"] + 1) * (2 * layers + 1) + 1
+
+
+def test_so_do_other_families(tmp_path: Path) -> None:
+    """In the same processes, since to start them takes seconds."""
+    compared(tmp_path, 2, FAMILIES)
 
 
 def test_four_ranks_do(tmp_path: Path) -> None:
     changes = {"num_hidden_layers": 2, "num_key_value_heads": 4}
-    cases = [case | {"max_tokens": 6} for case in (*EVERY_RULE[1:3], BATCHES[0])]
-    compared(tmp_path, "llama", 4, "tensor", cases, changes=changes)
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        ("qwen2", "tensor"),
-        ("qwen2", "pipeline"),
-        ("qwen3_moe", "tensor"),
-        ("qwen3_moe", "pipeline"),
-        ("gpt_oss", "tensor"),
-        ("deepseek_v3", "tensor"),
-        ("deepseek_v3", "pipeline"),
-    ],
-)
-def test_so_do_other_families(tmp_path: Path, name: str, mode: str) -> None:
-    compared(tmp_path, name, 2, mode, [*EVERY_RULE[:3], PROPOSERS[1], PROPOSERS[3], BATCHES[1]])
-
-
-def test_ranks_that_are_slow_and_round_otherwise_change_nothing(tmp_path: Path) -> None:
-    disturbed = {"1": {"noise": 1e-6, "sleep": 0.02}, "0": {"noise": 0.0, "sleep": 0.005}}
-    compared(tmp_path, "llama", 2, "tensor", [*EVERY_RULE[:4], *PROPOSERS], disturbed=disturbed)
-
-
-def test_a_round_takes_one_sum_more_than_its_pass(tmp_path: Path) -> None:
-    layers, every = 4, [{"proposer": "none"}, {"proposer": "draft", "num_draft": 4}]
-    plain, drafted = compared(tmp_path, "llama", 2, "tensor", every)
-    for each in (plain, drafted):
-        # And one for the prompt's chunk with its two sums a layer, and one to wait for it.
-        assert each["sums"] == (each["passes"] + 1) * (2 * layers + 1) + 1
+    cases = [case | {"max_tokens": 6} for case in (EVERY_RULE[1], BATCHES[0])]
+    compared(tmp_path, 4, [Setting("llama", "tensor", cases, changes)])
