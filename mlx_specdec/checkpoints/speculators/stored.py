@@ -47,11 +47,8 @@ class StoredTensors(Mapping[str, mx.array]):
         self.directory, self.names = directory, names
         self._infos, self._read = infos, read
         self.quantized = self._quantization()
-        self.shapes: Shapes = {
-            own: self._shape(own)
-            for own in self.names
-            if own.rpartition(".")[0] not in self.quantized or own.endswith(".weight")
-        }
+        extra = {f"{path}.{part}" for path in self.quantized for part in PARTS}
+        self.shapes: Shapes = {own: self._shape(own) for own in self.names if own not in extra}
         self._made: Mapping[str, mx.array] = {}
         self._hidden = {D2T}
 
@@ -101,8 +98,8 @@ class StoredTensors(Mapping[str, mx.array]):
 
     def expanded(self) -> dict[str, mx.array]:
         """All of them, with whole matrices in float32 in the place of quantized ones."""
-        parts = {f"{path}.{part}" for path in self.quantized for part in ("weight", *PARTS)}
-        plain = {name: self[name] for name in self if name not in parts}
+        whole = set(self.shapes) - {f"{path}.weight" for path in self.quantized}
+        plain = {name: self[name] for name in self if name in whole}
         for path, how in self.quantized.items():
             weight, scales, biases = (self.get(f"{path}.{part}") for part in ("weight", *PARTS))
             assert weight is not None and scales is not None, "they were checked"
