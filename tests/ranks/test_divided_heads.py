@@ -9,11 +9,13 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from mlx_specdec import load
 from mlx_specdec.models import decoder_sharding
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 
 from .. import mtp, thread_ranks, tiny
 from . import loopback
+from .cases import told
 
 TOKENS = mx.array([[5, 9, 12]])
 
@@ -42,7 +44,7 @@ def test_the_text_is_that_of_one_process_whatever_drafts(tmp_path: Path) -> None
     model = mtp.write("qwen3_5", tmp_path / "model", vocabulary=tiny.VOCABULARY)
     loopback.add_words(model)
     cases = [
-        {"temperature": temperature, **drafting}
+        {"max_tokens": 16, "seed": 3, "temperature": temperature, **drafting}
         for temperature in (0.0, 1.0)
         for drafting in (
             {"proposer": "none"},
@@ -50,15 +52,13 @@ def test_the_text_is_that_of_one_process_whatever_drafts(tmp_path: Path) -> None
             {"proposer": "ngram", "ngram_min": 1, "num_draft": 3},
         )
     ]
-    spec = {
-        "target": str(model),
-        "distributed": "tensor",
-        "prompt": loopback.PROMPT,
-        "cases": [{"max_tokens": 16, "seed": 3, **case} for case in cases],
-        "out": str(tmp_path / "texts.json"),
-    }
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
-    ended = loopback.run(tmp_path, 2, "-m", "tests.ranks.cases", str(tmp_path / "spec.json"))
+    setting = {"target": str(model), "draft": None, "mode": "tensor", "cases": cases}
+    out, file = tmp_path / "told.json", tmp_path / "spec.json"
+    spec = {"prompt": loopback.PROMPT, "settings": [setting | {"disturbed": {}}], "out": str(out)}
+    file.write_text(json.dumps(spec))
+    ended = loopback.run(tmp_path, 2, "-m", "tests.ranks.cases", str(file))
     assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
-    for case, each in zip(cases, json.loads((tmp_path / "texts.json").read_text()), strict=True):
-        assert each["texts"] == each["expected"] and any(each["texts"]), case
+    alone = load(model)
+    for case, each in zip(cases, json.loads(out.read_text()), strict=True):
+        texts = told(alone, loopback.PROMPT, case)["texts"]
+        assert each["texts"] == texts and any(texts), case
