@@ -9,21 +9,17 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.assemble import Pair
 from mlx_specdec.options import Options
 
-ROOT = Path(__file__).resolve().parents[1]
+from .shipped import ROOT, check_passes, check_texts, prompts
+
 SHIPPED = {"py-llama-medusa": "python.jsonl", "t5-enfr-medusa": "translation.jsonl"}
 
 
 @functools.cache
 def loaded(name: str) -> Pair:
     return assemble.load(ROOT / "weights" / name)
-
-
-def prompts(name: str, count: int) -> list[str]:
-    lines = (ROOT / "prompts" / SHIPPED[name]).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["prompt"] for line in lines[:: len(lines) // count]][:count]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -44,19 +40,10 @@ def test_heads_bring_their_base_from_anywhere(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_text_is_plain_decodings(name: str, temperature: float) -> None:
-    pair = loaded(name)
-    for seed, prompt in enumerate(prompts(name, 2)):
-        asked = {"max_tokens": 20, "temperature": temperature, "seed": seed, "cost_cache": False}
-        plain = generate(pair, prompt, Options(**asked, regular=True))
-        result = generate(pair, prompt, Options(**asked, num_draft=3))
-        assert (result.tokens, result.labels.proposer) == (plain.tokens, "medusa")
-        assert result.stats.drafted > 0
+    check_texts(loaded(name), prompts(SHIPPED[name], 2), temperature, "medusa")
 
 
 @pytest.mark.slow
 def test_python_heads_save_half_of_the_passes() -> None:
-    pair = loaded("py-llama-medusa")
     asked = Options(max_tokens=60, num_draft=3, cost_cache=False)
-    results = [generate(pair, prompt, asked) for prompt in prompts("py-llama-medusa", 4)]
-    passes = sum(result.stats.target_passes for result in results)
-    assert sum(len(result.tokens) for result in results) >= 2 * passes
+    check_passes(loaded("py-llama-medusa"), prompts("python.jsonl", 4), asked, 2)
