@@ -22,7 +22,7 @@ from .chat import Message, ids_of, messages_of, way_of
 from .limits import Limits
 from .problems import Problem, unsupported, wrong
 from .reading import Reader
-from .settings import SEEDS, expected_ids, options_of, refuse_what_is_missing
+from .settings import HARMLESS, SEEDS, expected_ids, options_of
 from .tools import Tools, tools_of
 
 ENDLESS = 4096
@@ -134,7 +134,7 @@ class Asking:
     ) -> Asked:
         """tools: of a chat; None for texts that nobody reads anything into."""
         self.check_model(body)
-        refuse_what_is_missing(body)
+        fields.refuse_unless_harmless(body, HARMLESS)
         choices = fields.whole(body, "n", 1, 1, self.limits.choices)
         stream = fields.truth(body, "stream")
         streaming = fields.object_of(body, "stream_options")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from .problems import wrong
+from .problems import unsupported, wrong
 
 Body = Mapping[str, Any]
 
@@ -95,3 +95,11 @@ def prompts_of(body: Body) -> list[str | list[int]]:
 
 def _is_ids(given: object) -> bool:
     return isinstance(given, list) and all(type(each) is int for each in given) and bool(given)
+
+
+def refuse_unless_harmless(body: Body, harmless: Mapping[str, tuple[object, ...]]) -> None:
+    """Raises Problem for the first field that asks for what is not there. harmless: values of such
+    fields that ask for nothing."""
+    for name, values in harmless.items():
+        if name in body and not any(body[name] == value for value in values):
+            raise unsupported(name)

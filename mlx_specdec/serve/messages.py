@@ -34,9 +34,7 @@ def ask(asking: Asking, body: Body) -> Asked:
     """What a body for /v1/messages asks for. Raises Problem."""
     if "max_tokens" not in body:
         raise wrong("max_tokens must be given", "max_tokens")
-    for name, values in HARMLESS.items():
-        if name in body and not any(body[name] == value for value in values):
-            raise unsupported(name)
+    fields.refuse_unless_harmless(body, HARMLESS)
     own = {name: body[name] for name in SAME if name in body}
     own |= {"stop": stops(body), **_format(body)}
     return asking.chat({**own, **as_chat(asking, body)})

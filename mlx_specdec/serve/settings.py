@@ -85,13 +85,6 @@ def _biases(given: Body, limits: Limits) -> dict[int, float]:
     return {int(name): fields.number("logit_bias", given[name]) for name in given}
 
 
-def refuse_what_is_missing(body: Body) -> None:
-    """Raises Problem for the first field that asks for what is not there."""
-    for name, values in HARMLESS.items():
-        if name in body and not any(body[name] == value for value in values):
-            raise unsupported(name)
-
-
 def _speculation(given: object) -> dict[str, Any]:
     """The options that `speculative` asks for: true, false, or an object with max."""
     if isinstance(given, bool):

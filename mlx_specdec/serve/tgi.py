@@ -14,7 +14,7 @@ from . import body as fields
 from . import formats
 from .asked import Asked, Asking
 from .body import Body
-from .problems import Problem, unsupported
+from .problems import Problem
 from .wire import LEAST, Choice, Told
 
 SAME = ("seed", "stop", "top_k", "top_p", "temperature", "repetition_penalty", "frequency_penalty")
@@ -38,9 +38,7 @@ def ask(asking: Asking, body: Body) -> Asked:
     told = _parameters(body)
     for name in ("details", "return_full_text"):
         fields.truth(told, name)
-    for name, values in HARMLESS.items():
-        if name in told and not any(told[name] == value for value in values):
-            raise unsupported(name)
+    fields.refuse_unless_harmless(told, HARMLESS)
     own = {name: told[name] for name in SAME if name in told}
     if "max_new_tokens" in told:
         own["max_tokens"] = told["max_new_tokens"]
