@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -110,11 +111,16 @@ def neighbor(connection: socket.socket, rank: int, size: int) -> int:
 def give_up_after(seconds: float, sentence: str) -> Callable[[], None]:
     """Print a sentence and end this process in a while, unless what this returns is called before.
 
-    MLX holds Python's lock while it waits for others to call, so that no thread could do it.
+    MLX holds Python's lock while it waits for others to call, so that no thread could do it. The
+    process that does it leaves soon after this one has: it holds this one's standard error open,
+    and whoever reads that to its end would wait.
     """
-    own = '[ "$(ps -o ppid= -p $$ | tr -d " ")" = "$3" ]'
-    script = f'sleep "$1"; {own} && echo "$2" >&2 && kill -9 "$3"'
-    told = [f"{seconds:g}", sentence, str(os.getpid())]
+    script = (
+        'own() { [ "$(ps -o ppid= -p $$ | tr -d " ")" = "$3" ]; }; left=$1; '
+        'while [ "$left" -gt 0 ]; do sleep 0.5; own "$@" || exit 0; left=$((left - 1)); done; '
+        'echo "$2" >&2; kill -9 "$3"'
+    )
+    told = [str(math.ceil(2 * seconds)), sentence, str(os.getpid())]
     process = subprocess.Popen(
         ["/bin/sh", "-c", script, "-", *told],
         stdin=subprocess.DEVNULL,
