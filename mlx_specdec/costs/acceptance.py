@@ -5,6 +5,7 @@ Plain Python numbers only: it runs once a round.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from itertools import accumulate
@@ -14,6 +15,7 @@ from .speedup import emitted
 PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 3.0
 POOLED_WEIGHT = 4.0
+DRAFTS_TO_DECIDE = 12.0
 EARLIER_ROUNDS = 12.0
 """How many rounds of this text the verdicts of earlier texts count for, at most."""
 
@@ -34,6 +36,7 @@ class Acceptance:
         self._reached = [0.0] * most
         self._passed = [0.0] * most
         self._own = ([0.0] * most, [0.0] * most)
+        self._drafts, self._kept = (total[0] if total else 0.0 for total in earlier or ((), ()))
         if earlier is not None and earlier[0] and earlier[0][0] > 0:
             share = min(1.0, EARLIER_ROUNDS / earlier[0][0])
             for index, (reached, passed) in enumerate(zip(*earlier, strict=True)):
@@ -53,12 +56,25 @@ class Acceptance:
         for index in range(len(self._reached)):
             self._reached[index] *= self._decay
             self._passed[index] *= self._decay
+        self._drafts += len(verdicts)
+        self._kept += sum(accepted > 0 for _, accepted in verdicts)
         for drafted, accepted in verdicts:
             for index in range(min(drafted, accepted + 1, len(self._reached))):
                 self._reached[index] += 1.0
                 self._passed[index] += index < accepted
                 self._own[0][index] += 1.0
                 self._own[1][index] += index < accepted
+
+    @property
+    def undecided(self) -> bool:
+        """Whether chance may have rejected what was drafted so far, earlier texts included."""
+        return self._drafts < (DRAFTS_TO_DECIDE if self._kept else DRAFTS_TO_DECIDE / 2)
+
+    @property
+    def doubt(self) -> float:
+        """By how much the probability that a first token is accepted may be higher than it seems:
+        two standard errors, at most."""
+        return 1.0 / math.sqrt(PRIOR_WEIGHT + self._drafts)
 
     def emitted(self) -> list[float]:
         """Expected tokens of a round for every length, the target's own token included."""

@@ -12,10 +12,12 @@ from ..costs.acceptance import Acceptance
 from ..costs.experience import Experience
 from ..costs.learned import Known, Learned
 from ..costs.online import RoundCosts
-from ..costs.speedup import ending_sooner, rates
+from ..costs.speedup import rates
 from .budget import Budget
+from .choice import Choice
 from .draft_length import Change
-from .rounds import RoundReport, SequenceRound, is_drained
+from .reach import Reach
+from .rounds import RoundReport, is_drained
 from .unread import Unread
 
 ROUNDS_A_STEP = 10.0
@@ -34,7 +36,7 @@ class AutoLength:
     budget: pays for trials, and may be shared. reading: what it took earlier texts to read a prompt
     for the first draft, in plain steps. source: whose drafts these are; None where nobody else
     drafts. stops: a draft may end sooner than asked, and its next token counts as one that would
-    not have stayed: that is what a round of such a length brings. rows: sequences of the batch.
+    not have stayed (reach.py). rows: sequences of the batch.
 
     What may be worse than the best known length is tried only out of the budget: lengths that would
     be better if their costs, badly known, were kind, since costs need not rise in a line; and while
@@ -47,11 +49,10 @@ class AutoLength:
     LONGEST_DRAFT = 16
     FIRST_DRAFT = 3
     PLAIN_STEPS_FIRST = 4
-    WORTH_CHANGING = 1.04
-    WORTH_DRAFTING_TOGETHER = 1.1
-    """Sequences that draft end apart, and their places stay empty until others join."""
     LARGEST_LOSS = 1.0
     """In plain steps, of a trial of a length that only earlier texts knew: they may be wrong."""
+    MOST_FOR_SURVEY = 0.5
+    """Plain steps that a round may lose."""
     ROUNDS_ALWAYS_PLANNED = 24
     PLANS_EVERY = 4
 
@@ -76,9 +77,8 @@ class AutoLength:
         self._unread = Unread(free, reading)
         self._free = free
         self._source = source
-        self._stops = stops
-        # Until some are seen to, no draft ends sooner.
-        self._reach = Acceptance(self._most, earlier=((1e3,) * self._most,) * 2)
+        self._reach = Reach(self._most, stops)
+        self._choice = Choice()
         self._priced = False
         self._guessed = guessed and self._costs.any_known
         self._begun = self._costs.any_known and not guessed
@@ -86,13 +86,10 @@ class AutoLength:
         self._rows = rows
         self._drafting = 1.0
         self._plain_for = 0
-        self._current = 0
         self._asked = 0
-        self._speed = 1.0
         self._price = 0.0
         self._trying = False
         self._repeat = 0
-        self._changes: list[Change] = []
         self._plain_to_come = 0
         self._next = self._plan() if self._begun else 0
         # What is wanted soon reads the prompt along with the target.
@@ -101,7 +98,7 @@ class AutoLength:
     @property
     def changes(self) -> Sequence[Change]:
         """What was chosen when, single trials left out."""
-        return tuple(self._changes)
+        return tuple(self._choice.changes)
 
     @property
     def wants_parts(self) -> bool:
@@ -161,7 +158,7 @@ class AutoLength:
             self._plain_to_come -= 1
             if self._plain_to_come:
                 return
-            lost = 1 - 1 / self._speed
+            lost = 1 - 1 / self._choice.speed
             self._budget.spend(self.PLAIN_STEPS_FIRST * lost * self._costs.plain)
         if self._begun and not report.size and self._asked:
             # The proposer abstained: nothing of drafts was learned, and thinking costs more.
@@ -169,7 +166,9 @@ class AutoLength:
         if self._begun:
             due = self._rounds < self.ROUNDS_ALWAYS_PLANNED or self._rounds % self.PLANS_EVERY == 0
             # Plain steps alone say nothing of drafts, and trials cost.
-            stuck = self._current == self._next == 0 and self._budget.left(self._costs.plain) <= 0
+            stuck = (
+                self._choice.length == self._next == 0 and self._budget.left(self._costs.plain) <= 0
+            )
             if trial or self._repeat or (due and not stuck):
                 self._next = self._plan()
         elif self._rounds >= self.PLAIN_STEPS_FIRST and self._budget.left(self._costs.plain) > 0:
@@ -190,10 +189,12 @@ class AutoLength:
     def _observe_round(self, report: RoundReport) -> None:
         drafted, seconds, rows = report.size, report.times.total, len(report.sequences)
         own = [each for each in report.sequences if self._source in (None, each.source)]
-        self._acceptance.add([(self._judged(each), each.accepted) for each in own])
+        self._acceptance.add(
+            [(self._reach.judged(self._asked, each), each.accepted) for each in own]
+        )
         if self._priced:
             # How far a draft got is counted as what became of its tokens is.
-            self._reach.add([(self._asked, each.drafted) for each in own if each.drafted])
+            self._reach.add(self._asked, own)
             self._priced = False
         share = sum(each.drafted > 0 for each in report.sequences) / rows
         self._drafting += (share - self._drafting) / ROUNDS_FOR_SHARE
@@ -213,22 +214,29 @@ class AutoLength:
                 self._unread.any = False
         self._plain_for = 0
 
-    def _judged(self, its: SequenceRound) -> int:
-        """How many tokens of a draft count for or against its acceptance."""
-        return its.drafted + (self._stops and 0 < its.drafted < self._asked)
-
-    def _spent(self, costs: Sequence[float]) -> Sequence[float]:
-        """What rounds cost in which so many tokens may be drafted."""
-        return ending_sooner(costs, self._reach.emitted()) if self._stops else costs
-
     def _plan(self) -> int:
+        chosen = self._weigh()
+        undecided = self._acceptance.undecided and self._costs.in_seconds and self._rows == 1
+        if chosen or self._free or self._plain_to_come or not undecided:
+            return chosen
+        return self._survey()
+
+    def _survey(self) -> int:
+        """The length to draft for the sake of verdicts, while there are too few to give drafting
+        up: their price is paid once a pair. 0 where it is high."""
+        costs, tokens = self._costs.totals(), self._acceptance.emitted()
+        length = _probe(tokens, costs)
+        loss = costs[length] - tokens[length] * costs[0]
+        return length if loss <= self.MOST_FOR_SURVEY * costs[0] else 0
+
+    def _weigh(self) -> int:
         if self._repeat:
             # What a length costs shows in the round after the one that caught up.
             repeat, self._repeat, self._trying = self._repeat, 0, True
             return repeat
         # Of a batch those that have nothing to draft pay for the others, and gain nothing.
         tokens = [1 + self._drafting * (each - 1) for each in self._acceptance.emitted()]
-        costs = self._spent(self._costs.totals())
+        costs = self._reach.costs(self._costs.totals())
         if not self._costs.in_seconds:
             # What was not measured earlier cannot be compared with what was.
             best = self._best(tokens, costs, self._costs.tried)
@@ -254,14 +262,21 @@ class AutoLength:
         self._trying = loss <= budget or trial > self._costs.tried[-1]
         return trial if self._trying else best
 
+    def _best(self, tokens: Sequence[float], costs: Sequence[float], among: Sequence[int]) -> int:
+        # In a batch there are verdicts enough, and drafts cost more than their rounds.
+        doubt = self._acceptance.doubt if self._rows == 1 else 0.0
+        return self._choice.best(
+            tokens, costs, among, rounds=self._rounds, rows=self._rows, doubt=doubt
+        )
+
     def _lacks_plain_steps(self, plain: float) -> bool:
         """Whether a few plain steps come next, out of the budget: without them nothing tells
         whether drafting still pays. What is known well waits longer for them, what no text ever
         held against a plain step not at all."""
-        if self._current == 0 or self._free or self._costs.plain_steps:
+        if self._choice.length == 0 or self._free or self._costs.plain_steps:
             return False
-        steps = self.PLAIN_STEPS_FIRST * (1 - 1 / self._speed)
-        rounds = self._costs.rounds_behind(self._current)
+        steps = self.PLAIN_STEPS_FIRST * (1 - 1 / self._choice.speed)
+        rounds = self._costs.rounds_behind(self._choice.length)
         due = steps + rounds / ROUNDS_A_STEP <= self._budget.left(plain) / plain
         if self._costs.step_is_known and not due:
             return False
@@ -270,17 +285,12 @@ class AutoLength:
 
     def _trial(self, tokens: Sequence[float], doubts: Sequence[float]) -> int | None:
         """The length that would be best, and better than the chosen one, if costs were kind."""
-        hopeful = self._spent(self._costs.hopeful())
+        hopeful = self._reach.costs(self._costs.hopeful())
         kind = [c * (1 - d) for c, d in zip(hopeful, doubts, strict=True)]
         speeds = rates(tokens, kind)
         chosen = max(range(1, self._most + 1), key=speeds.__getitem__)
-        worth = self.WORTH_CHANGING if self._current else max(self.WORTH_CHANGING, self._bar)
+        worth = self._choice.worth_trying(self._rows)
         return chosen if speeds[chosen] * self._price > worth else None
-
-    @property
-    def _bar(self) -> float:
-        """What drafting must promise over plain steps."""
-        return 1.0 if self._rows == 1 else self.WORTH_DRAFTING_TOGETHER
 
     def _loss(
         self, length: int, costs: Sequence[float], tokens: Sequence[float], price: float
@@ -293,18 +303,6 @@ class AutoLength:
             loss = min(loss, self.LARGEST_LOSS * plain)
         loss += self._unread.price(costs, plain)
         return loss if self._unread.measured else min(loss, Budget.MOST_SAVED * plain)
-
-    def _best(self, tokens: Sequence[float], costs: Sequence[float], among: Sequence[int]) -> int:
-        """The length that promises most; the current one, where that is hardly more."""
-        speeds = rates(tokens, costs)
-        promises = [self._bar * speeds[0], *speeds[1:]]
-        best = max(among, key=promises.__getitem__)
-        if best == 0 or speeds[best] > self.WORTH_CHANGING * speeds[self._current]:
-            if best != self._current or not self._changes:
-                self._changes.append(Change(self._rounds, best, speeds[best] / speeds[0]))
-            self._current = best
-        self._speed = speeds[self._current] / speeds[0]
-        return self._current
 
 
 def _probe(tokens: Sequence[float], costs: Sequence[float]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .auto_length import AutoLength
+from .choice import Choice
 from .draft_length import Change, DraftLength
 from .rival import Rival
 from .rounds import RoundReport
@@ -83,4 +84,4 @@ class LengthsBySource:
                 return name
         best = max(self._rivals, key=lambda name: self._rivals[name].speed)
         promised = self._rivals[best].speed
-        return best if promised > AutoLength.WORTH_CHANGING * current.speed else self._asked
+        return best if promised > Choice.WORTH_CHANGING * current.speed else self._asked

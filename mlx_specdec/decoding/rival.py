@@ -21,7 +21,7 @@ class Rival(AutoLength):
     @property
     def speed(self) -> float:
         """What is promised over plain decoding."""
-        return self._speed
+        return self._choice.speed
 
     @property
     def begins(self) -> bool:
@@ -37,7 +37,7 @@ class Rival(AutoLength):
     def challenge(self, other: Rival) -> bool:
         """Whether the budget pays for a round in the place of the other source's, once a text and
         then once in STANDS_BY of its rounds; the next round is then a trial."""
-        plain, length = other.plain, self._current or min(self.FIRST_DRAFT, self._most)
+        plain, length = other.plain, self._choice.length or min(self.FIRST_DRAFT, self._most)
         if not (plain and self._begun) or self._stood_by < STANDS_BY:
             return False
         totals, price = self._costs.totals(), plain / other.speed

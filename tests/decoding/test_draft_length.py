@@ -20,6 +20,8 @@ from .simulator import CURVES, Machine, Texts, bimodal, constant, drifting, veri
 
 STEP = {0: Learned(1.0, 8.0)}
 """That a plain step took a second in earlier texts."""
+TWO_CORES = {1: 1.0, 2: 1.25, 3: 1.4, 4: 1.5, 6: 1.7, 9: 2.0, 16: 3.0}
+"""Roughly as a model of eight million weights behaves on two cores."""
 KINDS = {"0.1": constant(0.1), "0.5": constant(0.5), "0.9": constant(0.9)}
 KINDS |= {"drifting": drifting, "bimodal": bimodal}
 
@@ -239,6 +241,27 @@ def test_short_texts_that_follow_others_come_near_the_best(name: str, alpha: flo
     texts.run(range(5))
     reached, best = texts.run(range(60)), machine.best_fixed(12, 60)[1]
     assert reached > 0.84 * best
+
+
+def test_bad_luck_at_the_beginning_does_not_end_drafting() -> None:
+    machine = Machine(TWO_CORES, 0.22, constant(0.68))
+    starts = range(0, 24_000, 1000)
+    reached = [Texts(machine, 100).run(range(start, start + 8)) for start in starts]
+    assert sum(each < 1.005 for each in reached) <= 2 and sum(reached) / len(reached) > 1.09
+
+
+def test_few_verdicts_are_doubted_and_decide_nothing() -> None:
+    acceptance = Acceptance(4)
+    doubts = [acceptance.doubt]
+    for _ in range(6):
+        assert acceptance.undecided
+        acceptance.add([(1, 0)])
+        doubts.append(acceptance.doubt)
+    assert not acceptance.undecided and doubts == sorted(doubts, reverse=True)
+    acceptance.add([(1, 1)])
+    assert acceptance.undecided
+    later = Acceptance(4, earlier=((40.0,) * 4, (20.0,) * 4))
+    assert not later.undecided and later.doubt < doubts[-1]
 
 
 def test_a_text_that_behaves_otherwise_is_believed_soon() -> None:

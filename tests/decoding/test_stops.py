@@ -8,6 +8,7 @@ import pytest
 
 from mlx_specdec.costs.speedup import ending_sooner
 from mlx_specdec.decoding.auto_length import AutoLength
+from mlx_specdec.decoding.reach import Reach
 from mlx_specdec.drafting.confidence import Confidence
 
 from .mocks import a_round
@@ -61,8 +62,8 @@ def test_what_a_length_costs_is_what_its_rounds_cost_on_average() -> None:
 
 def test_until_drafts_are_seen_to_end_sooner_rounds_cost_what_they_cost() -> None:
     costs = [1.0, 1.5, 2.0, 2.5, 3.0]
-    assert list(AutoLength(most=4)._spent(costs)) == costs
-    assert AutoLength(most=4, stops=True)._spent(costs) == pytest.approx(costs, rel=0.01)
+    assert Reach(4, stops=False).costs(costs) == costs
+    assert Reach(4, stops=True).costs(costs) == pytest.approx(costs, rel=0.01)
 
 
 def speed(curve: str, law: tuple[float, float], *, stops: bool) -> float:
