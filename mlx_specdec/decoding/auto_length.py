@@ -51,6 +51,8 @@ class AutoLength:
     PLAIN_STEPS_FIRST = 4
     LARGEST_LOSS = 1.0
     """In plain steps, of a trial of a length that only earlier texts knew: they may be wrong."""
+    MOST_LUCK = 0.4
+    """Where times scatter, what was never tried must not seem the cheapest by far."""
     MOST_FOR_SURVEY = 0.5
     """Plain steps that a round may lose."""
     ROUNDS_ALWAYS_PLANNED = 24
@@ -286,7 +288,7 @@ class AutoLength:
     def _trial(self, tokens: Sequence[float], doubts: Sequence[float]) -> int | None:
         """The length that would be best, and better than the chosen one, if costs were kind."""
         hopeful = self._reach.costs(self._costs.hopeful())
-        kind = [c * (1 - d) for c, d in zip(hopeful, doubts, strict=True)]
+        kind = [c * (1 - min(d, self.MOST_LUCK)) for c, d in zip(hopeful, doubts, strict=True)]
         speeds = rates(tokens, kind)
         chosen = max(range(1, self._most + 1), key=speeds.__getitem__)
         worth = self._choice.worth_trying(self._rows)
