@@ -198,6 +198,12 @@ def test_positions_are_the_drafters_own(tmp_path: Path) -> None:
         (dflash(tmp_path / "4", rope_theta=1000000.0), 1000000.0),
     ):
         assert files_of(directory).sizes.rope_theta == theta
+    by_kind = {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 9.0, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
+    }
+    of_target = files_of(dflash(tmp_path / "8", rope_parameters=by_kind)).sizes
+    assert (of_target.rope_theta, of_target.rope_scaling) == (7.0, None)
     assert not eagle(tmp_path / "1").sizes.interleaved
     assert files_of(dflash(tmp_path / "5", rope_is_neox_style=False)).sizes.interleaved
     scaled = {"rope_type": "linear", "factor": 4.0}
