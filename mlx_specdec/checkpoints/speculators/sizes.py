@@ -18,6 +18,8 @@ NUMBERS = (
 THETA, USUAL_THETA = "rope_theta", 10000.0
 ENCODER_ATTENTION = "encoder_attn"
 """The attention of a layer to what the target's encoder put out."""
+ATTENDS = "encoder_attention"
+"""What config.json says of it; false where the target has no encoder."""
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {
         "hidden_size": 4096,
@@ -166,7 +168,7 @@ def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
 def _encoder_width(settings: Settings, width: int) -> int | None:
     """None where layers do not attend to the target's encoder. Both names are this package's own:
     no other program has drafters for encoder-decoder models."""
-    if not settings.flag("encoder_attention", False):
+    if not settings.flag(ATTENDS, False):
         return None
     return settings.whole("encoder_hidden_size", settings.whole("target_hidden_size", width))
 
@@ -181,7 +183,7 @@ def _scales(rope: Settings) -> bool:
     rope.above_zero("factor", 0.0)
     for name in NUMBERS:
         rope.above_zero(name, 1.0)
-    return True
     rope.flag("truncate", True)
     if rope.above_zero(THETA, USUAL_THETA) <= 1:
         raise rope.wrong(THETA, "above 1 where positions are scaled")
+    return True
