@@ -132,6 +132,8 @@ MAY_IMPORT = {
         "many",
         "models",
         "options",
+        "prepare",
+        "prompt_cache",
         "sampling",
         "text",
     },

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 
 import pytest
 
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair
+from mlx_specdec.checkpoints.speculators import read
+from mlx_specdec.errors import CheckpointError
 from mlx_specdec.options import Options
 
 from .shipped import ROOT, check_passes, check_texts, prompts
@@ -32,6 +36,16 @@ def test_a_drafter_is_told_by_its_files_and_small(name: str) -> None:
     assert speculator is not None and speculator.kind == SHIPPED[name][0]
     files = (ROOT / "weights" / name).iterdir()
     assert sum(file.stat().st_size for file in files) < 4_000_000
+
+
+def test_each_is_refused_for_the_others_target() -> None:
+    """Their widths and vocabularies are the same."""
+    for name, other in itertools.permutations(SHIPPED):
+        files = read(ROOT / "weights" / name)
+        assert files is not None
+        target = ROOT / "weights" / other.removesuffix(f"-{SHIPPED[other][0]}")
+        with pytest.raises(CheckpointError, match="the drafter belongs to another target"):
+            files.check_config(json.loads((target / "config.json").read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

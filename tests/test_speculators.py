@@ -27,7 +27,7 @@ from mlx_specdec.models.number_format import NumberFormat, on_cpu
 from mlx_specdec.models.speculators import attach
 from mlx_specdec.options import Options
 
-from . import speculators, tiny
+from . import heads, speculators, tiny
 from .cli.conftest import make_llama
 from .models.test_every_family import config_of
 from .test_same_text import FIXTURES, PROMPT, SIZE, Numbers, Switching
@@ -327,6 +327,21 @@ def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
         assert result.tokens == plain.tokens
         assert result.as_dict()["proposer"] == kind
         assert result.stats.drafted > 0
+
+
+def test_medusa_heads_and_a_drafter_share_a_target(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    vocabulary = assemble.load(make_llama(tmp_path / "base")).target.vocabulary
+    given = heads.write(tmp_path / "heads", "../base")
+    pair = assemble.load(given, speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary))
+    asked = Options(max_tokens=8, num_draft=2, cost_cache=False)
+    plain = generate(pair, "some text", replace(asked, regular=True))
+    for proposer in ("medusa", "dflash"):
+        result = generate(pair, "some text", replace(asked, proposer=proposer))
+        assert (result.tokens, result.labels.proposer) == (plain.tokens, proposer)
+        assert result.stats.drafted > 0
+    with pytest.raises(CheckpointError, match="hidden states of width 48"):
+        assemble.load(given, speculators.eagle3(tmp_path / "wrong", width=48))
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])

@@ -170,7 +170,9 @@ class HiddenStateDrafter(Proposer):
 
     def memories(self, sequence: int) -> Mapping[str, Memory]:
         """As contracts.Proposer says: what was made of the target's hidden states, each with the
-        token after it."""
+        token after it. Nothing of an encoder-decoder target's: another text has another source."""
+        if self._attends:
+            return {}
         if len(self._tokens) > 1:
             self._read()
         return {self._network.kind: replace(self._reading.memory(sequence), lag=1)}

@@ -148,7 +148,8 @@ def _sources(
     wanted = wanted_of(draft_model, given)
     directory = given.fetch(model, revision)
     speculators.check_is_none(directory)
-    if wanted is not None and wanted.riding is not None:
+    # The config.json of Medusa heads says nothing of their base.
+    if wanted is not None and wanted.riding is not None and not medusa_files.is_medusa(directory):
         check_early(wanted.riding, directory)
     return wanted, directory
 

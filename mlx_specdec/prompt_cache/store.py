@@ -100,7 +100,9 @@ def _metadata(pair: Pair) -> dict[str, str]:
     if pair.draft is not None:
         models["draft"] = _of_model(pair.draft)
     if pair.speculator is not None:
-        models[pair.speculator.kind] = fingerprint(pair.speculator)
+        # Which layers it reads stands in its config.json, and no weight tells.
+        layers = " ".join(pair.speculator.taps)
+        models[pair.speculator.kind] = f"{fingerprint(pair.speculator)} of {layers}"
     versions = ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm"))
     return {"models": json.dumps(models), "made_by": f"mlx-specdec {__version__}, {versions}"}
 

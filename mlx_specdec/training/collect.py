@@ -21,6 +21,7 @@ from ..errors import PromptError
 from ..many import Request, generate_many
 from ..models.encoder_decoder import EncoderDecoderModel
 from ..options import Options
+from ..prepare import missing_prefix
 from ..text.prompts import read_lines
 from .config import DataConfig
 from .rows import Rows
@@ -123,7 +124,8 @@ def _pieces(pair: Pair, samples: Sequence[Sample], config: DataConfig) -> Iterat
     own, length, encode = config.self_distill, config.length, pair.tokenizer.encode
     chat = own and pair.tokenizer.has_chat_template
     for sample in samples:
-        prompt = tuple((pair.tokenizer.apply_chat if chat else encode)(sample.prompt))
+        text = missing_prefix(pair, sample.prompt, Options()) + sample.prompt
+        prompt = tuple((pair.tokenizer.apply_chat if chat else encode)(text))
         target = () if own or not sample.target.strip() else tuple(encode(sample.target))
         if isinstance(pair.target, EncoderDecoderModel):
             if 0 < len(prompt) <= length and (own or target):

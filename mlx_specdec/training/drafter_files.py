@@ -24,7 +24,7 @@ from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.speculators import dflash, eagle3
 from ..checkpoints.speculators.dflash import CONFIDENCE, CONFIDENCE_BIAS
 from ..checkpoints.speculators.settings import Settings
-from ..checkpoints.speculators.sizes import Shapes, layer_sizes
+from ..checkpoints.speculators.sizes import ATTENDS, Shapes, layer_sizes
 from ..models.base import Base
 from ..models.encoder_decoder import EncoderDecoderModel
 from ..models.number_format import NumberFormat
@@ -136,6 +136,8 @@ def _config(pair: Pair, asked: DrafterConfig, texts: Texts) -> dict[str, Any]:
     by_input = [layer + 1 for layer in layers]
     if asked.kind == "eagle3":
         return {
+            # Its authors' layout has no word for what the target is.
+            ATTENDS: False,
             **_layer_config(target, "llama", 1),
             "architectures": ["LlamaForCausalLMEagle3"],
             "bias": False,
@@ -181,7 +183,7 @@ def _layer_config(target: Base, model_type: str, count: int) -> dict[str, Any]:
     positions = target.max_length or SHORT_TEXTS
     theta = 10000.0 if positions <= SHORT_TEXTS else 1000000.0
     encodes = isinstance(target, EncoderDecoderModel)
-    encoder = {"encoder_attention": True, "encoder_hidden_size": width} if encodes else {}
+    encoder = {ATTENDS: True, "encoder_hidden_size": width} if encodes else {}
     return {
         **encoder,
         "attention_bias": False,

@@ -19,6 +19,7 @@ from typing import Any
 from ..assemble import Pair
 from ..contracts import Progress
 from ..errors import OutputError
+from ..prompt_cache.store import fingerprint
 from .collect import collect, read_samples
 from .config import DataConfig, TrainConfig
 from .fit import Fit, Measured, Outcome, Step, Task
@@ -71,7 +72,14 @@ class Training:
         self._watcher = watcher
         samples = read_samples(file, config.seed)
         self.digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        model = {"model": pair.name, "bytes": pair.target.nbytes, "dtype": pair.dtype}
+        model = {
+            "model": pair.name,
+            "weights": fingerprint(pair.target.network),
+            "tokenizer": pair.tokenizer.digest,
+            "prefix": pair.task_prefix,
+            "bytes": pair.target.nbytes,
+            "dtype": pair.dtype,
+        }
         learned = {"data": asdict(config), "taps": list(taps)}
         self._settings = {**model, "digest": self.digest, **learned}
         self._resumed = _keep(directory / "rows", self._settings)

@@ -131,6 +131,12 @@ def test_the_key_decides_how_layers_are_counted(tmp_path: Path) -> None:
         eagle3(tmp_path / "2", eagle_config=inside), drop="eagle_aux_hidden_state_layer_ids"
     )
     assert eagle(other).tapped == (2, 5, 9), "named by their outputs"
+    ids = [1, 9, 17, 25, 33]
+    deepspec = changed(
+        eagle3(tmp_path / "5", taps=5, architectures=["Qwen3Eagle3Model"], target_layer_ids=ids),
+        drop="eagle_aux_hidden_state_layer_ids",
+    )
+    assert eagle(deepspec).tapped_of(36) == (1, 9, 17, 25, 33), "named by their outputs"
     assert block(dflash(tmp_path / "3")).tapped == (0, 1), "named by their outputs"
     of_speculators = dflash(tmp_path / "4", aux_hidden_state_layer_ids=[1, 2])
     assert block(of_speculators).tapped == (0, 1), "named by their inputs"
@@ -140,6 +146,10 @@ def test_layers_that_nothing_names_are_the_usual_ones(tmp_path: Path) -> None:
     nameless = changed(eagle3(tmp_path / "1"), drop="eagle_aux_hidden_state_layer_ids")
     # The inputs of layers 2, 16 and 29.
     assert eagle(nameless).tapped_of(32) == (1, 15, 28)
+    inside = {"eagle_aux_hidden_state_layer_ids": [], "use_aux_hidden_state": True}
+    for asked in ({"eagle_config": inside}, {"eagle_aux_hidden_state_layer_ids": []}):
+        empty = changed(nameless, **asked)
+        assert eagle(empty).tapped_of(32) == (1, 15, 28)
     config = {"mask_token_id": 3}
     nameless = changed(dflash(tmp_path / "2", taps=3), dflash_config=config)
     assert block(nameless).tapped_of(36) == (1, 17, 33)
@@ -188,6 +198,12 @@ def test_positions_are_the_drafters_own(tmp_path: Path) -> None:
         (dflash(tmp_path / "4", rope_theta=1000000.0), 1000000.0),
     ):
         assert files_of(directory).sizes.rope_theta == theta
+    by_kind = {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 9.0, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
+    }
+    of_target = files_of(dflash(tmp_path / "8", rope_parameters=by_kind)).sizes
+    assert (of_target.rope_theta, of_target.rope_scaling) == (7.0, None)
     assert not eagle(tmp_path / "1").sizes.interleaved
     assert files_of(dflash(tmp_path / "5", rope_is_neox_style=False)).sizes.interleaved
     scaled = {"rope_type": "linear", "factor": 4.0}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -100,6 +102,19 @@ def test_another_draft_drafts_from_its_own(pair: Pair, written: Path) -> None:
     found = cache.find(TEXT, len(TEXT) - 1)
     assert found.cached_tokens == len(TEXT) - 1 and not found.proposer
     assert run(other, TEXT, DRAFTING, cache).tokens == generate(pair, TEXT, DRAFTING).tokens
+
+
+def test_a_drafter_that_reads_other_layers_drafts_from_its_own(tmp_path: Path) -> None:
+    pair, store = made("eagle3", "llama", tmp_path), Store(ROOM, tmp_path / "cache")
+    cache = store.open(pair)
+    run(pair, TEXT, DRAFTING, cache)
+    store.close(cache, pair)
+    moved = copy.copy(pair.speculator)
+    assert moved is not None
+    moved.taps = moved.taps[::-1]
+    for speculator, names in ((pair.speculator, {"eagle3"}), (moved, set())):
+        again = store.open(replace(pair, speculator=speculator))
+        assert again.find(TEXT, len(TEXT) - 2).proposer.keys() == names
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,15 @@ def test_what_a_hit_leads_to_is_what_is_computed_without_one(
             assert mx.allclose(mine, its, rtol=1e-3, atol=1e-3)
 
 
+def test_of_a_translation_nothing_is_kept_but_its_source(tmp_path: Path) -> None:
+    pair, cache = made("eagle3", TRANSLATOR, tmp_path), PromptCache(ROOM)
+    options = asked(0.0, num_draft=3)
+    first, again = (run(pair, PROMPT, options, cache) for _ in range(2))
+    assert first.stats.drafted > 0
+    assert (again.tokens, again.labels.cached_tokens) == (first.tokens, len(PROMPT))
+    assert [(node.end, set(node.columns)) for node in cache.tree] == [(len(PROMPT), set())]
+
+
 def known(cache: PromptCache, text: Sequence[int]) -> list[tuple[str, int, tuple[mx.array, ...]]]:
     found = cache.find(text, len(text))
     parts = {TARGET: found.target, **found.proposer}

@@ -167,6 +167,7 @@ def test_an_eagle3_is_written_as_its_authors_have_it(
     assert found["t2d"].shape == (pair.target.vocabulary,)
     files = speculators.read(done.output)
     assert files is not None and files.target_ids == tuple(ids.tolist())
+    assert files.without_encoder is (files.encoder_width is None)
 
 
 def test_layers_between_the_ends_are_read() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_map
 
 from mlx_specdec import assemble
 from mlx_specdec.assemble import Pair, generate
@@ -213,6 +214,15 @@ def test_other_data_begin_anew(pair: Pair, tmp_path: Path) -> None:
     done = train(pair, file, tmp_path / "heads", *asked, watcher)
     assert watcher.samples == [0, 1, 2, 3, 4, 5]
     assert not done.resumed
+
+
+def test_other_weights_under_the_same_name_begin_anew(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trained(pair, tmp_path, Watcher(steps=1))
+    again = assemble.load(pair.name)
+    network = again.target.network
+    network.update(tree_map(lambda array: 1.1 * array, network.parameters()))
+    assert not trained(again, tmp_path).resumed
 
 
 def test_data_without_use_is_refused_and_nothing_is_written(pair: Pair, tmp_path: Path) -> None:

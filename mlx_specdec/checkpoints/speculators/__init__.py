@@ -25,7 +25,7 @@ from ..formats import safetensors
 from ..keys import MOST_LAYERS
 from ..tensors import TensorInfo
 from . import unsupported
-from .layout import SpeculatorFiles
+from .layout import SpeculatorFiles, without_encoder
 from .settings import Settings, nested
 from .stored import D2T
 
@@ -111,7 +111,7 @@ def read(directory: Path) -> SpeculatorFiles | None:
     files: SpeculatorFiles = import_module(f".{KINDS[kind]}", __name__).read(
         kind, directory, config
     )
-    return files
+    return replace(files, without_encoder=without_encoder(directory / "config.json", config))
 
 
 def outline(directory: Path) -> SpeculatorFiles | None:

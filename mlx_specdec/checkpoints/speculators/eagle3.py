@@ -107,10 +107,11 @@ def expected(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
 
 def _tapped(settings: Settings, config: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The layers whose outputs are read. The key decides how they are counted: on its own it names
-    layers by their inputs, inside of eagle_config by their outputs."""
+    layers by their inputs; inside of eagle_config, and as DeepSpec calls it, by their outputs."""
     if (by_input := settings.ids(IDS)) is not None:
         return tuple(layer - 1 for layer in by_input)
-    return Settings(settings.file, config.get("eagle_config")).ids(IDS)
+    inside = Settings(settings.file, config.get("eagle_config")).ids(IDS)
+    return settings.ids("target_layer_ids") if inside is None else inside
 
 
 def _own_name(name: str) -> str:

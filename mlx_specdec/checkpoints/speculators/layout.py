@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
 from ..keys import is_encoder_decoder
-from .sizes import LayerSizes, Sizes
+from .settings import Settings, is_named
+from .sizes import ATTENDS, LayerSizes, Sizes
 from .stored import StoredTensors
 
 WIDTHS, DEPTHS = (
@@ -27,7 +28,8 @@ class SpeculatorFiles:
     the order in which it puts them side by side; None for the kind's own choice. taps: how many
     they are. target_width: of each. vocabulary: the target's, as config.json says. target_ids: the
     target's token for each of the drafter's; None where they are the same. tensors: each of the
-    shape that the kind asks for, where it is whole.
+    shape that the kind asks for, where it is whole. without_encoder: config.json says that the
+    target has none.
     """
 
     directory: Path
@@ -39,6 +41,7 @@ class SpeculatorFiles:
     vocabulary: int
     target_ids: tuple[int, ...] | None
     tensors: StoredTensors
+    without_encoder: bool = field(default=False, kw_only=True)
 
     @property
     def encoder_width(self) -> int | None:
@@ -101,16 +104,18 @@ class SpeculatorFiles:
             self.tapped_of(layers)
 
     def check_encoder(self, width: int | None) -> None:
-        """Raises CheckpointError for a target without the encoder that this drafter attends to.
+        """Raises CheckpointError for a target without the encoder that this drafter attends to, or
+        with one where its own target has none.
 
         width: of what the target's encoder puts out; None for decoder-only models."""
         its = self.encoder_width
-        if its is None or its == width:
+        if its == width or (its is None and not self.without_encoder):
             return
+        own = "without an encoder" if its is None else f"with an encoder of width {its}"
         kept = "is decoder-only" if width is None else f"has one of width {width}"
         raise CheckpointError(
-            f"{self.directory} drafts for a target with an encoder of width {its}, and this one "
-            f"{kept}: the drafter belongs to another target"
+            f"{self.directory} drafts for a target {own}, and this one {kept}: the drafter belongs "
+            "to another target"
         )
 
     def check_config(self, config: Mapping[str, Any]) -> None:
@@ -124,3 +129,12 @@ class SpeculatorFiles:
 
         self.check(said(WIDTHS), said(DEPTHS), said(("vocab_size",)))
         self.check_encoder(said(WIDTHS) if is_encoder_decoder(config) else None)
+
+
+def without_encoder(file: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the config.json of a drafter says that its target has no encoder: in our own word, or
+    by the target's architecture, which `speculators` writes down."""
+    if Settings(file, config.get("transformer_layer_config"), config).get(ATTENDS) is False:
+        return True
+    verifier = Settings(file, config.get("speculators_config")).get("verifier")
+    return is_named(verifier, r"\w+ForCausalLM") if isinstance(verifier, Mapping) else False

@@ -52,12 +52,11 @@ class Settings:
         return value
 
     def ids(self, name: str) -> tuple[int, ...] | None:
-        """A list of whole numbers; None where there is none."""
+        """A list of whole numbers; None where there is none, or an empty one, as in templates."""
         value = self.get(name)
-        if value is None:
+        if value is None or value == []:
             return None
-        whole = isinstance(value, list) and all(type(one) is int for one in value)
-        if not whole or not value:
+        if not isinstance(value, list) or not all(type(one) is int for one in value):
             raise self.wrong(name, "a list of whole numbers")
         return tuple(value)
 

@@ -12,11 +12,14 @@ from .settings import Settings
 Shapes = dict[str, tuple[int, ...]]
 NUMBERS = (
     *("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"),
 )
 """What may be said of scaled positions."""
+THETA, USUAL_THETA = "rope_theta", 10000.0
 ENCODER_ATTENTION = "encoder_attn"
 """The attention of a layer to what the target's encoder put out."""
+ATTENDS = "encoder_attention"
+"""What config.json says of it; false where the target has no encoder."""
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {
         "hidden_size": 4096,
@@ -142,7 +145,10 @@ def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
         raise settings.wrong("partial_rotary_factor", "1")
     width, heads = whole("hidden_size"), whole("num_attention_heads")
     positions = settings.get("rope_parameters") or settings.get("rope_scaling")
-    rope = Settings(settings.file, positions)
+    if isinstance(positions, Mapping) and "sliding_attention" in positions:
+        # The target's, by kind of attention: `speculators` turns all layers of a drafter so.
+        positions = positions["sliding_attention"]
+    rope = Settings(settings.file, positions, {THETA: settings.get(THETA)})
     return LayerSizes(
         count=whole("num_hidden_layers"),
         width=width,
@@ -151,7 +157,7 @@ def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
         kv_heads=whole("num_key_value_heads", heads),
         head_dim=whole("head_dim", max(1, width // heads)),
         eps=settings.above_zero("rms_norm_eps", 1e-6),
-        rope_theta=rope.above_zero("rope_theta", settings.above_zero("rope_theta", 10000.0)),
+        rope_theta=rope.above_zero(THETA, USUAL_THETA),
         rope_scaling=positions if _scales(rope) else None,
         max_positions=settings.whole("max_position_embeddings", 2048),
         interleaved=not settings.flag("rope_is_neox_style", True),
@@ -162,7 +168,7 @@ def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
 def _encoder_width(settings: Settings, width: int) -> int | None:
     """None where layers do not attend to the target's encoder. Both names are this package's own:
     no other program has drafters for encoder-decoder models."""
-    if not settings.flag("encoder_attention", False):
+    if not settings.flag(ATTENDS, False):
         return None
     return settings.whole("encoder_hidden_size", settings.whole("target_hidden_size", width))
 
@@ -177,4 +183,7 @@ def _scales(rope: Settings) -> bool:
     rope.above_zero("factor", 0.0)
     for name in NUMBERS:
         rope.above_zero(name, 1.0)
+    rope.flag("truncate", True)
+    if rope.above_zero(THETA, USUAL_THETA) <= 1:
+        raise rope.wrong(THETA, "above 1 where positions are scaled")
     return True

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.speculators.sizes import ENCODER_ATTENTION, LayerSizes
+from .yarn import yarn
 
 
 class Source(NamedTuple):
@@ -27,16 +28,19 @@ class Source(NamedTuple):
 
 
 def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
-    """The rotation of positions, called with `offset`. Scaled ones are mlx-lm's."""
-    if sizes.rope_scaling is None:
+    """The rotation of positions, called with `offset`. Most scaled ones are mlx-lm's."""
+    told = sizes.rope_scaling
+    if told is None:
         return nn.RoPE(sizes.head_dim, traditional=sizes.interleaved, base=sizes.rope_theta)
+    if "yarn" in (told.get("rope_type"), told.get("type")):
+        return yarn(sizes, told)
     from mlx_lm.models.rope_utils import initialize_rope
 
     scaled: Callable[..., mx.array] = initialize_rope(
         sizes.head_dim,
         sizes.rope_theta,
         sizes.interleaved,
-        dict(sizes.rope_scaling),
+        {"original_max_position_embeddings": sizes.max_positions, **told},
         sizes.max_positions,
     )
     return scaled
