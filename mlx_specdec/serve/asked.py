@@ -29,6 +29,8 @@ ENDLESS = 4096
 """Tokens of a model whose positions have no end: what it takes grows with their square."""
 TOP_LOGPROBS = 20
 CONTEXT = "context_length_exceeded"
+UNNAMED = ("", "default_model", "dummy", "tgi")
+"""What clients of mlx_lm.server and of Hugging Face's servers send where they name no model."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,9 @@ class Asking:
         return encode(self.pair, text, plain)
 
     def check_model(self, body: Body) -> None:
-        """Raises Problem for a model that is not the one that is served."""
+        """Raises Problem for a model by name that is not the one that is served."""
         named = fields.text(body, "model", self.name)
-        if named not in (self.name, ""):
+        if named not in (self.name, *UNNAMED):
             raise unknown_model(named, self.name)
 
     def _asked(

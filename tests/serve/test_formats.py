@@ -41,6 +41,7 @@ GRAMMAR = 'start: "(" ("é" | "ab"){1,3} ")"'
 FITTING = [
     ({"response_format": OF_OPENAI}, JSON),
     ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, JSON),
+    ({"response_format": {"type": "json_object", "value": SCHEMA}}, JSON),
     ({"structured_outputs": {"json": SCHEMA}}, JSON),
     ({"structured_outputs": {"json": json.dumps(SCHEMA), "choice": None}}, JSON),
     ({"structured_outputs": {"regex": "[ab]{3}é", "grammar": None}}, "[ab]{3}é"),

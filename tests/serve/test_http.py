@@ -425,6 +425,19 @@ def test_another_model_is_not_found_and_not_loaded(client: TestClient) -> None:
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
 
 
+@pytest.mark.parametrize("name", ["", "tgi", "dummy", "default_model"])
+def test_who_names_no_model_is_answered(client: TestClient, name: str) -> None:
+    told = ok(client, COMPLETIONS, prompt="x", max_tokens=1, model=name)
+    assert told["model"] == "tiny"
+
+
+def test_more_choices_than_an_engine_takes_are_not_to_be_tried_again(engine: Engine) -> None:
+    client = client_of(engine, Limits(waiting=0))
+    assert client.get("/props").json()["limits"]["choices"] == 4
+    answer = client.post(COMPLETIONS, json={"prompt": TEXT, "n": 5})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
+
+
 def test_the_model_is_listed(client: TestClient) -> None:
     told = client.get("/v1/models").json()
     [model] = told["data"]
