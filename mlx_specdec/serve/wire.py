@@ -194,7 +194,8 @@ class TextWire(Wire):
 def event(told: Told, *, named: bool = False) -> bytes:
     """A chunk as a server-sent event; named: by its type."""
     name = f"event: {told['type']}\n" if named else ""
-    return f"{name}data: {json.dumps(told, ensure_ascii=False)}\n\n".encode()
+    # In ASCII: clients that ask httpx for lines also end them at U+0085, U+2028 and U+2029.
+    return f"{name}data: {json.dumps(told)}\n\n".encode()
 
 
 def _by_drafted(emission: Emission) -> list[Emission]:

@@ -24,6 +24,7 @@ from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.wire import event
 from mlx_specdec.text.vocabulary import token_bytes
 
 from .conftest import LIMITS, OPTIONS, running
@@ -126,6 +127,13 @@ def test_a_stream_is_the_same_answer_in_pieces(client: TestClient) -> None:
     whole = ok(client, COMPLETIONS, **completion)["choices"][0]["text"]
     chunks = streamed(client, COMPLETIONS, **completion)
     assert "".join(each["choices"][0]["text"] for each in chunks) == whole
+
+
+def test_an_event_has_the_lines_that_it_should_have_whoever_splits_it() -> None:
+    told = {"type": "x", "text": "é\x85日\u2028😀\u2029"}
+    name, data, end = event(told, named=True).decode().splitlines()
+    assert (name, end) == ("event: x", "")
+    assert json.loads(data.removeprefix("data: ")) == told
 
 
 def test_usage_is_streamed_to_those_who_ask_for_it(client: TestClient) -> None:
