@@ -578,6 +578,13 @@ def test_only_the_key_opens(engine: Engine, path: str) -> None:
     assert client.post("/", json={"inputs": TEXT}).status_code == 401
 
 
+def test_a_key_may_have_letters_of_any_kind(engine: Engine) -> None:
+    client = client_of(engine, access=Access("sécret"))
+    for key, status in (("sécret", 200), ("sêcret", 401)):
+        for headers in ({"x-api-key": key.encode()}, {"Authorization": f"Bearer {key}".encode()}):
+            assert client.get("/v1/models", headers=headers).status_code == status
+
+
 def test_pages_of_others_may_not_ask(engine: Engine) -> None:
     foreign = {"Origin": "https://evil.example"}
     client = client_of(engine)
