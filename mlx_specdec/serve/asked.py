@@ -115,7 +115,8 @@ class Asking:
         """Token ids of a text that no chat template is put around. Raises SpecdecError."""
         plain = replace(
             self.options,
-            chat_template=way_of(self.pair, self.options) == "single user message",
+            chat_template=self.options.chat_template
+            and way_of(self.pair, self.options) == "single user message",
             system_prompt=None,
             chat_template_config={},
         )

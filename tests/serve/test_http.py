@@ -17,10 +17,11 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.assemble import Pair, generate, load
 from mlx_specdec.many import ManyRun
 from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, make_app
+from mlx_specdec.serve.asked import Asking
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.service import Service
@@ -680,6 +681,15 @@ def test_a_chat_template_is_used_where_there_is_one(templated: tuple[Path, None]
             assert ok(client, CHAT, **calm)["usage"]["prompt_tokens"] > told["count"]
         answer = client.post(CHAT, json={**calm, "chat_template_kwargs": {"tokenize": False}})
         assert answer.status_code == 400
+
+
+def test_a_task_prefix_is_left_out_where_no_template_is_wanted(t5: tuple[Path, Path]) -> None:
+    pair = replace(load(t5[0]), task_prefix="les: ")
+    for wanted, prompt in ((True, "les: pâtes"), (False, "pâtes")):
+        asking = Asking(pair, replace(OPTIONS, chat_template=wanted), LIMITS, "tiny")
+        ids = pair.tokenizer.encode(prompt)
+        assert asking.text_ids("pâtes") == ids
+        assert asking.chat_ids([{"role": "user", "content": "pâtes"}], {}) == ids
 
 
 def test_a_translator_answers_a_single_message(t5: tuple[Path, Path]) -> None:
