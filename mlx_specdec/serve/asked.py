@@ -22,7 +22,7 @@ from .chat import Message, ids_of, messages_of, way_of
 from .limits import Limits
 from .problems import Problem, unsupported, wrong
 from .reading import Reader
-from .settings import HARMLESS, SEEDS, expected_ids, options_of
+from .settings import HARMLESS, SEEDS, expected_ids, ignores_eos, options_of
 from .tools import Tools, tools_of
 
 ENDLESS = 4096
@@ -94,6 +94,8 @@ class Asking:
 
     def completions(self, body: Body) -> Asked:
         """What a body for /v1/completions asks for. Raises Problem."""
+        if body.get("add_special_tokens", True) is not True:
+            raise unsupported("add_special_tokens", "special tokens are added: send token ids")
         top = None
         if body.get("logprobs", False) is not False:
             top = fields.whole(body, "logprobs", 0, 0, TOP_LOGPROBS)
@@ -163,10 +165,9 @@ class Asking:
             expected = expected_ids(body, self.pair.tokenizer)
         except SpecdecError as problem:
             raise wrong(str(problem), _field(str(problem), body)) from None
+        more = (expected, top_logprobs, markers.special, ignores_eos(body, options))
         requests = [
-            Request(
-                ids, replace(own, seed=own.seed + choice), expected, top_logprobs, markers.special
-            )
+            Request(ids, replace(own, seed=own.seed + choice), *more)
             for ids, own in zip(prompts, each, strict=True)
             for choice in range(choices)
         ]

@@ -178,6 +178,13 @@ def test_what_is_wrong_is_told_before_anything_is_decoded(
         assert said in error["message"] and "\n" not in error["message"]
 
 
+def test_a_text_that_a_grammar_ends_cannot_ignore_its_end(
+    client: TestClient, nothing_decoded: None
+) -> None:
+    answer = client.post(COMPLETIONS, json={"prompt": TEXT, "regex": "a", "ignore_eos": True})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "ignore_eos"
+
+
 def test_a_schema_is_nested_within_bounds(engine: Engine) -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(5):

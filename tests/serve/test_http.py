@@ -305,6 +305,24 @@ def test_logprobs_of_a_chat_have_bytes(client: TestClient) -> None:
         assert client.post(CHAT, json={**body, **wrong}).status_code == 400
 
 
+def test_a_text_goes_on_behind_its_end_for_those_who_ignore_it(
+    client: TestClient, pair: Pair
+) -> None:
+    ids, [end] = pair.tokenizer.encode(TEXT), pair.eos_token_ids
+    bias, most = {str(end): 7}, {"max_tokens": 20, "temperature": 1.0, "seed": 1}
+    endless = replace(pair, eos_token_ids=frozenset())
+    options = Options(logit_bias={end: 7}, regular=True, cost_cache=False, **most)
+    wanted = generate(endless, ids, options)
+    assert end in wanted.tokens[:-1]
+    for more in ({}, {"speculative": False}):
+        told = ok(client, COMPLETIONS, prompt=ids, logit_bias=bias, **most, **more)
+        assert told["choices"][0]["finish_reason"] == "stop"
+        told = ok(client, COMPLETIONS, prompt=ids, logit_bias=bias, **most, **more, ignore_eos=True)
+        [choice] = told["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (wanted.text, "length")
+        assert told["usage"]["completion_tokens"] == 20
+
+
 def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
     [token] = pair.tokenizer.encode("x")[1:]
     told = ok(client, COMPLETIONS, prompt=TEXT, max_tokens=4, logit_bias={str(token): 1000})
@@ -356,6 +374,23 @@ def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
         ),
         ({"prompt": "x", "guided_regex": "a"}, "guided_regex", "unsupported_parameter"),
         ({"prompt": "x", "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+        *(
+            ({"prompt": "x", name: value}, name, "unsupported_parameter")
+            for name, value in {
+                "min_tokens": 3,
+                "stop_token_ids": [5],
+                "bad_words": ["a"],
+                "skip_special_tokens": False,
+                "include_stop_str_in_output": True,
+                "add_special_tokens": False,
+                "continue_final_message": True,
+                "add_generation_prompt": False,
+                "repetition_context_size": 20,
+                "repeat_penalty": 1.1,
+                "n_predict": 5,
+                "adapters": "my/lora",
+            }.items()
+        ),
     ],
     ids=repr,
 )
@@ -421,6 +456,15 @@ def test_fields_that_change_nothing_are_taken(client: TestClient) -> None:
         "response_format": {"type": "text"},
         "tool_choice": "none",
         "nobody knows this": {},
+        "stream_options": {"include_usage": None},
+        "speculative": {"max": None},
+        "ignore_eos": False,
+        "min_tokens": 0,
+        "stop_token_ids": [],
+        "add_special_tokens": True,
+        "skip_special_tokens": True,
+        "repeat_penalty": 1.0,
+        "mirostat": 0,
     }
     assert ok(client, COMPLETIONS, **body, **more)["choices"] == plain
 
