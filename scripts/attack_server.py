@@ -60,6 +60,8 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "grammar": [5, "", "start: x", "start: /(/", "\n" * 600, "x" * 70_000],
     "model": [5, "other", "../../etc/passwd", "x" * 10_000],
     "tools": [5, [{"type": "function"}]],
+    "ignore_eos": NO_TRUTH,
+    "min_tokens": [3],
     "audio": [{}],
     "suffix": ["x"],
 }

@@ -30,6 +30,7 @@ class Emission:
     tokens: newly emitted ids, an EOS included. pieces: the text that became printable with them,
     EOS and stop strings left out. finish_reason: None while the text goes on. logprobs: of the
     tokens, where they are asked for. drafted: how many of the tokens, from the front, were drafted.
+    stop: the stop string that ended the text, "" where none did.
     """
 
     tokens: tuple[int, ...]
@@ -37,6 +38,7 @@ class Emission:
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     drafted: int = 0
+    stop: str = ""
 
     @property
     def text(self) -> str:
@@ -92,13 +94,19 @@ class StopCriteria:
             _append(pieces, self._rest(), len(emitted) <= drafted)
             # What was held back may complete a stop string only now.
             reason = "stop" if self._stopped else reason
-        return Emission(tuple(emitted), tuple(pieces), reason, drafted=min(drafted, len(emitted)))
+        count = min(drafted, len(emitted))
+        return Emission(tuple(emitted), tuple(pieces), reason, drafted=count, stop=self._met)
 
     def finish(self, reason: FinishReason) -> Emission:
         """End here, with nothing more to emit than text held back so far."""
         pieces: list[Piece] = []
         _append(pieces, self._rest(), False)
-        return Emission((), tuple(pieces), "stop" if self._stopped else reason)
+        reason = "stop" if self._stopped else reason
+        return Emission((), tuple(pieces), reason, stop=self._met)
+
+    @property
+    def _met(self) -> str:
+        return "" if self._stops is None else self._stops.met
 
     def _cut(self, tokens: Sequence[int]) -> tuple[list[int], FinishReason | None]:
         kept = list(tokens[: self._remaining])

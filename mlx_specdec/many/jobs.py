@@ -34,13 +34,14 @@ class Request:
     """A prompt with settings of its own. prediction: token ids that the text may turn out to have,
     which are drafted where prompts come one by one. top_logprobs: how many of the likeliest tokens
     emissions tell of each position, with their logprobs; None tells nothing. shown: special ids
-    that are printed, and how."""
+    that are printed, and how. ignore_eos: what ends a text does not end this one."""
 
     prompt: Prompt
     options: Options
     prediction: tuple[int, ...] = ()
     top_logprobs: int | None = None
     shown: Mapping[int, str] = field(default_factory=dict)
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         """Raises OptionError."""
@@ -98,6 +99,8 @@ class Job:
         what cannot be read."""
         ids, own, options = prepared(pair, request.prompt, request.options)
         check_prompt(ids, pair.target.vocabulary, pair.target.max_length)
+        if request.ignore_eos:
+            own = replace(own, eos_token_ids=frozenset())
         return cls(
             pair,
             number,

@@ -22,13 +22,15 @@ from .chat import Message, ids_of, messages_of, way_of
 from .limits import Limits
 from .problems import Problem, unsupported, wrong
 from .reading import Reader
-from .settings import HARMLESS, SEEDS, expected_ids, options_of
+from .settings import HARMLESS, SEEDS, expected_ids, ignores_eos, options_of
 from .tools import Tools, tools_of
 
 ENDLESS = 4096
 """Tokens of a model whose positions have no end: what it takes grows with their square."""
 TOP_LOGPROBS = 20
 CONTEXT = "context_length_exceeded"
+UNNAMED = ("", "default_model", "dummy", "tgi")
+"""What clients of mlx_lm.server and of Hugging Face's servers send where they name no model."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class Asking:
 
     def completions(self, body: Body) -> Asked:
         """What a body for /v1/completions asks for. Raises Problem."""
+        if body.get("add_special_tokens", True) is not True:
+            raise unsupported("add_special_tokens", "special tokens are added: send token ids")
         top = None
         if body.get("logprobs", False) is not False:
             top = fields.whole(body, "logprobs", 0, 0, TOP_LOGPROBS)
@@ -113,16 +117,17 @@ class Asking:
         """Token ids of a text that no chat template is put around. Raises SpecdecError."""
         plain = replace(
             self.options,
-            chat_template=way_of(self.pair, self.options) == "single user message",
+            chat_template=self.options.chat_template
+            and way_of(self.pair, self.options) == "single user message",
             system_prompt=None,
             chat_template_config={},
         )
         return encode(self.pair, text, plain)
 
     def check_model(self, body: Body) -> None:
-        """Raises Problem for a model that is not the one that is served."""
+        """Raises Problem for a model by name that is not the one that is served."""
         named = fields.text(body, "model", self.name)
-        if named not in (self.name, ""):
+        if named not in (self.name, *UNNAMED):
             raise unknown_model(named, self.name)
 
     def _asked(
@@ -160,10 +165,9 @@ class Asking:
             expected = expected_ids(body, self.pair.tokenizer)
         except SpecdecError as problem:
             raise wrong(str(problem), _field(str(problem), body)) from None
+        more = (expected, top_logprobs, markers.special, ignores_eos(body, options))
         requests = [
-            Request(
-                ids, replace(own, seed=own.seed + choice), expected, top_logprobs, markers.special
-            )
+            Request(ids, replace(own, seed=own.seed + choice), *more)
             for ids, own in zip(prompts, each, strict=True)
             for choice in range(choices)
         ]

@@ -40,8 +40,9 @@ def text(body: Body, name: str, otherwise: str = "") -> str:
 
 
 def whole(body: Body, name: str, otherwise: int, least: int, most: int) -> int:
-    """A field that is a whole number within limits. Raises Problem."""
-    value = body.get(name, otherwise)
+    """A field that is a whole number within limits, `otherwise` where it is not there or null.
+    Raises Problem."""
+    value = otherwise if body.get(name) is None else body[name]
     if isinstance(value, bool) or not isinstance(value, int):
         _refuse(name, "a whole number")
     if not least <= value <= most:
@@ -50,8 +51,8 @@ def whole(body: Body, name: str, otherwise: int, least: int, most: int) -> int:
 
 
 def truth(body: Body, name: str) -> bool:
-    """A field that is true or false, false where it is not there. Raises Problem."""
-    value = body.get(name, False)
+    """A field that is true or false, false where it is not there or null. Raises Problem."""
+    value = False if body.get(name) is None else body[name]
     return value if isinstance(value, bool) else _refuse(name, "true or false")
 
 

@@ -52,7 +52,7 @@ class Completions:
         try:
             asking, body = self._service.asking(), await self._service.body(request)
             asked = await outside(lambda: messages.ask(asking, body))
-            wire = MessagesWire(self._service.name, body, asked)
+            wire = MessagesWire(self._service.name, asked)
             return as_response(await self._answer(request, asked, wire))
         except Problem as problem:
             return JSONResponse(messages.error(problem), problem.status, problem.headers)

@@ -63,7 +63,6 @@ class Engine:
         self.ready = threading.Event()
         self.problem: BaseException | None = None
         self.batch_size = batch_size
-        self.writing = threading.Event()
         self._load = load
         self._store = store
         self._cache: PromptCache | None = None
@@ -177,7 +176,6 @@ class Engine:
     def _keep_cache(self) -> None:
         if self._store is None or self._cache is None:
             return
-        self.writing.set()
         try:
             self._store.close(self._cache, self.pair)
         except SpecdecError as problem:

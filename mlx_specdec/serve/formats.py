@@ -59,14 +59,14 @@ def of_tgi(given: object) -> Body:
 
 
 def _response_format(body: Body) -> Binding:
-    """OpenAI's, and llama.cpp's with the schema one step further out."""
+    """OpenAI's, and llama.cpp's with the schema one step further out, which TGI calls value."""
     name = "response_format"
     asked = fields.object_of(body, name)
     kind = asked.get("type")
     if kind == "text":
         return {}
     if kind == "json_object":
-        return _json_schema(asked.get("schema") or ANY_OBJECT, name)
+        return _json_schema(asked.get("schema") or asked.get("value") or ANY_OBJECT, name)
     if kind != "json_schema":
         raise wrong(f"{name}.type must be text, json_object or json_schema", name)
     inner = asked.get("json_schema", asked)

@@ -37,7 +37,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, key: str | None, origins: Collection[str]) -> None:
         self._app = app
-        self._key = None if key is None else key.encode()
+        self._key = None if key is None else key.encode("utf-8", "surrogateescape")
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,8 +85,8 @@ def _is_address(host: str | None) -> bool:
 def _key_of(headers: Headers) -> bytes:
     given = headers.get("authorization", "")
     kind, _, key = given.partition(" ")
-    told = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-    return told.encode("utf-8", "surrogateescape")
+    told = key.strip(" \t") if kind.lower() == "bearer" else headers.get("x-api-key", "")
+    return told.encode("latin-1")  # as starlette decodes headers
 
 
 class AccessLog:

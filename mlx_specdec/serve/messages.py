@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from . import body as fields
@@ -11,9 +12,10 @@ from .asked import Asked, Asking
 from .body import Body
 from .chat import text_of
 from .problems import Problem, unsupported, wrong
+from .settings import SEEDS
 from .tools import NO_TOOLS
 
-SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stream", "speculative")
+SAME = ("model", "temperature", "top_p", "top_k", "seed", "stream", "speculative")
 """Fields that are fields of a chat completion."""
 HARMLESS: dict[str, tuple[object, ...]] = {
     "container": (),
@@ -34,6 +36,10 @@ def ask(asking: Asking, body: Body) -> Asked:
     """What a body for /v1/messages asks for. Raises Problem."""
     if "max_tokens" not in body:
         raise wrong("max_tokens must be given", "max_tokens")
+    # Nobody can leave it out, and agents ask for more than small contexts have: as at Anthropic, an
+    # answer then goes on to their end.
+    most = fields.whole(body, "max_tokens", 0, 0, SEEDS)
+    asking = replace(asking, options=replace(asking.options, max_tokens=most))
     fields.refuse_unless_harmless(body, HARMLESS)
     own = {name: body[name] for name in SAME if name in body}
     own |= {"stop": stops(body), **_format(body)}

@@ -10,7 +10,6 @@ from ..decoding.stop_criteria import Emission
 from ..text.markers import NONE
 from . import messages
 from .asked import Asked
-from .body import Body
 from .events import Arguments, Call, Event, calls_of, texts_of
 from .figures import cached_tokens
 from .problems import Problem
@@ -26,9 +25,8 @@ class MessagesWire:
     done = b""
     named = True
 
-    def __init__(self, model: str, body: Body, asked: Asked) -> None:
+    def __init__(self, model: str, asked: Asked) -> None:
         self._model = model
-        self._stops = messages.stops(body)
         self._input = asked.prompt_tokens
         self._reader = Reader(NONE) if asked.reader is None else asked.reader()
         self._block = -1
@@ -118,12 +116,10 @@ class MessagesWire:
 
     def _end(self, choice: Choice) -> Told:
         reason = choice.result.finish_reason if choice.result is not None else "length"
-        # Of several nobody has kept which one it was.
-        stop = self._stops[0] if reason == "stop" and len(self._stops) == 1 else None
         told = REASONS.get(reason, "max_tokens")
         if told == "end_turn" and self._reader.called:
             told = "tool_use"
-        return {"stop_reason": told, "stop_sequence": stop}
+        return {"stop_reason": told, "stop_sequence": choice.stop or None}
 
 
 BLOCKS = {

@@ -99,11 +99,8 @@ def _within(least: float | None = None, most: float | None = None, base: Schema 
 
 def _list(of: Schema, least: int = 0, most: int | None = None) -> Schema:
     bounds = {"minItems": least, "maxItems": most}
-    return {
-        "type": "array",
-        "items": of,
-        **{name: each for name, each in bounds.items() if each is not None},
-    }
+    own = {name: each for name, each in bounds.items() if each is not None}
+    return {"type": "array", "items": of, **own}
 
 
 def _either(*each: Schema) -> Schema:
@@ -131,6 +128,7 @@ def _requests(name: str, limits: Limits) -> dict[str, Schema]:
         "max_completion_tokens": _within(0, base=WHOLE),
         "n": _within(1, limits.choices, WHOLE),
         "stop": _either(stop, stops),
+        "ignore_eos": TRUTH,
         "min_p": {**NUMBER, "minimum": 0, "exclusiveMaximum": 1},
         "presence_penalty": _within(-LARGEST, LARGEST),
         "frequency_penalty": _within(-LARGEST, LARGEST),

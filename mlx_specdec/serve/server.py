@@ -34,7 +34,7 @@ DRAIN_SECONDS = 20.0
 CUT_SECONDS = 2
 """For answers that were cut to say so."""
 WRITE_SECONDS = 300
-"""For a prompt cache to get to the disk."""
+"""For the last step, and for a prompt cache to get to the disk."""
 MOST_CONNECTIONS = 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 log = logging.getLogger(__name__)
@@ -100,8 +100,8 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
     with listener:
         server.run(sockets=[listener])
     engine.close()
-    ended = engine.join(CUT_SECONDS)
-    if not ended and not (engine.writing.is_set() and engine.join(WRITE_SECONDS)):
+    keeps = settings.store is not None and settings.store.file is not None
+    if not engine.join(WRITE_SECONDS if keeps and engine.ready.is_set() else CUT_SECONDS):
         # A step that takes longer, or a download: nobody waits for it.
         sys.stdout.flush()
         sys.stderr.flush()

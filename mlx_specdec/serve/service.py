@@ -6,6 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -39,7 +40,9 @@ class Service:
     ) -> None:
         self.engine = engine
         self.name = name
-        self.limits = limits
+        # More than an idle engine takes could be tried again for ever.
+        most = engine.batch_size + limits.waiting
+        self.limits = replace(limits, choices=min(limits.choices, most))
         self.drawn_seeds = drawn_seeds
         self.metrics = metrics
         self.created = int(time.time())

@@ -29,19 +29,42 @@ NUMBERS = (
 )
 """Fields that mean what the options of the same name mean."""
 HARMLESS: dict[str, tuple[object, ...]] = {
+    "adapters": (),
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": (),
     "audio": (),
+    "bad_words": ([],),
     "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "frequency_context_size": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "include_stop_str_in_output": (False,),
     "json_schema": (),
+    "min_tokens": (0,),
+    "mirostat": (0,),
     "modalities": (["text"],),
+    "n_predict": (-1,),
+    "presence_context_size": (),
+    "repeat_penalty": (1,),
+    "repetition_context_size": (),
+    "role_mapping": (),
+    "skip_special_tokens": (True,),
+    "stop_token_ids": ([],),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
     "web_search_options": (),
 }
 """Fields that would change the answer and cannot here, with values that change nothing."""
@@ -66,6 +89,14 @@ def options_of(
     own |= formats.binding(pair, options, body, limits)
     # The prompt is token ids by now.
     return replace(options, system_prompt=None, chat_template_config={}, **own)
+
+
+def ignores_eos(body: Body, options: Options) -> bool:
+    """Whether what ends a text is not to end this one. Raises Problem."""
+    asked = fields.truth(body, "ignore_eos")
+    if asked and options.constraint is not None:
+        raise wrong("ignore_eos cannot hold where a grammar says how the text ends", "ignore_eos")
+    return asked
 
 
 def _stops(given: list[str], limits: Limits) -> list[str]:
@@ -94,7 +125,7 @@ def _speculation(given: object) -> dict[str, Any]:
     for name in given:
         if name != "max":
             raise unsupported(f"speculative.{name}")
-    if "max" not in given:
+    if given.get("max") is None:
         return {}
     return {"num_draft": fields.whole(given, "max", 0, 0, MOST_DRAFTED)}
 

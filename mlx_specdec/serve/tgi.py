@@ -5,7 +5,7 @@ Texts never have the stop string in them, as everywhere here; TGI keeps it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..decoding.logprobs import TokenLogprob
@@ -29,6 +29,8 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "watermark": (False,),
 }
 """Parameters that would change the answer and cannot here, with values that change nothing."""
+FLAT: Mapping[str, object] = {"temperature": 1, "top_k": 0, "top_p": 1}
+"""What shapes a distribution, and the values that shape none."""
 REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
 
@@ -42,10 +44,13 @@ def ask(asking: Asking, body: Body) -> Asked:
     own = {name: told[name] for name in SAME if name in told}
     if "max_new_tokens" in told:
         own["max_tokens"] = told["max_new_tokens"]
-    # As in TGI, whatever shapes a distribution draws from it.
-    shaped = any(own.get(name) for name in ("temperature", "top_k", "top_p"))
+    # As in TGI, whatever shapes a distribution draws from it, and a temperature of 1 shapes none.
+    shapes = {name: fields.number(name, own[name]) for name in FLAT if name in own}
+    shaped = any(value not in (FLAT[name], 0) for name, value in shapes.items())
     if fields.truth(told, "do_sample") or shaped:
         own.setdefault("temperature", 1.0)
+    elif shapes.get("temperature") == 1:
+        own["temperature"] = 0.0
     if "grammar" in told:
         own |= formats.of_tgi(told["grammar"])
     prompt = fields.text(body, "inputs")
@@ -105,10 +110,12 @@ class TgiWire:
         """An event for each token; the last one of all has the whole text."""
         tokens = [self._token(each) for each in emission.logprobs]
         if "".join(each["text"] for each in tokens) != emission.text and tokens:
-            # Parts of characters, and what was held back: the text comes with the last of them.
+            # Parts of characters, and what was held back: the text comes with the last of them that
+            # is no special one, whose text clients pass over.
             for each in tokens:
                 each["text"] = ""
-            tokens[-1]["text"] = emission.text
+            last = next((each for each in reversed(tokens) if not each["special"]), tokens[-1])
+            last |= {"text": emission.text, "special": False}
         events = [self._event(each) for each in tokens]
         if events and choice.reason is not None:
             events[-1] |= self._last(choice)

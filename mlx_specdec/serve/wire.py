@@ -31,12 +31,14 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 @dataclass
 class Choice:
-    """One answer in the making. result: once it has ended by itself."""
+    """One answer in the making. stop: the stop string that ended it, "" where none did. result:
+    once it has ended by itself."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
     reason: str | None = None
+    stop: str = ""
     result: Result | None = None
 
     def take(self, emission: Emission, result: Result | None) -> None:
@@ -44,6 +46,7 @@ class Choice:
         self.texts.append(emission.text)
         self.logprobs += emission.logprobs
         self.tokens += len(emission.tokens)
+        self.stop = emission.stop
         self.result = result
         if result is not None:
             self.reason = REASONS.get(result.finish_reason, "length")
@@ -194,7 +197,8 @@ class TextWire(Wire):
 def event(told: Told, *, named: bool = False) -> bytes:
     """A chunk as a server-sent event; named: by its type."""
     name = f"event: {told['type']}\n" if named else ""
-    return f"{name}data: {json.dumps(told, ensure_ascii=False)}\n\n".encode()
+    # In ASCII: clients that ask httpx for lines also end them at U+0085, U+2028 and U+2029.
+    return f"{name}data: {json.dumps(told)}\n\n".encode()
 
 
 def _by_drafted(emission: Emission) -> list[Emission]:

@@ -89,10 +89,11 @@ def _byte_pieces(tokenizer: Tokenizer) -> frozenset[int]:
 class StopStrings:
     """Looks for strings that end the text, and holds back what may be the beginning of one.
 
-    stops: one or more, none of them empty.
+    stops: one or more, none of them empty. met: the one that was met, "" before.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
+        self.met = ""
         self._stops = tuple(stops)
         self._held = ""
 
@@ -102,7 +103,8 @@ class StopStrings:
         On a hit the first is cut right before the stop string, and nothing is held any more.
         """
         text = self._held + text
-        if (place := self._first(text)) >= 0:
+        if hit := self._first(text):
+            place, self.met = hit
             self._held = ""
             return text[:place], True
         held = max(overlap(text, stop) for stop in self._stops)
@@ -111,12 +113,12 @@ class StopStrings:
 
     def would_stop(self, text: str) -> bool:
         """Whether a stop string would be met if `text` were pushed."""
-        return self._first(self._held + text) >= 0
+        return self._first(self._held + text) is not None
 
-    def _first(self, text: str) -> int:
-        """Where the first stop string begins, -1 where none is."""
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        return min(places, default=-1)
+    def _first(self, text: str) -> tuple[int, str] | None:
+        """Where the first stop string begins, and which one it is."""
+        places = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        return min(places, default=None)
 
     def finish(self) -> str:
         """What was held back."""

@@ -134,6 +134,24 @@ def test_an_answer_can_be_stopped(page: Any, root: str) -> None:
     assert 9 < int(page.text_content("#tokens")) < 3000
 
 
+def test_a_new_conversation_knows_nothing_of_an_answer_that_was_under_way(
+    page: Any, root: str
+) -> None:
+    page.goto(root)
+    page.fill("#max_tokens", "3000")
+    page.fill("#prompt", "Who?")
+    page.click("#send")
+    playwright.expect(page.locator("#tokens")).to_have_text(re.compile(r"\d{2,}"), timeout=60_000)
+    page.click("#reset")
+    playwright.expect(page.locator("#send")).to_have_text("Send")
+    page.fill("#max_tokens", "30")
+    page.fill("#seed", "3")
+    text = say(page, "And?").locator(".text").text_content()
+    message = {"role": "user", "content": "And?"}
+    told = post(f"{root}/v1/chat/completions", messages=[message], max_tokens=30, seed=3)
+    assert text == told["choices"][0]["message"]["content"]
+
+
 def test_what_goes_wrong_is_told(page: Any, root: str) -> None:
     page.goto(root)
     page.fill("#temperature", "-1")

@@ -41,6 +41,7 @@ GRAMMAR = 'start: "(" ("é" | "ab"){1,3} ")"'
 FITTING = [
     ({"response_format": OF_OPENAI}, JSON),
     ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, JSON),
+    ({"response_format": {"type": "json_object", "value": SCHEMA}}, JSON),
     ({"structured_outputs": {"json": SCHEMA}}, JSON),
     ({"structured_outputs": {"json": json.dumps(SCHEMA), "choice": None}}, JSON),
     ({"structured_outputs": {"regex": "[ab]{3}é", "grammar": None}}, "[ab]{3}é"),
@@ -175,6 +176,13 @@ def test_what_is_wrong_is_told_before_anything_is_decoded(
         error = answer.json()["error"]
         assert (error["type"], error["param"]) == ("invalid_request_error", param)
         assert said in error["message"] and "\n" not in error["message"]
+
+
+def test_a_text_that_a_grammar_ends_cannot_ignore_its_end(
+    client: TestClient, nothing_decoded: None
+) -> None:
+    answer = client.post(COMPLETIONS, json={"prompt": TEXT, "regex": "a", "ignore_eos": True})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "ignore_eos"
 
 
 def test_a_schema_is_nested_within_bounds(engine: Engine) -> None:

@@ -17,13 +17,15 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.assemble import Pair, generate, load
 from mlx_specdec.many import ManyRun
 from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, make_app
+from mlx_specdec.serve.asked import Asking
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.wire import event
 from mlx_specdec.text.vocabulary import token_bytes
 
 from .conftest import LIMITS, OPTIONS, running
@@ -126,6 +128,13 @@ def test_a_stream_is_the_same_answer_in_pieces(client: TestClient) -> None:
     whole = ok(client, COMPLETIONS, **completion)["choices"][0]["text"]
     chunks = streamed(client, COMPLETIONS, **completion)
     assert "".join(each["choices"][0]["text"] for each in chunks) == whole
+
+
+def test_an_event_has_the_lines_that_it_should_have_whoever_splits_it() -> None:
+    told = {"type": "x", "text": "é\x85日\u2028😀\u2029"}
+    name, data, end = event(told, named=True).decode().splitlines()
+    assert (name, end) == ("event: x", "")
+    assert json.loads(data.removeprefix("data: ")) == told
 
 
 def test_usage_is_streamed_to_those_who_ask_for_it(client: TestClient) -> None:
@@ -296,6 +305,24 @@ def test_logprobs_of_a_chat_have_bytes(client: TestClient) -> None:
         assert client.post(CHAT, json={**body, **wrong}).status_code == 400
 
 
+def test_a_text_goes_on_behind_its_end_for_those_who_ignore_it(
+    client: TestClient, pair: Pair
+) -> None:
+    ids, [end] = pair.tokenizer.encode(TEXT), pair.eos_token_ids
+    bias, most = {str(end): 7}, {"max_tokens": 20, "temperature": 1.0, "seed": 1}
+    endless = replace(pair, eos_token_ids=frozenset())
+    options = Options(logit_bias={end: 7}, regular=True, cost_cache=False, **most)
+    wanted = generate(endless, ids, options)
+    assert end in wanted.tokens[:-1]
+    for more in ({}, {"speculative": False}):
+        told = ok(client, COMPLETIONS, prompt=ids, logit_bias=bias, **most, **more)
+        assert told["choices"][0]["finish_reason"] == "stop"
+        told = ok(client, COMPLETIONS, prompt=ids, logit_bias=bias, **most, **more, ignore_eos=True)
+        [choice] = told["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (wanted.text, "length")
+        assert told["usage"]["completion_tokens"] == 20
+
+
 def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
     [token] = pair.tokenizer.encode("x")[1:]
     told = ok(client, COMPLETIONS, prompt=TEXT, max_tokens=4, logit_bias={str(token): 1000})
@@ -347,6 +374,23 @@ def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
         ),
         ({"prompt": "x", "guided_regex": "a"}, "guided_regex", "unsupported_parameter"),
         ({"prompt": "x", "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+        *(
+            ({"prompt": "x", name: value}, name, "unsupported_parameter")
+            for name, value in {
+                "min_tokens": 3,
+                "stop_token_ids": [5],
+                "bad_words": ["a"],
+                "skip_special_tokens": False,
+                "include_stop_str_in_output": True,
+                "add_special_tokens": False,
+                "continue_final_message": True,
+                "add_generation_prompt": False,
+                "repetition_context_size": 20,
+                "repeat_penalty": 1.1,
+                "n_predict": 5,
+                "adapters": "my/lora",
+            }.items()
+        ),
     ],
     ids=repr,
 )
@@ -412,6 +456,15 @@ def test_fields_that_change_nothing_are_taken(client: TestClient) -> None:
         "response_format": {"type": "text"},
         "tool_choice": "none",
         "nobody knows this": {},
+        "stream_options": {"include_usage": None},
+        "speculative": {"max": None},
+        "ignore_eos": False,
+        "min_tokens": 0,
+        "stop_token_ids": [],
+        "add_special_tokens": True,
+        "skip_special_tokens": True,
+        "repeat_penalty": 1.0,
+        "mirostat": 0,
     }
     assert ok(client, COMPLETIONS, **body, **more)["choices"] == plain
 
@@ -423,6 +476,19 @@ def test_another_model_is_not_found_and_not_loaded(client: TestClient) -> None:
         assert answer.json()["error"]["code"] == "model_not_found"
     answer = client.get("/v1/models/other")
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("name", ["", "tgi", "dummy", "default_model"])
+def test_who_names_no_model_is_answered(client: TestClient, name: str) -> None:
+    told = ok(client, COMPLETIONS, prompt="x", max_tokens=1, model=name)
+    assert told["model"] == "tiny"
+
+
+def test_more_choices_than_an_engine_takes_are_not_to_be_tried_again(engine: Engine) -> None:
+    client = client_of(engine, Limits(waiting=0))
+    assert client.get("/props").json()["limits"]["choices"] == 4
+    answer = client.post(COMPLETIONS, json={"prompt": TEXT, "n": 5})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
 
 
 def test_the_model_is_listed(client: TestClient) -> None:
@@ -557,6 +623,13 @@ def test_only_the_key_opens(engine: Engine, path: str) -> None:
     assert client.post("/", json={"inputs": TEXT}).status_code == 401
 
 
+def test_a_key_may_have_letters_of_any_kind(engine: Engine) -> None:
+    client = client_of(engine, access=Access("sécret"))
+    for key, status in (("sécret", 200), ("sêcret", 401)):
+        for headers in ({"x-api-key": key.encode()}, {"Authorization": f"Bearer {key}".encode()}):
+            assert client.get("/v1/models", headers=headers).status_code == status
+
+
 def test_pages_of_others_may_not_ask(engine: Engine) -> None:
     foreign = {"Origin": "https://evil.example"}
     client = client_of(engine)
@@ -652,6 +725,15 @@ def test_a_chat_template_is_used_where_there_is_one(templated: tuple[Path, None]
             assert ok(client, CHAT, **calm)["usage"]["prompt_tokens"] > told["count"]
         answer = client.post(CHAT, json={**calm, "chat_template_kwargs": {"tokenize": False}})
         assert answer.status_code == 400
+
+
+def test_a_task_prefix_is_left_out_where_no_template_is_wanted(t5: tuple[Path, Path]) -> None:
+    pair = replace(load(t5[0]), task_prefix="les: ")
+    for wanted, prompt in ((True, "les: pâtes"), (False, "pâtes")):
+        asking = Asking(pair, replace(OPTIONS, chat_template=wanted), LIMITS, "tiny")
+        ids = pair.tokenizer.encode(prompt)
+        assert asking.text_ids("pâtes") == ids
+        assert asking.chat_ids([{"role": "user", "content": "pâtes"}], {}) == ids
 
 
 def test_a_translator_answers_a_single_message(t5: tuple[Path, Path]) -> None:

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from mlx_specdec.assemble import Pair
 from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.limits import Limits
 
 from .test_http import broken_after, client_of
 
@@ -92,9 +93,22 @@ def test_a_stream_has_its_events_in_order(client: TestClient, text: str) -> None
 
 
 def test_a_stop_sequence_is_told(client: TestClient, text: str) -> None:
-    answer = told(client, stop_sequences=[text[3:5]])
-    assert answer["content"][0]["text"] == text[: text.index(text[3:5])]
-    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", text[3:5])
+    stop = text[3:5]
+    for stops in ([stop], ["never seen", stop, "nor this"]):
+        answer = told(client, stop_sequences=stops)
+        assert answer["content"][0]["text"] == text[: text.index(stop)]
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
+        delta = events(client, stop_sequences=stops)[-2]["delta"]
+        assert delta == {"stop_reason": "stop_sequence", "stop_sequence": stop}
+
+
+def test_an_answer_that_may_be_longer_than_the_context_ends_with_it(engine: Engine) -> None:
+    client = client_of(engine, Limits(context=60))
+    answer = told(client, max_tokens=32_000)
+    assert sum(answer["usage"].values()) == 60
+    assert answer["stop_reason"] == "max_tokens"
+    answer = client.post(PATH, json={**BODY, "system": "x" * 100})
+    assert answer.status_code == 400 and "shorten it" in answer.json()["error"]["message"]
 
 
 def test_a_model_without_thoughts_may_choose_to_have_none(client: TestClient) -> None:
@@ -107,6 +121,8 @@ def test_a_model_without_thoughts_may_choose_to_have_none(client: TestClient) ->
     ("more", "status", "kind"),
     [
         ({"max_tokens": None}, 400, "invalid_request_error"),
+        ({"max_tokens": -1}, 400, "invalid_request_error"),
+        ({"max_tokens": 2.5}, 400, "invalid_request_error"),
         ({"messages": None}, 400, "invalid_request_error"),
         ({"messages": []}, 400, "invalid_request_error"),
         ({"system": 5}, 400, "invalid_request_error"),

@@ -287,5 +287,8 @@ def test_hugging_faces_own_client_reads_what_it_expects(
     assert "".join(streamed) == text
     details = client.text_generation(TEXT, max_new_tokens=10, details=True)
     assert (details.generated_text, details.details.generated_tokens) == (text, 10)
+    prompt = pair.tokenizer.encode("USER: Who?\nASSISTANT:")
+    told = client.chat_completion([{"role": "user", "content": "Who?"}], max_tokens=10)
+    assert told.choices[0].message.content == alone(prompt, max_tokens=10)
     with pytest.raises(huggingface_hub.errors.ValidationError, match="top-p"):
         client.text_generation(TEXT, top_p=5.0)

@@ -15,9 +15,16 @@ from huggingface_hub import TextGenerationOutput, TextGenerationStreamOutput
 from starlette.testclient import TestClient
 
 from mlx_specdec.assemble import Pair
+from mlx_specdec.decoding.logprobs import TokenLogprob
+from mlx_specdec.decoding.stop_criteria import Emission, Piece
+from mlx_specdec.many import Request
+from mlx_specdec.serve.asked import Asked
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.tgi import TgiWire
+from mlx_specdec.serve.wire import Choice
 
+from .conftest import OPTIONS
 from .test_http import TEXT, client_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
@@ -48,6 +55,8 @@ def events(client: TestClient, **parameters: Any) -> list[TextGenerationStreamOu
         ({"do_sample": True, "seed": 3}, {"temperature": 1.0, "seed": 3}),
         ({"temperature": 0.7, "seed": 3}, {"temperature": 0.7, "seed": 3}),
         ({"top_k": 5, "seed": 4}, {"temperature": 1.0, "top_k": 5, "seed": 4}),
+        ({"temperature": 1.0, "top_p": 1.0, "top_k": 0}, {"temperature": 0}),
+        ({"do_sample": True, "temperature": 1, "seed": 3}, {"temperature": 1.0, "seed": 3}),
     ],
     ids=str,
 )
@@ -74,6 +83,18 @@ def test_a_text_is_that_of_a_completion(
     assert last.details.finish_reason == "length"
     assert last.details.input_length == len(pair.tokenizer.encode(TEXT))
     assert last.details.seed == output.details.seed or "seed" not in parameters
+
+
+@pytest.mark.parametrize("ids", [(1, 2, 0), (1, 0), (0,)], ids=str)
+def test_those_who_pass_over_special_tokens_read_the_whole_text(ids: tuple[int, ...]) -> None:
+    """The text does not begin with the first token's space, or was held back before the end."""
+    asked = Asked([Request([5], OPTIONS)], 1, stream=True, include_usage=False)
+    wire = TgiWire({"inputs": "x"}, asked, [b"</s>", b" a", b"b"], special={0})
+    logprobs = tuple(TokenLogprob(id, -1.0, ()) for id in ids)
+    emission = Emission(ids, (Piece("ab", drafted=True),), "eos", logprobs)
+    tokens = [each["token"] for each in wire.piece(0, Choice(), emission)]
+    assert [each["id"] for each in tokens] == [*ids]
+    assert "".join(each["text"] for each in tokens if not each["special"]) == "ab"
 
 
 def test_a_stop_sequence_is_told(client: TestClient) -> None:
@@ -122,6 +143,7 @@ def test_a_text_whose_time_is_over_ends(engine: Engine) -> None:
         {"inputs": 5},
         {"inputs": "x", "parameters": 5},
         {"inputs": "x", "parameters": {"temperature": -1}},
+        {"inputs": "x", "parameters": {"temperature": True}},
         {"inputs": "x", "parameters": {"do_sample": "yes"}},
         {"inputs": "x", "parameters": {"return_full_text": "yes"}},
         {"inputs": "x", "parameters": {"details": 1}},

@@ -1,0 +1,78 @@
+"""The process around the application, at its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="the extra server is not installed")
+
+from mlx_specdec.assemble import load
+from mlx_specdec.many import ManyRun, Part
+from mlx_specdec.prompt_cache.store import Store
+from mlx_specdec.serve import server
+from mlx_specdec.serve.app import Access
+from mlx_specdec.serve.server import Settings
+
+from .conftest import LIMITS, OPTIONS
+from .test_sockets import post
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def ask_and_end(port: int) -> None:
+    """Ask for more than there is time for, and end the server with the first chunk."""
+    while True:
+        with (
+            suppress(ConnectionRefusedError),
+            socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
+        ):
+            connection.sendall(post({"prompt": "def", "max_tokens": 4000, "stream": True}))
+            while data := connection.recv(1000):
+                if b"data: {" in data:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+        time.sleep(0.05)  # it is loading
+
+
+def test_what_was_read_is_kept_though_the_last_step_takes_long(
+    llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, port, step = tmp_path / "kept.safetensors", free_port(), ManyRun.step
+
+    def slow(self: ManyRun) -> list[Part]:
+        parts = step(self)
+        time.sleep(0.3)
+        return parts
+
+    def killed(code: int) -> None:
+        raise AssertionError("nobody waited for the last step")
+
+    monkeypatch.setattr(ManyRun, "step", slow)
+    monkeypatch.setattr(server, "CUT_SECONDS", 0.05)
+    monkeypatch.setattr(os, "_exit", killed)
+    client = threading.Thread(target=ask_and_end, args=[port], daemon=True)
+    settings = Settings(
+        host="127.0.0.1",
+        port=port,
+        batch_size=2,
+        access=Access(),
+        limits=LIMITS,
+        drawn_seeds=True,
+        drain_seconds=0,
+        store=Store(file=file),
+    )
+    client.start()
+    server.serve("tiny", lambda: (load(*llama), OPTIONS), settings)
+    client.join()
+    assert file.stat().st_size > 0
