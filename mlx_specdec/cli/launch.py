@@ -6,6 +6,7 @@ so in as many ways. MLX is not imported here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -161,7 +162,8 @@ def _missing(host: str, words: Sequence[str]) -> list[str]:
         return [f"{host} cannot be reached by ssh without a password: run ssh-copy-id {host}"]
     if done.returncode:
         return [f"{host} has no {sys.executable}: install the same environment there"]
-    told = json.loads(done.stdout)
+    # Behind whatever a login prints.
+    told = json.loads(done.stdout.strip().rpartition("\n")[2])
     lacks = [] if told["cwd"] else [f"{host} has no directory {os.getcwd()}: clone it there"]
     for name in PACKAGES:
         here = version(name)
@@ -182,7 +184,11 @@ def _paths(words: Sequence[str]) -> list[str]:
 
 def _run(words: Sequence[str]) -> None:
     """Run mlx.launch to its end. Of an interrupt it would leave the ranks behind, so that they are
-    told instead: rank 0 ends well, and the others with it."""
+    told instead: rank 0 ends well, and the others with it. So it is where this process is to end,
+    or its terminal is closed: in a session of their own they would go on."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     process = subprocess.Popen(words, start_new_session=True)
     while True:
         try:
@@ -194,9 +200,22 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _children(parent: int) -> list[int]:
-    told = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
-    pairs = (line.split() for line in told.splitlines())
-    return [int(pid) for pid, its in pairs if int(its) == parent]
+    return [pid for pid, its in _parents() if its == parent]
+
+
+def _parents() -> list[tuple[int, int]]:
+    """All processes, each with the one that has started it."""
+    # Behind an equals sign, all the rest is a heading where ps is as POSIX has it, as on macOS.
+    words = ["ps", "-A", "-o", "pid=", "-o", "ppid="]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True).stdout
+        rows = [line.split() for line in told.splitlines()]
+    except FileNotFoundError:  # in some containers
+        rows = []
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # ended meanwhile
+                rows.append([file.parent.name, file.read_text().rpartition(")")[2].split()[1]])
+    return [(int(pid), int(parent)) for pid, parent in rows]
 
 
 def _status(host: str, status: Path) -> int:

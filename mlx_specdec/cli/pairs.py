@@ -5,6 +5,7 @@ Knows where the shipped weights lie. MLX is imported when models are loaded.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +68,11 @@ def meet(models: Models, caches: CacheSettings | None) -> None:
     blas.load()
     from ..ranks.group import join
 
-    if join(models.status_file).rank:
-        # It needs no draft, and whatever is wrong rank 0 says.
-        load_pair(named(models)[0], caches=caches, **models.loading())
+    ranks = join(models.status_file)
+    # Rank 0 alone needs a draft, and says whatever is wrong.
+    target, _ = ranks.together(lambda: named(replace(models, draft_model=None)))
+    if ranks.rank:
+        load_pair(target, caches=caches, **models.loading())
 
 
 def sample(model: str) -> Path:

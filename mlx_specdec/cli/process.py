@@ -34,8 +34,13 @@ def exit_with(program: typer.Typer) -> NoReturn:
 
 
 def _end_ranks(code: object) -> None:
-    if (ranks := _ranks()) is not None:
+    if (ranks := _ranks()) is None:
+        return
+    try:
         ranks.end(code if isinstance(code, int) else int(code is not None))
+    except RuntimeError:
+        ranks.explain()
+        raise
 
 
 def _ranks() -> Ranks | None:

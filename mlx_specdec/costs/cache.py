@@ -18,7 +18,9 @@ from .. import user_cache
 from .learned import EARLIER_COST_WEIGHT, Known, Learned, weighed
 from .speedup import between
 
-UNLIKE = 2.0
+UNLIKE = 1.5
+"""Of two costs of the same length, the newer one of one round: more is no noise. The more rounds
+stand behind it, the less noise it has."""
 STEPS_KEPT = 8.0
 """Plain steps whose seconds count: a machine's speed drifts."""
 FAR_APART = 4.0
@@ -66,18 +68,32 @@ def merge(key: CostKey, learned: Mapping[int, Learned]) -> None:
 
 def together(known: Mapping[int, Learned], learned: Mapping[int, Learned]) -> dict[int, Learned]:
     """Means over the rounds behind both. Of costs that are too unlike for noise the older one
-    counts no more than the newer one, and not at all where one of them must be wrong. What new
-    costs of other lengths refute is forgotten."""
-    result = dict(known)
+    counts no more than the newer one, and not at all where one of them must be wrong; those of
+    other lengths are then as wrong. What new costs of other lengths refute is forgotten."""
+    result, moved, wrong = dict(known), {}, False
     for n, new in learned.items():
         old = known.get(n, Learned(new.cost, 0.0))
         apart = max(old.cost / new.cost, new.cost / old.cost)
-        weight = old.rounds if apart < UNLIKE else min(old.rounds, new.rounds)
+        unlike = apart > UNLIKE ** (1 / math.sqrt(max(1.0, new.rounds)))
+        weight = min(old.rounds, new.rounds) if unlike else old.rounds
         weight = 0.0 if apart > FAR_APART else weight
         rounds = weight + new.rounds
         cost = (weight * old.cost + new.rounds * new.cost) / rounds
         result[n] = Learned(cost, min(rounds, EARLIER_COST_WEIGHT if n else STEPS_KEPT))
+        if n and n in known:
+            moved[n] = Learned(math.log(cost / old.cost), new.rounds)
+            wrong |= unlike
+    if wrong:
+        result |= _moved_along({n: each for n, each in known.items() if n not in learned}, moved)
     return {n: each for n, each in result.items() if n in learned or not _refuted(n, each, learned)}
+
+
+def _moved_along(others: Mapping[int, Learned], moved: Mapping[int, Learned]) -> dict[int, Learned]:
+    """Costs that nobody has measured again, where others were wrong: a plain step that was measured
+    wrongly is in all of them. moved: how those others have changed, as logarithms."""
+    rounds = sum(each.rounds for each in moved.values())
+    by = math.exp(sum(each.rounds * each.cost for each in moved.values()) / rounds)
+    return {n: Learned(by * each.cost, min(rounds, each.rounds)) for n, each in others.items() if n}
 
 
 def _refuted(length: int, known: Learned, learned: Mapping[int, Learned]) -> bool:

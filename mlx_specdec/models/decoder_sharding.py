@@ -18,6 +18,8 @@ from .sharding import check_even, refine
 
 SHARES_KEYS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text")
 """Families that repeat keys and values where there are fewer of their heads than ranks."""
+LATENT = ("kv_lora_rank", "q_lora_rank")
+"""Of configurations whose keys and values are one array for all heads, which every rank has."""
 
 
 def check(config: Mapping[str, Any], ranks: int, *, pipeline: bool) -> None:
@@ -38,7 +40,8 @@ def check(config: Mapping[str, Any], ranks: int, *, pipeline: bool) -> None:
     heads = told.get("num_attention_heads")
     keys = told.get("num_key_value_heads") or heads
     shared = kind in SHARES_KEYS and isinstance(keys, int) and ranks % keys == 0
-    counts = {"attention heads": heads, "key-value heads": None if shared else keys}
+    latent = any(told.get(name) for name in LATENT)
+    counts = {"attention heads": heads, "key-value heads": None if shared or latent else keys}
     whole = {what: count for what, count in counts.items() if isinstance(count, int)}
     check_even(whole, ranks)
 

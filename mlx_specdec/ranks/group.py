@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -69,12 +69,15 @@ class Ranks:
         return mx.distributed.all_sum(array, group=self.group)
 
     def texts(self, own: str) -> list[str]:
-        """What each rank tells. Waits for all."""
+        """What each rank tells. Waits for all. Raises SystemExit where rank 0 has ended."""
         told = own.encode()[:LONGEST].ljust(LONGEST, b"\0")
         slots = mx.zeros((self.size, LONGEST), dtype=mx.int32)
         slots[self.rank] = mx.array(list(told), dtype=mx.int32)
         rows: list[list[int]] = self.total(slots).tolist()  # type: ignore[assignment]
-        return [bytes(row).decode(errors="replace").rstrip("\0") for row in rows]
+        texts = [bytes(row).decode(errors="replace").rstrip("\0") for row in rows]
+        if self.rank and texts[0] == LEAVING:
+            raise SystemExit(REFUSED)
+        return texts
 
     def together(self, work: Callable[[], T]) -> T:
         """Do something that may fail on one rank alone; then it fails on all. Raises SpecdecError
@@ -177,12 +180,16 @@ class Ranks:
     def _write(self, code: int) -> None:
         if self.rank or self._status is None:
             return
-        try:
+        with _writing(self._status):
             self._status.write_text(f"{code}\n")
-        except OSError as problem:
-            raise OutputError(
-                f"status-file {self._status} cannot be written: {problem.strerror}"
-            ) from None
+
+
+@contextlib.contextmanager
+def _writing(status: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise OutputError(f"status-file {status} cannot be written: {problem.strerror}") from None
 
 
 def _last_words(sentence: str) -> None:
@@ -207,7 +214,8 @@ def join(status: Path | None = None) -> Ranks:
         return _met[0]
     if status is not None:
         # What an earlier run has left says nothing of this one.
-        status.unlink(missing_ok=True)
+        with _writing(status):
+            status.unlink(missing_ok=True)
     before = open_descriptors()
     cancel = give_up_after(MEETING, f"error: {LATE.format(MEETING)}")
     try:

@@ -40,16 +40,29 @@ def open_descriptors() -> set[int]:
 
 
 def connections(descriptors: Iterable[int]) -> list[socket.socket]:
-    """The sockets among file descriptors that are connected to another one over a network, as
-    duplicates."""
+    """The sockets among file descriptors that are connected to another one over a network, or were
+    until the other side reset them, as duplicates."""
     connected = []
     for descriptor in sorted(descriptors):
         with contextlib.suppress(OSError):
-            each = socket.socket(fileno=os.dup(descriptor))
-            each.getpeername()
-            if each.family in (socket.AF_INET, socket.AF_INET6):
-                connected.append(each)
+            each = socket.socket(fileno=descriptor)
+            try:
+                if _connects(each):
+                    connected.append(each.dup())
+            finally:
+                each.detach()
     return connected
+
+
+def _connects(each: socket.socket) -> bool:
+    if each.family not in (socket.AF_INET, socket.AF_INET6) or each.type != socket.SOCK_STREAM:
+        return False
+    try:
+        each.getpeername()
+    except OSError:
+        # After a reset there is no other side any more; what listens never had one.
+        return not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return True
 
 
 class Watch(threading.Thread):
@@ -65,7 +78,8 @@ class Watch(threading.Thread):
         self._lost = lost
         self._over = threading.Event()
         for each in self._connected:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            with contextlib.suppress(OSError):  # reset already
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _OPTIONS.items():
                 if hasattr(socket, name):
                     with contextlib.suppress(OSError):
@@ -96,7 +110,8 @@ def _ended(connection: socket.socket) -> bool:
 
 
 def neighbor(connection: socket.socket, rank: int, size: int) -> int:
-    """The rank at the other end of a connection. In a ring every rank has called the next one."""
+    """The rank at the other end of a connection. In a ring every rank has called the next one; of a
+    connection that was reset already nobody knows, and it is taken for the one before."""
     file = os.environ.get("MLX_HOSTFILE")
     if file is None:
         return 0 if rank else 1
@@ -104,7 +119,10 @@ def neighbor(connection: socket.socket, rank: int, size: int) -> int:
         hosts: list[list[str]] = json.load(stream)
     following = (rank + 1) % size
     ports = {address.rpartition(":")[2] for address in hosts[following]}
-    called = str(connection.getpeername()[1]) in ports
+    try:
+        called = str(connection.getpeername()[1]) in ports
+    except OSError:
+        called = False
     return following if called else (rank - 1) % size
 
 
@@ -115,8 +133,10 @@ def give_up_after(seconds: float, sentence: str) -> Callable[[], None]:
     process that does it leaves soon after this one has: it holds this one's standard error open,
     and whoever reads that to its end would wait.
     """
+    # Some containers have no ps.
     script = (
-        'own() { [ "$(ps -o ppid= -p $$ | tr -d " ")" = "$3" ]; }; left=$1; '
+        'parent() { ps -o ppid= -p $$ 2>/dev/null || cut -d " " -f 4 /proc/$$/stat; }; '
+        'own() { [ "$(parent | tr -d " ")" = "$3" ]; }; left=$1; '
         'while [ "$left" -gt 0 ]; do sleep 0.5; own "$@" || exit 0; left=$((left - 1)); done; '
         'echo "$2" >&2; kill -9 "$3"'
     )

@@ -14,6 +14,8 @@ from mlx_specdec.costs import cache as cost_cache
 from mlx_specdec.costs.cache import CostKey
 from mlx_specdec.costs.learned import Learned
 
+from ..decoding.simulator import CURVES, Machine, Texts, constant
+
 KEY = CostKey("cpu", "0.32.4", "mkl", "target", 10, "draft", 3, "float32", False)
 
 
@@ -36,24 +38,38 @@ def test_what_was_written_is_read_by_the_same_key_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "cost", "rounds"),
+    ("new", "merged", "other"),
     [
         # As many rounds as stand behind each.
-        (Learned(3.0, 2.0), 2.25, 8.0),
+        (Learned(2.4, 2.0), (2.1, 8.0), (1.5, 5.0)),
+        (Learned(2.0, 50.0), (2.0, 20.0), (1.5, 5.0)),
+        (Learned(2.9, 1.0), (14.9 / 7, 7.0), (1.5, 5.0)),
         # Too unlike for noise: no more than the new one's; and one of them must be wrong.
-        (Learned(5.0, 2.0), 3.5, 4.0),
-        (Learned(9.0, 2.0), 9.0, 2.0),
-        (Learned(0.4, 2.0), 0.4, 2.0),
-        (Learned(2.0, 50.0), 2.0, 20.0),
+        (Learned(3.0, 2.0), (2.5, 4.0), (1.875, 2.0)),
+        (Learned(5.0, 2.0), (3.5, 4.0), (2.625, 2.0)),
+        (Learned(9.0, 2.0), (9.0, 2.0), (6.75, 2.0)),
+        (Learned(0.4, 2.0), (0.4, 2.0), (0.3, 2.0)),
     ],
 )
 def test_measurements_of_texts_are_weighed_by_their_rounds(
-    new: Learned, cost: float, rounds: float
+    new: Learned, merged: tuple[float, float], other: tuple[float, float]
 ) -> None:
-    cost_cache.write(KEY, {1: Learned(1.0, 5.0), 4: Learned(2.0, 6.0)})
+    """And what nobody has measured again is as wrong as what was."""
+    cost_cache.write(KEY, {0: Learned(0.1, 8.0), 1: Learned(1.5, 5.0), 4: Learned(2.0, 6.0)})
     cost_cache.merge(KEY, {4: new, 8: Learned(4.0, 1.0)})
-    assert cost_cache.read(KEY)[4] == pytest.approx((cost, rounds))
-    assert cost_cache.read(KEY)[1] == (1.0, 5.0) and cost_cache.read(KEY)[8] == (4.0, 1.0)
+    known = cost_cache.read(KEY)
+    assert known[4] == pytest.approx(merged) and known[1] == pytest.approx(other)
+    assert known[0] == (0.1, 8.0) and known[8] == (4.0, 1.0)
+
+
+@pytest.mark.parametrize("poison", [2.0, 3.0])
+def test_costs_that_are_all_somewhat_wrong_mend_themselves_within_ten_texts(poison: float) -> None:
+    """Each text measures one length again or two, and those of the others would stay wrong."""
+    machine = Machine(CURVES["M3 Ultra bf16"], 0.05, constant(0.8))
+    wrong = {length: poison * cost for length, cost in enumerate(machine.costs()) if length}
+    texts = Texts(machine, 12, wrong)
+    texts.run(range(10))
+    assert texts.run(range(40)) > 0.85 * machine.best_fixed(12, 40)[1]
 
 
 def test_the_seconds_of_a_step_follow_a_machine_that_drifts() -> None:

@@ -10,6 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec import load
+from mlx_specdec.errors import OptionError
 from mlx_specdec.models import decoder_sharding
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 
@@ -36,6 +37,14 @@ def test_a_head_that_is_asked_on_rank_0_alone_is_kept_there_alone(
     if heads[0] is not None:
         assert mx.array_equal(networks[0].lm_head.weight, heads[0])
         assert (second.open([5]).advance(TOKENS).logits == 1).all().item()
+
+
+def test_keys_and_values_that_all_heads_share_need_not_divide() -> None:
+    latent = {"num_attention_heads": 4, "num_key_value_heads": 1, "kv_lora_rank": 16}
+    decoder_sharding.check({"model_type": "deepseek_v3", **latent}, 2, pipeline=False)
+    with pytest.raises(OptionError, match="2 ranks cannot have equal parts of 3 attention heads"):
+        uneven = latent | {"num_attention_heads": 3}
+        decoder_sharding.check({"model_type": "deepseek_v3", **uneven}, 2, pipeline=False)
 
 
 @pytest.mark.slow

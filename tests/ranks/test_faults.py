@@ -137,6 +137,7 @@ def test_ranks_that_do_not_fit_together_are_refused(target: Path, tmp_path: Path
     [
         (["--max-tokens", "-1"], "max-tokens must be 0 or more"),
         (["--draft-model", "nowhere"], "nowhere"),
+        (["--draft-model", "auto"], "the table of pairs has no draft for"),
         (["--draft-model", "self"], "the draft self is made of all of the target's layers"),
         (["--adapter-path", "nowhere"], "ranks cannot share an adapter"),
     ],

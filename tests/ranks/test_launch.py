@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,68 @@ def test_what_a_machine_lacks_is_said(
     answers(monkeypatch, b=told)
     assert any(said in line for line in launching._missing("b", WORDS))
     assert launching._missing("a", WORDS) == []
+
+
+def test_what_a_login_prints_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch)
+    plain = subprocess.run
+
+    def greeted(words: list[str], **named: object) -> subprocess.CompletedProcess[str]:
+        done = plain(words, **named)
+        done.stdout = f"Welcome to b\n{done.stdout}\n"
+        return done
+
+    monkeypatch.setattr(subprocess, "run", greeted)
+    assert launching._missing("b", WORDS) == []
+
+
+def test_ranks_are_told_apart_where_ps_is_as_posix_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = [{"pid": "7", "ppid": "5"}, {"pid": "8", "ppid": "5"}, {"pid": "9", "ppid": "7"}]
+
+    def ps(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked = [word.partition("=") for flag, word in pairwise(words) if flag == "-o"]
+        headings = [heading or name.upper() for name, equals, heading in asked if heading]
+        rows = [" ".join(each[name] for name, *_ in asked) for each in processes]
+        return subprocess.CompletedProcess(words, 0, "\n".join([*headings, *rows]), "")
+
+    monkeypatch.setattr(subprocess, "run", ps)
+    assert launching._children(5) == [7, 8]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs ps")
+def test_so_are_they_where_there_is_no_ps(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        monkeypatch.setenv("PATH", "/nowhere")
+        try:
+            assert child.pid in launching._children(os.getpid())
+        finally:
+            child.kill()
+
+
+WAITS = "import time; print('waits', flush=True); time.sleep(30)"
+STARTS = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {WAITS!r}], stderr=subprocess.DEVNULL)
+"""
+LAUNCHES = f"""
+import signal, sys
+from mlx_specdec.cli.launch import _run
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+_run([sys.executable, "-c", {STARTS!r}])
+print("ended")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_ranks_do_not_outlive_the_command_or_its_terminal(number: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHES], stdout=subprocess.PIPE, text=True, cwd=loopback.ROOT
+    )
+    assert process.stdout is not None and process.stdout.readline() == "waits\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=25)[0] == "ended\n"
+    assert process.returncode == 0
 
 
 def test_a_model_that_is_here_and_not_there_is_said(
