@@ -4,8 +4,9 @@
 
 Drives the shipped controller with published cost curves, noisy times and drawn acceptance; prints
 one line a cell and a summary. Calibrated: measured curves are known at the start. Cold: nothing is.
-Warm: what twenty texts before have taught, which began with nothing. Where texts of 12 tokens end
-is not known before, as with translations.
+Warm: what twenty texts before have taught, which began with nothing. Too high, too low: ten texts
+ago, costs of earlier texts were twice and half of what is right. Where texts of 12 tokens end is
+not known before, as with translations.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ Shares = dict[str, list[tuple[float, str]]]
 LONG, SHORT, SENTENCE = 1500, 100, 12
 WARM_UP = range(1_000_000, 1_000_020)
 """Seeds of texts that only teach."""
+WRONG = {"too high": 2.0, "too low": 0.5}
 COLUMNS = (
     ("calibrated, round 20 to 1,500 tokens", "calibrated", LONG, 20),
     ("cold, round 40 to 1,500 tokens", "cold", LONG, 40),
@@ -42,6 +44,8 @@ COLUMNS = (
     ("warm, 100 tokens", "warm", SHORT, 0),
     ("cold, 12 tokens", "cold", SENTENCE, 0),
     ("warm, 12 tokens", "warm", SENTENCE, 0),
+    ("costs too high ten texts ago, 12 tokens", "too high", SENTENCE, 0),
+    ("costs too low ten texts ago, 12 tokens", "too low", SENTENCE, 0),
 )
 
 
@@ -63,8 +67,15 @@ def reached(machine: Machine, known: str, tokens: int, seeds: int, after: int) -
         texts.run(WARM_UP)
         return texts.run(range(seeds))
     costs: dict[int, float | Learned] | None = None
-    if known == "calibrated":
-        costs = {**dict(enumerate(machine.costs())), 0: Learned(1.0, 8.0)}
+    if known != "cold":
+        factor = WRONG.get(known, 1.0)
+        costs = {n: factor * cost for n, cost in enumerate(machine.costs())}
+        # What is too cheap was held against plain steps that took too long.
+        costs[0] = Learned(1 / min(1.0, factor), 8.0)
+    if known in WRONG:
+        texts = Texts(machine, tokens, costs, abrupt=abrupt)
+        texts.run(WARM_UP[:10])
+        return texts.run(range(seeds))
     return machine.speed(lambda: AutoLength(costs), tokens, seeds, after, abrupt=abrupt)
 
 

@@ -18,7 +18,7 @@ from .. import user_cache
 from .learned import EARLIER_COST_WEIGHT, Known, Learned, weighed
 from .speedup import between
 
-UNLIKE = 1.5
+UNLIKE = 2.5
 """Of two costs of the same length, the newer one of one round: more is no noise. The more rounds
 stand behind it, the less noise it has."""
 STEPS_KEPT = 8.0

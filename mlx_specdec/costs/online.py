@@ -25,6 +25,8 @@ ROUNDS_FOR_COSTS = 2
 TYPICAL_SPREAD = 0.15
 NORMAL_MEDIAN_DEVIATION = 0.6745
 """Median distance of a normal sample from the median, in standard deviations."""
+UNLIKELY = 2.3
+"""Standard deviations that noise explains; more is seen once in fifty times."""
 CONTRADICTED = 0.25
 """A round can take longer than it costs, never so much less: earlier costs are then wrong, all."""
 
@@ -80,6 +82,7 @@ class RoundCosts:
         self._draft = _Median()
         self._unit = _Median()
         self._known = rising(learned) if learned else {}
+        self._earlier: dict[int, float] = {}
         self._totals: list[float] | None = None
 
     @property
@@ -101,6 +104,10 @@ class RoundCosts:
     def only_earlier(self, count: int) -> bool:
         """Whether all that is known of a length was measured earlier."""
         return count in self._known and not len(self._rounds[count])
+
+    def is_measured(self, count: int) -> bool:
+        """Whether this text has had a round of a length."""
+        return len(self._rounds[count]) > 0
 
     @property
     def in_seconds(self) -> bool:
@@ -137,7 +144,8 @@ class RoundCosts:
     def learned(self) -> dict[int, Learned]:
         """What this text measured, against its plain steps and its rounds of other lengths whose
         costs are known. Short texts teach one or two lengths, and many of them all."""
-        costs, known = {}, {0: 1.0, **self._known}
+        _, wrong = self._scales()
+        costs, known = {}, {0: 1.0} | {n: wrong * cost for n, cost in self._known.items() if n}
         earlier = self._earlier_step if self.plain_steps < PLAIN_STEPS_FOR_COSTS else []
         for n, seen in enumerate(self._rounds):
             steps = [s / known[m] for m, s in self._samples() if m != n and m in known] + earlier
@@ -195,17 +203,33 @@ class RoundCosts:
         if self._free or len(self._draft) or not self._known:
             return self._draft.value
         rises = (
-            (self._known[more] - self._known[fewer]) / (more - fewer)
-            for fewer, more in pairwise(sorted(self._known))
+            (self._earlier[more] - self._earlier[fewer]) / (more - fewer)
+            for fewer, more in pairwise(sorted(self._earlier))
         )
-        return max(0.0, min(rises, default=0.0)) * (self._unit.value or 1.0)
+        return max(0.0, min(rises, default=0.0))
+
+    def _scales(self) -> tuple[float, float]:
+        """Seconds that a plain step of earlier costs stands for, and by what factor those of drafts
+        are wrong: where noise does not explain what this text's rounds took, all are."""
+        seen = {n: self._rounds[n] for n in self._known if n and len(self._rounds[n])}
+        rounds, steps = sum(map(len, seen.values())), self._rounds[0]
+        if not rounds or len(steps) < PLAIN_STEPS_FOR_COSTS:
+            return self._unit.value or 1.0, 1.0
+        off = sum(len(s) * math.log(s.value / self._known[n]) for n, s in seen.items()) / rounds
+        off -= math.log(steps.value)
+        noise = max(TYPICAL_SPREAD, steps.spread()) * math.sqrt(1 / len(steps) + 1 / rounds)
+        if abs(off) < UNLIKELY * noise:
+            return self._unit.value, 1.0
+        return steps.value, math.exp(off)
 
     def _estimate(self) -> list[float]:
+        unit, wrong = self._scales()
+        self._earlier = {n: cost * unit * (wrong if n else 1.0) for n, cost in self._known.items()}
         totals: list[float] = []
         tried = self.tried
         for count, seen in enumerate(self._rounds):
             if count in self._known:
-                line = self._known[count] * (self._unit.value or 1.0)
+                line = self._earlier[count]
                 weight = self._weights.get(count, EARLIER_COST_WEIGHT)
             elif count == 0:
                 line, weight = seen.value, INTERPOLATED_COST_WEIGHT
@@ -222,6 +246,5 @@ class RoundCosts:
         if above is None:
             slope = (start - totals[0]) / below if below else 0.0
             return start + (count - below) * max(slope, self._draft_step())
-        known = self._known.get(above)
-        end = self._rounds[above].value if known is None else known * (self._unit.value or 1.0)
+        end = self._earlier.get(above, self._rounds[above].value)
         return between({below: start, above: end}, count)

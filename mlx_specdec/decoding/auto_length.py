@@ -116,9 +116,8 @@ class AutoLength:
         """What texts to come may begin with."""
         plain = self.plain
         costs = self._costs.totals() if plain else ()
-        return Experience(
-            self._acceptance.verdicts, self._budget.saved(plain), self._unread.prompt(costs, plain)
-        )
+        reading = self._unread.prompt(costs, plain)
+        return Experience(self._acceptance.verdicts, self._budget.saved(plain, reading), reading)
 
     def choose(self, remaining: int, rows: int = 1) -> int:
         """The current choice, cut where the text is about to end."""
@@ -210,7 +209,7 @@ class AutoLength:
             unread = self._unread.any or (rows > 1 and not self._unread.measured)
             if unread and as_feared:
                 self._unread.read(drafted, seconds)
-                self._repeat = drafted
+                self._repeat = 0 if self._costs.is_measured(drafted) else drafted
             else:
                 self._costs.add(drafted, seconds, report.times.draft)
                 self._unread.any = False
@@ -261,7 +260,10 @@ class AutoLength:
         if trial is None or trial == best:
             return best
         loss = self._loss(trial, safe, tokens, self._price)
-        self._trying = loss <= budget or trial > self._costs.tried[-1]
+        if trial > self._costs.tried[-1]:
+            # Nobody knows what such a round costs, but what is read for it.
+            loss = self._reading(costs)
+        self._trying = loss <= budget
         return trial if self._trying else best
 
     def _best(self, tokens: Sequence[float], costs: Sequence[float], among: Sequence[int]) -> int:
@@ -279,7 +281,8 @@ class AutoLength:
             return False
         steps = self.PLAIN_STEPS_FIRST * (1 - 1 / self._choice.speed)
         rounds = self._costs.rounds_behind(self._choice.length)
-        due = steps + rounds / ROUNDS_A_STEP <= self._budget.left(plain) / plain
+        price = min(steps + rounds / ROUNDS_A_STEP, Budget.MOST_SAVED)
+        due = price <= self._budget.left(plain) / plain
         if self._costs.step_is_known and not due:
             return False
         self._plain_to_come = self.PLAIN_STEPS_FIRST
@@ -301,10 +304,18 @@ class AutoLength:
         earlier texts knew may be wrong, and is tried in the end."""
         plain = costs[0]
         loss = max(0.0, costs[length] - tokens[length] * price)
+        if self._unread.any and not self._costs.is_measured(length):
+            # A round that reads is followed by another one, whose cost shows.
+            loss *= 2
         if self._costs.only_earlier(length):
             loss = min(loss, self.LARGEST_LOSS * plain)
-        loss += self._unread.price(costs, plain)
+        loss += self._reading(costs)
         return loss if self._unread.measured else min(loss, Budget.MOST_SAVED * plain)
+
+    def _reading(self, costs: Sequence[float]) -> float:
+        """Seconds that the next draft takes longer, as far as the budget can ever pay for it."""
+        price = self._unread.price(costs, costs[0])
+        return price if self._unread.measured else min(price, Budget.MOST_SAVED * costs[0])
 
 
 def _probe(tokens: Sequence[float], costs: Sequence[float]) -> int:

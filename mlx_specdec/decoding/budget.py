@@ -17,8 +17,10 @@ class Budget:
     SHORT = 12
     SHARE = 0.008
     MOST_SAVED = 3.0
-    MOST_OWED = 12.0
-    """What a text lost beyond its budget is earned back by others, but for noise without end."""
+    MOST_OWED = 3.0
+    """What a text lost beyond its budget is earned back by others, and what reading its prompt took
+    as well, up to MOST_OWED_FOR_READING: more was noise, which is nobody's debt."""
+    MOST_OWED_FOR_READING = 5.0
 
     def __init__(self, saved: float | None = None, part: float = 1.0) -> None:
         self._steps = part * self.AT_START if saved is None else saved
@@ -40,8 +42,10 @@ class Budget:
         earned = self._part * (short + self.SHARE * self._elapsed)
         return self._steps * plain + earned - self._spent
 
-    def saved(self, plain: float) -> float:
+    def saved(self, plain: float, reading: float = 0.0) -> float:
         """What is left for texts that are yet to come, in plain steps of `plain` seconds, 0 where
-        none was seen; less than 0 where more was spent."""
+        none was seen; less than 0 where more was spent. reading: what reading a prompt takes, in
+        plain steps."""
         steps = self.left(plain) / plain if plain else self._steps
-        return min(max(-self.MOST_OWED, steps), self.MOST_SAVED)
+        owed = self.MOST_OWED + min(reading, self.MOST_OWED_FOR_READING)
+        return min(max(-owed, steps), self.MOST_SAVED)

@@ -41,11 +41,11 @@ def test_what_was_written_is_read_by_the_same_key_alone() -> None:
     ("new", "merged", "other"),
     [
         # As many rounds as stand behind each.
-        (Learned(2.4, 2.0), (2.1, 8.0), (1.5, 5.0)),
+        (Learned(3.0, 2.0), (2.25, 8.0), (1.5, 5.0)),
         (Learned(2.0, 50.0), (2.0, 20.0), (1.5, 5.0)),
         (Learned(2.9, 1.0), (14.9 / 7, 7.0), (1.5, 5.0)),
         # Too unlike for noise: no more than the new one's; and one of them must be wrong.
-        (Learned(3.0, 2.0), (2.5, 4.0), (1.875, 2.0)),
+        (Learned(4.0, 2.0), (3.0, 4.0), (2.25, 2.0)),
         (Learned(5.0, 2.0), (3.5, 4.0), (2.625, 2.0)),
         (Learned(9.0, 2.0), (9.0, 2.0), (6.75, 2.0)),
         (Learned(0.4, 2.0), (0.4, 2.0), (0.3, 2.0)),

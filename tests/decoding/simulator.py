@@ -18,7 +18,7 @@ from mlx_specdec.costs import cache as cost_cache
 from mlx_specdec.costs import experience
 from mlx_specdec.costs.acceptance import Acceptance as Verdicts
 from mlx_specdec.costs.experience import Experience
-from mlx_specdec.costs.learned import EARLIER_COST_WEIGHT, Learned
+from mlx_specdec.costs.learned import Known, weighed
 from mlx_specdec.decoding.auto_length import AutoLength
 from mlx_specdec.decoding.budget import Budget
 from mlx_specdec.decoding.stopwatch import FIRST
@@ -73,12 +73,14 @@ def verify_cost(curve: dict[int, float], rows: int) -> float:
 
 @dataclass(frozen=True)
 class Machine:
-    """A pair on a machine. draft: c. acceptance: chance that the draft is right at a position."""
+    """A pair on a machine. draft: c. acceptance: chance that the draft is right at a position.
+    reading: what a draft takes to read a prompt that it has not read along with the target."""
 
     curve: dict[int, float]
     draft: float
     acceptance: Acceptance
     noise: float = NOISE
+    reading: float = 0.0
 
     def costs(self) -> list[float]:
         """What a round of 0, 1, ... drafted tokens costs, in plain steps."""
@@ -103,6 +105,7 @@ class Machine:
         noise = random.Random(seed + 1).gauss
         emitted, clock, rounds, waiting, unread = 0, 0.0, 0, False, 0
         speculative = 0
+        reading = 0.0 if lengths.reads_along else self.reading
         before = (0.0, 0)
         while emitted < tokens:
             if rounds == after:
@@ -121,7 +124,7 @@ class Machine:
             accepted = 0
             while accepted < count and right[emitted + accepted]:
                 accepted += 1
-            catch_up = unread * self.draft / 20
+            catch_up, reading = unread * self.draft / 20 + reading, 0.0
             clock += costs[count] + catch_up
             draft = (count * self.draft + catch_up) * math.exp(self.noise * noise(0, 1))
             verify = costs[count] - count * self.draft
@@ -191,21 +194,25 @@ class Machine:
 
 
 class Texts:
-    """Texts one after the other, each of which begins with what the ones before it taught."""
+    """Texts one after the other, each of which begins with what the ones before it taught.
+
+    costs: that are known to the first one. earlier: what else is.
+    """
 
     def __init__(
         self,
         machine: Machine,
         tokens: int,
-        costs: dict[int, float] | None = None,
+        costs: Known | None = None,
+        earlier: Experience | None = None,
         *,
         abrupt: bool = False,
     ) -> None:
         self._machine = machine
         self._abrupt = abrupt
         self._tokens = tokens
-        self._costs = {n: Learned(cost, EARLIER_COST_WEIGHT) for n, cost in (costs or {}).items()}
-        self._earlier: Experience | None = None
+        self._costs = weighed(costs or {})
+        self._earlier = earlier
 
     def run(self, seeds: Sequence[int]) -> float:
         """Tokens per plain step over texts of these seeds."""

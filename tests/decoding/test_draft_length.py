@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from mlx_specdec.costs.acceptance import Acceptance
+from mlx_specdec.costs.experience import Experience
 from mlx_specdec.costs.learned import Learned
 from mlx_specdec.costs.online import RoundCosts
 from mlx_specdec.decoding.auto_length import AutoLength
@@ -22,6 +24,8 @@ STEP = {0: Learned(1.0, 8.0)}
 """That a plain step took a second in earlier texts."""
 TWO_CORES = {1: 1.0, 2: 1.25, 3: 1.4, 4: 1.5, 6: 1.7, 9: 2.0, 16: 3.0}
 """Roughly as a model of eight million weights behaves on two cores."""
+POISONED = (("M4 Pro 4-bit", 0.8, 0.1), ("linear", 0.5, 0.3), ("M5 Max 70B", 0.95, 1.25))
+"""A pair that pays, one that does not, and a target at fewer bits that drafts for itself."""
 KINDS = {"0.1": constant(0.1), "0.5": constant(0.5), "0.9": constant(0.9)}
 KINDS |= {"drifting": drifting, "bimodal": bimodal}
 
@@ -231,6 +235,60 @@ def test_costs_that_are_wrong_mend_themselves_within_ten_texts(poison: float) ->
     texts.run(range(10))
     best = machine.best_fixed(12, 40)[1]
     assert texts.run(range(40)) > 0.85 * best
+
+
+@pytest.mark.parametrize("saved", [0.0, -12.0])
+@pytest.mark.parametrize("poison", [0.5, 1.5, 3.0])
+@pytest.mark.parametrize(("name", "alpha", "draft"), POISONED)
+def test_so_do_those_of_a_noisy_machine_that_held_them_against_its_plain_steps(
+    name: str, alpha: float, draft: float, poison: float, saved: float
+) -> None:
+    machine = Machine(CURVES[name], draft, constant(alpha), noise=0.15, reading=0.5)
+    wrong: dict[int, float | Learned] = {n: c * poison for n, c in costs_of(machine).items()}
+    wrong[0] = Learned(1 / min(1.0, poison), 8.0)
+    texts = Texts(machine, 12, wrong, Experience(((), ()), saved, 0.5))
+    texts.run(range(10 if saved == 0 else 16))
+    best = machine.best_fixed(12, 40)[1]
+    assert texts.run(range(40)) > 0.78 * best
+
+
+def test_a_debt_is_no_larger_than_what_a_text_can_have_owed_knowingly() -> None:
+    budget = Budget(1.0)
+    budget.spend(50.0)
+    assert budget.saved(1.0) == -Budget.MOST_OWED
+    assert budget.saved(1.0, 2.0) == -Budget.MOST_OWED - 2
+    assert budget.saved(1.0, 99.0) == -Budget.MOST_OWED - Budget.MOST_OWED_FOR_READING
+
+
+def test_no_leap_reads_a_prompt_that_the_budget_cannot_pay_for() -> None:
+    costs = {1: Learned(2.7, 2.0), 3: Learned(4.6, 2.0)} | STEP
+    for saved, leaps in ((0.5, False), (3.0, True)):
+        acceptance = Acceptance(16, earlier=((200.0,) * 16, (190.0,) * 16))
+        lengths = AutoLength(costs, acceptance=acceptance, budget=Budget(saved), reading=5.0)
+        chosen = []
+        for _ in range(12):
+            chosen.append(lengths.choose(1000))
+            lengths.on_round(a_round(0, 0, 1.0))
+        assert (max(chosen) > 3) is leaps, chosen
+
+
+def test_a_probe_of_a_length_that_this_text_has_measured_is_one_round() -> None:
+    lengths, chosen = AutoLength(), []
+    for _ in range(3000):
+        chosen.append(lengths.choose(10_000))
+        lengths.on_round(a_round(chosen[-1], 0, 2.0 + 0.1 * chosen[-1] if chosen[-1] else 1.0))
+    late = chosen[1500:]
+    assert any(late) and not any(one and other for one, other in pairwise(late))
+
+
+@pytest.mark.parametrize(("seconds", "longer"), [(0.7, 0.9), (2.8, 3.6), (1.3, 1.8)])
+def test_what_one_length_refutes_is_wrong_for_all(seconds: float, longer: float) -> None:
+    # Earlier texts held 1.4 steps against a draft of two tokens, and 1.8 against one of four.
+    costs = RoundCosts(4, {n: 1 + 0.2 * n for n in range(1, 5)})
+    for _ in range(4):
+        costs.add(0, 1.0, None)
+    costs.add(2, seconds, None)
+    assert costs.totals()[4] == pytest.approx(longer, rel=0.06)
 
 
 @pytest.mark.parametrize("name", ["M3 Ultra bf16", "M4 Pro 4-bit", "flat", "linear"])
