@@ -34,13 +34,14 @@ def test_a_drafter_is_told_by_its_files_and_small(name: str) -> None:
     assert sum(file.stat().st_size for file in files) < 4_000_000
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_text_is_plain_decodings(name: str, temperature: float) -> None:
+def test_the_text_is_plain_decodings(name: str) -> None:
     kind, file, _ = SHIPPED[name]
-    check_texts(loaded(name), prompts(file, 2), temperature, kind)
+    check_texts(loaded(name), prompts(file, 2), kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_drafter_saves_passes(name: str) -> None:
     kind, file, least = SHIPPED[name]
