@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
 """Tests that took long where they were last measured; scripts/list_slow_tests.py writes them."""
+NUMBERS = itertools.count()
+if hasattr(os, "SCHED_BATCH"):
+    # What MLX's thread is handed does not interrupt the one that hands it over, ten times a token.
+    with contextlib.suppress(OSError):  # some sandboxes forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -18,11 +27,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def what_tests_share_is_made_without_the_users_costs(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """It is made before each test has a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLX_SPECDEC_CACHE", str(tmp_path_factory.mktemp("costs-of-rounds")))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def surroundings_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def surroundings_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """No test reads or writes the costs that the user's own decoding measured, and what runs is
     what users run: the debugging shadow is off, in subprocesses too."""
-    monkeypatch.setenv("MLX_SPECDEC_CACHE", str(tmp_path / "costs-of-rounds"))
+    # Most tests keep nothing, and need no directory for it.
+    own = tmp_path_factory.getbasetemp() / f"costs-of-rounds-{next(NUMBERS)}"
+    monkeypatch.setenv("MLX_SPECDEC_CACHE", str(own))
     monkeypatch.delenv("MLX_SPECDEC_DEBUG", raising=False)
 
 

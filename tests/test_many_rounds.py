@@ -6,6 +6,7 @@ was never rewound.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
@@ -29,6 +30,8 @@ from .test_same_text import ONE_OF_EACH_CACHE, PROMPT, SIZE, encoder_decoder, pa
 
 ROUNDS = 105
 DRAFTED = 4
+SHORT, LONGEST = 80, 330
+"""Tokens of texts that are long enough for some dozen rounds, and for all here."""
 pytestmark = pytest.mark.usefixtures("shadowed")
 
 FAMILIES = (
@@ -90,6 +93,7 @@ class Forced(Proposer):
         self._draft.compare([*self._observed, unseen])
 
 
+@functools.cache
 def pair_for(family: str) -> Pair:
     if family == "own-head-scaled":
         return encoder_decoder(family, 0.1)
@@ -99,6 +103,12 @@ def pair_for(family: str) -> Pair:
         for _ in range(2)
     )
     return pair_of(target, draft)
+
+
+@functools.cache
+def plain_text(family: str, most: int, seed: int) -> tuple[int, ...]:
+    options = Options(max_tokens=most, regular=True, temperature=0.9, seed=seed)
+    return generate(pair_for(family), PROMPT, options).tokens
 
 
 def forced(pair: Pair, text: Sequence[int], pattern: str, **asked) -> tuple[Result, Forced]:
@@ -113,13 +123,12 @@ def needed(pattern: str, rounds: int) -> int:
 
 
 def compare(family: str, pattern: str, rounds: int) -> None:
-    pair = pair_for(family)
     length = needed(pattern, rounds)
-    plain = generate(
-        pair, PROMPT, Options(max_tokens=length, regular=True, temperature=0.9, seed=4)
-    )
-    result, forcing = forced(pair, plain.tokens, pattern, max_tokens=length, seed=4)
-    assert result.tokens == plain.tokens
+    assert length <= LONGEST
+    # A text is computed once for all patterns.
+    text = plain_text(family, LONGEST if length > SHORT else SHORT, seed=4)[:length]
+    result, forcing = forced(pair_for(family), text, pattern, max_tokens=length, seed=4)
+    assert result.tokens == text
     assert forcing.rounds >= rounds - 2
     expected = length - rounds
     assert abs(result.stats.accepted - expected) <= DRAFTED + 1
@@ -146,11 +155,10 @@ def test_dozens_of_rounds_keep_every_context_right(
     compare(family, "random", 25)
 
 
-def ends_inside(pair: Pair, inside: int, seed: int) -> int:
+def ends_inside(family: str, inside: int, seed: int) -> int:
     """Two texts that end at row `inside` of a block that is not the first: by length and by an
     end-of-sequence token. Returns the rounds they took, 0 where no token suits."""
-    plain = Options(max_tokens=40, regular=True, temperature=0.9, seed=seed)
-    text = generate(pair, PROMPT, plain).tokens
+    pair, text = pair_for(family), plain_text(family, 40, seed)
     # Rounds emit five tokens each: some token that comes for the first time in this place of one.
     places = (k for k, t in enumerate(text) if k % (DRAFTED + 1) == inside and t not in text[:k])
     place = max((k for k in places if k > DRAFTED), default=None)
@@ -166,15 +174,14 @@ def ends_inside(pair: Pair, inside: int, seed: int) -> int:
 
 @pytest.mark.parametrize("inside", range(DRAFTED + 1))
 def test_a_text_that_ends_inside_a_block_ends_there(inside: int) -> None:
-    assert ends_inside(pair_for("llama"), inside, seed=0) > 2
+    assert ends_inside("llama", inside, seed=0) > 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_that_end_inside_blocks_end_there_in_every_family(family: str) -> None:
-    pair = pair_for(family)
     for inside in range(DRAFTED + 1):
-        assert any(ends_inside(pair, inside, seed) > 2 for seed in range(8)), inside
+        assert any(ends_inside(family, inside, seed) > 2 for seed in range(8)), inside
 
 
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])

@@ -3,8 +3,10 @@ way the checkpoint is laid out, and write what they would alone."""
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +39,17 @@ def target(family: str, directory: Path, **asked) -> Path:
     return byte_level(directory)
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """A loaded target of each family, made once."""
+
+    @functools.cache
+    def pair(family: str) -> Pair:
+        return assemble.load(target(family, tmp_path_factory.mktemp("targets") / family))
+
+    return pair
+
+
 def logits_of(pair: Pair, length: int = 12, count: int = 3) -> mx.array:
     """What a pair's own layer says of `count` tokens behind a random text."""
     assert pair.speculator is not None
@@ -63,8 +76,10 @@ def slow_but(*fast: str) -> list:
 
 @pytest.mark.parametrize("temperature", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", slow_but("glm4_moe"))
-def test_the_text_is_the_targets_own(family: str, temperature: float, tmp_path: Path) -> None:
-    pair = assemble.load(target(family, tmp_path / family))
+def test_the_text_is_the_targets_own(
+    family: str, temperature: float, pairs: Callable[[str], Pair]
+) -> None:
+    pair = pairs(family)
     assert pair.speculator is not None and pair.draft_bytes == pair.speculator.nbytes > 0
     asked = {**ASKED, "temperature": temperature}
     plain = generate(pair, TEXT, Options(regular=True, **asked))
@@ -77,8 +92,10 @@ def test_the_text_is_the_targets_own(family: str, temperature: float, tmp_path: 
 
 
 @pytest.mark.parametrize("family", slow_but("glm4_moe"))
-def test_in_a_batch_every_text_is_what_it_is_alone(family: str, tmp_path: Path) -> None:
-    pair = assemble.load(target(family, tmp_path / family))
+def test_in_a_batch_every_text_is_what_it_is_alone(
+    family: str, pairs: Callable[[str], Pair]
+) -> None:
+    pair = pairs(family)
     prompts = [TEXT, "a", "other words"]
     asked = Options(**{**ASKED, "temperature": 1.0, "max_tokens": 8}, num_draft=3)
     together = generate_many(pair, prompts, asked, batch_size=2)

@@ -48,13 +48,14 @@ def test_each_is_refused_for_the_others_target() -> None:
             files.check_config(json.loads((target / "config.json").read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_text_is_plain_decodings(name: str, temperature: float) -> None:
+def test_the_text_is_plain_decodings(name: str) -> None:
     kind, file, _ = SHIPPED[name]
-    check_texts(loaded(name), prompts(file, 2), temperature, kind)
+    check_texts(loaded(name), prompts(file, 2), kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_drafter_saves_passes(name: str) -> None:
     kind, file, least = SHIPPED[name]

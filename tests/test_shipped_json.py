@@ -88,8 +88,9 @@ def test_texts_of_the_shipped_model_are_valid(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_every_schema_is_kept_to_at_every_temperature_under_every_rule(pair: Pair) -> None:
-    check(pair, range(len(SCHEMAS) * 4 * 3))
+def test_every_schema_is_kept_to_at_every_temperature_and_under_every_rule(pair: Pair) -> None:
+    """In pairs: of seven, four and three each two meet within 28 seeds."""
+    check(pair, range(len(SCHEMAS) * 4))
 
 
 def test_the_checker_notices_what_is_wrong() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from mlx_specdec.assemble import Pair, generate, stream_generate
 from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.speculators import KINDS, read
 from mlx_specdec.contracts import Prices, after
+from mlx_specdec.decoding.run import Result
 from mlx_specdec.drafters import make_draft_length
 from mlx_specdec.drafting import DRAFTERS
 from mlx_specdec.drafting.speculator import UNREAD
@@ -60,7 +62,9 @@ FAST_CASES = {
 LENGTH = 20
 
 
+@functools.cache
 def target_of(family: str) -> Base:
+    """Built once: nobody changes its weights."""
     if family == TRANSLATOR:
         return load_model(FIXTURES / family, dtype="float32").model
     return DecoderOnlyModel(tiny.build(family))
@@ -83,6 +87,27 @@ def made(kind: str, family: str, tmp_path: Path, **asked) -> Pair:
     return pair_of(target, MAKERS[kind](tmp_path / kind, width=target.width, **asked))
 
 
+def asked_at(temperature: float) -> Options:
+    return Options(
+        max_tokens=LENGTH,
+        temperature=temperature,
+        frequency_penalty=1.0,
+        seed=3,
+        cost_cache=False,
+    )
+
+
+PROMPTS = [PROMPT, PROMPT[:3], [*PROMPT, 40, 2, 11], [9]]
+
+
+@functools.cache
+def plain_text(family: str, temperature: float, number: int = 0) -> Result:
+    """Of one of the PROMPTS with every kind of drafter, since it is the target's own."""
+    target, regular = target_of(family), replace(asked_at(temperature), regular=True)
+    pair = Pair("target", None, target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
+    return generate(pair, PROMPTS[number], regular)
+
+
 @pytest.mark.parametrize(
     ("kind", "temperature"),
     [
@@ -96,15 +121,12 @@ def test_drafters_that_attend_to_the_source_write_the_targets_own_text(
     kind: str, temperature: float, tmp_path: Path
 ) -> None:
     pair = made(kind, TRANSLATOR, tmp_path, encoder=target_of(TRANSLATOR).width)
-    prompts = [PROMPT, PROMPT[:2], [*PROMPT, 40, 2, 11], [9]]
-    asked = Options(
-        max_tokens=16, temperature=temperature, frequency_penalty=1.0, seed=3, cost_cache=False
-    )
-    plain = [generate(pair, prompt, replace(asked, regular=True)).tokens for prompt in prompts]
+    numbers = range(len(PROMPTS))
+    plain = [plain_text(TRANSLATOR, temperature, number).tokens for number in numbers]
     assert len(set(plain[0])) > 3, "a text of one token would prove little"
-    drafting = replace(asked, num_draft=3)
-    alone = [generate(pair, prompt, drafting) for prompt in prompts]
-    together = generate_many(pair, prompts, drafting, batch_size=2)
+    drafting = replace(asked_at(temperature), num_draft=3)
+    alone = [generate(pair, prompt, drafting) for prompt in PROMPTS]
+    together = generate_many(pair, PROMPTS, drafting, batch_size=2)
     for results in (alone, together):
         assert [result.tokens for result in results] == plain
         assert sum(result.stats.drafted for result in results) > 0
@@ -128,22 +150,18 @@ def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
 def test_the_text_is_the_targets_own(
     kind: str, family: str, temperature: float, tmp_path: Path
 ) -> None:
+    """A fixed number of drafted tokens and one that changes: each of them with every kind and
+    target, at one of the temperatures."""
     pair = made(kind, family, tmp_path)
-    asked = {
-        "max_tokens": LENGTH,
-        "temperature": temperature,
-        "frequency_penalty": 1.0,
-        "seed": 3,
-        "cost_cache": False,
-    }
-    plain = generate(pair, PROMPT, Options(regular=True, **asked))
+    plain = plain_text(family, temperature)
     assert len(set(plain.tokens)) > 3, "a text of one token would prove little"
-    options = Options(num_draft=6, **asked)
-    for lengths in (None, Switching()):
-        result = stream_generate(pair, PROMPT, options, draft_length=lengths).result()
-        assert (result.tokens, result.text) == (plain.tokens, plain.text)
-        assert result.stats.drafted > 0
-        assert (result.labels.proposer, result.labels.draft_model) == (kind, "drafter")
+    switches = (list(MAKERS).index(kind) + TARGETS.index(family) + (temperature > 0)) % 2
+    lengths = Switching() if switches else None
+    options = replace(asked_at(temperature), num_draft=6)
+    result = stream_generate(pair, PROMPT, options, draft_length=lengths).result()
+    assert (result.tokens, result.text) == (plain.tokens, plain.text)
+    assert result.stats.drafted > 0
+    assert (result.labels.proposer, result.labels.draft_model) == (kind, "drafter")
 
 
 @pytest.mark.slow
@@ -153,9 +171,7 @@ def test_every_rule_takes_the_rows_that_tokens_were_drawn_from(
     kind: str, rule: str, tmp_path: Path
 ) -> None:
     pair = made(kind, "llama", tmp_path)
-    asked = Options(
-        max_tokens=14, temperature=0.8, rule=rule, seed=5, num_draft=4, cost_cache=False
-    )
+    asked = Options(max_tokens=8, temperature=0.8, rule=rule, seed=5, num_draft=4, cost_cache=False)
     first, again = generate(pair, PROMPT, asked), generate(pair, PROMPT, asked)
     assert first.tokens == again.tokens != generate(pair, PROMPT, replace(asked, seed=6)).tokens
     assert first.stats.drafted > 0
@@ -164,11 +180,9 @@ def test_every_rule_takes_the_rows_that_tokens_were_drawn_from(
 @pytest.mark.parametrize("kind", MAKERS)
 def test_in_a_batch_every_text_is_what_it_is_alone(kind: str, tmp_path: Path) -> None:
     pair = made(kind, "llama", tmp_path)
-    prompts = [PROMPT, PROMPT[:3], [*PROMPT, 40, 2, 11], [9]]
-    asked = Options(max_tokens=12, temperature=1.0, seed=2, num_draft=3, cost_cache=False)
-    together = generate_many(pair, prompts, asked, batch_size=3)
-    for prompt, result in zip(prompts, together, strict=True):
-        assert result.tokens == generate(pair, prompt, replace(asked, regular=True)).tokens
+    together = generate_many(pair, PROMPTS, replace(asked_at(1.0), num_draft=3), batch_size=3)
+    for number, result in enumerate(together):
+        assert result.tokens == plain_text("llama", 1.0, number).tokens
     assert sum(result.stats.drafted for result in together) > 0
 
 
@@ -178,8 +192,8 @@ def test_a_long_prompt_is_read_as_a_short_one_is(kind: str, tmp_path: Path) -> N
     prompt = [2 + 7 * index % 60 for index in range(3 * UNREAD + 5)]
     tokens = set()
     drafted = set()
-    for step_size in (5, UNREAD + 9, 512):
-        asked = Options(max_tokens=12, num_draft=3, prefill_step_size=step_size, cost_cache=False)
+    for step_size in (23, UNREAD + 9, 512):
+        asked = Options(max_tokens=8, num_draft=3, prefill_step_size=step_size, cost_cache=False)
         result = generate(pair, prompt, asked)
         tokens.add(result.tokens)
         drafted.add((result.stats.drafted, result.stats.accepted))
@@ -284,7 +298,7 @@ def test_taps_change_no_logit(tmp_path: Path) -> None:
 
 
 def test_nobody_who_taps_nothing_is_given_hidden_states() -> None:
-    model = target_of("llama")
+    model = DecoderOnlyModel(tiny.build("llama"))
     before = type(model.network.layers[0])
     scores = model.open(PROMPT).advance(mx.array([[3, 9]]))
     assert scores.hidden == {}

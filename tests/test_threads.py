@@ -12,6 +12,7 @@ import pytest
 
 from mlx_specdec import Options, generate
 
+from .cli.conftest import make_llama
 from .test_same_text import PROMPT, decoder_only
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,7 +24,7 @@ def work():
     pair = load(sys.argv[1], sys.argv[2])
     print(*generate(pair, "def f(x):", Options(max_tokens=5)).tokens)
 
-for _ in range(4):
+for _ in range(6):
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
@@ -55,11 +56,14 @@ def test_mlx_is_told_when_a_thread_ends_that_generated(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("turn", range(3))
-def test_a_process_ends_well_whose_threads_have_generated(turn: int) -> None:
-    weights = [str(ROOT / "weights" / name) for name in ("py-llama", "py-llama-draft")]
+def test_a_process_ends_well_whose_threads_have_generated(tmp_path: Path) -> None:
+    models = [str(make_llama(tmp_path / name, seed)) for seed, name in enumerate(("one", "other"))]
     ended = subprocess.run(
-        [sys.executable, "-c", ENDS, *weights], capture_output=True, text=True, check=False
+        [sys.executable, "-c", ENDS, *models],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(set(ended.stdout.splitlines())) == 1

@@ -205,7 +205,6 @@ def from_config(config: dict[str, Any], seed: int = 0) -> nn.Module:
     high, low = mx.random.state[0].tolist()
     try:
         model = classes.Model(classes.ModelArgs.from_dict(config))
-        mx.eval(model.parameters())
     finally:
         mx.random.seed((high << 32) + low)
     leaves = sorted(tree_flatten(model.parameters()))

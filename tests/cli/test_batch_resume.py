@@ -57,7 +57,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bytes(
 
 
 def command(file: Path, output: Path, model: Path) -> list[str]:
-    asked = ["batch", file, "-o", output, "--model", model, "-m", 40, "--batch-size", 4, *ENDLESS]
+    asked = ["batch", file, "-o", output, "--model", model, "-m", 24, "--batch-size", 4, *ENDLESS]
     return [sys.executable, "-m", "mlx_specdec", *map(str, asked), "--temperature", "0.9"]
 
 
@@ -70,19 +70,27 @@ def stop_after(
         if partial.exists() and partial.read_bytes().count(b"\n") > results:
             process.send_signal(how)
             break
-        time.sleep(0.001)
+        time.sleep(0.003)
     _, told = process.communicate()
     return process.returncode, told
+
+
+@pytest.fixture(scope="module")
+def whole(t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run that nobody stops writes, beside its prompts."""
+    place = tmp_path_factory.mktemp("whole")
+    file = write(place / "in.txt", sentences(60))
+    subprocess.run(command(file, place / "out", t5), check=True, env=ENVIRONMENT)
+    return place / "out"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_stopped_again_and_again_ends_with_the_same_bytes(
-    t5: Path, tmp_path: Path, output: Path, how: signal.Signals
+    t5: Path, whole: Path, output: Path, how: signal.Signals
 ) -> None:
-    file = write(tmp_path / "in.txt", sentences(60))
+    file = whole.with_name("in.txt")
     partial = output.with_name("out.jsonl.partial")
-    subprocess.run(command(file, tmp_path / "whole", t5), check=True, env=ENVIRONMENT)
     line, stopped = command(file, output, t5), 0
     for results in (0, 7, 33):
         code, told = stop_after(results, line, partial, how)
@@ -96,5 +104,5 @@ def test_a_run_that_is_stopped_again_and_again_ends_with_the_same_bytes(
     assert stopped >= 2
     if not output.exists():
         subprocess.run(line, check=True, env=ENVIRONMENT)
-    assert output.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert output.read_bytes() == whole.read_bytes()
     assert left_in(output.parent) == ["out.jsonl"]

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,25 @@ def asked(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     return subprocess.run(
         command, env=given, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
+
+
+Here = Callable[..., str]
+
+
+@pytest.fixture
+def asked_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """The same in this process: what is printed."""
+
+    def printed(*arguments: str, **environment: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["mlx-specdec", *arguments])
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        assert ended.value.code in (0, None)
+        return capsys.readouterr().out
+
+    return printed
 
 
 def test_the_program_alone_prints_its_help() -> None:
@@ -87,19 +107,18 @@ def test_choices_are_shown(run: Run) -> None:
     assert "forward|reverse|jsd|tvd" in run("train-draft", "-h").out
 
 
-def test_the_help_is_as_wide_as_the_terminal() -> None:
+def test_the_help_is_as_wide_as_the_terminal(asked_here: Here) -> None:
     for columns in (60, 80, 118):
-        lines = asked("generate", "-h", COLUMNS=str(columns)).stdout.splitlines()
+        lines = asked_here("generate", "-h", COLUMNS=str(columns)).splitlines()
         texts = lines[: lines.index("  Example:")]
         assert columns - 12 < max(map(len, texts)) <= columns
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_line_is_wider_than_a_plain_terminal(name: str) -> None:
-    done = asked(name, "-h", COLUMNS="80", TERM="dumb")
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "\x1b" not in done.stdout
+def test_no_line_is_wider_than_a_plain_terminal(name: str, asked_here: Here) -> None:
+    told = asked_here(name, "-h", COLUMNS="80", TERM="dumb")
+    assert max(map(len, told.splitlines())) <= 80
+    assert "\x1b" not in told
 
 
 def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:

@@ -80,46 +80,47 @@ def serving(*arguments: object, **environment: str) -> Iterator[Server]:
         server.end()
 
 
-@needs_extra
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
-def test_a_signal_lets_answers_end_and_the_process_ends_with_0(llama: Path, number: int) -> None:
-    with serving("--model", llama, "--no-cache") as server:
-        body = {"prompt": "def", "max_tokens": 400, "stream": True}
-        with server.ask("/v1/completions", **body) as answer:
-            begin = answer.read(30)
-            server.process.send_signal(number)
-            text = (begin + answer.read()).decode()
-        assert text.endswith("data: [DONE]\n\n") and '"finish_reason": "length"' in text
-        assert server.end() == 0
+def end_in_an_answer(server: Server, number: int, headers: dict[str, str]) -> None:
+    """A signal while an answer is written lets it end, and then the process, with 0."""
+    body = {"prompt": "def", "max_tokens": 400, "stream": True}
+    with server.ask("/v1/completions", headers, **body) as answer:
+        begin = answer.read(30)
+        server.process.send_signal(number)
+        text = (begin + answer.read()).decode()
+    assert text.endswith("data: [DONE]\n\n") and '"finish_reason": "length"' in text
+    assert server.end() == 0
     assert "Traceback" not in "".join(server.said)
-    [line] = [each for each in server.said if "/v1/completions" in each]
+    *_, line = [each for each in server.said if "/v1/completions" in each]
     assert re.search(r"method=POST path=/v1/completions status=200 .* tokens=400 draft_n=", line)
 
 
 @needs_extra
+def test_the_key_comes_from_the_environment_as_well_and_sigterm_lets_answers_end(
+    llama: Path,
+) -> None:
+    with serving("--model", llama, "--no-cache", MLX_SPECDEC_API_KEY="hush") as server:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            server.ask("/v1/models")
+        key = {"Authorization": "Bearer hush"}
+        with server.ask("/v1/models", key) as answer:
+            assert json.load(answer)["data"][0]["id"] == llama.name
+        end_in_an_answer(server, signal.SIGTERM, key)
+    assert "hush" not in "".join(server.said)
+
+
+@needs_extra
 @pytest.mark.slow
-def test_what_was_read_is_kept_until_the_next_start(llama: Path, tmp_path: Path) -> None:
+def test_what_was_read_is_kept_until_the_next_start_and_ctrl_c_lets_answers_end(
+    llama: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "prompts"
     cached = []
     for _ in range(2):
         with serving("--model", llama, "--no-cache", "--prompt-cache-file", file) as server:
             with server.ask("/v1/completions", prompt="def read_lines(", max_tokens=2) as answer:
                 cached.append(json.load(answer)["timings"]["cache_n"])
-            assert server.end(signal.SIGTERM) == 0
+            end_in_an_answer(server, signal.SIGINT, {})
     assert file.is_file() and cached[0] == 0 < cached[1]
-
-
-@needs_extra
-def test_the_key_comes_from_the_environment_as_well(llama: Path) -> None:
-    with serving("--model", llama, "--no-cache", MLX_SPECDEC_API_KEY="hush") as server:
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            server.ask("/v1/models")
-        with server.ask("/v1/models", {"Authorization": "Bearer hush"}) as answer:
-            assert json.load(answer)["data"][0]["id"] == llama.name
-        assert server.end(signal.SIGTERM) == 0
-    assert "hush" not in "".join(server.said)
 
 
 @needs_extra

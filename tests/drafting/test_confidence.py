@@ -8,7 +8,7 @@ import pytest
 
 from mlx_specdec.contracts import Prices, Proposal
 from mlx_specdec.drafting.confidence import WEIGHT, Confidence, least_chances
-from mlx_specdec.sampling.noise import IndependentNoise, noise_of
+from mlx_specdec.sampling.noise import IndependentNoise
 from mlx_specdec.verification.block import BlockRule
 from mlx_specdec.verification.rejection import TokenRule
 
@@ -105,27 +105,38 @@ def test_a_proposal_is_cut_with_its_rows(monkeypatch) -> None:
     assert drafted(proposer, [1, 2, 3], 5) == [4, 5, 6, 7, 0]
 
 
-@pytest.mark.slow
+class Drawn:
+    """Random numbers for so many sequences at once; keys of their own would take seconds."""
+
+    def __init__(self, generator: np.random.Generator, count: int, symbols: int) -> None:
+        self._generator, self._count, self._symbols = generator, count, symbols
+
+    def accept(self, count: int) -> mx.array:
+        return mx.array(self._generator.random((self._count, count), np.float32))
+
+    def correction(self) -> mx.array:
+        return mx.array(
+            self._generator.gumbel(size=(self._count, self._symbols)).astype(np.float32)
+        )
+
+
 @pytest.mark.parametrize("rule", [BlockRule(), TokenRule()])
 def test_what_is_emitted_has_the_targets_law_wherever_drafts_end(rule) -> None:
     """Of two tokens the second is not drafted behind 0; two rounds emit p twice all the same."""
     p, laws = np.array([0.6, 0.3, 0.1]), [[0.3, 0.3, 0.4], [0.1, 0.2, 0.7]]
     samples, generator = 4000, np.random.default_rng(0)
     texts: list[list[int]] = [[] for _ in range(samples)]
-    for round in range(2):
+    for _ in range(2):
         drawn = np.stack([generator.choice(3, samples, p=law) for law in laws], axis=1)
         ends = drawn[:, 0] == 0
         for size, group in ((1, np.flatnonzero(ends)), (2, np.flatnonzero(~ends))):
-            noise = noise_of(
-                [IndependentNoise(int(seed), 3).at(round, len(texts[seed])) for seed in group]
-            )
             log_p = mx.log(mx.array([p.tolist()] * (size + 1)))
             log_q = mx.log(mx.array(laws[:size]))
             wide = (len(group), size, 3)
             tokens = mx.array(drawn[group, :size].astype(np.int32))
             proposal = Proposal(tokens, mx.broadcast_to(log_q, wide))
             row = mx.broadcast_to(log_p, (len(group), size + 1, 3))
-            verdict = rule.verify(row, proposal, noise)
+            verdict = rule.verify(row, proposal, Drawn(generator, len(group), 3))
             for seed, kept, following in zip(
                 group, verdict.kept.sum(axis=1).tolist(), verdict.next.tolist(), strict=True
             ):

@@ -34,7 +34,8 @@ Group = mx.distributed.Group | None
 Texts = dict[str, list[int]]
 WEIGHTS = Path(__file__).parents[2] / "weights"
 SHIPPED = "the shipped Python model"
-KINDS = ("own-head-scaled", "umt5-untied", "deep-decoder")
+QUANTIZED = "random, 8 bits"
+FIXTURE = "own-head-scaled"
 ASKED = {
     "max_tokens": 14,
     "temperature": 1.0,
@@ -46,11 +47,8 @@ ASKED = {
 LONG = [5 + 11 * place % 50 for place in range(600)]
 
 
-def four_heads(bits: int | None) -> T5:
-    network = built(d_kv=32, num_heads=4, vocab_size=64)
-    if bits is not None:
-        nn.quantize(network, 32, bits, class_predicate=lambda p, m: isinstance(m, nn.Linear))
-    return network
+def four_heads() -> T5:
+    return built(d_kv=32, num_heads=4, vocab_size=64)
 
 
 def shipped(group: Group) -> DecoderOnlyModel:
@@ -62,38 +60,36 @@ def shipped(group: Group) -> DecoderOnlyModel:
     return DecoderOnlyModel(network)
 
 
-def targets(group: Group, ranks: int) -> dict[str, Base]:
-    """By name; fixtures have two heads. Four ranks are slow where there are fewer cores."""
-    made: dict[str, Base] = {}
-    for bits in (None, 8) if ranks == 2 else (8,):
-        network = four_heads(bits)
-        if group is not None:
-            network.shard(group)
-        made[f"random, {bits} bits"] = EncoderDecoderModel(network)
-    for kind in KINDS if ranks == 2 else ():
-        directory, numbers = FIXTURES / kind, NumberFormat("float32")
-        config = read_config(directory)
-        made[kind] = t5_loading.load(directory, config, numbers, None, group=group)[0]
-    if ranks == 2:
-        made[SHIPPED] = shipped(group)
-    return made
+def targets(group: Group) -> dict[str, Base]:
+    """By name."""
+    network = four_heads()
+    nn.quantize(network, 32, 8, class_predicate=lambda p, m: isinstance(m, nn.Linear))
+    if group is not None:
+        network.shard(group)
+    directory = FIXTURES / FIXTURE
+    config, numbers = read_config(directory), NumberFormat("float32")
+    return {
+        QUANTIZED: EncoderDecoderModel(network),
+        FIXTURE: t5_loading.load(directory, config, numbers, None, group=group)[0],
+        SHIPPED: shipped(group),
+    }
 
 
 def draft_of(name: str) -> Base:
     if name == SHIPPED:
         return load_model(WEIGHTS / "py-llama-draft", dtype="float32").model
-    if name.startswith("random"):
-        network = four_heads(None)
+    if name == QUANTIZED:
+        network = four_heads()
     else:
         config, numbers = read_config(FIXTURES / name), NumberFormat("float32")
         network = t5_loading.load(FIXTURES / name, config, numbers, None)[0].network
     return EncoderDecoderModel(perturbed(network, 0.1))
 
 
-def texts(group: Group, ranks: int) -> dict[str, Texts]:
+def texts(group: Group) -> dict[str, Texts]:
     """Per target and per case the tokens; of one process without a group."""
     told: dict[str, Texts] = {}
-    for name, target in targets(group, ranks).items():
+    for name, target in targets(group).items():
         pair = replace(pair_of(target, draft_of(name)), vocabulary=target.vocabulary)
 
         def tokens(prompt: list[int], pair: Pair = pair, **changes: Any) -> list[int]:
@@ -105,7 +101,7 @@ def texts(group: Group, ranks: int) -> dict[str, Texts]:
             "greedy": tokens(PROMPT, regular=True, temperature=0.0),
             "greedy, drafted": tokens(PROMPT, temperature=0.0),
         }
-        if ranks > 2 or name == SHIPPED:
+        if name == SHIPPED:
             continue
         batch = Options(**{**ASKED, "num_draft": 3})
         together = generate_many(pair, [PROMPT, LONG[:30], PROMPT[:3]], batch, batch_size=2)
@@ -113,7 +109,7 @@ def texts(group: Group, ranks: int) -> dict[str, Texts]:
             "looked up": tokens(PROMPT, proposer="ngram"),
             "token by token": tokens(PROMPT, rule="token"),
             "in blocks": tokens(PROMPT, rule="block"),
-            **({} if name != KINDS[0] else {"a long source": tokens(LONG)}),
+            **({} if name != FIXTURE else {"a long source": tokens(LONG)}),
             **{f"{row} of a batch": [*each.tokens] for row, each in enumerate(together)},
         }
     return told
@@ -121,7 +117,7 @@ def texts(group: Group, ranks: int) -> dict[str, Texts]:
 
 def main() -> None:
     group = mx.distributed.init(strict=True, backend="ring")
-    told = texts(group, group.size())
+    told = texts(group)
     Path(sys.argv[1]).write_text(json.dumps(told))
     # Nobody leaves while others still listen.
     mx.eval(mx.distributed.all_sum(mx.ones(group.size()), group=group))

@@ -278,7 +278,7 @@ def test_every_family_writes_the_same_texts_alone_and_in_batches(family: Family)
     runs = [list(generate_many(pair, requests, asked, batch_size=2))]
     if pair.target.batches:
         # The others were decoded alone already, in turns.
-        runs.append([generate(pair, each.prompt, each.options) for each in requests[:2]])
+        runs.append([generate(pair, each.prompt, each.options) for each in requests[:1]])
     for results in runs:
         assert [each.tokens for each in results] == plain[: len(results)]
         drafts = any(each.stats.drafted > each.stats.accepted for each in results)

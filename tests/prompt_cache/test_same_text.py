@@ -101,9 +101,10 @@ FAST = {("llama", 1.0), ("llama, eagle3", 0.0), ("t5", 0.0)}
 
 @pytest.mark.parametrize(
     ("name", "temperature"),
+    # What is kept does not depend on the temperature: each kind of pair has both somewhere.
     [
         case if case in FAST else pytest.param(*case, marks=pytest.mark.slow)
-        for case in itertools.product(PAIRS, (0.0, 1.0))
+        for case in zip(PAIRS, itertools.cycle((1.0, 0.0)), strict=False)
     ],
 )
 def test_a_hit_changes_nothing_but_what_is_read(

@@ -85,7 +85,7 @@ def test_clients_at_once_get_their_texts_and_one_that_leaves_stops_nobody(
         leaves(port)
         with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as clients:
             texts = list(clients.map(ask, PROMPTS))
-        time.sleep(1)  # nothing to do
+        time.sleep(0.3)  # nothing to do
         assert ask(PROMPTS[0]) == texts[0]
         ranks.signal(0, signal.SIGINT)
         ended = ranks.ends()
@@ -104,12 +104,15 @@ def leaves(port: int) -> None:
 
 
 def test_a_drafter_on_hidden_states_drafts_on_rank_0_alone(tmp_path: Path) -> None:
+    """And a text that ends well ends all with 0."""
     target = loopback.write("llama", tmp_path / "target", num_hidden_layers=4, eos_token_id=999)
     eagle = speculators.eagle3(tmp_path / "eagle", vocabulary=tiny.VOCABULARY)
     more = ["--num-draft", "3", "-m", "16", "--temperature", "1", "--seed", "4", "--json"]
-    command = shared("generate", (target, eagle), *more, loopback.PROMPT)
-    ended = loopback.run(tmp_path, 2, *command)
+    file = tmp_path / "status"
+    words = [*more, "--status-file", str(file), loopback.PROMPT]
+    ended = loopback.run(tmp_path, 2, *shared("generate", (target, eagle), *words))
     assert [each.code for each in ended] == [0, 0], ended
+    assert ended[1].out == ended[1].err == "" and file.read_text() == "0\n"
     told = json.loads(ended[0].out)
     assert told["proposer"] == "eagle3" and told["stats"]["drafted"] > 0
     options = Options(regular=True, max_tokens=16, temperature=1.0, seed=4, cost_cache=False)

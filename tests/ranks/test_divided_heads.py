@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec import load
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models import decoder_sharding
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 
-from .. import mtp, thread_ranks, tiny
-from . import loopback
-from .cases import told
+from .. import thread_ranks, tiny
 
 TOKENS = mx.array([[5, 9, 12]])
 
@@ -45,29 +39,3 @@ def test_keys_and_values_that_all_heads_share_need_not_divide() -> None:
     with pytest.raises(OptionError, match="2 ranks cannot have equal parts of 3 attention heads"):
         uneven = latent | {"num_attention_heads": 3}
         decoder_sharding.check({"model_type": "deepseek_v3", **uneven}, 2, pipeline=False)
-
-
-@pytest.mark.slow
-def test_the_text_is_that_of_one_process_whatever_drafts(tmp_path: Path) -> None:
-    """With recurrent state beside keys and values, so that what is rejected is replayed."""
-    model = mtp.write("qwen3_5", tmp_path / "model", vocabulary=tiny.VOCABULARY)
-    loopback.add_words(model)
-    cases = [
-        {"max_tokens": 16, "seed": 3, "temperature": temperature, **drafting}
-        for temperature in (0.0, 1.0)
-        for drafting in (
-            {"proposer": "none"},
-            {"proposer": "mtp", "num_draft": 1},
-            {"proposer": "ngram", "ngram_min": 1, "num_draft": 3},
-        )
-    ]
-    setting = {"target": str(model), "draft": None, "mode": "tensor", "cases": cases}
-    out, file = tmp_path / "told.json", tmp_path / "spec.json"
-    spec = {"prompt": loopback.PROMPT, "settings": [setting | {"disturbed": {}}], "out": str(out)}
-    file.write_text(json.dumps(spec))
-    ended = loopback.run(tmp_path, 2, "-m", "tests.ranks.cases", str(file))
-    assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
-    alone = load(model)
-    for case, each in zip(cases, json.loads(out.read_text()), strict=True):
-        texts = told(alone, loopback.PROMPT, case)["texts"]
-        assert each["texts"] == texts and any(texts), case

@@ -52,8 +52,8 @@ def killed(directory: Path, target: Path, count: int, rank: int, writing: bool) 
     return ended
 
 
-@pytest.mark.parametrize("writing", [False, True])
-@pytest.mark.parametrize("rank", [0, 1])
+# Of three below, one is killed that is not rank 0 as soon as they meet.
+@pytest.mark.parametrize(("rank", "writing"), [(0, False), (0, True), (1, True)])
 def test_a_rank_that_is_killed_ends_the_other_with_one_line(
     target: Path, tmp_path: Path, rank: int, writing: bool
 ) -> None:
@@ -94,16 +94,6 @@ def test_an_interrupt_of_rank_0_ends_all_with_the_text_so_far(target: Path, tmp_
     assert errors(ended) == [] and file.read_text() == "130\n"
 
 
-def test_a_text_that_ends_well_ends_all_with_0(target: Path, tmp_path: Path) -> None:
-    file = tmp_path / "status"
-    command = words(target, "-m", "5", "--status-file", str(file))
-    ended = loopback.run(tmp_path, 2, *command)
-    assert [each.code for each in ended] == [0, 0], ended
-    assert len(ended[0].out.split()) == 5
-    assert ended[1].out == ended[1].err == ""
-    assert file.read_text() == "0\n"
-
-
 def refused(directory: Path, commands: list[list[str]]) -> str:
     """The one line that says why ranks do not work together."""
     with Ranks(directory, commands) as ranks:
@@ -136,10 +126,8 @@ def test_ranks_that_do_not_fit_together_are_refused(target: Path, tmp_path: Path
     ("more", "said"),
     [
         (["--max-tokens", "-1"], "max-tokens must be 0 or more"),
-        (["--draft-model", "nowhere"], "nowhere"),
         (["--draft-model", "auto"], "the table of pairs has no draft for"),
         (["--draft-model", "self"], "the draft self is made of all of the target's layers"),
-        (["--adapter-path", "nowhere"], "ranks cannot share an adapter"),
     ],
 )
 def test_what_rank_0_cannot_do_ends_all(
@@ -152,9 +140,6 @@ def test_models_that_cannot_be_divided_are_refused_with_the_numbers(tmp_path: Pa
     odd = loopback.write("llama", tmp_path / "odd", num_attention_heads=3, num_key_value_heads=1)
     line = refused(tmp_path, [words(odd)] * 2)
     assert "2 ranks cannot have equal parts of 3 attention heads and 1 key-value heads" in line
-    closed = loopback.write("phi3", tmp_path / "closed")
-    line = refused(tmp_path, [words(closed)] * 2)
-    assert "cannot divide the layers of a model of type phi3" in line
 
 
 def test_ranks_that_are_missing_are_not_waited_for_for_ever(target: Path, tmp_path: Path) -> None:

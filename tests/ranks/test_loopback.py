@@ -11,11 +11,14 @@ import pytest
 
 from mlx_specdec import load
 
+from .. import mtp, tiny
 from . import loopback
 from .cases import told
 
 pytestmark = pytest.mark.slow
 LENGTH = 16
+WITH_MTP = "qwen3_5"
+"""A family that drafts for itself."""
 EVERY_RULE: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -50,6 +53,15 @@ class Setting:
     disturbed: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
+WITHOUT_A_DRAFT: list[dict[str, Any]] = [
+    {"temperature": temperature, **drafting}
+    for temperature in (0.0, 1.0)
+    for drafting in (
+        {"proposer": "none"},
+        {"proposer": "mtp", "num_draft": 1},
+        {"proposer": "ngram", "ngram_min": 1, "num_draft": 3},
+    )
+]
 SOME = [EVERY_RULE[1], PROPOSERS[2], BATCHES[1]]
 FAMILIES = [
     Setting("qwen2", "tensor", SOME),
@@ -59,6 +71,8 @@ FAMILIES = [
     Setting("gpt_oss", "tensor", SOME),
     Setting("deepseek_v3", "tensor", SOME),
     Setting("deepseek_v3", "pipeline", SOME),
+    # Recurrent state beside keys and values, so that what is rejected is replayed.
+    Setting(WITH_MTP, "tensor", WITHOUT_A_DRAFT),
 ]
 DISTURBED = {"1": {"noise": 1e-6, "sleep": 0.02}, "0": {"noise": 0.0, "sleep": 0.005}}
 
@@ -69,15 +83,19 @@ def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[
     expected: dict[str, list[list[str]]] = {}
     for setting in settings:
         changes = {"num_hidden_layers": 4, "intermediate_size": 64} | setting.changes
-        target, draft = (directory / f"{setting.name}-{role}" for role in ("target", "draft"))
-        if not target.exists():
+        target = directory / f"{setting.name}-target"
+        draft = None if setting.name == WITH_MTP else directory / f"{setting.name}-draft"
+        if draft is None:
+            mtp.write(setting.name, target, vocabulary=tiny.VOCABULARY)
+            loopback.add_words(target)
+        elif not target.exists():
             loopback.write(setting.name, target, **changes)
             loopback.write(setting.name, draft, noise=0.1, **changes)
         cases = [{"max_tokens": LENGTH, "seed": 3} | case for case in setting.cases]
         asked.append(
             {
                 "target": str(target),
-                "draft": str(draft),
+                "draft": None if draft is None else str(draft),
                 "mode": setting.mode,
                 "cases": cases,
                 "disturbed": setting.disturbed,

@@ -154,14 +154,22 @@ def test_without_a_gain_the_start_is_kept(models: tuple[Path, Path], tmp_path: P
     assert all(mx.array_equal(found[name], start[name].astype(mx.bfloat16)) for name in start)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return trained(pair, tmp_path_factory.mktemp("whole"), epochs=2)
+
+
 @pytest.mark.parametrize(
     "at", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
 )
 def test_an_interrupted_training_ends_with_the_same_bits(
-    at: int, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: int,
+    pair: Pair,
+    uninterrupted: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fit, "STEPS_BETWEEN", 2)
-    expected = trained(pair, tmp_path / "whole", epochs=2)
     with pytest.raises(KeyboardInterrupt):
         trained(pair, tmp_path / "broken", Watcher(at), epochs=2)
     assert not (tmp_path / "broken" / "draft").exists(), "nothing half-written"
@@ -169,8 +177,8 @@ def test_an_interrupted_training_ends_with_the_same_bits(
     done = trained(pair, tmp_path / "broken", watcher, epochs=2)
     assert done.resumed
     assert at - 2 < watcher.steps[0] <= at + 1
-    assert done.outcome == expected.outcome
-    found, right = weights(done.output), weights(expected.output)
+    assert done.outcome == uninterrupted.outcome
+    found, right = weights(done.output), weights(uninterrupted.output)
     assert all(mx.array_equal(found[name], right[name]) for name in right)
 
 

@@ -7,6 +7,7 @@ uniforms with.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -24,11 +25,14 @@ from mlx_specdec.verification.rejection import TokenRule
 SYMBOLS = 3
 Model = Callable[[tuple[int, ...]], np.ndarray]
 Kept = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Of p (drafts, n + 1, symbols), q (drafts, n, symbols) and the drafted tokens (drafts, n): the
+chance of each length 0 .. n (drafts, n + 1), and the law of the token after it (as p)."""
 
 
 def toy(seed: int, sharpness: float = 1.0) -> Model:
     """Conditionals that depend on everything before; some of them have zeros."""
 
+    @functools.cache
     def conditional(prefix: tuple[int, ...]) -> np.ndarray:
         generator = np.random.default_rng([seed, len(prefix), *prefix])
         weights = generator.gamma(sharpness, size=SYMBOLS)
@@ -49,22 +53,22 @@ def in_float64(function, *arrays: np.ndarray) -> np.ndarray:
 
 
 def token_lengths(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """P(length = 0 .. n), and the law of the token after each length."""
-    accept = in_float64(rejection.accept_probabilities, p[None, :-1], q[None], x[None])[0]
-    going = np.concatenate([[1.0], np.cumprod(accept)])
-    lengths = going * np.append(1 - accept, 1.0)
-    after = in_float64(rejection.correction, p[None, :-1], q[None])[0]
-    return lengths, np.concatenate([after, p[-1:]])
+    """The lengths and laws of the token rule."""
+    accept = in_float64(rejection.accept_probabilities, p[:, :-1], q, x)
+    one = np.ones((len(x), 1))
+    going = np.hstack([one, np.cumprod(accept, axis=1)])
+    after = in_float64(rejection.correction, p[:, :-1], q)
+    return going * np.hstack([1 - accept, one]), np.concatenate([after, p[:, -1:]], axis=1)
 
 
 def block_lengths(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same for the block rule: the longest success counts."""
-    accept = in_float64(block.accept_probabilities, p[None], q[None], x[None])[0]
-    ends = np.concatenate([[1.0], accept])
-    later_fail = np.append(np.cumprod((1 - accept)[::-1])[::-1], 1.0)
-    ratios = in_float64(block.joint_ratios, p[None, :-1], q[None], x[None])[0]
-    after = in_float64(block.correction, p[None, :-1], q[None], ratios[None, :-1])[0]
-    return ends * later_fail, np.concatenate([after, p[-1:]])
+    accept = in_float64(block.accept_probabilities, p, q, x)
+    one = np.ones((len(x), 1))
+    later_fail = np.hstack([np.cumprod((1 - accept)[:, ::-1], axis=1)[:, ::-1], one])
+    ratios = in_float64(block.joint_ratios, p[:, :-1], q, x)
+    after = in_float64(block.correction, p[:, :-1], q, ratios[:, :-1])
+    return np.hstack([one, accept]) * later_fail, np.concatenate([after, p[:, -1:]], axis=1)
 
 
 def joint(target: Model, draft: Model, rule: Kept, n: int, tokens: int) -> tuple[dict, float]:
@@ -73,18 +77,19 @@ def joint(target: Model, draft: Model, rule: Kept, n: int, tokens: int) -> tuple
     result: dict[tuple[int, ...], float] = {}
     accepted = 0.0
     waiting = {(): 1.0}
+    drafts = list(itertools.product(range(SYMBOLS), repeat=n))
     while waiting:
         prefix, chance = waiting.popitem()
         if len(prefix) >= tokens:
             result[prefix[:tokens]] = result.get(prefix[:tokens], 0.0) + chance
             continue
-        for x in itertools.product(range(SYMBOLS), repeat=n):
-            q = np.stack([draft(prefix + x[:i]) for i in range(n)])
-            drafted = chance * np.prod([q[i, x[i]] for i in range(n)])
-            if drafted == 0:
-                continue
-            p = np.stack([target(prefix + x[:i]) for i in range(n + 1)])
-            lengths, after = rule(p, q, np.array(x))
+        q = np.array([[draft(prefix + x[:i]) for i in range(n)] for x in drafts])
+        p = np.array([[target(prefix + x[:i]) for i in range(n + 1)] for x in drafts])
+        drawn = np.take_along_axis(q, np.array(drafts)[..., None], axis=2).prod(axis=(1, 2))
+        possible = np.flatnonzero(drawn)
+        rules = rule(p[possible], q[possible], np.array(drafts)[possible])
+        for number, lengths, after in zip(possible, *rules, strict=True):
+            x, drafted = drafts[number], chance * drawn[number]
             accepted += drafted * (lengths @ np.arange(n + 1)) if not prefix else 0.0
             for length, symbol in itertools.product(range(n + 1), range(SYMBOLS)):
                 more = drafted * lengths[length] * after[length, symbol]

@@ -6,8 +6,10 @@ Masks and cuts are the shipped ones; the reference asks a constraint that no dra
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -40,15 +42,17 @@ def behind(pattern: str, prefix: Text) -> Constraint:
 def toy(seed: int) -> Model:
     """Conditionals that depend on everything before, without zeros."""
 
+    @functools.cache
     def conditional(prefix: Text) -> np.ndarray:
         return np.random.default_rng([seed, len(prefix), *prefix]).dirichlet(np.ones(SYMBOLS))
 
     return conditional
 
 
-def restricted(p: np.ndarray, constraint: Constraint, drafted: Text = ()) -> np.ndarray:
-    """Rows of p, each without what the constraint forbids behind as many drafted tokens."""
-    words = mx.array(constraint.masks(drafted))
+def restricted(p: np.ndarray, constraint: Constraint, drafts: list[Text]) -> np.ndarray:
+    """(drafts, rows, symbols): rows of p, each without what the constraint forbids behind as many
+    tokens of its draft."""
+    words = mx.array(np.stack([constraint.masks(drafted) for drafted in drafts]))
     with mx.stream(mx.cpu):
         rows = np.array(allow_only(mx.array(np.log(p), dtype=mx.float64), words), dtype=np.float64)
     weights = np.exp(rows)
@@ -79,20 +83,24 @@ def emitted(
             result[prefix[:tokens]] = result.get(prefix[:tokens], 0.0) + chance
             continue
         constraint = behind(pattern, prefix)
+        verified: defaultdict[Text, float] = defaultdict(float)
         for guess in itertools.product(range(SYMBOLS), repeat=n):
             drafted = np.prod([draft(prefix + guess[:i])[guess[i]] for i in range(n)])
-            x = guess[: cut(constraint, guess)]
-            q = np.array([draft(prefix + x[:i]) for i in range(len(x))]).reshape(-1, SYMBOLS)
-            own = np.stack([target(prefix + x[:i]) for i in range(len(x) + 1)])
-            p = restricted(own, constraint, x)
-            lengths, after = rule(p, q, np.array(x)) if x else (np.ones(1), p)
-            for length, symbol in itertools.product(range(len(x) + 1), range(SYMBOLS)):
-                text = (*x[:length], symbol)
-                if END in text:
-                    text = text[: text.index(END) + 1]
-                more = chance * drafted * lengths[length] * after[length, symbol]
-                if more > 0:
-                    waiting[prefix + text] = waiting.get(prefix + text, 0.0) + more
+            verified[guess[: cut(constraint, guess)]] += chance * drafted
+        for size in {len(x) for x in verified}:
+            drafts = [x for x in verified if len(x) == size]
+            own = np.array([[target(prefix + x[:i]) for i in range(size + 1)] for x in drafts])
+            p = restricted(own, constraint, drafts)
+            q = np.array([[draft(prefix + x[:i]) for i in range(size)] for x in drafts])
+            rules = rule(p, q, np.array(drafts)) if size else (np.ones((1, 1)), p)
+            for x, lengths, after in zip(drafts, *rules, strict=True):
+                for length, symbol in itertools.product(range(size + 1), range(SYMBOLS)):
+                    text = (*x[:length], symbol)
+                    if END in text:
+                        text = text[: text.index(END) + 1]
+                    more = verified[x] * lengths[length] * after[length, symbol]
+                    if more > 0:
+                        waiting[prefix + text] = waiting.get(prefix + text, 0.0) + more
     return result
 
 
@@ -104,7 +112,7 @@ def plain(pattern: str, target: Model, tokens: int) -> dict[Text, float]:
             if text[-1:] == (END,):
                 longer[text] = chance
                 continue
-            row = restricted(target(text)[None], behind(pattern, text))[0]
+            row = restricted(target(text)[None, None], behind(pattern, text), [()])[0, 0]
             longer |= {(*text, s): chance * row[s] for s in range(SYMBOLS) if row[s] > 0}
         texts = longer
     return texts
@@ -154,6 +162,7 @@ def test_the_coupled_rule_is_exact_for_masked_rows(n: int, tokens: int) -> None:
     """In Fractions; behind a token that cannot come, a row is whatever the model says."""
     pieces = ("a", "b", "ab")
 
+    @functools.cache
     def target(prefix: Text) -> Law:
         constraint = alphabet(pieces).constraint(regex("(b?a)*b?"), [])
         free = fractions(3)(prefix)

@@ -7,6 +7,7 @@ E_j = s E_i leaves the integral of C(s)^-2, where C(s) is the sum of the bounds 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ def law(*weights: int) -> Law:
 def toy(seed: int, symbols: int = SYMBOLS) -> Model:
     """Conditionals that depend on everything before."""
 
+    @functools.cache
     def conditional(prefix: tuple[int, ...]) -> Law:
         generator = np.random.default_rng([seed, len(prefix), *prefix])
         return law(*(int(weight) for weight in generator.integers(1, 12, symbols)))
@@ -60,6 +62,7 @@ def bounds(p: Law, q: Law, i: int, j: int, s: Fraction) -> list[Fraction]:
     return [max(p[k] / p[i], s * q[k] / q[j]) for k in range(len(p)) if k not in (i, j)]
 
 
+@functools.cache
 def chance(p: Law, q: Law, i: int, j: int) -> Fraction:
     """P(target chooses i, draft chooses j) under shared noise."""
     if not p[i] or not q[j]:
@@ -99,6 +102,12 @@ def noises(p: Law, q: Law, i: int, j: int) -> Iterator[list[float]]:
             yield [-math.log(scale * values[k]) for k in range(len(p))]
 
 
+@functools.cache
+def one_noise(p: Law, q: Law, i: int, j: int) -> list[float]:
+    return next(noises(p, q, i, j))
+
+
+@functools.cache
 def logs(values: Law) -> list[float]:
     return [math.log(value) if value else -math.inf for value in values]
 
@@ -166,12 +175,12 @@ def round_law(
         weight = math.prod(chance(p[k], q[k], *chosen[k]) for k in range(n))
         if not weight:
             continue
-        block = [next(noises(p[k], q[k], *chosen[k])) for k in range(n)]
+        block = [one_noise(p[k], q[k], *chosen[k]) for k in range(n)]
         for bonus in (k for k in range(SYMBOLS) if p[n][k]):
             rows.append([logs(row) for row in p])
             draft_rows.append([logs(row) for row in q])
             drafts.append(x)
-            gumbels.append([*block, next(noises(p[n], p[n], bonus, bonus))])
+            gumbels.append([*block, one_noise(p[n], p[n], bonus, bonus)])
             weights.append(weight * p[n][bonus])
     proposal = Proposal(mx.array(drafts, dtype=mx.int32), mx.array(draft_rows))
     verdict = judge(mx.array(rows), mx.array(draft_rows), proposal, mx.array(gumbels))

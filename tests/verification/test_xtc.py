@@ -6,6 +6,7 @@ where it says yes. The rules' laws are summed over all drafts, verdicts and toss
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from fractions import Fraction
@@ -41,6 +42,7 @@ def tossed(seed: int, tosses: Tosses, monkeypatch: pytest.MonkeyPatch) -> Condit
     settings = Sampling(temperature=1, xtc_probability=PROBABILITY, xtc_threshold=THRESHOLD)
     monkeypatch.setattr(Coins, "at", lambda self, position: position < TOKENS and tosses[position])
 
+    @functools.cache
     def conditional(prefix: tuple[int, ...]) -> np.ndarray:
         row = logits(seed, prefix)[None, None]
         return law(Distribution(settings, SYMBOLS).log_probabilities(row, prefix)[0, 0])
@@ -48,6 +50,7 @@ def tossed(seed: int, tosses: Tosses, monkeypatch: pytest.MonkeyPatch) -> Condit
     return conditional
 
 
+@functools.cache
 def mixture(seed: int, prefix: tuple[int, ...]) -> np.ndarray:
     row = logits(seed, prefix)
     without = exclude_top_choices(row, THRESHOLD)
@@ -59,6 +62,7 @@ def chance(tosses: Tosses) -> float:
 
 
 def in_fractions(model: Conditional) -> test_coupled_enumeration.Model:
+    @functools.cache
     def conditional(prefix: tuple[int, ...]) -> tuple[Fraction, ...]:
         # Few digits, so that sums of products stay small; what is excluded stays excluded.
         weights = [int(1000 * p) + int(p > 0) for p in model(prefix)]
