@@ -73,8 +73,10 @@ class Acceptance:
     @property
     def doubt(self) -> float:
         """By how much the probability that a first token is accepted may be higher than it seems:
-        two standard errors, at most."""
-        return 1.0 / math.sqrt(PRIOR_WEIGHT + self._drafts)
+        two standard errors."""
+        drafts = PRIOR_WEIGHT + self._drafts
+        seems = (PRIOR_WEIGHT * PRIOR_ACCEPTANCE + self._kept) / drafts
+        return 2 * math.sqrt(seems * (1 - seems) / drafts)
 
     def emitted(self) -> list[float]:
         """Expected tokens of a round for every length, the target's own token included."""

@@ -29,6 +29,7 @@ from mlx_specdec.serve.wire import event
 from mlx_specdec.text.vocabulary import token_bytes
 
 from .conftest import LIMITS, OPTIONS, running
+from .test_engine import wait_until
 
 TEXT = "def read_lines"
 CHAT = "/v1/chat/completions"
@@ -589,7 +590,7 @@ def test_a_request_whose_time_is_over_keeps_what_it_has(engine: Engine) -> None:
     assert last["choices"][0]["finish_reason"] == "length"
     answer = client_of(engine, Limits(seconds=0)).post(COMPLETIONS, json=body)
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"
-    assert engine.requests == (0, 0)
+    wait_until(lambda: engine.requests == (0, 0))
 
 
 def test_a_context_may_be_cut(engine: Engine) -> None:
