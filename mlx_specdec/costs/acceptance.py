@@ -16,6 +16,7 @@ PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 3.0
 POOLED_WEIGHT = 4.0
 DRAFTS_TO_DECIDE = 12.0
+"""Drafts behind a judgement; half of them where not one token was accepted."""
 EARLIER_ROUNDS = 12.0
 """How many rounds of this text the verdicts of earlier texts count for, at most."""
 

@@ -103,7 +103,7 @@ class RoundCosts:
 
     def only_earlier(self, count: int) -> bool:
         """Whether all that is known of a length was measured earlier."""
-        return count in self._known and not len(self._rounds[count])
+        return count in self._known and not self.is_measured(count)
 
     def is_measured(self, count: int) -> bool:
         """Whether this text has had a round of a length."""

@@ -122,13 +122,18 @@ def test_a_chat_goes_on(page: Any, root: str) -> None:
     assert page.locator("article").count() == 0
 
 
-def test_an_answer_can_be_stopped(page: Any, root: str) -> None:
+def begin_long_answer(page: Any, root: str) -> None:
+    """Ask for a long answer, and wait for its first words."""
     page.goto(root)
     page.fill("#max_tokens", "3000")
     page.fill("#prompt", "Who?")
     page.click("#send")
     # Anything but the first few: the page lets nobody evaluate conditions in it.
     playwright.expect(page.locator("#tokens")).to_have_text(re.compile(r"\d{2,}"), timeout=60_000)
+
+
+def test_an_answer_can_be_stopped(page: Any, root: str) -> None:
+    begin_long_answer(page, root)
     page.click("#send")
     page.locator("article[data-done=true]").wait_for()
     assert 9 < int(page.text_content("#tokens")) < 3000
@@ -137,11 +142,7 @@ def test_an_answer_can_be_stopped(page: Any, root: str) -> None:
 def test_a_new_conversation_knows_nothing_of_an_answer_that_was_under_way(
     page: Any, root: str
 ) -> None:
-    page.goto(root)
-    page.fill("#max_tokens", "3000")
-    page.fill("#prompt", "Who?")
-    page.click("#send")
-    playwright.expect(page.locator("#tokens")).to_have_text(re.compile(r"\d{2,}"), timeout=60_000)
+    begin_long_answer(page, root)
     page.click("#reset")
     playwright.expect(page.locator("#send")).to_have_text("Send")
     page.fill("#max_tokens", "30")
