@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,7 @@ CURVES: dict[str, dict[int, float]] = {
 }
 NOISE = 0.3
 MOST = AutoLength.LONGEST_DRAFT
+DRIFT_ROUNDS = 25
 BEYOND = 10_000
 """Room for tokens where nobody knows that a text is about to end."""
 Acceptance = Callable[[int], float]
@@ -74,13 +75,15 @@ def verify_cost(curve: dict[int, float], rows: int) -> float:
 @dataclass(frozen=True)
 class Machine:
     """A pair on a machine. draft: c. acceptance: chance that the draft is right at a position.
-    reading: what a draft takes to read a prompt that it has not read along with the target."""
+    reading: what a draft takes to read a prompt that it has not read along with the target. drift:
+    standard deviation of the logarithm of its slowness, which changes within DRIFT_ROUNDS."""
 
     curve: dict[int, float]
     draft: float
     acceptance: Acceptance
     noise: float = NOISE
     reading: float = 0.0
+    drift: float = 0.0
 
     def costs(self) -> list[float]:
         """What a round of 0, 1, ... drafted tokens costs, in plain steps."""
@@ -103,6 +106,7 @@ class Machine:
         dice = random.Random(seed)
         right = [dice.random() < self.acceptance(t) for t in range(tokens + MOST + 1)]
         noise = random.Random(seed + 1).gauss
+        slow = self._slowness(seed)
         emitted, clock, rounds, waiting, unread = 0, 0.0, 0, False, 0
         speculative = 0
         reading = 0.0 if lengths.reads_along else self.reading
@@ -119,15 +123,17 @@ class Machine:
                 unread += 1
                 waiting = count == 0
                 if waiting:
-                    lengths.on_round(a_round(0, 0, math.exp(self.noise * noise(0, 1))))
+                    seconds = next(slow) * math.exp(self.noise * noise(0, 1))
+                    lengths.on_round(a_round(0, 0, seconds))
                 continue
             accepted = 0
             while accepted < count and right[emitted + accepted]:
                 accepted += 1
             catch_up, reading = unread * self.draft / 20 + reading, 0.0
             clock += costs[count] + catch_up
-            draft = (count * self.draft + catch_up) * math.exp(self.noise * noise(0, 1))
-            verify = costs[count] - count * self.draft
+            factor = next(slow)
+            draft = factor * (count * self.draft + catch_up) * math.exp(self.noise * noise(0, 1))
+            verify = factor * (costs[count] - count * self.draft)
             total = draft + verify * math.exp(self.noise * noise(0, 1))
             timed = speculative < FIRST and lengths.wants_parts
             speculative += 1
@@ -135,6 +141,14 @@ class Machine:
             emitted = min(tokens, emitted + accepted + 1)
             lengths.on_round(a_round(count, accepted, total, draft if timed else None))
         return clock - before[0], emitted - before[1]
+
+    def _slowness(self, seed: int) -> Iterator[float]:
+        """Round by round."""
+        gauss, kept = random.Random(seed + 2).gauss, 1 - 1 / DRIFT_ROUNDS
+        place = gauss(0, 1)
+        while True:
+            yield math.exp(self.drift * place)
+            place = kept * place + math.sqrt(1 - kept**2) * gauss(0, 1)
 
     def speed(
         self, make: Make, tokens: int, seeds: int, after: int = 0, *, abrupt: bool = False
