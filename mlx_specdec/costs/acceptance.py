@@ -17,6 +17,7 @@ PRIOR_WEIGHT = 3.0
 POOLED_WEIGHT = 4.0
 DRAFTS_TO_DECIDE = 12.0
 """Drafts behind a judgement; half of them where not one token was accepted."""
+DRAFTS_TO_SETTLE = 90.0
 EARLIER_ROUNDS = 12.0
 """How many rounds of this text the verdicts of earlier texts count for, at most."""
 
@@ -65,6 +66,12 @@ class Acceptance:
                 self._passed[index] += index < accepted
                 self._own[0][index] += 1.0
                 self._own[1][index] += index < accepted
+
+    @property
+    def settled(self) -> float:
+        """How much of what drafts can teach is known: 0 up to DRAFTS_TO_SETTLE of them, 1 where
+        there are twice as many."""
+        return min(1.0, max(0.0, self._drafts / DRAFTS_TO_SETTLE - 1))
 
     @property
     def undecided(self) -> bool:

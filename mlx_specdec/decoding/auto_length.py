@@ -76,6 +76,7 @@ class AutoLength:
         self._costs = RoundCosts(self._most, known, free=free)
         self._acceptance = acceptance or Acceptance(self._most)
         self._budget = budget or Budget()
+        self._settled = self._acceptance.settled
         self._unread = Unread(free, reading)
         self._free = free
         self._source = source
@@ -150,7 +151,8 @@ class AutoLength:
             return
         trial = self._trying
         self._rounds += 1
-        self._budget.earn(report.times.total)
+        # Rounds without drafts teach nothing of them.
+        self._budget.earn(report.times.total, self._settled if report.size else 0.0)
         if report.size:
             self._observe_round(report)
         else:

@@ -21,6 +21,8 @@ class Budget:
     """What a text lost beyond its budget is earned back by others, and what reading its prompt took
     as well, up to MOST_OWED_FOR_READING: more was noise, which is nobody's debt."""
     MOST_OWED_FOR_READING = 5.0
+    LEAST = 0.25
+    """Share of the budget that is left to a pair of which everything seems to be known."""
 
     def __init__(self, saved: float | None = None, part: float = 1.0) -> None:
         self._steps = part * self.AT_START if saved is None else saved
@@ -28,9 +30,11 @@ class Budget:
         self._elapsed = 0.0
         self._spent = 0.0
 
-    def earn(self, seconds: float) -> None:
-        """Rounds took so long."""
-        self._elapsed += seconds
+    def earn(self, seconds: float, settled: float = 0.0) -> None:
+        """Rounds took so long. settled: how much is known of what they can teach, up to 1, which
+        does not matter to a text that begins with debts."""
+        share = 1.0 if self._steps < 0 else 1 - settled * (1 - self.LEAST)
+        self._elapsed += share * seconds
 
     def spend(self, seconds: float) -> None:
         """A trial lost so much; less than nothing is no gain."""
