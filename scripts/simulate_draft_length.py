@@ -6,7 +6,7 @@ Drives the shipped controller with published cost curves, noisy times and drawn 
 one line a cell and a summary. Calibrated: measured curves are known at the start. Cold: nothing is.
 Warm: what twenty texts before have taught, which began with nothing. Too high, too low: ten texts
 ago, costs of earlier texts were twice and half of what is right. Where texts of 12 tokens end is
-not known before, as with translations.
+not known before, as with translations. Wandering: warm, on a machine that gets slower and faster.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -35,6 +36,8 @@ Shares = dict[str, list[tuple[float, str]]]
 LONG, SHORT, SENTENCE = 1500, 100, 12
 WARM_UP = range(1_000_000, 1_000_020)
 """Seeds of texts that only teach."""
+WANDERING = 0.4
+"""Standard deviation of the logarithm of a machine's slowness."""
 WRONG = {"too high": 2.0, "too low": 0.5}
 COLUMNS = (
     ("calibrated, round 20 to 1,500 tokens", "calibrated", LONG, 20),
@@ -46,6 +49,7 @@ COLUMNS = (
     ("warm, 12 tokens", "warm", SENTENCE, 0),
     ("costs too high ten texts ago, 12 tokens", "too high", SENTENCE, 0),
     ("costs too low ten texts ago, 12 tokens", "too low", SENTENCE, 0),
+    ("warm, 100 tokens, wandering", "wandering", SHORT, 0),
 )
 
 
@@ -62,6 +66,8 @@ def cells() -> Iterator[tuple[str, Machine, bool]]:
 def reached(machine: Machine, known: str, tokens: int, seeds: int, after: int) -> float:
     """Tokens per plain step."""
     abrupt = tokens == SENTENCE
+    if known == "wandering":
+        machine, known = replace(machine, drift=WANDERING), "warm"
     if known == "warm":
         texts = Texts(machine, tokens, abrupt=abrupt)
         texts.run(WARM_UP)
