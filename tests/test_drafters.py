@@ -223,5 +223,6 @@ def test_a_text_is_timed_in_parts_only_until_it_is_known_what_drafting_costs(
     assert cold.stats.drafted > 0 and known.stats.drafted > 0
     assert 0 < cold.stats.timed_rounds <= 4
     assert known.stats.timed_rounds == 0 and known.stats.seconds.draft is None
-    told = assemble.stream_generate(pair, "hello", asked, timed="some").result()
+    some = replace(asked, num_draft=2)
+    told = assemble.stream_generate(pair, "hello", some, timed="some").result()
     assert told.stats.timed_rounds > 0 and told.stats.seconds.draft is not None
