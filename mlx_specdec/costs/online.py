@@ -35,6 +35,10 @@ CONTRADICTED = 0.25
 """A round can take longer than it costs, never so much less: earlier costs are then wrong, all."""
 
 
+SHORTEST = 1e-9
+"""Seconds of a round by a clock that stood still."""
+
+
 class _Median:
     """The median of the last few samples: one stalled round does not move it."""
 
@@ -126,6 +130,7 @@ class RoundCosts:
 
     def add(self, count: int, seconds: float, draft: float | None) -> None:
         """A round with `count` drafted tokens; draft: seconds of drafting, where timed."""
+        seconds = max(seconds, SHORTEST)
         if count in self._tried:
             self._noise.add(seconds / self._pace.seen / self._begun()[count])
         settled = self._count(count) + self.rounds_behind(count) >= SAMPLES_KEPT
@@ -136,8 +141,7 @@ class RoundCosts:
         self._totals = None
         if settled:
             # Of others it is not known whether they or the machine are slow.
-            self._pace.add(count, seconds)
-            self._pace.tell(self._begun(), self._noise.spread())
+            self._pace.add(count, seconds, self._begun(), self._noise.spread())
 
     def _learn(self, count: int, seconds: float) -> None:
         self._rounds.setdefault(count, _Median()).add(seconds)

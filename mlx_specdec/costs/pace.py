@@ -32,13 +32,10 @@ class Pace:
         others = sum(n != count for n, _ in self._recent)
         return self.now == 1.0 or others >= OTHERS
 
-    def add(self, count: int, seconds: float) -> None:
-        """A round of a length whose cost is known."""
+    def add(self, count: int, seconds: float, costs: Sequence[float], noise: float) -> None:
+        """A round of a length whose cost is known. costs: by drafted length, as when the text
+        began. noise: relative standard deviation of a round."""
         self._recent.append((count, seconds))
-
-    def tell(self, costs: Sequence[float], noise: float) -> None:
-        """costs: by drafted length, as when the text began. noise: relative standard deviation of a
-        round."""
         if len(self._recent) > ROUNDS // 2:
             self.seen = median(seconds / costs[count] for count, seconds in self._recent)
             self.now = self.seen if abs(math.log(self.seen)) > EXPLAINED * noise else 1.0

@@ -347,6 +347,15 @@ def test_a_length_that_is_used_for_long_keeps_its_cost_on_a_machine_that_slows_d
     assert costs.learned()[2].cost == pytest.approx(2.0, rel=0.05)
 
 
+@pytest.mark.parametrize("known", [None, {n: 1.0 + 0.1 * n for n in range(1, 17)} | STEP])
+def test_a_clock_that_stands_still_harms_nobody(known: dict[int, float | Learned] | None) -> None:
+    lengths = AutoLength(known)
+    for _ in range(60):
+        count = lengths.choose(1000)
+        lengths.on_round(a_round(count, count, 0.0))
+    assert lengths.choose(1000) >= 0
+
+
 def test_what_is_known_well_is_tried_less_and_debts_are_paid_all_the_same() -> None:
     few, many = (Acceptance(2, earlier=((n, n), (n, n))).settled for n in (80.0, 200.0))
     assert (few, many) == (0.0, 1.0)
