@@ -33,8 +33,6 @@ UNLIKELY = 2.3
 """Standard deviations that noise explains; more is seen once in fifty times."""
 CONTRADICTED = 0.25
 """A round can take longer than it costs, never so much less: earlier costs are then wrong, all."""
-
-
 SHORTEST = 1e-9
 """Seconds of a round by a clock that stood still."""
 
@@ -73,7 +71,8 @@ class RoundCosts:
     behind them, EARLIER_COST_WEIGHT where that is not told. Of length 0 it is the seconds of a
     plain step. free: drafting itself takes no time. A length that was neither measured nor tried
     lies on the straight line through those that were. What is seen counts as it would have been
-    when the text began: see Pace.
+    when the text began: see Pace. tried: lengths that were measured earlier, or that this text has
+    at least one round of, in order.
     """
 
     def __init__(self, most: int, known: Known | None = None, *, free: bool = False) -> None:
@@ -93,15 +92,10 @@ class RoundCosts:
         self._pace = Pace()
         self._noise = _Median()
         self._known = rising(learned) if learned else {}
-        self._tried = tuple(sorted(self._known))
+        self.tried = tuple(sorted(self._known))
         self._earlier: dict[int, float] = {}
         self._another = 0.0
         self._totals: list[float] | None = None
-
-    @property
-    def tried(self) -> tuple[int, ...]:
-        """Lengths that were measured earlier, or that this text has at least one round of."""
-        return self._tried
 
     @property
     def any_known(self) -> bool:
@@ -131,7 +125,7 @@ class RoundCosts:
     def add(self, count: int, seconds: float, draft: float | None) -> None:
         """A round with `count` drafted tokens; draft: seconds of drafting, where timed."""
         seconds = max(seconds, SHORTEST)
-        if count in self._tried:
+        if count in self.tried:
             self._noise.add(seconds / self._pace.seen / self._begun()[count])
         settled = self._count(count) + self.rounds_behind(count) >= SAMPLES_KEPT
         if not settled or self._pace.compares(count):
@@ -151,8 +145,8 @@ class RoundCosts:
                 self._known.clear()
             else:
                 self._unit.add(seconds / self._known[count])
-        if count not in self._tried or not self._known:
-            self._tried = tuple(sorted({*self._known, *self._rounds}))
+        if count not in self.tried or not self._known:
+            self.tried = tuple(sorted({*self._known, *self._rounds}))
 
     def _count(self, length: int) -> int:
         """How many rounds of a length this text has learned from."""
@@ -218,7 +212,7 @@ class RoundCosts:
         """Relative standard error of each total, roughly; 0 for plain steps."""
         spread = self._noise.spread()
         errors = [0.0] + self._most * [spread / math.sqrt(LEAST_WEIGHT)]
-        for n in self._tried:
+        for n in self.tried:
             weight = self._count(n) + (self.rounds_behind(n) if n in self._known else 0.0)
             errors[n] = spread / math.sqrt(max(LEAST_WEIGHT, weight)) if n else 0.0
         return errors
@@ -226,7 +220,7 @@ class RoundCosts:
     def hopeful(self) -> Sequence[float]:
         """The totals, with lengths beyond all that were tried on the cheap side: as if more rows in
         the target's pass were nearly free."""
-        totals, longest = self.totals(), self._tried[-1]
+        totals, longest = self.totals(), self.tried[-1]
         more = self._pace.now * self._another
         flat = [totals[longest] + count * more for count in range(len(totals) - longest)]
         beyond = [
@@ -280,10 +274,10 @@ class RoundCosts:
 
     def _line(self, totals: Sequence[float], count: int) -> float:
         """Between what is known of shorter and longer drafts."""
-        place = bisect_left(self._tried, count)
-        below = self._tried[place - 1]
+        place = bisect_left(self.tried, count)
+        below = self.tried[place - 1]
         start = totals[below]
-        above = next((n for n in self._tried[place:] if n > count), None)
+        above = next((n for n in self.tried[place:] if n > count), None)
         if above is None:
             slope = (start - totals[0]) / below if below else 0.0
             return start + (count - below) * max(slope, self._another)
