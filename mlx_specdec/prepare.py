@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from .errors import OptionError
+from .models.base import check_prompt
 from .options import Options
 from .pair import Pair
 from .text.chat import Messages, check_settings
@@ -20,10 +21,12 @@ def prepared(
 ) -> tuple[list[int], Pair, Options]:
     """Token ids of a prompt, and pair and options with what its options ask of the model.
 
-    Warns of a prompt that is longer than the model has learned. Raises PromptError, OptionError.
+    Warns of a prompt that is longer than the model has learned. Raises PromptError, for ids that
+    tokenizer and model do not both know as well, and OptionError.
     """
     pair, options = for_model(pair, options)
     ids = encode(pair, prompt, options)
+    check_prompt(ids, pair.vocabulary, pair.target.max_length)
     if caution := pair.target.caution(len(ids)):
         warnings.warn(caution, stacklevel=3)
     return ids, pair, options

@@ -58,7 +58,7 @@ MAY_IMPORT = {
         "text",
         "threads",
     },
-    "prepare": {"errors", "options", "pair", "text"},
+    "prepare": {"errors", "models", "options", "pair", "text"},
     "drafters": {"blas", "contracts", "costs", "decoding", "drafting", "errors", "options", "pair"},
     "shadow": {"contracts", "decoding", "drafting", "models", "pair"},
     "assemble": {

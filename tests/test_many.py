@@ -22,6 +22,7 @@ from mlx_specdec.decoding.stop_criteria import Emission
 from mlx_specdec.drafters import cost_key, drafters, learned, make_draft_length
 from mlx_specdec.errors import DecodingError, OptionError, PromptError
 from mlx_specdec.many import ManyRun, Request, generate_many, stream_many
+from mlx_specdec.many.jobs import Job
 from mlx_specdec.models.medusa_heads import MedusaHeads
 from mlx_specdec.options import Options
 
@@ -151,6 +152,15 @@ def test_what_a_model_does_not_take_is_an_error_of_its_own(pair: Pair) -> None:
     assert texts == [expected] * 2
     with pytest.raises(DecodingError, match=r"prompt 0: .*empty"):
         generate_many(pair, requests, good.options)
+
+
+def test_ids_that_nobody_has_are_not_predicted(pair: Pair) -> None:
+    asked = replace(request(1, num_draft=2), prediction=(SIZE, -1, 2**40, 5))
+    assert Job.of(pair, 0, asked, ()).prediction == (5,)
+    run = ManyRun(pair, None, asked.options, FixedBatchSize(2))
+    run.add(0, asked)
+    [text] = [part.result.text for part in run if part.last]
+    assert text == alone(pair, [asked])[0][0]
 
 
 @pytest.mark.parametrize(("rule", "num_draft"), [("coupled", 0), ("coupled", 2), ("token", 0)])

@@ -36,6 +36,7 @@ def test_rows_are_the_drafts_own_law_over_what_both_have() -> None:
 def test_texts_are_fed_one_id_for_one() -> None:
     translation = Translation(SHARED, FED)
     assert translation.feed([5, 1, 0]) == [9, 5, 3]
+    assert translation.feed([len(FED), -1]) == [0, 0]
     assert translation.feed_array(mx.array([[5, 1, 0]])).tolist() == [[9, 5, 3]]
 
 

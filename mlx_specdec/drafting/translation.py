@@ -20,8 +20,9 @@ class Translation:
         mx.eval(self._fed_ids, self._columns, self._missing)
 
     def feed(self, tokens: Sequence[int]) -> list[int]:
-        """The draft's ids for a text of the target's, one for one."""
-        return [self._fed[token] for token in tokens]
+        """The draft's ids for a text of the target's, one for one. A token that the target's
+        tokenizer does not have costs acceptance, never exactness."""
+        return [self._fed[token] if 0 <= token < len(self._fed) else 0 for token in tokens]
 
     def feed_array(self, tokens: mx.array) -> mx.array:
         """The same on the device, (...) int32."""

@@ -21,7 +21,6 @@ from ..decoding.stop_criteria import Emission
 from ..drafters import Trials
 from ..drafting.drafter import Drafter
 from ..errors import DecodingError, OptionError
-from ..models.base import check_prompt
 from ..options import Options
 from ..prepare import checked_options, prepared
 from ..text.chat import Messages
@@ -98,7 +97,6 @@ class Job:
         """Of a request that nobody has begun. chosen: who drafts for all. Raises SpecdecError for
         what cannot be read."""
         ids, own, options = prepared(pair, request.prompt, request.options)
-        check_prompt(ids, pair.target.vocabulary, pair.target.max_length)
         if request.ignore_eos:
             own = replace(own, eos_token_ids=frozenset())
         return cls(
@@ -110,7 +108,7 @@ class Job:
             (replace(options, seed=0, max_tokens=1, stop=()), request.prediction),
             _rule_of(options),
             Trials(pair, chosen, options),
-            request.prediction,
+            tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
         )
 
     def part(

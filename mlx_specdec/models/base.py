@@ -44,8 +44,8 @@ def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) ->
     strange = next((token for token in prompt if not 0 <= token < vocabulary), None)
     if strange is not None:
         raise PromptError(
-            f"token id {strange} of the prompt is not among the model's {vocabulary}: the "
-            "tokenizer belongs to another model"
+            f"token id {strange} of the prompt is not among the model's {vocabulary}: give ids "
+            "below that; if the prompt is a text, the tokenizer belongs to another model"
         )
 
 

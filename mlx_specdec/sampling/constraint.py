@@ -61,7 +61,8 @@ class Constraint:
         its place depends on what it was drawn from."""
         if self._over:
             return len(drafted)
-        possible: int = self._matcher.validate_tokens(self._before_end(drafted))
+        text = takewhile(lambda token: 0 <= token < self._size, self._before_end(drafted))
+        possible: int = self._matcher.validate_tokens(list(text))
         self._take_back(0)
         return min(possible + 1, len(drafted))
 
@@ -129,5 +130,7 @@ class Constraint:
 
 
 def has(row: Words, token: int) -> bool:
-    """Whether a row allows a token."""
+    """Whether a row allows a token; it allows none that it has no bit for."""
+    if not 0 <= token < 32 * len(row):
+        return False
     return bool(row[token // 32] >> np.uint32(token % 32) & np.uint32(1))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from ..errors import SpecdecError
 from ..many import Request
-from ..models.base import check_prompt
 from ..options import Options
 from ..pair import Pair
 from ..prepare import encode, prepared
@@ -221,7 +220,6 @@ class Asking:
                 "prompt",
                 CONTEXT,
             )
-        check_prompt(ids, target.vocabulary, longest)
         name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
         asked = fields.whole(body, name, options.max_tokens, 0, SEEDS)
         room = longest - len(target.prefix(ids))

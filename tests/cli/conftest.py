@@ -113,10 +113,10 @@ def make_t5(directory: Path, seed: int = 0, extra: tuple[str, ...] = ()) -> Path
     return directory
 
 
-def make_llama(directory: Path, seed: int = 0, **settings: object) -> Path:
-    """A random Llama with a real tokenizer."""
+def make_llama(directory: Path, seed: int = 0, padding: int = 0, **settings: object) -> Path:
+    """A random Llama with a real tokenizer. padding: columns of its logits that are no tokens."""
     size = load_tokenizer(byte_level(directory, **settings), kind="decoder-only").size
-    tiny.write("llama", directory, seed, vocab_size=size)
+    tiny.write("llama", directory, seed, vocab_size=size + padding)
     return directory
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlx_specdec.errors import OptionError
 from mlx_specdec.sampling.alphabet import Alphabet
-from mlx_specdec.sampling.constraint import Constraint, Words
+from mlx_specdec.sampling.constraint import Constraint, Words, has
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.filters import allow_only
 from mlx_specdec.sampling.grammar import compiled
@@ -129,6 +129,15 @@ def test_a_draft_is_looked_at_up_to_the_first_token_that_cannot_go_on(
     drafted: list[int], count: int
 ) -> None:
     assert begun("[ab]+c?").verifiable(drafted) == count
+
+
+@pytest.mark.parametrize("strange", [len(PIECES), 10**9, 2**40, -1])
+def test_a_drafted_id_that_nobody_has_cannot_come(strange: int) -> None:
+    constraint = begun("[ab]+c?")
+    assert constraint.verifiable([1, strange, 1]) == 2
+    rows = constraint.masks([1, strange])
+    assert not has(rows[1], strange) and ids(rows[1]) == ids(constraint.masks([1])[1])
+    assert constraint.take([1, 3])
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.wire import event
 from mlx_specdec.text.vocabulary import token_bytes
 
+from ..cli.conftest import make_llama
 from .conftest import LIMITS, OPTIONS, running
 from .test_engine import wait_until
 
@@ -403,6 +404,24 @@ def test_what_is_wrong_is_told_by_name(
     error = answer.json()["error"]
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
     assert error["message"] and "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("more", [{}, {"echo": True}])
+def test_ids_that_only_padding_has_are_refused(
+    llama: tuple[Path, Path], tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """The logits are wider than the tokenizer, as those of many models are."""
+    directory = make_llama(tmp_path, padding=32)
+    with running((directory, llama[1]), replace(OPTIONS, proposer="draft")) as engine:
+        client, size = client_of(engine), engine.pair.tokenizer.size
+        assert engine.pair.target.vocabulary == size + 32
+        for prompt in ([size - 1, size], [-1], [size + 5]):
+            answer = client.post(COMPLETIONS, json={"prompt": prompt, **more})
+            assert answer.status_code == 400, answer.text
+            assert "not among the model's" in answer.json()["error"]["message"]
+        answer = client.post(COMPLETIONS, json={"prompt": "x", "logit_bias": {f"{size}": 1}})
+        assert answer.status_code == 400
+        ok(client, COMPLETIONS, prompt=[size - 1], max_tokens=3, **more)
 
 
 @pytest.mark.parametrize(
