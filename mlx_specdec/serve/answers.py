@@ -124,6 +124,7 @@ async def _while_there(request: Request, work: Any) -> None:
     finally:
         working.cancel()
         leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _left(request: Request) -> None:

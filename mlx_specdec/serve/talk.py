@@ -47,14 +47,19 @@ class Talk:
         """
         while self._open:
             left = self._ends - self._loop.time()
+            if left <= 0:
+                self._cut()
+                return
             try:
-                part = await asyncio.wait_for(self._parts.get(), max(0.0, min(left, every)))
+                # wait_for of Python 3.11 may swallow a cancellation.
+                async with asyncio.timeout(min(left, every)):
+                    part = await self._parts.get()
             except TimeoutError:
                 if left > every:
                     yield None
-                    continue
-                self._cut()
-                return
+                continue
+            if part.number not in self._open:
+                continue  # closed meanwhile
             index = self._open[part.number]
             if part.last:
                 del self._open[part.number]
