@@ -102,7 +102,8 @@ class AccessLog:
         if scope["type"] != "http" or not log.isEnabledFor(level):
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), "none"
+        started = time.perf_counter()
+        status: int | str = "none"
 
         async def listen(message: Message) -> None:
             nonlocal status
@@ -113,6 +114,10 @@ class AccessLog:
         scope["told"] = {}
         try:
             await self._app(scope, receive, listen)
+        except Exception:
+            if status == "none":
+                status = 500  # Starlette's answer, sent when all middleware has been left
+            raise
         finally:
             client = (scope.get("client") or ("unknown",))[0]
             seconds = time.perf_counter() - started

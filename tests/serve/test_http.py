@@ -712,14 +712,15 @@ def test_an_engine_that_fails_tells_so_in_a_chunk_and_no_more(
 
 
 def test_a_handler_that_fails_shows_no_path(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(self: Service, request: object) -> None:
         raise ValueError("/a/path/of/ours")
 
     monkeypatch.setattr(Service, "asking", broken)
-    answer = client.get("/v1/models")
-    answer = client.post(CHAT, json={})
+    with caplog.at_level("INFO", "mlx_specdec.serve.guard"):
+        answer = client.post(CHAT, json={})
+    assert [f"path={CHAT} status=500" in line for line in caplog.messages] == [True]
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "something went wrong here"
 
