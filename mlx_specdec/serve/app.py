@@ -22,10 +22,13 @@ from .service import Service
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask. key: None lets everybody in. origins: pages of browsers that may."""
+    """Who may ask. key: None lets everybody in. origins: pages of browsers that may. loopback_name:
+    the host that the server listens on where that is a loopback address; Host headers must then
+    name this machine or an address. None takes any Host header."""
 
     key: str | None = None
     origins: Sequence[str] = ()
+    loopback_name: str | None = None
 
 
 def make_app(service: Service, access: Access) -> Starlette:
@@ -40,7 +43,10 @@ def make_app(service: Service, access: Access) -> Starlette:
                 allow_headers=["*"],
             )
         )
-    middleware.append(Middleware(Guard, key=access.key, origins=frozenset(access.origins)))
+    origins = frozenset(access.origins)
+    middleware.append(
+        Middleware(Guard, key=access.key, origins=origins, loopback_name=access.loopback_name)
+    )
     handlers: dict[Any, Any] = {
         Problem: lambda request, problem: error_response(problem),
         HTTPException: _of_starlette,

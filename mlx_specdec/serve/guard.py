@@ -33,12 +33,23 @@ class Guard:
     """Lets in who has the key, and what no foreign page has sent.
 
     key: None lets everybody in. origins: pages that may ask, beside those of this server.
+    loopback_name: as Access has it.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None, origins: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        key: str | None,
+        origins: Collection[str],
+        loopback_name: str | None = None,
+    ) -> None:
         self._app = app
         self._key = None if key is None else key.encode("utf-8", "surrogateescape")
         self._origins = origins
+        self._names: frozenset[str | None] | None = None
+        if loopback_name is not None and "*" not in origins:
+            named = (urlsplit(origin).hostname for origin in origins)
+            self._names = frozenset(["localhost", loopback_name.lower(), *named])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
@@ -50,6 +61,12 @@ class Guard:
 
     def _problem(self, scope: Scope) -> Problem | None:
         headers = Headers(scope=scope)
+        if not self._is_ours(headers.get("host", "")):
+            error = (
+                "the Host header names neither this machine nor an address: ask at localhost, or "
+                "start the server with --host NAME or --cors-origin http://NAME"
+            )
+            return Problem(403, error, code="host_not_allowed")
         origin = headers.get("origin")
         if origin is not None and not self._may_ask(origin, headers.get("host", "")):
             told = "pages of this origin may not ask this server: start it with --cors-origin"
@@ -62,6 +79,22 @@ class Guard:
             return None
         told = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
         return Problem(401, told, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a Host header can come from a page or program of this machine's user. A foreign
+        page reaches a server on loopback by a DNS name of its own that resolves to 127.0.0.1; it
+        can do so neither with an address nor with names that no public DNS has."""
+        if self._names is None or not host:
+            return True
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            return False
+        return (
+            name in self._names
+            or _is_address(name)
+            or (name or "").endswith((".localhost", ".internal"))
+        )
 
     def _may_ask(self, origin: str, host: str) -> bool:
         if origin in self._origins or "*" in self._origins:

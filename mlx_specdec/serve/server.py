@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -26,7 +27,6 @@ from ..pair import Pair
 from ..prompt_cache.store import Store
 from .app import Access, make_app
 from .engine import Engine
-from .guard import LOOPBACK
 from .limits import Limits
 from .service import Service
 
@@ -74,9 +74,12 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
         drawn_seeds=settings.drawn_seeds,
         metrics=settings.metrics,
     )
+    host, port = listener.getsockname()[:2]
+    loopback = ipaddress.ip_address(host).is_loopback
+    access = replace(settings.access, loopback_name=settings.host if loopback else None)
     server = _Server(
         uvicorn.Config(
-            make_app(service, settings.access),
+            make_app(service, access),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -92,10 +95,9 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
         settings.drain_seconds,
     )
     engine.start(then=server.loaded)
-    host, port = listener.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
     log.info("listening on http://%s:%d", where, port)
-    if settings.access.key is None and host not in LOOPBACK:
+    if settings.access.key is None and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
     with listener:
         server.run(sockets=[listener])

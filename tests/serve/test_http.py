@@ -669,6 +669,38 @@ def test_pages_of_others_may_not_ask(engine: Engine) -> None:
     assert named.get("/v1/models", headers={"Origin": "https://other.example"}).status_code == 403
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8080", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8080", 200),
+        ("192.168.1.2:8080", 200),
+        ("MyMachine:8080", 200),
+        ("app.localhost", 200),
+        ("host.docker.internal:8080", 200),
+        ("their.example", 200),
+        ("evil.example:8080", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("internal", 403),
+        ("[evil", 403),
+    ],
+)
+def test_a_name_that_somebody_made_point_here_is_refused(
+    engine: Engine, host: str, status: int
+) -> None:
+    access = Access(origins=["https://their.example"], loopback_name="mymachine")
+    for path in ("/v1/models", "/health", "/"):
+        answer = client_of(engine, access=access).get(path, headers={"Host": host})
+        assert answer.status_code == status
+        if status == 403:
+            assert answer.json()["error"]["code"] == "host_not_allowed"
+    # On another address, and for pages of any origin, every name is as good.
+    for access in (Access(), Access(origins=["*"], loopback_name="mymachine")):
+        assert client_of(engine, access=access).get("/", headers={"Host": host}).status_code == 200
+
+
 @contextmanager
 def broken_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     step, count = ManyRun.step, 0
