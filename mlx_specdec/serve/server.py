@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import OptionError
 from ..options import Options
@@ -36,6 +38,10 @@ CUT_SECONDS = 2
 WRITE_SECONDS = 300
 """For the last step, and for a prompt cache to get to the disk."""
 MOST_CONNECTIONS = 1024
+FILES = 4096
+"""That may be open: connections, those that wait to be accepted, and weights."""
+KEEP_ALIVE = 75
+"""Seconds that an idle connection stays open; clients are asked to drop theirs a little earlier."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 log = logging.getLogger(__name__)
 
@@ -85,10 +91,13 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
             lifespan="off",
             ws="none",
             loop="asyncio",
-            http="h11",
+            http=Connection,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            headers=[("Keep-Alive", f"timeout={KEEP_ALIVE - 5}")],
+            backlog=MOST_CONNECTIONS,
+            limit_concurrency=_room_for_connections(),
+            timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=int(settings.drain_seconds) + CUT_SECONDS,
         ),
         engine,
@@ -110,6 +119,104 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
         os._exit(0)
     if engine.problem is not None:
         raise engine.problem
+
+
+class Connection(H11Protocol):
+    """A connection to a client, closed when the client is silent for too long.
+
+    head_seconds: time for the headers of a request, from the connection or from their first byte,
+    and for the rest of a body that has been answered already. stall_seconds: how long a client may
+    read nothing of an answer. Beyond uvicorn's `limit_concurrency` a new connection takes the place
+    of the one that has waited for its client longest.
+    """
+
+    head_seconds = 10.0
+    stall_seconds = 30.0
+    _late: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by asyncio."""
+        super().connection_made(transport)
+        # Whatever waits to be read calls pause_writing.
+        transport.set_write_buffer_limits(high=0)
+        connected = transport.get_extra_info("socket")
+        # asyncio does it only where a socket names its protocol. An end that the client has made
+        # already makes it fail, on macOS.
+        with contextlib.suppress(OSError):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._since = self.loop.time()
+        self._expect_request()
+        self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        super().data_received(data)
+        self._since = self.loop.time()
+        if self._in_request():
+            _cancel(self._late)
+            self._late = None
+        else:
+            self._expect_request()
+
+    def on_response_complete(self) -> None:
+        """Called by uvicorn."""
+        super().on_response_complete()
+        self._since = self.loop.time()
+        if self.cycle.more_body and not self._in_request():
+            self._expect_request()
+
+    def pause_writing(self) -> None:
+        """Called by asyncio."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.stall_seconds, self._check_reading, None)
+
+    def resume_writing(self) -> None:
+        """Called by asyncio."""
+        super().resume_writing()
+        _cancel(self._stalled)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        super().connection_lost(exc)
+        _cancel(self._late)
+        _cancel(self._stalled)
+
+    def _in_request(self) -> bool:
+        """Whether a request has begun, and has not been answered to its end."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _waits_for_client(self) -> bool:
+        return not self._in_request() or self.cycle.more_body
+
+    def _expect_request(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(self.head_seconds, self._drop)
+
+    def _make_room(self) -> None:
+        if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
+            return
+        others = [each for each in self.connections if isinstance(each, Connection)]
+        silent = [each for each in others if each is not self and each._waits_for_client()]
+        if silent:
+            min(silent, key=lambda each: each._since)._drop()
+
+    def _check_reading(self, before: int | None) -> None:
+        left = self.transport.get_write_buffer_size()
+        if before is not None and left >= before:
+            self._drop()
+        else:
+            self._stalled = self.loop.call_later(self.stall_seconds, self._check_reading, left)
+
+    def _drop(self) -> None:
+        # At once, so that it does not count until asyncio calls connection_lost.
+        self.connections.discard(self)
+        self.transport.abort()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -145,6 +252,18 @@ class _Server(uvicorn.Server):
         cut = asyncio.get_running_loop().call_later(self._drain_seconds, self._engine.close)
         await super().shutdown(list(sockets or ()))
         cut.cancel()
+
+
+def _room_for_connections() -> int:
+    """Let this process open enough files, and return how many connections that leaves room for."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= files < FILES:
+        # macOS begins with 256, systemd with 1,024.
+        files = min(FILES, most) if most >= 0 else FILES
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if files < 0 else min(MOST_CONNECTIONS, max(16, files // 2))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -104,6 +104,7 @@ def test_the_key_comes_from_the_environment_as_well_and_sigterm_lets_answers_end
         key = {"Authorization": "Bearer hush"}
         with server.ask("/v1/models", key) as answer:
             assert json.load(answer)["data"][0]["id"] == llama.name
+            assert answer.headers["Keep-Alive"] == "timeout=70"
         with pytest.raises(urllib.error.HTTPError, match="403"):
             server.ask("/v1/models", {**key, "Host": "evil.example"})
         end_in_an_answer(server, signal.SIGTERM, key)

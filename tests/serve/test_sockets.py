@@ -25,6 +25,7 @@ from mlx_specdec.assemble import Pair
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.server import Connection
 from mlx_specdec.serve.service import Service
 
 from .conftest import LIMITS, running
@@ -71,7 +72,7 @@ def answer_of(connection: socket.socket) -> tuple[int, Any]:
 @contextmanager
 def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
     app = make_app(Service(engine, "tiny", limits), Access())
-    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", http="h11")
+    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", http=Connection)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
