@@ -56,6 +56,11 @@ class RewindError(SpecdecError):
     """A context was asked to forget tokens that it can no longer take back."""
 
 
+def is_panic(problem: BaseException) -> bool:
+    """Whether a library in Rust has failed; pyo3's PanicException is no Exception."""
+    return type(problem).__name__ == "PanicException"
+
+
 def first_line(problem: BaseException) -> str:
     """What another library says is wrong, in one line; its class where it says nothing."""
     lines = (line.strip() for line in str(problem).splitlines())

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, TypeVar
 
-from ..errors import OptionError
+from ..errors import OptionError, is_panic
 
 Result = TypeVar("Result")
 MISSING = (
@@ -75,7 +75,8 @@ def limits() -> Any:
 
 
 def with_stack(work: Callable[[], Result]) -> Result:
-    """What `work` returns, done in a thread of its own with STACK bytes of stack."""
+    """What `work` returns, done in a thread of its own with STACK bytes of stack. Raises
+    OptionError where llguidance panics."""
     with ThreadPoolExecutor(1) as thread:
         # The size is the whole process's, and others read grammars at the same time.
         with _STACK_SIZE:
@@ -84,7 +85,14 @@ def with_stack(work: Callable[[], Result]) -> Result:
                 result = thread.submit(work)
             finally:
                 threading.stack_size(before)
-        return result.result()
+        try:
+            return result.result()
+        except BaseException as problem:
+            if not is_panic(problem):
+                raise
+            raise OptionError(
+                "json-schema, regex or grammar: llguidance fails on it: make it simpler"
+            ) from None
 
 
 def schema_text(schema: str | Mapping[str, Any]) -> str:

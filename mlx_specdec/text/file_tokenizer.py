@@ -59,7 +59,8 @@ class FileTokenizer:
         return ids if ids and ids[-1:] == [*self._closing] else [*ids, *self._closing]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        with no_panic(self._directory):
+            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def apply_chat(
         self, prompt: str | Messages, settings: Mapping[str, Any] | None = None

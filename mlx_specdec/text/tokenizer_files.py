@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.disk.reading import read_json as read_object
-from ..errors import CheckpointError, first_line
+from ..errors import CheckpointError, first_line, is_panic
 
 FILES = ("*token*", "spiece*", "vocab*", "merges*")
 """What a tokenizer may consist of."""
@@ -72,8 +72,8 @@ def no_panic(directory: Path, where: str = " on this text") -> Iterator[None]:
     """
     try:
         yield
-    except BaseException as problem:  # pyo3's PanicException is no Exception
-        if type(problem).__name__ != "PanicException":
+    except BaseException as problem:
+        if not is_panic(problem):
             raise
         raise CheckpointError(
             f"the tokenizer of {directory} fails{where} ({first_line(problem):.100}): download its "

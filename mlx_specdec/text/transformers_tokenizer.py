@@ -47,9 +47,10 @@ class TransformersTokenizer:
             return list(self._tokenizer.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        with no_panic(self._directory):
+            return self._tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
 
     def apply_chat(
         self, prompt: str | Messages, settings: Mapping[str, Any] | None = None

@@ -17,7 +17,7 @@ from mlx_specdec.sampling.alphabet import Alphabet
 from mlx_specdec.sampling.constraint import Constraint, Words, has
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.filters import allow_only
-from mlx_specdec.sampling.grammar import compiled
+from mlx_specdec.sampling.grammar import compiled, with_stack
 from mlx_specdec.sampling.settings import Sampling
 
 from ..letters import alphabet, regex
@@ -290,6 +290,19 @@ def test_schemas_that_lead_deep_do_not_crash() -> None:
     assert grammar is not None
     constraint = alphabet((*PIECES, '"')).constraint(grammar, [0])
     assert constraint.forced() == [7, 4, 3, 7]
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_grammar() -> None:
+    class PanicException(BaseException):
+        """As pyo3's."""
+
+    def panics() -> None:
+        raise PanicException("index out of bounds")
+
+    with pytest.raises(OptionError, match="make it simpler"):
+        with_stack(panics)
+    with pytest.raises(KeyboardInterrupt):
+        with_stack(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
 
 
 def test_a_grammar_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

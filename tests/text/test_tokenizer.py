@@ -48,6 +48,20 @@ def test_text_survives_the_round_trip_without_special_tokens(tmp_path: Path, mak
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_a_panic_of_the_library_is_an_error_of_the_text(tmp_path: Path) -> None:
+    class PanicException(BaseException):
+        """As pyo3's."""
+
+    class Panics:
+        def decode(self, ids: list[int], **settings: Any) -> str:
+            raise PanicException("index out of bounds")
+
+    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
+    tokenizer._tokenizer = Panics()
+    with pytest.raises(CheckpointError, match="fails on this text"):
+        tokenizer.decode([5])
+
+
 def test_extra_ids_count_down_behind_the_pieces(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(sentence_piece(tmp_path), kind="encoder-decoder")
     pieces = tokenizer.pieces()
