@@ -20,12 +20,13 @@ from ..decoding.statistics import Recorder
 from ..decoding.stop_criteria import Emission
 from ..drafters import Trials
 from ..drafting.drafter import Drafter
-from ..errors import DecodingError, OptionError
+from ..errors import DecodingError, OptionError, SpecdecError
 from ..options import Options
 from ..prepare import checked_options, prepared
 from ..text.chat import Messages
 
 Prompt = str | Sequence[int] | Messages
+BROKEN = "this text could not go on, since something failed inside"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,26 @@ class Part:
     def last(self) -> bool:
         """Whether nothing more comes for this prompt."""
         return self.result is not None or self.error is not None
+
+
+@dataclass
+class Failures:
+    """What failed inside and ended texts, and was no fault of theirs.
+
+    count: how often. last: the class of the newest one. passes: how many passes that texts share
+    have failed since a token came.
+    """
+
+    count: int = 0
+    last: str | None = None
+    passes: int = 0
+
+    def note(self, problem: Exception) -> str:
+        """Count one; returns what those are told whose texts it ends. What other libraries say is
+        for the log alone: it may have paths in it."""
+        self.count += 1
+        self.last = type(problem).__name__
+        return str(problem) if isinstance(problem, SpecdecError) else f"{BROKEN} ({self.last})"
 
 
 @dataclass(eq=False)

@@ -72,7 +72,20 @@ class PromptCache:
         self, prompt: Sequence[int], committed: Sequence[int], memories: Mapping[str, Memory]
     ) -> None:
         """Keep what was computed of a text. committed: its tokens, of which the newest may be
-        unseen."""
+        unseen. Where that fails, nothing at all is kept any more: half of it may be there."""
+        try:
+            self._keep(prompt, committed, memories)
+        except BaseException:
+            self.clear()
+            raise
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.tree, self.changed = Tree(), True
+
+    def _keep(
+        self, prompt: Sequence[int], committed: Sequence[int], memories: Mapping[str, Memory]
+    ) -> None:
         for name, memory in memories.items():
             if memory.whole is not None:
                 text = prompt if memory.whole.exact else committed

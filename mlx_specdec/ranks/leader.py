@@ -62,6 +62,11 @@ class Leader:
         """Of a context that is new."""
         return next(self._numbers)
 
+    @property
+    def lost(self) -> bool:
+        """Whether a pass was left in its middle: nothing but a new start of all ranks helps."""
+        return self._broken
+
     def queue(self, order: Order) -> None:
         """Tell it with what comes next."""
         self._queued.append(order)
@@ -127,6 +132,11 @@ class LedModel:
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self._model)
+
+    @property
+    def lost(self) -> bool:
+        """As Leader.lost says."""
+        return self._leader.lost
 
     def open(self, prompt: Sequence[int], kept: Kept | None = None) -> Context:
         """As contracts.Model says; nothing is kept of what several ranks compute."""

@@ -16,7 +16,7 @@ from .asked import unknown_model
 from .chat import way_of
 from .metrics import CONTENT_TYPE
 from .openapi import description
-from .problems import wrong
+from .problems import busy, wrong
 from .service import FINGERPRINT, Service, outside
 
 PAGE_HEADERS = {
@@ -62,9 +62,14 @@ class About:
         return JSONResponse(description(self._service.name, self._service.limits))
 
     async def health(self, request: Request) -> Response:
-        """Whether requests are taken."""
+        """Whether requests are taken, and texts make progress."""
         self._service.asking()
-        return JSONResponse({"status": "ok"})
+        engine = self._service.engine
+        if trouble := engine.trouble:
+            raise busy(f"texts make no progress: {trouble}", code="no_progress")
+        failures = engine.failures
+        told = {"last_failure": failures.last} if failures.count else {}
+        return JSONResponse({"status": "ok", "failures": failures.count, **told})
 
     async def metrics(self, request: Request) -> Response:
         """Everything that is counted."""

@@ -17,6 +17,7 @@ from ..decoding.batch_size import FixedBatchSize
 from ..decoding.stop_criteria import Emission
 from ..errors import SpecdecError
 from ..many import ManyRun, Part, Request
+from ..many.jobs import Failures
 from ..options import Options
 from ..pair import Pair
 from ..prompt_cache.cache import PromptCache
@@ -26,7 +27,10 @@ from .metrics import Metrics
 Listener = Callable[[Part], None]
 """Called in the engine's thread with every part of a request; it must return at once."""
 STOPPING = "the server is shutting down"
-BROKEN = "the server could not go on with this request"
+FAILED_PASSES = 3
+"""In a row, without a token between them, after which texts no longer make progress."""
+STEP_SECONDS = 300.0
+"""After which a step that has not finished is taken for one that never does."""
 log = logging.getLogger(__name__)
 
 
@@ -76,6 +80,8 @@ class Engine:
         self._waiting = 0
         self._closed = False
         self._thread: threading.Thread | None = None
+        self.failures = Failures()
+        self._stepped = 0.0
 
     @property
     def pair(self) -> Pair:
@@ -100,6 +106,20 @@ class Engine:
         with self._changed:
             waiting = self._waiting + len(self._arrived)
             return max(0, len(self._callers) - waiting), waiting
+
+    @property
+    def trouble(self) -> str | None:
+        """Why texts make no progress, once the engine has loaded; None where they do, and where
+        nobody asks for any."""
+        if self.problem is not None or self._thread is None or not self._thread.is_alive():
+            return "the engine has ended"
+        if self.failures.passes >= FAILED_PASSES:
+            return f"{self.failures.passes} passes have failed one after the other"
+        with self._changed:
+            came = min((each.came for each in self._callers.values()), default=None)
+        if came is not None and time.perf_counter() - max(came, self._stepped) > STEP_SECONDS:
+            return f"a step has not finished in {STEP_SECONDS:.0f} seconds"
+        return None
 
     def start(self, then: Callable[[], None] = lambda: None) -> None:
         """Load, then decode. then: called in the thread once it is loaded, and where `problem` is
@@ -163,13 +183,18 @@ class Engine:
         self._keep_cache()
 
     def _decode(self, many: ManyRun) -> None:
-        """Until the engine is closed. A step that fails ends the requests that are here."""
+        """Until the engine is closed. Where a step fails as a whole, the requests that are here end
+        and the next ones begin with nothing; ranks that have lost step end with the process."""
         while (taken := self._take(wait=many.idle)) is not None:
             try:
                 parts = self._step(many, *taken)
-            except Exception:
+            except Exception as problem:
+                if getattr(self.pair.target, "lost", False):
+                    raise
                 log.exception("a step of the engine failed")
-                many, parts = self._begin(), self._all_with(BROKEN)
+                self.failures.passes += 1
+                many, parts = self._begin(), self._all_with(self.failures.note(problem))
+            self._stepped = time.perf_counter()
             self._tell(parts)
         many.keep()
 
@@ -204,9 +229,10 @@ class Engine:
         for number, request in arrived:
             try:
                 many.add(number, request)
-            except Exception:
+            except Exception as problem:
                 log.exception("a request could not be begun")
-                parts.append(Part(number, Emission((), ()), error=BROKEN))
+                error = self.failures.note(problem)
+                parts.append(Part(number, Emission((), ()), error=error))
         for number in left:
             many.cancel(number)
         parts += many.step()
@@ -233,6 +259,7 @@ class Engine:
     def _measure(self, caller: _Caller, part: Part) -> None:
         now = time.perf_counter()
         if part.emission.tokens:
+            self.failures.passes = 0
             since = caller.came if caller.heard is None else caller.heard
             self.metrics.tokens(len(part.emission.tokens), now - since, first=caller.heard is None)
             caller.heard = now

@@ -57,6 +57,23 @@ def check(cache: PromptCache) -> None:
     assert all(order[child] > order[node] for node in nodes for child in node.children.values())
 
 
+def test_nothing_stays_of_what_was_kept_in_part() -> None:
+    cache, arrays = PromptCache(10**6), columns_of([1, 2, 3, 4], 0)
+    keep(cache, [1, 2, 3], target=memory([1, 2, 3]))
+
+    def fails(begin: int, end: int) -> tuple[mx.array, ...]:
+        if begin:
+            raise MemoryError
+        return tuple(each[:, :, begin:end] for each in arrays)
+
+    with pytest.raises(MemoryError):
+        keep(cache, [1, 2, 7, 4], target=Memory(4, fails))
+    assert cache.nbytes == 0 and cache.find([1, 2, 3, 4], 3).target is None
+    keep(cache, [1, 2, 3], target=memory([1, 2, 3]))
+    assert holds(cache.find([1, 2, 3, 4], 3).target, [1, 2, 3], 3)
+    check(cache)
+
+
 def test_the_longest_beginning_is_found_whoever_wrote_it() -> None:
     cache = PromptCache(1 << 20)
     for text in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 9], [1, 2]):

@@ -134,8 +134,13 @@ def test_a_led_model_is_the_model_but_for_its_weights() -> None:
 def test_nothing_is_led_any_more_after_half_a_pass() -> None:
     """What the others were told has to happen here as well, or never again."""
     leader = Leader(ends()[1])
+    model = led(DecoderOnlyModel(tiny.build("llama")), leader)
+    with leader.whole():
+        assert model.open([1]).lengths == (0,)
+    assert not model.lost
     with pytest.raises(RuntimeError), leader.whole():
         raise RuntimeError
+    assert model.lost
     with pytest.raises(DecodingError, match="lost step"), leader.whole():
         raise AssertionError("never here")
     leader.end(0)  # tells nobody: nobody would understand

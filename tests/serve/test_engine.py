@@ -14,7 +14,10 @@ import pytest
 from mlx_specdec.assemble import Pair
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.many import ManyRun, Part, Request
-from mlx_specdec.serve.engine import BROKEN, STOPPING, Engine, QueueFull
+from mlx_specdec.many.jobs import BROKEN
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.serve import engine as engine_module
+from mlx_specdec.serve.engine import FAILED_PASSES, STOPPING, Engine, QueueFull
 
 from .conftest import OPTIONS, running
 
@@ -120,8 +123,56 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_engine(
 
     with monkeypatch.context() as patch:
         patch.setattr(ManyRun, "step", broken)
-        assert ask(engine)[1].last().error == BROKEN
+        for failed in range(1, FAILED_PASSES + 1):
+            assert engine.trouble is None
+            assert ask(engine)[1].last().error == f"{BROKEN} (ValueError)"
+            wait_until(lambda: engine.failures.passes == failed)  # noqa: B023
+        assert "passes have failed" in engine.trouble
+        assert (engine.failures.count, engine.failures.last) == (FAILED_PASSES, "ValueError")
     assert ask(engine)[1].last().result is not None
+    assert engine.trouble is None
+
+
+def test_a_step_that_never_ends_is_told_and_so_is_an_engine_that_is_no_more(
+    llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def waits(self: ManyRun) -> list[Part]:
+        assert goes_on.wait(60)
+        return []
+
+    with running(llama) as engine:
+        assert engine.trouble is None
+        with monkeypatch.context() as patch:
+            patch.setattr(engine_module, "STEP_SECONDS", 0.0)
+            patch.setattr(ManyRun, "step", waits)
+            number, _ = ask(engine)
+            wait_until(lambda: engine.trouble is not None)
+            assert "not finished" in engine.trouble
+            engine.cancel([number])
+            assert engine.trouble is None
+            goes_on.set()
+        engine.close()
+        assert engine.join(60)
+        assert engine.trouble == "the engine has ended"
+
+
+def test_an_engine_whose_ranks_have_lost_step_ends(
+    llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a new start of all of them helps."""
+
+    def lost(self: ManyRun) -> list[Part]:
+        type(engine.pair.target).lost = True
+        raise ValueError("half a pass")
+
+    monkeypatch.setattr(DecoderOnlyModel, "lost", False, raising=False)
+    monkeypatch.setattr(ManyRun, "step", lost)
+    with running(llama) as engine:
+        assert ask(engine)[1].last().error == STOPPING
+        assert engine.join(60)
+        assert isinstance(engine.problem, ValueError)
 
 
 def test_an_engine_that_breaks_ends_all_and_says_why(
@@ -155,7 +206,7 @@ def test_a_request_that_cannot_be_begun_does_not_touch_the_others(
         add(self, number, request)
 
     monkeypatch.setattr(ManyRun, "add", broken)
-    assert ask(engine, replace(OPTIONS, seed=13))[1].last().error == BROKEN
+    assert ask(engine, replace(OPTIONS, seed=13))[1].last().error == f"{BROKEN} (ValueError)"
     assert "empty" in ask(engine, prompt=[])[1].last().error
     assert other.last().result is not None
 

@@ -535,10 +535,27 @@ def test_tokens_and_texts(client: TestClient, pair: Pair) -> None:
 
 
 def test_health_and_paths_that_are_none(client: TestClient) -> None:
-    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/health").json().items() >= {"status": "ok"}.items()
     for answer, status in ((client.get("/nothing"), 404), (client.get(CHAT), 405)):
         assert answer.status_code == status
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_health_is_that_texts_make_progress(
+    engine: Engine, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": TEXT, "max_tokens": 3}
+    for failed in range(1, 4):
+        with broken_after(0, monkeypatch):
+            assert client.post(COMPLETIONS, json=body).status_code == 500
+        wait_until(lambda: engine.failures.passes == failed)  # noqa: B023
+        told = client.get("/health")
+        assert told.status_code == (503 if failed == 3 else 200)
+    assert told.json()["error"]["code"] == "no_progress" and told.headers["retry-after"]
+    ok(client, COMPLETIONS, **body)
+    told = client.get("/health").json()
+    assert (told["status"], told["last_failure"]) == ("ok", "ValueError")
+    assert told["failures"] >= 3
 
 
 def test_while_loading_there_is_nobody_to_ask() -> None:
