@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..decoding.logprobs import TokenLogprob
@@ -29,6 +30,12 @@ class ChatWire(Wire):
             self._readers[index] = self._asked.reader()
         return [self._chunk([self._delta(index, {"role": "assistant", "content": ""})])]
 
+    def piece(self, index: int, choice: Choice, emission: Emission) -> list[Told]:
+        """As Wire has it; as at OpenAI, the token that ends a text has no logprob."""
+        if emission.finish_reason == "eos":
+            emission = replace(emission, logprobs=emission.logprobs[:-1])
+        return super().piece(index, choice, emission)
+
     def end(self, index: int, choice: Choice) -> list[Told]:
         """A choice's last chunk, and what was held back before it."""
         reader = self._readers.get(index)
@@ -47,7 +54,9 @@ class ChatWire(Wire):
             events = reader.push("".join(choice.texts)) + reader.finish()
             message |= _message(events)
             reason = _reason(choice, reader)
-        told = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
+        ended = choice.result is not None and choice.result.finish_reason == "eos"
+        logprobs = self._logprobs(choice.logprobs[:-1] if ended else choice.logprobs)
+        told = {"index": index, "message": message, "logprobs": logprobs}
         return {**told, "finish_reason": reason}
 
     def _told(self, index: int, emission: Emission) -> list[Told]:

@@ -134,7 +134,8 @@ class Wire(ABC):
         return {**told, **speculative_decoding(choices)} if self._metrics else told
 
     def _chunk(self, choices: list[Told]) -> Told:
-        return {**self._head, "object": self.chunk, "choices": choices}
+        told = {**self._head, "object": self.chunk, "choices": choices}
+        return {**told, "usage": None} if self._asked.include_usage else told
 
     def _told(self, index: int, emission: Emission) -> list[Told]:
         """A choice in chunks of what a step gave."""
@@ -151,9 +152,10 @@ class Wire(ABC):
         """A choice in a chunk of a stream that goes on."""
 
     def _token(self, id: int, logprob: float) -> Told:
-        piece = (self._pieces[id] if id < len(self._pieces) else None) or b""
-        token = piece.decode("utf-8", "replace")
-        return {"token": token, "logprob": max(LEAST, logprob), "bytes": list(piece)}
+        piece = self._pieces[id] if id < len(self._pieces) else None
+        # Logits may be wider than the vocabulary: tokens without a text are told apart as in vLLM.
+        token = f"token_id:{id}" if piece is None else piece.decode("utf-8", "replace")
+        return {"token": token, "logprob": max(LEAST, logprob), "bytes": list(piece or b"")}
 
 
 class TextWire(Wire):

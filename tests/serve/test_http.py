@@ -18,14 +18,15 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.assemble import Pair, generate, load
-from mlx_specdec.many import ManyRun
+from mlx_specdec.decoding.logprobs import TokenLogprob
+from mlx_specdec.many import ManyRun, Request
 from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, make_app
-from mlx_specdec.serve.asked import Asking
+from mlx_specdec.serve.asked import Asked, Asking
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.wire import event
+from mlx_specdec.serve.wire import Choice, TextWire, event
 from mlx_specdec.text.vocabulary import token_bytes
 
 from ..cli.conftest import make_llama
@@ -305,6 +306,43 @@ def test_logprobs_of_a_chat_have_bytes(client: TestClient) -> None:
     assert ok(client, CHAT, **body)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
     for wrong in ({"logprobs": 1}, {"logprobs": False, "top_logprobs": 2}, {"top_logprobs": 21}):
         assert client.post(CHAT, json={**body, **wrong}).status_code == 400
+
+
+def test_the_token_that_ends_a_chat_has_no_logprob(client: TestClient, pair: Pair) -> None:
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "regex": "a"}
+    told = ok(client, CHAT, **body)
+    assert told["choices"][0]["finish_reason"] == "stop"
+    assert told["usage"]["completion_tokens"] == 2
+    entries = told["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in entries] == ["a"]
+    for more in ({}, {"stream_options": {"include_drafted": True}}):
+        choices = [each["choices"][0] for each in streamed(client, CHAT, **body, **more)]
+        told = [one for each in choices if each["logprobs"] for one in each["logprobs"]["content"]]
+        assert [each["token"] for each in told] == ["a"]
+
+
+def test_tokens_without_a_text_have_a_name_each() -> None:
+    asked = Asked([Request([5], OPTIONS)], 1, stream=False, include_usage=False)
+    choice = Choice(["a"], [TokenLogprob(0, -1.0, ((0, -1.0), (1, -2.0), (7, -3.0), (8, -4.0)))])
+    answer = TextWire("tiny", "x", asked, [b"a", None]).answer([choice], 1)
+    [top] = answer["choices"][0]["logprobs"]["top_logprobs"]
+    assert top == {"a": -1.0, "token_id:1": -2.0, "token_id:7": -3.0, "token_id:8": -4.0}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_all_but_the_last_chunk_say_that_usage_is_still_to_come(
+    client: TestClient, path: str
+) -> None:
+    body = (
+        {"prompt": "x"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}]}
+    )
+    *chunks, last = streamed(
+        client, path, **body, max_tokens=4, stream_options={"include_usage": True}
+    )
+    assert chunks and all(each["usage"] is None for each in chunks)
+    assert last["usage"]["completion_tokens"] == 4
+    assert not any("usage" in each for each in streamed(client, path, **body, max_tokens=4))
 
 
 def test_a_text_goes_on_behind_its_end_for_those_who_ignore_it(
