@@ -44,7 +44,9 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(PIECES[id] for id in ids if 2 < id < len(PIECES))
 
-    def apply_chat(self, text: str, settings: object = None) -> list[int]:
+    def apply_chat(
+        self, text: str, settings: object = None, *, ending: str = "answer"
+    ) -> list[int]:
         raise AssertionError("no chat template")
 
     def pieces(self) -> list[str | None]:

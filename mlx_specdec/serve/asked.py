@@ -12,12 +12,13 @@ from ..many import Request
 from ..options import Options
 from ..pair import Pair
 from ..prepare import encode, prepared
+from ..text.chat import Ending
 from ..text.markers import NONE, Markers, markers_of
 from . import body as fields
 from . import formats
 from .body import Body, prompts_of
 from .call_grammar import grammar_of
-from .chat import Message, ids_of, messages_of, way_of
+from .chat import Message, ending_of, ids_of, messages_of, template_settings, way_of
 from .limits import Limits
 from .problems import Problem, unsupported, wrong
 from .reading import Reader
@@ -81,12 +82,13 @@ class Asking:
     def prompt(self, body: Body) -> list[int]:
         """Token ids of the messages of a body, with its tools. Raises Problem, SpecdecError."""
         messages = messages_of(body.get("messages"))
-        settings = fields.object_of(body, "chat_template_kwargs")
+        settings = template_settings(body)
+        ending = ending_of(body, messages)
         tools = tools_of(body, self.limits)
-        ids = self.chat_ids(messages, settings)
+        ids = self.chat_ids(messages, settings, ending)
         if not tools.given:
             return ids
-        told = self.chat_ids(messages, {**settings, "tools": list(tools.given)})
+        told = self.chat_ids(messages, {**settings, "tools": list(tools.given)}, ending)
         if told == ids:
             raise unsupported("tools", "this model's chat template tells it of no tools")
         return told
@@ -108,9 +110,11 @@ class Asking:
         choices = len(asked.requests) // len(prompts)
         return replace(asked, echoed=tuple(each for each in prompts for _ in range(choices)))
 
-    def chat_ids(self, messages: Sequence[Message], settings: Body) -> list[int]:
+    def chat_ids(
+        self, messages: Sequence[Message], settings: Body, ending: Ending = "answer"
+    ) -> list[int]:
         """Token ids of messages. Raises Problem, SpecdecError."""
-        return ids_of(self.pair, messages, self.options, settings)
+        return ids_of(self.pair, messages, self.options, settings, ending)
 
     def text_ids(self, text: str) -> list[int]:
         """Token ids of a text that no chat template is put around. Raises SpecdecError."""

@@ -12,7 +12,10 @@ from ..models.encoder_decoder import EncoderDecoderModel
 from ..options import Options
 from ..pair import Pair
 from ..prepare import encode
-from .problems import wrong
+from ..text.chat import Ending
+from . import body as fields
+from .body import Body
+from .problems import unsupported, wrong
 from .tools import calls_of
 
 Way = Literal["template", "role prefixes", "single user message"]
@@ -21,6 +24,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 PREFIXES = {"system": "ASSISTANT's RULE: ", "user": "USER: ", "assistant": "ASSISTANT: "}
 KEPT = ("name", "tool_call_id", "reasoning_content")
 """Fields of a message that templates read beside role and content."""
+THINKING = {"enabled": True, "disabled": False}
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates are told whether to think: of Qwen, GLM and others, and of DeepSeek,
+Granite and Kimi."""
 
 
 def way_of(pair: Pair, options: Options) -> Way:
@@ -36,6 +43,48 @@ def messages_of(given: object) -> list[Message]:
     if not isinstance(given, list) or not given:
         raise wrong('messages must be a list of {"role": ..., "content": ...}', "messages")
     return [_message(each, f"messages[{at}]") for at, each in enumerate(given)]
+
+
+def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
+    """How a prompt ends, by vLLM's fields. Raises Problem."""
+    opens = "add_generation_prompt" not in body or fields.truth(body, "add_generation_prompt")
+    if not fields.truth(body, "continue_final_message"):
+        return "answer" if opens else "closed"
+    if opens and "add_generation_prompt" in body:
+        raise wrong(
+            "a message is continued or a new one is begun: set one of continue_final_message and "
+            "add_generation_prompt to false",
+            "continue_final_message",
+        )
+    if messages[-1].get("tool_calls"):
+        raise wrong(
+            "continue_final_message cannot continue a message that calls tools",
+            "continue_final_message",
+        )
+    return "continue"
+
+
+def template_settings(body: Body) -> dict[str, Any]:
+    """The variables of the chat template that a request sets: how much to think, by the fields of
+    several kinds of clients, and chat_template_kwargs, which comes first. Raises Problem."""
+    thinks: bool | None = None
+    told: dict[str, Any] = {}
+    thinking = fields.object_of(body, "thinking")
+    kind = thinking.get("type") if thinking else "adaptive"
+    if kind not in ("adaptive", *THINKING):
+        raise unsupported("thinking", "thinking must be of the type enabled, disabled or adaptive")
+    if kind != "adaptive":
+        thinks = THINKING[kind]
+    effort = fields.text(body, "reasoning_effort")
+    if effort == "none":
+        thinks = False
+    elif effort:
+        told["reasoning_effort"] = effort
+    if "enable_thinking" in body:
+        thinks = fields.truth(body, "enable_thinking")
+    if thinks is not None:
+        told |= dict.fromkeys(SWITCHES, thinks)
+    return {**told, **fields.object_of(body, "chat_template_kwargs")}
 
 
 def _message(given: object, where: str) -> Message:
@@ -79,24 +128,32 @@ def _part(given: object, field: str, where: str) -> str:
 
 
 def ids_of(
-    pair: Pair, messages: Sequence[Message], options: Options, settings: Mapping[str, Any]
+    pair: Pair,
+    messages: Sequence[Message],
+    options: Options,
+    settings: Mapping[str, Any],
+    ending: Ending = "answer",
 ) -> list[int]:
-    """Token ids up to where the answer begins. settings: for the template, beside those of the
+    """Token ids up to where the model writes. settings: for the template, beside those of the
     options. Raises Problem, PromptError, CheckpointError."""
     if options.system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": options.system_prompt}, *messages]
     way = way_of(pair, options)
     if way == "template":
         more = {**options.chat_template_config, **settings}
-        return pair.tokenizer.apply_chat(messages, more)
+        return pair.tokenizer.apply_chat(messages, more, ending=ending)
     if way == "role prefixes":
-        return pair.tokenizer.encode(with_prefixes(messages))
+        return pair.tokenizer.encode(with_prefixes(messages, ending))
     if [each["role"] for each in messages] != ["user"]:
         raise wrong("this model takes a single message of the user", "messages")
+    if ending != "answer":
+        raise unsupported("continue_final_message", "this model cannot continue a message")
     return encode(pair, messages[0]["content"], options)
 
 
-def with_prefixes(messages: Sequence[Message]) -> str:
-    """A line a message, and the beginning of the answer's."""
+def with_prefixes(messages: Sequence[Message], ending: Ending = "answer") -> str:
+    """A line for each message, and the beginning of the answer's."""
     lines = [PREFIXES.get(each["role"], "") + each["content"] for each in messages]
+    if ending != "answer":
+        return "\n".join(lines) + ("\n" if ending == "closed" else "")
     return "\n".join([*lines, PREFIXES["assistant"]]).rstrip()

@@ -30,13 +30,11 @@ NUMBERS = (
 """Fields that mean what the options of the same name mean."""
 HARMLESS: dict[str, tuple[object, ...]] = {
     "adapters": (),
-    "add_generation_prompt": (True,),
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),

@@ -56,7 +56,8 @@ def tools_of(body: Body, limits: Limits) -> Tools:
 
 def calls_of(given: object, where: str) -> list[Tool]:
     """The calls of an assistant's message, their arguments as objects, which is how templates want
-    them. Raises Problem."""
+    them: some ask for their items. Arguments that are no JSON object, such as those of an answer
+    that was cut, are an object that has them as a string. Raises Problem."""
     if not isinstance(given, list):
         raise wrong(f"the tool_calls of {where} must be a list", "messages")
     return [_call(each, where) for each in given]
@@ -70,10 +71,13 @@ def _call(given: object, where: str) -> Tool:
         raise wrong(f"{where} has a tool call without a name", "messages")
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
+        text = arguments
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(text)
         except (ValueError, RecursionError):
             arguments = None
+        if not isinstance(arguments, dict):
+            arguments = {"arguments": text}
     if not isinstance(arguments, dict):
         raise wrong(f"{where} has a tool call whose arguments are no JSON object", "messages")
     own = {"name": function["name"], "arguments": arguments}

@@ -13,13 +13,16 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import CheckpointError, OptionError, first_line
 
 Messages = Sequence[Mapping[str, str]]
 """Each has "role" and "content"."""
-FIXED = {"add_generation_prompt": True, "tokenize": False, "return_dict": False}
+Ending = Literal["answer", "continue", "closed"]
+"""What a prompt ends with: the header of a new answer, the last message left open so that the model
+continues it, or the last message, closed."""
+FIXED = ("add_generation_prompt", "continue_final_message", "tokenize", "return_dict")
 LARGEST = 1 << 24
 """What a multiplication may give: a number, or the length of a string or list."""
 WIDENING = frozenset(
@@ -48,9 +51,10 @@ def apply(
     prompt: str | Messages,
     settings: Mapping[str, Any] | None = None,
     *,
+    ending: Ending = "answer",
     check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
-    """Token ids of messages, or of a text as one of the user's, up to where the answer begins.
+    """Token ids of messages, or of a text as one of the user's, up to where the model writes.
 
     tokenizer: of transformers. settings: variables that the template may ask for. check: is given
     what the template writes, and may raise CheckpointError. Raises CheckpointError where the
@@ -63,7 +67,14 @@ def apply(
         from transformers.utils import chat_template_utils
 
         chat_template_utils.ImmutableSandboxedEnvironment = _bounded()  # type: ignore[attr-defined]
-        text = tokenizer.apply_chat_template(messages, **asked, **FIXED)
+        text = tokenizer.apply_chat_template(
+            messages,
+            **asked,
+            add_generation_prompt=ending == "answer",
+            continue_final_message=ending == "continue",
+            tokenize=False,
+            return_dict=False,
+        )
         check(text)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
     except CheckpointError:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import CheckpointError, first_line
 from . import chat
-from .chat import Messages
+from .chat import Ending, Messages
 from .growth import Growth
 from .tokenizer_files import content_of, digest_of, no_panic
 from .transformers_tokenizer import by_id, from_transformers
@@ -63,10 +63,14 @@ class FileTokenizer:
             return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def apply_chat(
-        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+        self,
+        prompt: str | Messages,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        ending: Ending = "answer",
     ) -> list[int]:
         with no_panic(self._directory):
-            return chat.apply(self.templated, prompt, settings, check=self._check)
+            return chat.apply(self.templated, prompt, settings, ending=ending, check=self._check)
 
     @functools.cached_property
     def templated(self) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, first_line
-from .chat import Messages
+from .chat import Ending, Messages
 from .growth import GROWTH, longest
 from .tokenizer_files import digest_of, extra_ids
 
@@ -112,7 +112,11 @@ class SentencePieceTokenizer:
         return self._processor.decode([id for id in ids if id not in self.special_ids])
 
     def apply_chat(
-        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+        self,
+        prompt: str | Messages,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        ending: Ending = "answer",
     ) -> list[int]:
         raise CheckpointError("this model has no chat template")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import CheckpointError
-from .chat import Messages
+from .chat import Ending, Messages
 
 
 class StandInTokenizer:
@@ -32,7 +32,11 @@ class StandInTokenizer:
         return "".join(chr(ord("a") + token % 26) for token in ids)
 
     def apply_chat(
-        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+        self,
+        prompt: str | Messages,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        ending: Ending = "answer",
     ) -> list[int]:
         """There is no template to apply."""
         raise CheckpointError("this model has no chat template")

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from ..checkpoints.disk.reading import check_regular
 from ..errors import CheckpointError
 from . import byte_level_bpe
-from .chat import Messages
+from .chat import Ending, Messages
 from .file_tokenizer import FileTokenizer
 from .sentence_piece import SentencePieceTokenizer
 from .tokenizer_files import read_json
@@ -63,9 +63,13 @@ class Tokenizer(Protocol):
         ...
 
     def apply_chat(
-        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+        self,
+        prompt: str | Messages,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        ending: Ending = "answer",
     ) -> list[int]:
-        """Ids of messages, or of a text as the user's only one, up to where the answer begins.
+        """Ids of messages, or of a text as the user's only one, up to where the model writes.
 
         settings: more variables of the template."""
         ...

@@ -10,7 +10,7 @@ from typing import Any
 from ..checkpoints import files
 from ..errors import CheckpointError, first_line
 from . import chat, sentence_piece
-from .chat import Messages
+from .chat import Ending, Messages
 from .tokenizer_files import digest_of, no_panic
 
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
@@ -53,10 +53,14 @@ class TransformersTokenizer:
             )
 
     def apply_chat(
-        self, prompt: str | Messages, settings: Mapping[str, Any] | None = None
+        self,
+        prompt: str | Messages,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        ending: Ending = "answer",
     ) -> list[int]:
         with no_panic(self._directory):
-            return chat.apply(self._tokenizer, prompt, settings)
+            return chat.apply(self._tokenizer, prompt, settings, ending=ending)
 
     def pieces(self) -> list[str | None]:
         return by_id(self._tokenizer.get_vocab(), self.size)

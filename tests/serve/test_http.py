@@ -423,8 +423,6 @@ def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
                 "skip_special_tokens": False,
                 "include_stop_str_in_output": True,
                 "add_special_tokens": False,
-                "continue_final_message": True,
-                "add_generation_prompt": False,
                 "repetition_context_size": 20,
                 "repeat_penalty": 1.1,
                 "n_predict": 5,
@@ -831,6 +829,14 @@ def test_a_chat_template_is_used_where_there_is_one(templated: tuple[Path, None]
             assert chat["choices"][0]["message"]["content"] == raw["choices"][0]["text"]
             calm = {"messages": messages, "chat_template_kwargs": {"calm": "yes"}}
             assert ok(client, CHAT, **calm)["usage"]["prompt_tokens"] > told["count"]
+        begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "It "}]
+        for more, prompt in (
+            ({}, "[system] Hush.\n[user] a\n[assistant] It \n[assistant]"),
+            ({"add_generation_prompt": False}, "[system] Hush.\n[user] a\n[assistant] It \n"),
+            ({"continue_final_message": True}, "[system] Hush.\n[user] a\n[assistant] It "),
+        ):
+            told = ok(client, "/tokenize", messages=begun, **more)
+            assert ok(client, "/detokenize", tokens=told["tokens"])["content"] == prompt
         answer = client.post(CHAT, json={**calm, "chat_template_kwargs": {"tokenize": False}})
         assert answer.status_code == 400
 

@@ -211,6 +211,87 @@ def test_calls_and_results_are_told_back_to_the_model(client: TestClient, specia
     assert ok(client, CHAT, **body)["usage"]["prompt_tokens"] == told["count"]
 
 
+@pytest.mark.parametrize("arguments", ['{"city', "[1]", "Bonn", '{"a":' * 9000])
+def test_a_call_that_was_cut_can_be_told_back(client: TestClient, arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "keep", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    told = ok(client, "/tokenize", messages=messages, tools=TOOLS)
+    prompt = ok(client, "/detokenize", tokens=told["tokens"])["content"]
+    assert json.dumps({"arguments": arguments}) in prompt
+
+
+def test_a_template_may_ask_for_the_items_of_a_call_that_was_cut(tmp_path: Path) -> None:
+    items = "{% for k, v in tool_call.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
+    template = TEMPLATE.replace("{{ tool_call.arguments | tojson }}", items)
+    call = {"function": {"name": "keep", "arguments": '{"city'}}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}]
+    with running((make_tooled(tmp_path, template=template), None)) as engine:
+        client = client_of(engine)
+        told = ok(client, "/tokenize", messages=messages, tools=TOOLS)
+        assert 'arguments={"city' in ok(client, "/detokenize", tokens=told["tokens"])["content"]
+
+
+def test_a_last_message_can_be_continued(client: TestClient) -> None:
+    messages = [USER, {"role": "assistant", "content": "It is "}]
+    told = ok(client, "/tokenize", messages=messages, continue_final_message=True)
+    shown = ok(client, "/detokenize", tokens=told["tokens"])["content"]
+    assert shown == "[user] Who?[assistant] It is "
+    body = {"max_tokens": 9, "temperature": 1.0, "seed": 4}
+    text = ok(client, COMPLETIONS, prompt=told["tokens"], **body)["choices"][0]["text"]
+    told = ok(client, CHAT, messages=messages, continue_final_message=True, **body)
+    assert told["choices"][0]["message"]["content"] == text
+    told = ok(client, MESSAGES, messages=messages, **body)
+    assert told["content"] == [{"type": "text", "text": text}]
+    calls = [{"function": {"name": "keep", "arguments": "{}"}}]
+    for more in (
+        {"continue_final_message": True, "add_generation_prompt": True},
+        {"continue_final_message": "yes"},
+        {"continue_final_message": True, "messages": [{**messages[1], "tool_calls": calls}]},
+    ):
+        answer = client.post(CHAT, json={"messages": messages, **more})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "continue_final_message"
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """Of a model whose template shows what it is told of thinking."""
+    names = ("enable_thinking", "thinking", "reasoning_effort")
+    shown = " ".join(f"{{{{ {each} | default('-') }}}}" for each in names)
+    directory = make_tooled(tmp_path_factory.mktemp("settings"), template=f"{shown} {TEMPLATE}")
+    with running((directory, None)) as engine:
+        yield client_of(engine)
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({}, "- - -"),
+        ({"reasoning_effort": "none"}, "False False -"),
+        ({"reasoning_effort": "low"}, "- - low"),
+        ({"enable_thinking": False}, "False False -"),
+        ({"thinking": {"type": "disabled"}}, "False False -"),
+        ({"thinking": {"type": "enabled"}}, "True True -"),
+        ({"thinking": {"type": "adaptive"}}, "- - -"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "False - -"),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "True False -",
+        ),
+    ],
+    ids=str,
+)
+def test_thinking_can_be_switched_off(
+    settings: TestClient, more: dict[str, Any], shown: str
+) -> None:
+    told = ok(settings, "/tokenize", messages=[USER], **more)
+    prompt = ok(settings, "/detokenize", tokens=told["tokens"])["content"]
+    assert prompt.startswith(f"{shown} [user]")
+    assert (
+        ok(settings, CHAT, **asked(max_tokens=1), **more)["usage"]["prompt_tokens"] == told["count"]
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "param", "said"),
     [
@@ -245,7 +326,7 @@ def test_calls_and_results_are_told_back_to_the_model(client: TestClient, specia
                 "messages": [
                     {
                         "role": "assistant",
-                        "tool_calls": [{"function": {"name": "x", "arguments": "{"}}],
+                        "tool_calls": [{"function": {"name": "x", "arguments": [1]}}],
                     }
                 ]
             },
