@@ -83,6 +83,11 @@ class PromptCache(Flags):
         "end.",
         metavar="FILE",
     )
+    keep_billing_lines: bool = flag(
+        False,
+        "Leave the line x-anthropic-billing-header in system prompts of Claude Code; it changes "
+        "with every request, so that nothing behind it is read from the prompt cache.",
+    )
 
     def size(self) -> int | None:
         """The bound in bytes; None where none is given. Raises OptionError."""
@@ -198,6 +203,7 @@ def serve(
                 waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len
             ),
             drawn_seeds=defaults.seed is None,
+            keep_billing=prompt_cache.keep_billing_lines,
             metrics=figures.per_request_spec_decode_metrics == "summary",
             store=store,
         ),

@@ -51,13 +51,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Asking:
-    """What requests are read with."""
+    """What requests are read with. keep_billing: leave the billing lines of Claude Code in system
+    prompts."""
 
     pair: Pair
     options: Options
     limits: Limits
     name: str
     drawn_seeds: bool = True
+    keep_billing: bool = False
 
     @property
     def longest(self) -> int:
@@ -74,7 +76,6 @@ class Asking:
         wanted = fields.truth(body, "logprobs")
         if top and not wanted:
             raise wrong("top_logprobs needs logprobs to be true", "top_logprobs")
-        fields.object_of(body, "chat_template_kwargs")
         tools = tools_of(body, self.limits)
         rest = {name: body[name] for name in body if name not in ("tools", "tool_choice")}
         return self._asked(rest, lambda: [self.prompt(body)], top if wanted else None, tools)

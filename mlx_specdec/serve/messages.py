@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +16,6 @@ from .body import Body
 from .chat import text_of
 from .problems import Problem, unsupported, wrong
 from .settings import SEEDS
-from .tools import NO_TOOLS
 
 SAME = ("model", "temperature", "top_p", "top_k", "seed", "stream", "speculative")
 """Fields that are fields of a chat completion."""
@@ -22,7 +24,13 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "mcp_servers": ([],),
 }
 """Fields that would change the answer and cannot here, with values that change nothing."""
-THINKING = {"enabled": {"enable_thinking": True}, "disabled": {"enable_thinking": False}}
+BILLING = re.compile(r"x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
+"""Claude Code's attribution, as it begins the first block of its system prompt:
+`x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;`
+(musistudio/claude-code-router issue 1220, vllm-project/vllm pull request 36829). `cch` changes from
+request to request, so that the prompt cache finds nothing behind it. Where no line break follows,
+the next text may stand directly behind the last semicolon."""
+log = logging.getLogger(__name__)
 CHOICES: Mapping[object, str] = {"auto": "auto", "any": "required", "none": "none"}
 TYPES = {
     404: "not_found_error",
@@ -48,11 +56,15 @@ def ask(asking: Asking, body: Body) -> Asked:
 
 def as_chat(asking: Asking, body: Body) -> Body:
     """What belongs to the prompt, as fields of a chat completion. Raises Problem."""
-    return {
-        "messages": _messages(body),
-        **_tools(body),
-        "chat_template_kwargs": _thinking(asking, fields.object_of(body, "thinking")),
-    }
+    messages = _messages(body)
+    if "system" in body:
+        system = _system(body["system"], keep_billing=asking.keep_billing)
+        messages = [{"role": "system", "content": system}, *messages]
+    last = messages[-1]
+    told = {"messages": messages, **_tools(body), "thinking": fields.object_of(body, "thinking")}
+    # A last message of the assistant is the beginning of the answer.
+    begun = isinstance(last, dict) and last.get("role") == "assistant" and last.get("content")
+    return {**told, "continue_final_message": bool(begun and not last.get("tool_calls"))}
 
 
 def stops(body: Body) -> list[str]:
@@ -74,21 +86,6 @@ def _format(body: Body) -> dict[str, Any]:
     """The schema of an answer: of output_config, or as it was called before. Efforts are hints."""
     given = fields.object_of(body, "output_config").get("format") or body.get("output_format")
     return {} if given is None else {"response_format": given}
-
-
-def _thinking(asking: Asking, given: Body) -> Body:
-    """What the template is told of thinking; nothing where the model may choose, which templates
-    are made for. A budget is not kept; max_tokens is."""
-    kind = given.get("type")
-    if not given or kind == "adaptive":
-        return {}
-    if not isinstance(kind, str) or kind not in THINKING:
-        raise unsupported("thinking", "thinking must be of the type enabled, disabled or adaptive")
-    if asking.markers(NO_TOOLS).think_end is not None:
-        return THINKING[kind]
-    if kind == "enabled":
-        raise unsupported("thinking", "this model marks no thoughts: leave thinking out")
-    return {}
 
 
 def _tools(body: Body) -> dict[str, Any]:
@@ -123,15 +120,30 @@ def _tool(given: object) -> object:
     return {"type": "function", "function": function}
 
 
+def _system(given: object, *, keep_billing: bool) -> str:
+    """The system prompt, without lines that tell who pays for it."""
+    blocks = [[each] for each in given] if isinstance(given, list) else [given]
+    texts = [text_of(each, "system") for each in blocks]
+    if not keep_billing and (match := BILLING.match(texts[0] if texts else "")):
+        texts[0] = texts[0][match.end() :]
+        _log_once()
+    return "".join(texts)
+
+
+@functools.cache
+def _log_once() -> None:
+    log.info(
+        "left the line x-anthropic-billing-header out of system prompts, which would defeat the "
+        "prompt cache: --keep-billing-lines keeps it"
+    )
+
+
 def _messages(body: Body) -> list[dict[str, Any]]:
-    """The messages of a body, those of the system first."""
+    """The messages of a body but for the system prompt."""
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise wrong('messages must be a list of {"role": ..., "content": ...}', "messages")
-    told = [one for at, each in enumerate(given) for one in _message(each, f"messages[{at}]")]
-    if "system" not in body:
-        return told
-    return [{"role": "system", "content": text_of(body["system"], "system")}, *told]
+    return [one for at, each in enumerate(given) for one in _message(each, f"messages[{at}]")]
 
 
 def _message(given: object, where: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from ..decoding.stop_criteria import Emission
 from ..text.markers import NONE
 from . import messages
 from .asked import Asked
-from .events import Arguments, Call, Event, calls_of, texts_of
+from .events import Arguments, Call, Event, Text, calls_of
 from .figures import cached_tokens
 from .problems import Problem
 from .reading import Reader
@@ -105,14 +105,20 @@ class MessagesWire:
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": self._input, "output_tokens": tokens},
+            "usage": self._counts(0, tokens),
         }
 
     def _usage(self, choice: Choice) -> Told:
         """Tokens as Anthropic counts them: what was not read again is no input."""
-        cached = cached_tokens([choice], self._input)
-        told = {"input_tokens": self._input - cached, "cache_read_input_tokens": cached}
-        return {**told, "output_tokens": choice.tokens}
+        return self._counts(cached_tokens([choice], self._input), choice.tokens)
+
+    def _counts(self, cached: int, tokens: int) -> Told:
+        return {
+            "input_tokens": self._input - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": tokens,
+        }
 
     def _end(self, choice: Choice) -> Told:
         reason = choice.result.finish_reason if choice.result is not None else "length"
@@ -133,15 +139,18 @@ BLOCKS = {
 
 
 def _content(events: Sequence[Event]) -> list[Told]:
-    """Blocks of all that was read: thoughts, what was said, calls."""
+    """Blocks of all that was read, in its order, which is that of a stream."""
     blocks: list[Told] = []
-    if thought := texts_of(events, "reasoning"):
-        blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
-    calls = calls_of(events)
-    said = texts_of(events, "content")
-    if said or not (blocks or calls):
-        blocks.append({"type": "text", "text": said})
-    return blocks + [_tool_use(call, _object(arguments)) for call, arguments in calls]
+    arguments = {call.index: text for call, text in calls_of(events)}
+    for event in events:
+        if isinstance(event, Call):
+            blocks.append(_tool_use(event, _object(arguments[event.index])))
+        elif isinstance(event, Text):
+            block, (_, name) = BLOCKS[event.kind]
+            if not blocks or blocks[-1]["type"] != block["type"]:
+                blocks.append(dict(block))
+            blocks[-1][name] += event.text
+    return blocks or [{"type": "text", "text": ""}]
 
 
 def _tool_use(call: Call, given: object) -> Told:

@@ -48,9 +48,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to listen, whom to let in, and how much to take. drawn_seeds, metrics: as Service has
-    them. drain_seconds: for answers that are under way when the end comes. store: as Engine has
-    it."""
+    """Where to listen, whom to let in, and how much to take. drawn_seeds, metrics,
+    keep_billing: as Service has them. drain_seconds: for answers that are under way when the end
+    comes. store: as Engine has it."""
 
     host: str
     port: int
@@ -59,6 +59,7 @@ class Settings:
     limits: Limits
     drawn_seeds: bool
     metrics: bool = False
+    keep_billing: bool = False
     drain_seconds: float = DRAIN_SECONDS
     store: Store | None = None
 
@@ -79,6 +80,7 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
         settings.limits,
         drawn_seeds=settings.drawn_seeds,
         metrics=settings.metrics,
+        keep_billing=settings.keep_billing,
     )
     host, port = listener.getsockname()[:2]
     loopback = ipaddress.ip_address(host).is_loopback

@@ -27,7 +27,8 @@ FINGERPRINT = f"mlx-specdec-{__version__}"
 
 class Service:
     """name: of the model, as clients see it. drawn_seeds: a request without a seed gets one of its
-    own, and not that of the options. metrics: answers tell what drafts brought in vLLM's names."""
+    own, and not that of the options. metrics: answers tell what drafts brought in vLLM's names.
+    keep_billing: as Asking has it."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Service:
         *,
         drawn_seeds: bool = True,
         metrics: bool = False,
+        keep_billing: bool = False,
     ) -> None:
         self.engine = engine
         self.name = name
@@ -45,6 +47,7 @@ class Service:
         self.limits = replace(limits, choices=min(limits.choices, most))
         self.drawn_seeds = drawn_seeds
         self.metrics = metrics
+        self.keep_billing = keep_billing
         self.created = int(time.time())
 
     @functools.cached_property
@@ -57,7 +60,14 @@ class Service:
         if not self.engine.ready.is_set():
             raise busy("Loading model", code="loading")
         engine = self.engine
-        return Asking(engine.pair, engine.options, self.limits, self.name, self.drawn_seeds)
+        return Asking(
+            engine.pair,
+            engine.options,
+            self.limits,
+            self.name,
+            self.drawn_seeds,
+            self.keep_billing,
+        )
 
     async def body(self, request: Request) -> Body:
         """Raises Problem for one that is too large, too slow or no JSON."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,22 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.assemble import Pair
+from mlx_specdec.decoding.stop_criteria import Emission, Piece
+from mlx_specdec.many import Request
+from mlx_specdec.serve import messages
+from mlx_specdec.serve.app import Access, make_app
+from mlx_specdec.serve.asked import Asked
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.messages_wire import MessagesWire
+from mlx_specdec.serve.reading import Reader
+from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.wire import Choice
+from mlx_specdec.text.markers import Markers
 
+from .conftest import OPTIONS
 from .test_http import broken_after, client_of
+from .test_reading import TOOLS, of_parser
 
 PATH = "/v1/messages"
 BODY = {
@@ -69,6 +82,7 @@ def test_a_message_is_answered(client: TestClient, pair: Pair, text: str) -> Non
         "stop_sequence": None,
         "usage": {
             "input_tokens": len(pair.tokenizer.encode(PROMPT)),
+            "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 12,
         },
@@ -113,8 +127,85 @@ def test_an_answer_that_may_be_longer_than_the_context_ends_with_it(engine: Engi
 
 def test_a_model_without_thoughts_may_choose_to_have_none(client: TestClient) -> None:
     plain = told(client)["content"]
-    for kind in ("adaptive", "disabled"):
-        assert told(client, thinking={"type": kind})["content"] == plain
+    for kind in ("adaptive", "disabled", "enabled"):
+        assert told(client, thinking={"type": kind, "budget_tokens": 9})["content"] == plain
+
+
+def test_a_last_message_of_the_assistant_is_continued(
+    client: TestClient, pair: Pair, alone: Callable[..., str]
+) -> None:
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "The best"}]}
+    messages = [*BODY["messages"], begun]
+    ids = pair.tokenizer.encode(f"{PROMPT} The best")
+    text = alone(ids, max_tokens=12, temperature=0.8, seed=4)
+    answer = told(client, messages=messages)
+    assert answer["content"] == [{"type": "text", "text": text}]
+    assert answer["usage"]["input_tokens"] == len(ids)
+    counted = client.post(f"{PATH}/count_tokens", json={**BODY, "messages": messages}).json()
+    assert counted == {"input_tokens": len(ids)}
+    deltas = [each["delta"] for each in events(client, messages=messages) if "delta" in each]
+    assert "".join(each.get("text", "") for each in deltas) == text
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        [{"type": "text", "text": each} for each in (BILLING, "Be calm.")],
+        f"{BILLING}\nBe calm.",
+        f"{BILLING}Be calm.",
+    ],
+    ids=["block", "line", "no line break"],
+)
+def test_lines_of_billing_are_left_out_of_prompts(
+    client: TestClient, engine: Engine, system: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    messages._log_once.cache_clear()
+    plain = told(client)
+    assert not any("billing" in each for each in caplog.messages)
+    for _ in range(2):
+        answer = told(client, system=system)
+        assert answer["content"] == plain["content"] and answer["usage"] == plain["usage"]
+    [said] = [each for each in caplog.messages if "billing" in each]
+    assert "--keep-billing-lines" in said
+    keeping = TestClient(make_app(Service(engine, "tiny", Limits(), keep_billing=True), Access()))
+    assert told(keeping, system=system)["usage"]["input_tokens"] > 40 + len(BILLING) // 4
+
+
+def test_what_only_looks_like_billing_stays(client: TestClient) -> None:
+    def count(text: str, field: str) -> int:
+        asked = {"messages": [{"role": "user", "content": text}], "system": "x"}
+        body = {**asked, **({"system": text} if field == "system" else {})}
+        return client.post(f"{PATH}/count_tokens", json=body).json()["input_tokens"]
+
+    for text in (f"Never send {BILLING}", "x-anthropic-billing-header: what is that?"):
+        assert count(text, "system") >= count(text, "user") - 1
+    assert count(BILLING, "user") > count(BILLING, "system")
+
+
+def test_a_stream_and_the_whole_answer_have_the_same_blocks() -> None:
+    call = '<tool_call>{"name": "get", "arguments": {"city": "Bonn"}}</tool_call>'
+    reader = functools.partial(Reader, Markers(), of_parser("json_tools"), TOOLS)
+    asked = Asked([Request([5], OPTIONS)], 1, stream=True, include_usage=False, reader=reader)
+    for text in (f'Yes.{call}<tool_call>{{"na', f"{call}And{call}", call, "Yes."):
+        whole = MessagesWire("tiny", asked).answer([Choice([text])], 1)["content"]
+        wire, blocks = MessagesWire("tiny", asked), []
+        pieces = (wire.piece(0, Choice(), Emission((), (Piece(each, False),))) for each in text)
+        for told in [*(one for each in pieces for one in each), *wire.end(0, Choice())]:
+            if told["type"] == "content_block_start":
+                blocks.append(told["content_block"])
+            elif told["type"] == "content_block_delta":
+                [kind] = told["delta"].keys() - {"type"}
+                blocks[-1][kind] = blocks[-1].get(kind, "") + told["delta"][kind]
+        for each in blocks:
+            if "partial_json" in each:
+                each["input"] = json.loads(each.pop("partial_json"))
+        for each in [*blocks, *whole]:
+            each.pop("id", None)
+        assert blocks == whole
 
 
 @pytest.mark.parametrize(
@@ -130,7 +221,7 @@ def test_a_model_without_thoughts_may_choose_to_have_none(client: TestClient) ->
         ({"stop_sequences": "a"}, 400, "invalid_request_error"),
         ({"temperature": "hot"}, 400, "invalid_request_error"),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, 400, "invalid_request_error"),
+        ({"thinking": {"type": "much", "budget_tokens": 9}}, 400, "invalid_request_error"),
         ({"thinking": {"budget_tokens": 9}}, 400, "invalid_request_error"),
         ({"output_config": {"format": {"type": "x"}}}, 400, "invalid_request_error"),
         ({"output_config": 5}, 400, "invalid_request_error"),

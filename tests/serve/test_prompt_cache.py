@@ -108,6 +108,26 @@ def test_every_dialect_tells_of_it(client: TestClient, system: str) -> None:
     assert f'"cache_read_input_tokens": {second["cache_read_input_tokens"]}' in events
 
 
+def test_a_billing_line_that_changes_does_not_defeat_the_cache(
+    client: TestClient, system: str
+) -> None:
+    def turn(cch: str, *messages: dict[str, str], to: TestClient = client) -> dict[str, Any]:
+        billing = (
+            f"x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={cch};"
+        )
+        blocks = [{"type": "text", "text": each} for each in (billing, system)]
+        told = ok(to, "/v1/messages", system=blocks, messages=[*messages], max_tokens=5, seed=1)
+        answers.append({"role": "assistant", "content": told["content"][0]["text"] or "x"})
+        return told["usage"]
+
+    answers: list[dict[str, str]] = []
+    more = {"role": "user", "content": "And then?"}
+    first = turn("a5145", QUESTION)
+    second = turn("0b9f2", QUESTION, answers[0], more)
+    read = first["input_tokens"] + first["cache_read_input_tokens"]
+    assert second["cache_read_input_tokens"] >= read - 1
+
+
 def test_metrics_count_hits_in_tokens(client: TestClient, system: str) -> None:
     before = metrics(client)
     told = [ok(client, COMPLETIONS, prompt=system, max_tokens=2) for _ in range(2)]
