@@ -15,6 +15,7 @@ from .drafting import Noise, NoiseSource, Prices, Proposer, Rule
 from .models import Context, Model, TargetModel, feed
 from .results import (
     FINAL,
+    NO_TOKEN,
     Proposal,
     Scores,
     Verdict,
@@ -27,6 +28,7 @@ from .results import (
 
 __all__ = [
     "FINAL",
+    "NO_TOKEN",
     "Context",
     "Model",
     "Noise",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import mlx.core as mx
 
 FINAL = "final"
 """The hidden state that the output head is given."""
+NO_TOKEN = (1 << 31) - 1
+"""An id that no vocabulary has."""
 
 
 def after(layer: int) -> str:
@@ -60,8 +62,8 @@ class Proposal:
         token was really drawn from. None means one-hot: all its probability lay on its token.
     source: who drafted, where several may; the dearest of them where sequences differ.
     sources: who drafted for each sequence, where they differ.
-    counts: how many tokens each sequence proposed; the rest of its row only fills the rectangle.
-        None means that every sequence proposed all of its row.
+    counts: how many tokens each sequence proposed; the rest of its row only fills the rectangle,
+        and `for_rules` takes it out. None means that every sequence proposed all of its row.
     """
 
     tokens: mx.array
@@ -93,6 +95,15 @@ class Proposal:
     def source_of(self, sequence: int) -> str:
         """Who drafted for this sequence."""
         return self.source if self.sources is None else self.sources[sequence]
+
+    def for_rules(self) -> Proposal:
+        """The same proposal with NO_TOKEN and an empty row in each place that only fills the
+        rectangle, so that every rule rejects these places and draws what follows from p alone."""
+        if self.counts is None or min(self.counts) == self.size:
+            return self
+        drafted = mx.arange(self.size) < mx.array(self.counts)[:, None]
+        rows = None if self.rows is None else mx.where(drafted[..., None], self.rows, -mx.inf)
+        return replace(self, tokens=mx.where(drafted, self.tokens, NO_TOKEN), rows=rows)
 
     def of(self, sequence: int) -> Proposal:
         """That for one sequence alone, as a batch of one."""

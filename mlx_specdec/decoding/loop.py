@@ -195,7 +195,8 @@ class Decoding:
         self._watch.advanced(scores)
         following = proposal.tokens if chosen is None else chosen
         rows = self._batch.before_filters(scores.logits, following)
-        verdict = self._rule.verify(self._batch.apply_filters(rows, following), proposal, noise)
+        log_p = self._batch.apply_filters(rows, following)
+        verdict = self._rule.verify(log_p, proposal.for_rules(), noise)
         mx.async_eval(verdict.next, verdict.kept)
         return _Pass(proposal, scores, verdict, self._batch.cuts(rows, verdict, noise))
 

@@ -69,10 +69,7 @@ class RowByRow(Proposer):
 
 
 def side_by_side(proposals: Sequence[Proposal]) -> Proposal:
-    """One rectangle from proposals for one sequence each; shorter ones are filled up.
-
-    What fills a row up is a one-hot proposal like any other: no rule needs to know of it.
-    """
+    """One rectangle from proposals for one sequence each; shorter ones are filled up."""
     size = max(each.size for each in proposals)
     if size == 0:
         return no_proposal(len(proposals))

@@ -43,8 +43,9 @@ def one_hot(tokens: mx.array, vocabulary: int, dtype: mx.Dtype) -> mx.array:
 def draft_probabilities(proposal: Proposal, vocabulary: int) -> mx.array:
     """What the drafted tokens were drawn from, (batch, n, vocabulary) float32.
 
-    A row is zero where it is damaged (NaN or infinite), and where it is one-hot on an id that the
-    target does not have: rules then reject, and correct from p alone, which is exact.
+    A row is zero where it is damaged (NaN or infinite), where nothing was proposed, and where it is
+    one-hot on an id that the target does not have: rules then reject, and correct from p alone,
+    which is exact.
     """
     if proposal.rows is None:
         return one_hot(proposal.tokens, vocabulary, mx.float32)

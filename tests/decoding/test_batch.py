@@ -20,7 +20,7 @@ from mlx_specdec.decoding.stopwatch import Stopwatch
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
-from mlx_specdec.verification.coupled import Coupled
+from mlx_specdec.verification.coupled import Coupled, LenientGreedy
 
 from .mocks import VOCABULARY, LetterStream, TableContext, decoding, figures, run
 
@@ -137,7 +137,7 @@ def batch(
     loop = Decoding(
         target=context,
         proposer=proposer,
-        rule=Coupled(),
+        rule=more.get("rule") or Coupled(),
         batch=Batch(sequences),
         draft_length=lengths,
         reader=PromptReader(context, [[0]] * len(numbers), [[0]] * len(numbers)),
@@ -145,6 +145,22 @@ def batch(
     )
     loop.step()
     return loop, dict(zip(sequences, numbers, strict=True))
+
+
+def test_what_fills_up_a_rectangle_is_never_accepted() -> None:
+    """Not even by a rule that accepts everything that was proposed."""
+    texts = [[7, 8, 9, 10] * 9, [11, 12] * 18, [13] * 36]
+
+    class Certain(PartlyRight):
+        def _guess(self, right: Sequence[int], limit: int) -> list[int]:
+            return list(right[: right[0] % (limit + 1)])
+
+    lengths = FixedLength(4)
+    loop, _ = batch([0, 1, 0], [], Certain(texts, 0), lengths, rule=LenientGreedy(1.0))
+    emissions = loop.step()
+    assert [emission.drafted for emission in emissions] == [2, 1, 3]
+    for emission, text in zip(emissions, texts, strict=True):
+        assert [*emission.tokens[: emission.drafted]] == text[: emission.drafted]
 
 
 @pytest.mark.parametrize("joins_after", [None, 0, 1, 6])

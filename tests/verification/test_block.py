@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.contracts import Proposal
+from mlx_specdec.contracts import NO_TOKEN, Proposal
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
 from mlx_specdec.verification import block, rejection
 from mlx_specdec.verification.block import BlockRule
@@ -117,6 +117,35 @@ def test_the_joint_law_over_several_rounds_is_the_targets(
     target, draft = toy(seed), toy(seed + 100)
     law, _ = joint(target, draft, rule, n, tokens)
     assert distance(target, law, tokens) < 1e-9
+
+
+def filled_up(rule: Kept) -> Kept:
+    """The rule on a rectangle that is wider than the drafts, as `Proposal.for_rules` hands it."""
+
+    def verified(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        count, n = x.shape
+        junk = np.random.default_rng(n).dirichlet(np.ones(SYMBOLS), (count, 2))
+        lengths, after = rule(
+            np.concatenate([p, junk], axis=1),
+            np.concatenate([q, np.zeros((count, 2, SYMBOLS))], axis=1),
+            np.concatenate([x, np.full((count, 2), NO_TOKEN)], axis=1),
+        )
+        assert (lengths[:, n + 1 :] == 0).all()
+        return lengths[:, : n + 1], after[:, : n + 1]
+
+    return verified
+
+
+@pytest.mark.parametrize("rule", [token_lengths, block_lengths])
+@pytest.mark.parametrize(("n", "tokens"), [(1, 3), (2, 3)])
+def test_what_fills_up_a_rectangle_changes_neither_law_nor_acceptance(
+    rule: Kept, n: int, tokens: int
+) -> None:
+    for seed in range(3):
+        target, draft = toy(seed), toy(seed + 100)
+        law, accepted = joint(target, draft, filled_up(rule), n, tokens)
+        assert distance(target, law, tokens) < 1e-9
+        assert accepted == pytest.approx(joint(target, draft, rule, n, tokens)[1], abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(6))

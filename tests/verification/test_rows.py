@@ -14,12 +14,13 @@ from mlx_specdec.verification.typical import TypicalRule
 
 SYMBOLS = 6
 ROWS = 4
-RULES = [Coupled(), LenientGreedy(0.5), TokenRule(), TokenRule(0.3), BlockRule()]
+LOSSY = [LenientGreedy(0.5), LenientGreedy(1.0), TokenRule(0.3), TokenRule(0.9)]
+RULES = [Coupled(), TokenRule(), BlockRule(), *LOSSY, TypicalRule(0.3, 0.5)]
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 3])
-@pytest.mark.parametrize("rule", [*RULES, TypicalRule(0.3, 0.5)])
+@pytest.mark.parametrize("rule", RULES)
 def test_every_row_is_decided_as_alone(rule: Rule, size: int, one_hot: bool) -> None:
     for seed in range(6):
         keys = mx.random.split(mx.random.key(seed), 3)
@@ -36,3 +37,31 @@ def test_every_row_is_decided_as_alone(rule: Rule, size: int, one_hot: bool) -> 
             alone = rule.verify(log_p[row : row + 1], proposal.of(row), noise)
             assert mx.array_equal(together.kept[row : row + 1], alone.kept)
             assert mx.array_equal(together.next[row : row + 1], alone.next)
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_row_that_proposed_less_is_decided_as_alone(rule: Rule, one_hot: bool) -> None:
+    """What fills up the rectangle is token 0, which both models find likeliest."""
+    counts, size = (3, 0, 2, 1), 3
+    lengths: set[int] = set()
+    for seed in range(20):
+        keys = mx.random.split(mx.random.key(seed), 3)
+        likely = 2 * (mx.arange(SYMBOLS) == 0)
+        log_p = likely + mx.random.normal((ROWS, size + 1, SYMBOLS), key=keys[0])
+        rows = likely + mx.random.normal((ROWS, size, SYMBOLS), key=keys[1])
+        tokens = mx.random.randint(0, 3, (ROWS, size), mx.int32, key=keys[2])
+        fills = mx.arange(size) >= mx.array(counts)[:, None]
+        tokens = mx.where(fills, 0, tokens)
+        proposal = Proposal(tokens, None if one_hot else rows, counts=counts)
+        source = CoupledNoise if isinstance(rule, Coupled) else IndependentNoise
+        noises = [source(row, SYMBOLS).at(seed, 2 * row) for row in range(ROWS)]
+        together = rule.verify(log_p, proposal.for_rules(), noise_of(noises))
+        for row, (count, noise) in enumerate(zip(counts, noises, strict=True)):
+            own = log_p[row : row + 1, : count + 1]
+            alone = rule.verify(own, proposal.of(row), noise)
+            kept = together.kept[row].tolist()
+            assert kept == [*alone.kept[0].tolist(), *[False] * (size - count)]
+            assert together.next[row].item() == alone.next[0].item()
+            lengths.add(sum(kept))
+    assert {0, 1, 2} <= lengths
