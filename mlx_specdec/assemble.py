@@ -172,10 +172,11 @@ def make_sequence(
 ) -> Decoded:
     """What is decoded for a prompt of the target. top_logprobs: as Sequence has it. shown: as
     TextStream has it."""
-    prefix = pair.target.prefix(ids)
+    prefix, sampling = pair.target.prefix(ids), options.sampling
+    constraint = pair.constraint(options.constraint, sampling.logit_bias)
     return Decoded(
         prefix,
-        Distribution(options.sampling, pair.vocabulary, ids, pair.constraint(options.constraint)),
+        Distribution(sampling, pair.vocabulary, ids, constraint),
         _noise(pair, ids, options),
         _stop_criteria(pair, options, len(prefix), shown),
         top_logprobs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,9 +59,12 @@ class Pair:
         default_factory=lambda: defaultdict(Trial), compare=False, repr=False
     )
 
-    def constraint(self, grammar: str | None) -> Constraint | None:
+    def constraint(
+        self, grammar: str | None, bias: Mapping[int, float] | None = None
+    ) -> Constraint | None:
         """Of a text of the target that has not begun, None without a grammar; see
-        Options.constraint. Raises OptionError where no text of the model's fits."""
+        Options.constraint. bias: of the logits, which bans tokens with -inf. Raises OptionError
+        where no text of the model's fits."""
         if grammar is None:
             return None
         ends = [id for id in self.eos_token_ids if id < self.vocabulary]
@@ -69,7 +73,8 @@ class Pair:
                 "json-schema, regex and grammar need a token that ends a text, and the model has "
                 "none: name one with extra-eos-token"
             )
-        return alphabet_of(self.tokenizer, self.vocabulary).constraint(grammar, ends)
+        banned = [id for id, value in (bias or {}).items() if value == -math.inf]
+        return alphabet_of(self.tokenizer, self.vocabulary).constraint(grammar, ends, banned)
 
 
 @functools.lru_cache(maxsize=2)

@@ -49,7 +49,7 @@ def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
     _check_chat(pair, options)
     _check_bias(pair, options)
     pair = _with_extra_eos(pair, options)
-    pair.constraint(options.constraint)
+    pair.constraint(options.constraint, options.logit_bias)
     return pair, _with_special_tokens(pair, options)
 
 

@@ -16,7 +16,7 @@ from .stop_criteria import Emission, FinishReason
 
 STUCK = (
     "the text cannot go on as json-schema, regex or grammar demands: the model has no token for "
-    "what must follow, or the grammar is too complex; make it simpler"
+    "what must follow, logit-bias bans it, or the grammar is too complex; make it simpler"
 )
 NO_TEXT: dict[FinishReason | None, str] = {"damaged": DAMAGED, "stuck": STUCK}
 """Why there is no text, by the reason for which it ended."""

@@ -62,20 +62,36 @@ class Sequence:
         return self._reason is not None
 
     def commit(self, tokens: Seq[int], drafted: int) -> Emission:
-        """Take tokens, the first `drafted` of which were drafted, and give what is to be read.
+        """Take tokens, the first `drafted` of which were drafted, and give what is to be read. The
+        last one is -1 where the target's row is damaged.
 
         A sequence that has ended goes through the passes in flight, and emits nothing more.
         """
-        self.committed += tokens
+        # Passes of the others in the batch need some token in the place of -1.
+        self.committed += [max(0, token) for token in tokens]
         if self._reason is not None:
             return Emission((), (), self._reason)
-        constraint = self.distribution.constraint
-        if constraint is not None and not constraint.take(tokens):
-            # Where something can come, only numbers that are none choose something else.
-            return self.finish("stuck" if constraint.stuck else "damaged")
-        emission = self._stop.take(tokens, drafted)
+        count, problem = self._sound(tokens)
+        emission = self._stop.take(tokens[:count], min(drafted, count))
+        # What cannot follow matters only where the text has not ended before it.
+        if emission.finish_reason is None and count < len(tokens):
+            end = self._stop.finish(problem)
+            pieces, reason = emission.pieces + end.pieces, end.finish_reason
+            emission = replace(emission, pieces=pieces, finish_reason=reason, stop=end.stop)
         self._reason = emission.finish_reason
         return emission
+
+    def _sound(self, tokens: Seq[int]) -> tuple[int, FinishReason]:
+        """How many tokens from the front can be emitted, and why the one behind them cannot."""
+        count = len(tokens) - (tokens[-1] < 0)
+        constraint = self.distribution.constraint
+        if constraint is None:
+            return count, "damaged"
+        allowed = constraint.take(tokens[:count])
+        if constraint.complete:
+            return allowed, "eos"
+        # Where something can come, only numbers that are none choose something else.
+        return allowed, "stuck" if constraint.stuck else "damaged"
 
     def finish(self, reason: FinishReason) -> Emission:
         """End here, if it has not ended; what was emitted stays."""
@@ -193,19 +209,14 @@ class Batch:
         emissions, rounds = [], []
         for row, each in enumerate(self.sequences):
             accepted, position = sum(kept[row]), each.position
-            if following[row] < 0:
-                emission = each.finish("damaged")
-                each.commit([0], 0)  # what others' passes see in its place
-            else:
-                emission = each.commit([*drafted[row][:accepted], following[row]], accepted)
+            emission = each.commit([*drafted[row][:accepted], following[row]], accepted)
             scored = verdict.scored
             if scored is not None and len(self.sequences) > 1:
                 scored = scored[row : row + 1]
             emissions.append(emission)
             rounds.append(
                 SequenceRound(
-                    # What fills up a rectangle can happen to be accepted.
-                    drafted=max(proposal.count(row), accepted),
+                    drafted=proposal.count(row),
                     accepted=accepted,
                     emitted=len(emission.tokens),
                     position=position,

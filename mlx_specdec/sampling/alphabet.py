@@ -57,22 +57,25 @@ class Alphabet:
                     return ids[begin:]
         return list(self._longest(text))
 
-    def constraint(self, grammar: str, ends: Collection[int]) -> Constraint:
+    def constraint(
+        self, grammar: str, ends: Collection[int], banned: Collection[int] = ()
+    ) -> Constraint:
         """Of a text that has not begun. grammar: from grammar.compiled. ends: ids that end it.
+        banned: ids that never come.
 
         Raises OptionError for a grammar of which nothing can be written.
         """
-        fresh = self._fresh(grammar)
-        if not self._begins(fresh, ends):
+        make = functools.partial(Constraint, self._fresh(grammar), ends, self._size, banned)
+        if not self._begins(make()):
+            bans = ", logit-bias bans all of these" if banned else ""
             raise OptionError(
                 "no text of this model fits json-schema, regex or grammar: its vocabulary has no "
-                "token that may come first, or the grammar is too complex"
+                f"token that may come first{bans}, or the grammar is too complex"
             )
-        return Constraint(fresh, ends, self._size)
+        return make()
 
-    def _begins(self, fresh: Any, ends: Collection[int]) -> bool:
+    def _begins(self, constraint: Constraint) -> bool:
         """Whether a first token can come, and not only the space that is not printed."""
-        constraint = Constraint(fresh, ends, self._size)
         space = self._ids.get(b" ")
         if self._spaced and space is not None:
             first = constraint.masks([])[0]

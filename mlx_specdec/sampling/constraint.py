@@ -6,7 +6,7 @@ what each position of a block allows. Only `take` moves it for good. Imports no 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -22,17 +22,24 @@ class Constraint:
     """What a grammar allows in one sequence.
 
     fresh: llguidance's matcher at the beginning, which is copied. ends: ids that end the text; they
-    may come where the grammar is complete, and nowhere else. size: of the vocabulary.
+    may come where the grammar is complete, and nowhere else. size: of the vocabulary. banned: ids
+    that never come, whatever the grammar says.
     """
 
-    def __init__(self, fresh: Any, ends: Collection[int], size: int) -> None:
+    def __init__(
+        self, fresh: Any, ends: Collection[int], size: int, banned: Iterable[int] = ()
+    ) -> None:
         self._fresh = fresh
         self._matcher = fresh.deep_copy()
         self._ends = frozenset(ends)
         self._size = size
+        self._possible = np.full((size + 31) // 32, ALL)
+        for id in (*banned, *range(size, 32 * len(self._possible))):
+            self._possible[id // 32] &= ~(np.uint32(1) << np.uint32(id % 32))
         self._taken: list[int] = []
         self._over = False
         self._dead: int | None = None
+        self._complete = False
 
     @property
     def stuck(self) -> bool:
@@ -40,20 +47,31 @@ class Constraint:
         or what was taken needs more than llguidance's limits."""
         return self._dead is not None
 
-    def take(self, tokens: Sequence[int]) -> bool:
-        """Commit tokens; whether the grammar allows them. What follows an end is not looked at."""
+    @property
+    def complete(self) -> bool:
+        """Whether `take` refused a token because nothing can follow a text that fits the grammar:
+        every token that ends a text is banned."""
+        return self._complete
+
+    def take(self, tokens: Sequence[int]) -> int:
+        """Commit tokens up to the first one that the grammar does not allow; how many these are.
+        What follows an end is not looked at."""
         if self._over:
-            return True
+            return len(tokens)
         text = self._before_end(tokens)
-        self._over = len(text) < len(tokens)
-        unmasked = self._dead is not None and len(text) + self._over > self._dead
-        if unmasked or self._matcher.try_consume_tokens(text) < len(text):
-            self._over = True
-            if self._matcher.is_error():
-                self._dead = 0
-            return False
-        self._taken += text
-        return not self._over or self._matcher.is_accepting()
+        masked = text if self._dead is None else text[: self._dead]
+        count: int = self._matcher.try_consume_tokens(masked)
+        self._taken += text[:count]
+        if count == len(tokens):
+            return count
+        self._over = True
+        if self._matcher.is_error():
+            self._dead = 0
+        elif self._matcher.is_accepting() and count == len(text) != self._dead:
+            return len(tokens)
+        else:
+            self._complete = count == self._dead and self._matcher.is_accepting()
+        return count
 
     def verifiable(self, drafted: Sequence[int]) -> int:
         """How many drafted tokens, from the first on, are worth a look: up to and with the first
@@ -106,13 +124,12 @@ class Constraint:
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype="<u4")
         if self._matcher.is_error():
             return None
-        words = words[: (self._size + 31) // 32].astype(np.uint32)
-        if self._size % 32:
-            words[-1] &= np.uint32((1 << self._size % 32) - 1)
+        words = words[: len(self._possible)].astype(np.uint32)
         complete = self._matcher.is_accepting()
         for end in self._ends:
             bit = np.uint32(1 << end % 32)
             words[end // 32] = words[end // 32] & ~bit | (bit if complete else np.uint32(0))
+        words &= self._possible
         return words if words.any() else None
 
     def _goes_on(self, row: Words, token: int) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from mlx_specdec.assemble import generate, stream_generate
 from mlx_specdec.contracts import Rule
+from mlx_specdec.decoding.draft_length import FixedLength
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.errors import DecodingError, OptionError
 from mlx_specdec.options import Options
@@ -45,6 +46,41 @@ def test_damaged_logits_are_an_error_under_every_rule(
     )
     with pytest.raises(DecodingError, match="NaN or infinite"):
         run(loop)
+
+
+@pytest.mark.parametrize("ends", ["room", "eos"])
+@pytest.mark.parametrize("rule", [Coupled(), TokenRule(), BlockRule(), TypicalRule(0.09, 0.3)])
+def test_what_is_damaged_behind_the_end_of_a_text_is_not_looked_at(rule: Rule, ends: str) -> None:
+    """The end is inside of a draft whose last token leads to a damaged row."""
+    context = TableContext()
+    # One token is all but certain behind each other one, so that every rule accepts it.
+    context.table = 100 * (mx.arange(VOCABULARY) == (mx.arange(VOCABULARY) + 1)[:, None])
+    context.table = mx.broadcast_to(context.table, (VOCABULARY,) * 3) * 1.0
+    context.table[:, 6] = math.nan
+    room, eos = (4, []) if ends == "room" else (30, [5])
+    noise = SilentNoise() if isinstance(rule, Coupled) else IndependentNoise(0, VOCABULARY)
+    loop = decoding(
+        context,
+        Guesser(lambda position, limit: [*range(position + 2, position + 7)]),
+        room=room,
+        eos=eos,
+        rule=rule,
+        noise=noise,
+        settings=WARM,
+        draft_length=Beyond(5),
+    )
+    assert run(loop) == (
+        [2, 3, 4, 5],
+        "cdef" if ends == "room" else "cde",
+        ends if eos else "length",
+    )
+
+
+class Beyond(FixedLength):
+    """A length that is not bound by this text's room, as in a batch with longer texts."""
+
+    def choose(self, remaining: int, rows: int = 1) -> int:
+        return self.count
 
 
 def test_one_damaged_logit_in_a_text_is_an_error_before_the_text_has_ended() -> None:

@@ -64,7 +64,7 @@ def test_masks_allow_what_some_text_goes_on_with(pattern: str) -> None:
     while waiting:
         tokens = waiting.pop()
         constraint = begun(pattern)
-        assert constraint.take(tokens)
+        assert constraint.take(tokens) == len(tokens)
         allowed, text = ids(constraint.masks([])[0]), spell(tokens)
         possible = {id for id in TEXT if text + PIECES[id] in prefixes}
         if constraint.stuck:
@@ -94,7 +94,7 @@ def test_only_what_is_taken_moves_a_constraint(
         constraint.forced()
         constraint.masks(draft[::-1])
         untouched = begun(pattern)
-        assert untouched.take(taken)
+        assert untouched.take(taken) == len(taken)
         assert constraint.masks([]).tolist() == untouched.masks([]).tolist()
         assert constraint.forced() == untouched.forced()
         for place, token in enumerate(draft):
@@ -103,12 +103,12 @@ def test_only_what_is_taken_moves_a_constraint(
                 # Nothing gets behind it.
                 assert (rows[place + 1 :] == 0xFFFFFFFF).all()
                 break
-            assert untouched.take([token])
+            assert untouched.take([token]) == 1
         allowed = sorted(ids(constraint.masks([])[0]))
         if constraint.stuck:
             break
         token = int(dice.choice(allowed))
-        assert constraint.take([token])
+        assert constraint.take([token]) == 1
         taken.append(token)
         if token in ENDS:
             break
@@ -143,22 +143,45 @@ def test_a_drafted_id_that_nobody_has_cannot_come(strange: int) -> None:
 @pytest.mark.parametrize(
     ("tokens", "allowed"),
     [
-        ([1], True),
-        ([3], False),
-        ([0], False),
-        ([1, 0], True),
-        ([1, 6, 3], True),
-        ([1, 3, 3], False),
+        ([1], 1),
+        ([3], 0),
+        ([0], 0),
+        ([1, 0], 2),
+        ([1, 6, 3], 3),
+        ([1, 3, 3], 2),
+        ([1, 3, 3, 0], 2),
     ],
 )
-def test_take_says_whether_tokens_are_allowed(tokens: list[int], allowed: bool) -> None:
-    assert begun("[ab]+c?").take(tokens) is allowed
+def test_take_says_how_many_tokens_are_allowed(tokens: list[int], allowed: int) -> None:
+    constraint = begun("[ab]+c?")
+    assert constraint.take(tokens) == allowed
+    assert not constraint.complete
+
+
+def test_where_every_end_is_banned_a_complete_text_can_be_told_from_a_stuck_one() -> None:
+    def banned(pattern: str, *ids: int) -> Constraint:
+        return alphabet(PIECES).constraint(regex(pattern), ENDS, ids)
+
+    constraint = banned("ab?", *ENDS)
+    assert ids(constraint.masks([1])[0]) == {1, 4} and ids(constraint.masks([1])[1]) == {2}
+    assert constraint.masks([1, 2]).shape[0] == 3 and constraint.stuck
+    assert constraint.take([1, 2, 3]) == 2 and constraint.complete
+    for ends, tokens in ((ENDS, [1, 0]), (ENDS[:1], [1, 6])):
+        constraint = banned("a", *ends)
+        constraint.masks(tokens)
+        assert constraint.take(tokens) == (1 if ends == ENDS else 2)
+        assert constraint.complete is (ends == ENDS)
+    constraint = banned("[ab]c", 3)
+    constraint.masks([1])
+    assert constraint.stuck and constraint.take([1, 3]) == 1 and not constraint.complete
+    with pytest.raises(OptionError, match="logit-bias bans"):
+        banned("[bc]", 2, 3)
 
 
 def test_behind_an_end_nothing_is_bound() -> None:
     constraint = begun("a")
-    assert constraint.take([1, 0])
-    assert constraint.take([3, 3])
+    assert constraint.take([1, 0]) == 2
+    assert constraint.take([3, 3]) == 2
     assert (constraint.masks([5, 5]) == 0xFFFFFFFF).all()
     assert constraint.verifiable([5, 5]) == 2
     assert constraint.forced() == []
@@ -174,10 +197,10 @@ def test_where_a_vocabulary_has_no_token_the_constraint_is_stuck() -> None:
     assert constraint.stuck and (rows[1] == 0xFFFFFFFF).all()
     assert ids(begun("(ab|c)x|bc").masks([])[0]) == ids(constraint.masks([])[0])
     assert not constraint.stuck
-    assert constraint.take([4])
+    assert constraint.take([4]) == 1
     constraint.masks([])
     assert constraint.stuck
-    assert not constraint.take([1])
+    assert constraint.take([1]) < 1
 
 
 def test_a_token_that_no_mask_let_through_is_refused() -> None:
@@ -187,7 +210,7 @@ def test_a_token_that_no_mask_let_through_is_refused() -> None:
     constraint = begun("cx|[ab]+")
     constraint.masks([3, 1])
     assert constraint.stuck
-    assert not constraint.take([3, 1])
+    assert constraint.take([3, 1]) < 2
 
 
 def test_a_grammar_that_no_token_begins_is_refused() -> None:
@@ -206,7 +229,7 @@ def test_ids_without_a_text_are_never_allowed(size: int) -> None:
 def test_an_end_that_is_text_elsewhere_is_an_end_alone() -> None:
     constraint = begun("[abc]{3}", ends=(0, 3))
     assert ids(constraint.masks([])[0]) == {1, 2, 4, 5}
-    assert constraint.take([1, 1, 1])
+    assert constraint.take([1, 1, 1]) == 3
     assert ids(constraint.masks([])[0]) == {0, 3}
 
 
@@ -229,7 +252,7 @@ def test_the_first_words_space_may_stand_there_where_it_is_not_printed() -> None
     spaced = Alphabet([each.encode() for each in own.pieces], [0], own.encode, spaced=True)
     constraint = spaced.constraint(regex("a b"), [0])
     assert ids(constraint.masks([])[0]) == {1, 2, 3}
-    assert constraint.take([2])
+    assert constraint.take([2]) == 1
     assert constraint.forced() == [4]
     assert ids(constraint.masks([])[0]) == {4}
     # The text itself begins with one, which is to be printed.
@@ -320,7 +343,7 @@ def test_what_takes_more_than_the_limits_is_stuck() -> None:
     grammar = compiled(None, None, 'start: "a" | start start | start start start')
     constraint = alphabet(PIECES).constraint(grammar, ENDS)
     taken = 0
-    while constraint.take([1]):
+    while constraint.take([1]) == 1:
         taken += 1
         assert taken < 1000
         constraint.masks([])

@@ -51,7 +51,7 @@ def test_what_is_printed_fits_the_pattern(name: str, pattern: str, tmp_path: Pat
             forced = constraint.forced()
             tokens.append(int(dice.choice(np.flatnonzero(bits).tolist())))
             assert not forced or tokens[-1] == forced[0]
-            assert constraint.take(tokens[-1:])
+            assert constraint.take(tokens[-1:]) == len(tokens[-1:])
         if tokens[-1] == end:
             text = tokenizer.decode(tokens)
             assert re.fullmatch(pattern, text), (tokens, text)
@@ -64,5 +64,5 @@ def test_forced_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
         text = "Les des midi, midi"
         ids = [id for id in tokenizer.encode(text) if id not in tokenizer.special_ids]
         constraint = alphabet_of(tokenizer, tokenizer.size).constraint(regex(text), [1])
-        assert constraint.take(ids[:1])
+        assert constraint.take(ids[:1]) == len(ids[:1])
         assert constraint.forced() == ids[1:], name
