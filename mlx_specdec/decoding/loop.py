@@ -90,6 +90,11 @@ class Decoding:
         """Whether the next step reads a part of the prompt."""
         return not self._reader.done
 
+    @property
+    def left(self) -> int:
+        """Tokens of the longest prompt that are still to be read."""
+        return self._reader.left
+
     def step(self) -> tuple[Emission, ...]:
         """A part of the prompt, which emits nothing, or one round; an emission per sequence.
 

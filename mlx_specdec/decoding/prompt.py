@@ -63,6 +63,11 @@ class PromptReader:
         self.begun = False
         self.done = False
 
+    @property
+    def left(self) -> int:
+        """Tokens of the longest prefix that are still to be read."""
+        return max(map(len, self._prefixes)) - self._read
+
     def step(self) -> None:
         """Read one chunk and wait for it; an encoder reads its source with the first one."""
         if not self.begun:

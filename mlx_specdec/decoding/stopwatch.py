@@ -25,7 +25,8 @@ class Stopwatch:
     """Marks the stages of a round as the loop passes them.
 
     listeners: told of every round. wanted: whether somebody would learn from the parts of the next
-    round. clock: seconds.
+    round. shared: whether others have work for the device between two rounds; each round then waits
+    for all that it has submitted, so that its time is its own. clock: seconds.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class Stopwatch:
         *,
         timed: Timed = "wanted",
         wanted: Callable[[], bool] = lambda: False,
+        shared: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.clock = clock
         self._listeners = tuple(listeners)
         self._which = timed
         self._wanted = wanted
+        self._shared = shared
         self._speculative = 0
         self._passes = 0
         self._timed = False
@@ -86,6 +89,8 @@ class Stopwatch:
         ended: bool,
     ) -> None:
         """The round is over: tell the listeners."""
+        if self._shared():
+            mx.synchronize()
         times = RoundTimes(self.clock() - self._started)
         if self._timed:
             draft, verify = self._drafted_at - self._began, self._verified_at - self._drafted_at

@@ -92,8 +92,8 @@ class Failures:
 class Job:
     """A prompt on its way. alike, rule: what it has in common with those that it is read with, and
     with those that it is decoded with. began, read: when its prompt was begun, and had been read.
-    cached_tokens: how many of its tokens were not read again. postponed: whether it has waited for
-    another one to be read that begins alike.
+    cached_tokens: how many of its tokens were not read again. behind: the job, which begins alike,
+    whose prompt is read before this one.
     """
 
     pair: Pair
@@ -111,7 +111,7 @@ class Job:
     began: float = 0.0
     read: float = 0.0
     cached_tokens: int = 0
-    postponed: bool = False
+    behind: Job | None = None
 
     @classmethod
     def of(cls, pair: Pair, number: int, request: Request, chosen: Sequence[Drafter]) -> Job:

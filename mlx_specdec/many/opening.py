@@ -45,15 +45,15 @@ class Opening:
             return self.chosen
         return (self._forced, prediction.drafter(expected), *self.chosen)
 
-    def together(self, group: Sequence[Job]) -> list[Job]:
-        """Those of the group that are read now; others wait once, for what begins alike."""
+    def waits(self, job: Job, before: Sequence[Job]) -> bool:
+        """Whether a job waits for one of those before it that are being read, which begins alike;
+        it does so once."""
         if self._cache is None:
-            return list(group)
-        places = set(self._cache.apart([job.ids for job in group]))
-        now = [job for place, job in enumerate(group) if place in places or job.postponed]
-        for job in group:
-            job.postponed |= job not in now
-        return now
+            return False
+        if job.behind is None:
+            waits = self._cache.waits
+            job.behind = next((each for each in before if waits(job.ids, each.ids)), None)
+        return job.behind in before
 
     def open(
         self, group: Sequence[Job], lengths: DraftLength, watch: Stopwatch, batched: bool

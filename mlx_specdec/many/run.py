@@ -1,6 +1,8 @@
-"""Many prompts decoded together: who is read when, and who joins.
+"""Many prompts decoded together: who is read when, and which texts share their passes.
 
-A group of prompts is read beside the running batch, a chunk a step, and joins it as a whole.
+Sequences whose lengths are alike form a group: each pass of the target is over one group, whose
+caches are a rectangle. A step reads a chunk of one group's prompts and takes a round of every group
+that has been read. A group that has been read joins another one of like lengths, if there is one.
 Prompts of a list are taken in windows, in the order of their lengths: little of a rectangle is then
 padding. Prompts that come one by one are taken in the order in which they came.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -18,6 +20,7 @@ from ..assemble import Pair
 from ..checkpoints.disk.sizes import memory
 from ..decoding.batch_size import BatchSize, FixedBatchSize
 from ..decoding.loop import Decoding
+from ..decoding.prompt import chunk
 from ..decoding.rounds import RoundReport
 from ..decoding.sequence import Sequence as Decoded
 from ..decoding.stop_criteria import Emission
@@ -28,12 +31,21 @@ from ..errors import DecodingError, SpecdecError
 from ..options import Options
 from ..prompt_cache.cache import PromptCache
 from .jobs import Job, Part, Request
+from .memory import CacheBytes, even
 from .opening import Opening
 
 WINDOW = 8
 """Prompts that are sorted by length together, in batches."""
 JOINS_AT = 0.25
 """Share of the batch that has to be free before others are read: rows are copied when they join."""
+
+
+@dataclass(eq=False)
+class Group:
+    """Sequences that go through the same passes. jobs: those that have not ended."""
+
+    decoding: Decoding
+    jobs: list[Job]
 
 
 class ManyRun:
@@ -55,21 +67,27 @@ class ManyRun:
         self._options = options
         self._requests = iter(enumerate(requests or ()))
         # Whoever waits for one answer alone does not wait for others to be read with.
-        self._joins_at = 0.0 if requests is None else JOINS_AT
+        self._listed = requests is not None
+        self._joins_at = JOINS_AT if self._listed else 0.0
         self._opening = Opening(pair, options, cache, one_by_one=requests is None)
         self._chosen = self._opening.chosen
         self.why_not = _why_not(pair, self._chosen, batch_size.size)
         self.batched = self.why_not is None
         self._size = batch_size if self.batched else FixedBatchSize(1)
         self._lengths = make_batch_length(pair, self._opening.asked(()), options)
-        self._watch = Stopwatch([self._lengths, self], wanted=lambda: self._lengths.wants_parts)
+        self._bytes = CacheBytes(pair, self._opening.asked(()))
+        self._watch = Stopwatch(
+            [self._lengths, self],
+            wanted=lambda: self._lengths.wants_parts,
+            shared=lambda: len(self._running) + len(self._reading) > 1,
+        )
         self._waiting: list[Job] = []
         self._failed: list[Part] = []
-        self._reading: Decoding | None = None
-        self._running: Decoding | None = None
-        self._rule_key: object = None
+        self._reading: list[Group] = []
+        self._running: list[Group] = []
+        self._shortest_next = False
+        self._in_step: Decoding | None = None
         self._jobs: dict[Decoded, Job] = {}
-        self._begun = 0
         self._exhausted = requests is None
         self._window_began = 0.0
         self._window_tokens = 0
@@ -82,8 +100,7 @@ class ManyRun:
     @property
     def idle(self) -> bool:
         """Whether a step would do nothing."""
-        at_work = self._running is not None or self._reading is not None
-        return self._exhausted and not (at_work or self._waiting or self._failed)
+        return self._exhausted and not (self._jobs or self._failed)
 
     @property
     def waiting(self) -> int:
@@ -102,10 +119,10 @@ class ManyRun:
         """A chunk of newcomers' prompts, and a round of those that have been read."""
         self._admit()
         parts, self._failed = self._failed, []
-        if self._reading is not None:
+        if self._reading:
             self._read()
-        if self._running is not None:
-            parts += self._step(self._running)
+        for group in list(self._running):
+            parts += self._step(group)
         return parts
 
     def keep(self) -> None:
@@ -133,18 +150,13 @@ class ManyRun:
         if job in self._waiting:
             self._waiting.remove(job)
             return
-        self._begun -= 1
         job.sequence.finish("interrupted")
-        if self._reading is not None and _over(self._reading):
-            self._reading = None
-        if self._running is not None and _over(self._running):
-            self._running = None
+        self._leave(job)
 
     def on_round(self, report: RoundReport) -> None:
         """As decoding.rounds.RoundListener says: every sequence has figures of its own."""
-        running = self._running
-        assert running is not None
-        for sequence, each in zip(running.sequences, report.sequences, strict=True):
+        assert self._in_step is not None
+        for sequence, each in zip(self._in_step.sequences, report.sequences, strict=True):
             job = self._jobs.get(sequence)
             if job is None:
                 continue
@@ -156,26 +168,40 @@ class ManyRun:
                 sequence.finish("damaged")
 
     def _admit(self) -> None:
-        """Begin to read a group, where there is room for one."""
-        if self._reading is not None:
-            return
+        """Begin to read whom there is room for."""
         if not (self._waiting or self._exhausted):
             self._fill_window()
-        if not self._waiting:
-            return
         room = self.batch_size - self._begun
-        key = self._waiting[0].rule
-        if self._begun and (
-            room < max(1, self._joins_at * self.batch_size) or key != self._rule_key
-        ):
+        if self._begun and room < max(1, self._joins_at * self.batch_size):
             return
-        alike = self._waiting[0].alike
-        group = [each for each in self._waiting if each.alike == alike][:room]
-        group = self._opening.together(group)
-        self._waiting = [each for each in self._waiting if each not in group]
-        self._begun += len(group)
-        self._reading = self._opening.open(group, self._lengths, self._watch, self.batched)
-        self._rule_key = key
+        while jobs := self._next_jobs():
+            self._waiting = [each for each in self._waiting if each not in jobs]
+            decoding = self._opening.open(jobs, self._lengths, self._watch, self.batched)
+            self._reading.append(Group(decoding, jobs))
+
+    @property
+    def _begun(self) -> int:
+        return len(self._jobs) - len(self._waiting)
+
+    def _next_jobs(self) -> list[Job]:
+        """Who is read together next: the first one that waits, and others like it."""
+        room = self.batch_size - self._begun
+        read = [job for group in self._reading for job in group.jobs]
+        jobs: list[Job] = []
+        for job in self._waiting:
+            if len(jobs) >= room:
+                break
+            if self._opening.waits(job, [*read, *jobs]):
+                continue
+            if not jobs or (job.alike == jobs[0].alike and self._read_together([*jobs, job])):
+                jobs.append(job)
+        return jobs
+
+    def _read_together(self, jobs: Sequence[Job]) -> bool:
+        """Whether one rectangle of these prompts costs little more than each alone, and nobody
+        waits for more than a chunk of it."""
+        lengths, most = [len(job.ids) for job in jobs], self._options.prefill_step_size or chunk(1)
+        return even(lengths, most) and (self._listed or len(lengths) * max(lengths) <= most)
 
     def _fill_window(self) -> None:
         ahead = min(WINDOW * self.batch_size, sys.maxsize)
@@ -193,44 +219,57 @@ class ManyRun:
         self._waiting.sort(key=lambda job: (repr(job.alike), len(job.ids)))
 
     def _read(self) -> None:
-        """A chunk of the newcomers' prompts; they join when all is read."""
-        reading = self._reading
-        assert reading is not None
-        if reading.reading:
-            reading.step()
-        if reading.reading:
+        """A chunk of the prompts of a group: of the one that came first, and of the one that has
+        least left, in turns. A long prompt makes no short one wait, nor the other way round."""
+        self._shortest_next = not self._shortest_next
+        group = self._reading[0]
+        if self._shortest_next:
+            group = min(self._reading, key=lambda each: each.decoding.left)
+        decoding = group.decoding
+        if decoding.reading:
+            decoding.step()
+        if decoding.reading:
             return
-        for sequence in reading.sequences:
-            if sequence in self._jobs:
-                self._jobs[sequence].read = self._watch.clock()
-                self._opening.keep(self._jobs[sequence], reading)
-        if self._running is None:
-            self._running = reading
+        for job in group.jobs:
+            job.read = self._watch.clock()
+            self._opening.keep(job, decoding)
+        self._reading.remove(group)
+        other = next((each for each in self._running if self._belong_together(each, group)), None)
+        if other is None:
+            self._running.append(group)
         else:
-            self._running.join(reading)
-        self._reading = None
+            other.decoding.join(decoding)
+            other.jobs += group.jobs
 
-    def _step(self, running: Decoding) -> list[Part]:
-        emissions = running.step()
-        parts = [
-            self._part(running, sequence, emission)
-            for sequence, emission in zip(running.sequences, emissions, strict=True)
-            if sequence in self._jobs
+    def _belong_together(self, one: Group, other: Group) -> bool:
+        alike = one.jobs[0].rule == other.jobs[0].rule
+        return alike and self._bytes.even([*one.jobs, *other.jobs])
+
+    def _step(self, group: Group) -> list[Part]:
+        self._in_step = group.decoding
+        emissions = group.decoding.step()
+        return [
+            self._part(group.decoding, self._jobs[sequence], emission)
+            for sequence, emission in zip(group.decoding.sequences, emissions, strict=True)
+            if sequence in self._jobs  # one that has ended stays until no pass is in flight
         ]
-        if _over(running):
-            self._running = None
-        return parts
 
-    def _part(self, running: Decoding, sequence: Decoded, emission: Emission) -> Part:
-        job = self._jobs[sequence]
+    def _part(self, decoding: Decoding, job: Job, emission: Emission) -> Part:
         self._window_tokens += len(emission.tokens)
         part = job.part(emission, self._chosen, self._watch.clock)
         if part.result is not None:
-            self._opening.keep(job, running)
+            self._opening.keep(job, decoding)
         if part.last:
-            del self._jobs[sequence]
-            self._begun -= 1
+            del self._jobs[job.sequence]
+            self._leave(job)
         return part
+
+    def _leave(self, job: Job) -> None:
+        """A job has ended; so has a group without any."""
+        for groups in (self._reading, self._running):
+            for group in groups:
+                group.jobs = [each for each in group.jobs if each is not job]
+            groups[:] = [group for group in groups if group.jobs]
 
 
 def _why_not(pair: Pair, chosen: Sequence[Drafter], batch_size: int) -> str | None:
@@ -241,8 +280,3 @@ def _why_not(pair: Pair, chosen: Sequence[Drafter], batch_size: int) -> str | No
     if any(each.name == "draft" for each in chosen) and pair.draft and not pair.draft.batches:
         return f"{pair.draft_name} cannot take several sequences in one pass"
     return None
-
-
-def _over(decoding: Decoding) -> bool:
-    """Whether nothing is left to decode."""
-    return not decoding.joins and all(each.ended for each in decoding.sequences)

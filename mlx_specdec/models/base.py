@@ -26,6 +26,11 @@ class Base(TargetModel, Protocol):
         speculation rests on. Where not, a RuntimeWarning says so once."""
         ...
 
+    def cache_nbytes(self, source: int, columns: int) -> int:
+        """Bytes of a sequence's keys, values and recurrent state with `columns` tokens in the
+        cache; of an encoder-decoder model also what is kept of a source of `source` tokens."""
+        ...
+
     def caution(self, prompt_tokens: int) -> str:
         """What a user should know before a prompt of this length is read; mostly nothing. Raises
         PromptError where it cannot be read for want of memory."""

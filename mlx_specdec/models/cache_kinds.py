@@ -7,15 +7,22 @@ keeps no first tokens: mlx-lm masks those away in passes of several rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 from ..cache_settings import CacheSettings
 from ..errors import OptionError, first_line
+from .kv_cache import STEP
 
 MakeCaches = Callable[[], list[Any]]
 
@@ -45,6 +52,27 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
 
     _try(network, quantized(), settings)
     return quantized
+
+
+def nbytes_with(caches: Sequence[Any], columns: int) -> int:
+    """Bytes of a sequence's caches once they hold `columns` tokens; they have seen one by now.
+
+    Buffers grow in steps, windows up to their size; recurrent state has one size for ever.
+    """
+    total = 0
+    for cache in caches:
+        keys = getattr(cache, "keys", None)
+        if isinstance(cache, CacheList):
+            total += nbytes_with(cache.caches, columns)
+        elif keys is None:
+            total += int(cache.nbytes)
+        else:
+            allocated = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
+            most = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None)
+            held = -(-columns // STEP) * STEP
+            held = min(held, most) if most else held
+            total += int(cache.nbytes) * held // allocated
+    return total
 
 
 def _try(network: nn.Module, caches: list[Any], settings: CacheSettings) -> None:

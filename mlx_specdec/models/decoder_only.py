@@ -22,7 +22,7 @@ from ..errors import CheckpointError, OptionError
 from ..kept import Kept, Whole
 from . import agreement
 from .base import check_prompt
-from .cache_kinds import cache_maker
+from .cache_kinds import cache_maker, nbytes_with
 from .decoder_context import DecoderOnlyContext, MakeCache, batched, fits, mask_axes
 from .replaying_context import ReplayingContext
 from .row_check import ATTEMPTS, rows_agree
@@ -82,6 +82,17 @@ class DecoderOnlyModel:
     def nbytes(self) -> int:
         """Size of the weights in bytes."""
         return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))
+
+    def cache_nbytes(self, source: int, columns: int) -> int:
+        """As base.Base says."""
+        return nbytes_with(self._probed_caches, min(columns, self._max_length or columns))
+
+    @cached_property
+    def _probed_caches(self) -> list[Any]:
+        """Caches that have seen a token, of which nothing is computed."""
+        caches = self._make_caches()
+        self.network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+        return caches
 
     @property
     def width(self) -> int:

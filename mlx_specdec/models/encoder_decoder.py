@@ -47,6 +47,10 @@ class EncoderDecoderModel:
         """Size of the weights in bytes."""
         return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))
 
+    def cache_nbytes(self, source: int, columns: int) -> int:
+        """As base.Base says."""
+        return self.network.cache_nbytes(source, columns)
+
     @property
     def width(self) -> int:
         """Width of the decoder's hidden states."""

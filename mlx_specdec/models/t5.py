@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .joined import Joined
-from .kv_cache import KVCache
+from .kv_cache import STEP, KVCache
 from .t5_config import T5Config
 from .t5_layers import Attention, Dense, KeysValues
 from .t5_stack import Stack
@@ -81,6 +81,13 @@ class T5(nn.Module):
         states = 6 * config.d_model + 3 * config.d_ff
         kept = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
         return length * (scores + states + kept) * self.encoder.final_layer_norm.weight.dtype.size
+
+    def cache_nbytes(self, source: int, columns: int) -> int:
+        """Of the encoder's output, of its keys and values in each decoder layer, and of those of
+        `columns` positions of the decoder, in whole steps."""
+        config, number = self.config, self.encoder.final_layer_norm.weight.dtype.size
+        row = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
+        return number * (source * (config.d_model + row) + -(-columns // STEP) * STEP * row)
 
     def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
         """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv).

@@ -15,7 +15,6 @@ from ..checkpoints.tensors import dtype_name
 from ..text.tokenizer import Kind
 from .base import Base
 from .encoder_decoder import EncoderDecoderModel
-from .kv_cache import STEP
 from .number_format import NumberFormat, expands, stored_dtype
 from .outline import Outline
 from .t5 import T5
@@ -38,20 +37,16 @@ class T5Outline(Outline):
         if depth is not None:
             shape = replace(shape, num_layers=1, num_decoder_layers=depth)
         network = T5(shape)
-        self._number = _set_numbers(network, config, name, numbers)
+        number = _set_numbers(network, config, name, numbers)
         super().__init__(network, network.decoder.block)
-        self._shape, self.vocabulary = shape, shape.vocab_size
+        self.vocabulary = shape.vocab_size
         bits = numbers.q_bits or (stored_quantization(config) or {}).get("bits")
         quantized = any(hasattr(module, "bits") for module in network.modules())
-        self.dtype = f"{bits}-bit, " * quantized + dtype_name(self._number)
+        self.dtype = f"{bits}-bit, " * quantized + dtype_name(number)
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
-        """As Outline says: the encoder's output, keys and values of it, and of the text in whole
-        steps."""
-        encoded = prompt * self._shape.d_model * self._number.size
-        positions = prompt + -(-(generated + 1) // STEP) * STEP
-        row = self._shape.num_heads * self._shape.d_kv * self._number.size
-        return encoded + 2 * self._shape.num_decoder_layers * positions * row
+        """As Outline says."""
+        return self.network.cache_nbytes(prompt, generated + 1)
 
     def _model(self) -> Base:
         return EncoderDecoderModel(self.network)

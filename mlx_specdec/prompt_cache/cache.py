@@ -58,15 +58,10 @@ class PromptCache:
         proposer = {name: kept for name in sorted(names) if (kept := known.take(name, unread))}
         return Beginning(target, proposer)
 
-    def apart(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Which of these prompts to read now, by their places. The others begin as one of them
-        does, for long and with what is not known yet: they need not read it again."""
-        chosen: list[int] = []
-        for place, prompt in enumerate(prompts):
-            unknown = self.tree.match(prompt)[1] + SHARED
-            if not any(common(prompts[other], prompt) >= unknown for other in chosen):
-                chosen.append(place)
-        return chosen
+    def waits(self, prompt: Sequence[int], other: Sequence[int]) -> bool:
+        """Whether a prompt begins as another one does that is being read, for long and with what is
+        not known yet: it need not read that again."""
+        return common(other, prompt) >= self.tree.match(prompt)[1] + SHARED
 
     def keep(
         self, prompt: Sequence[int], committed: Sequence[int], memories: Mapping[str, Memory]

@@ -1,0 +1,203 @@
+"""Sequences of unlike lengths neither wait for one another nor share a rectangle of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.contracts import Scores
+from mlx_specdec.decoding.batch_size import FixedBatchSize
+from mlx_specdec.many import ManyRun, Request, generate_many
+from mlx_specdec.many.memory import even
+from mlx_specdec.options import Options
+from mlx_specdec.prompt_cache.cache import PromptCache
+
+from .test_same_text import SIZE, decoder_only, encoder_decoder
+
+CHUNK = 32
+LONG = [(7 * place) % (SIZE - 3) + 3 for place in range(1100)]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return decoder_only("llama")
+
+
+@pytest.fixture
+def passes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """(rows, width) of the target's passes."""
+    seen: list[tuple[int, int]] = []
+    run = type(pair.target).run
+
+    def counted(self, tokens, entries, taps=()) -> Scores:
+        if self is pair.target:
+            seen.append(tokens.shape)
+        return run(self, tokens, entries, taps)
+
+    assert pair.target.batches
+    monkeypatch.setattr(type(pair.target), "run", counted)
+    yield seen
+
+
+def options(**asked) -> Options:
+    return Options(
+        **{
+            "max_tokens": 12,
+            "regular": True,
+            "cost_cache": False,
+            "prefill_step_size": CHUNK,
+            **asked,
+        }
+    )
+
+
+def live(pair: Pair, cache: PromptCache | None = None) -> ManyRun:
+    return ManyRun(pair, None, options(), FixedBatchSize(16), cache)
+
+
+def first_steps(run: ManyRun) -> dict[int, int]:
+    """The step that gave each request its first tokens."""
+    first: dict[int, int] = {}
+    step = 0
+    while not run.idle:
+        for part in run.step():
+            assert part.error is None
+            if part.emission.tokens:
+                first.setdefault(part.number, step)
+        step += 1
+    return first
+
+
+@pytest.mark.parametrize("order", ["long first", "long last"])
+def test_short_prompts_do_not_wait_for_a_long_one(
+    pair: Pair, passes: list[tuple[int, int]], order: str
+) -> None:
+    run, prompts = live(pair), [[5, 9, 11, seed + 3] for seed in range(7)]
+    prompts.insert(0 if order == "long first" else 7, LONG)
+    for number, prompt in enumerate(prompts):
+        run.add(number, Request(prompt, options()))
+    first = first_steps(run)
+    chunks = -(-(len(LONG) - 1) // CHUNK)
+    assert first.pop(prompts.index(LONG)) == chunks
+    assert set(first.values()) == {0}
+    # The long prompt is read alone, and its row is never one of a rectangle of eight.
+    assert passes.count((1, CHUNK)) == chunks - 1
+    assert max(rows for rows, _ in passes) == 7
+    assert sum(rows * width for rows, width in passes) <= len(LONG) - 1 + 7 * 3 + 8 * 12
+
+
+def test_a_prompt_that_comes_while_a_long_one_is_read_is_read_next(pair: Pair) -> None:
+    run = live(pair)
+    run.add(0, Request(LONG, options()))
+    for _ in range(4):
+        assert run.step() == []
+    run.add(1, Request([5, 9, 11], options()))
+    heard = [part.number for _ in range(2) for part in run.step() if part.emission.tokens]
+    assert 1 in heard and 0 not in heard
+
+
+def test_prompts_that_keep_coming_do_not_stop_a_long_one(pair: Pair) -> None:
+    run, number, heard = live(pair), 1, set()
+    run.add(0, Request(LONG[:600], options()))
+    for _ in range(2 * 600 // CHUNK + 4):
+        run.add(number, Request([5, 9, 11 + number % 5], options(max_tokens=1)))
+        number += 1
+        heard |= {part.number for part in run.step() if part.emission.tokens}
+    assert 0 in heard
+
+
+def test_a_step_reads_one_chunk(pair: Pair, passes: list[tuple[int, int]]) -> None:
+    run = live(pair)
+    for number in range(12):
+        run.add(number, Request(LONG[number : number + 20 + 9 * number], options()))
+    while not run.idle:
+        passes.clear()
+        run.step()
+        assert sum(rows * width for rows, width in passes if width > 1) <= CHUNK
+
+
+def test_prompts_of_like_length_are_read_and_decoded_in_one_rectangle(
+    pair: Pair, passes: list[tuple[int, int]]
+) -> None:
+    prompts = [LONG[number : number + 40 + number] for number in range(8)]
+    generate_many(pair, prompts, options(prefill_step_size=64), batch_size=8)
+    assert {rows for rows, _ in passes} == {8}
+    assert [width for _, width in passes if width > 1] == [46]
+
+
+@pytest.mark.filterwarnings("ignore:the prompt has 1")
+@pytest.mark.parametrize("family", ["llama", "own-head-scaled"])
+def test_texts_do_not_depend_on_the_groups(family: str, pair: Pair) -> None:
+    """Rows come, join and leave, with prompts of 1 to 1,000 tokens."""
+    if family != "llama":
+        pair = encoder_decoder(family, 0.1)
+    requests = [
+        Request(
+            LONG[seed : seed + (1, 7, 300, 40, 1000)[seed % 5]],
+            options(
+                max_tokens=(3, 40, 17)[seed % 3],
+                seed=seed,
+                temperature=0.8 * (seed % 2),
+                rule="coupled",
+                regular=False,
+                num_draft=2,
+                proposer="draft",
+                prefill_step_size=256,
+            ),
+        )
+        for seed in range(7)
+    ]
+    run = ManyRun(pair, None, requests[0].options, FixedBatchSize(6))
+    texts, groups, number = {}, 0, 0
+    while number < len(requests) or not run.idle:
+        if number < len(requests):
+            run.add(number, requests[number])
+            number += 1
+        texts |= {part.number: part.result for part in run.step() if part.result}
+        groups = max(groups, len(run._running))
+    assert groups > 1
+    for number, each in enumerate(requests):
+        assert texts[number].tokens == generate(pair, each.prompt, each.options).tokens
+
+
+def test_requests_with_different_rules_run_side_by_side(pair: Pair) -> None:
+    run = live(pair)
+    asked = [options(max_tokens=40), options(max_tokens=40, temperature=0.9, rule="token")]
+    for number, each in enumerate(asked):
+        run.add(number, Request([5, 9, 11], each))
+    heard = [{part.number for part in run.step()} for _ in range(4)]
+    assert heard[-1] == {0, 1}
+
+
+def test_a_prompt_that_begins_as_one_that_is_being_read_waits_for_it_and_others_do_not(
+    pair: Pair,
+) -> None:
+    run = live(pair, PromptCache(1 << 24))
+    run.add(0, Request(LONG, options()))
+    for _ in range(3):
+        run.step()
+    run.add(1, Request([*LONG, 5], options()))
+    run.add(2, Request([5, 9, 11], options()))
+    results = {part.number: part.result for part in run if part.result is not None}
+    assert [results[number].labels.cached_tokens for number in range(3)] == [0, len(LONG) - 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "spare", "expected"),
+    [
+        ([9], 0, True),
+        ([8, 8, 8, 8], 0, True),
+        ([4, 8], 0, True),
+        ([3, 8], 0, False),
+        ([3, 8], 5, True),
+        ([1] * 7 + [1900], 512, False),
+        ([100, 90, 80, 70, 60, 50, 40, 30], 0, True),
+        ([100_000] + [500] * 15, 10_000, False),
+    ],
+)
+def test_a_rectangle_is_even_where_it_at_most_doubles_what_it_fills_up(
+    sizes: list[int], spare: int, expected: bool
+) -> None:
+    assert even(sizes, spare) is expected
