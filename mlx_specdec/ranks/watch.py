@@ -40,8 +40,12 @@ def open_descriptors() -> set[int]:
 
 
 def connections(descriptors: Iterable[int]) -> list[socket.socket]:
-    """The sockets among file descriptors that are connected to another one over a network, or were
-    until the other side reset them, as duplicates."""
+    """Return duplicates of the sockets among file descriptors that are connected over a network.
+
+    MLX's ring leaves sockets open whose connection was refused, since the next rank had not begun
+    to listen: these are no connections. One that was reset already looks the same; the next sum
+    over it fails by itself.
+    """
     connected = []
     for descriptor in sorted(descriptors):
         with contextlib.suppress(OSError):
@@ -60,8 +64,7 @@ def _connects(each: socket.socket) -> bool:
     try:
         each.getpeername()
     except OSError:
-        # After a reset there is no other side any more; what listens never had one.
-        return not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return False
     return True
 
 
@@ -78,7 +81,7 @@ class Watch(threading.Thread):
         self._lost = lost
         self._over = threading.Event()
         for each in self._connected:
-            with contextlib.suppress(OSError):  # reset already
+            with contextlib.suppress(OSError):  # reset meanwhile
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _OPTIONS.items():
                 if hasattr(socket, name):
