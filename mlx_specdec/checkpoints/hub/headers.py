@@ -11,8 +11,7 @@ from pathlib import Path
 
 import huggingface_hub as hub
 from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.utils._headers import build_hf_headers
-from huggingface_hub.utils._http import hf_raise_for_status, http_stream_backoff
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
 from ...errors import SourceError
 from ..formats.safetensors import LONGEST_HEADER, read_header

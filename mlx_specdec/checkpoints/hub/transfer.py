@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub as hub
-from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.utils._fixes import WeakFileLock
-from huggingface_hub.utils._headers import build_hf_headers
-from huggingface_hub.utils.sha import git_hash, sha_fileobj
-from huggingface_hub.utils.tqdm import tqdm
+from huggingface_hub.utils import WeakFileLock, build_hf_headers, tqdm
 
 from ...errors import SourceError
 
@@ -51,7 +49,7 @@ def _resume(name: str, commit: str, listed: RepoSibling, bar: type[tqdm]) -> Non
     if not re.fullmatch(r"[0-9a-f]{64}", lfs.sha256):
         raise ValueError(f"{lfs.sha256!r:.80} is no digest")
     cache = Path(hub.constants.HF_HUB_CACHE)
-    folder = repo_folder_name(repo_id=name, repo_type="model")
+    folder = "models--" + name.replace("/", "--")
     blob, lock = cache / folder / "blobs" / lfs.sha256, cache / ".locks" / folder
     url = hub.hf_hub_url(name, listed.rfilename, revision=commit)
     for directory in (blob.parent, lock):
@@ -113,5 +111,8 @@ def _is_as_listed(path: Path, listed: RepoSibling) -> bool:
     none."""
     with path.open("rb") as stream:
         if listed.lfs is not None:
-            return sha_fileobj(stream).hex() == listed.lfs.sha256
-        return listed.blob_id is None or git_hash(stream.read()) == listed.blob_id
+            return hashlib.file_digest(stream, "sha256").hexdigest() == listed.lfs.sha256
+        if listed.blob_id is None:
+            return True
+        data = stream.read()
+        return hashlib.sha1(b"blob %d\0%b" % (len(data), data)).hexdigest() == listed.blob_id
