@@ -76,7 +76,8 @@ def stream_generate(
     draft_length: the caller's own in the place of what the options name. progress: of reading it.
     timed: which rounds are timed in parts, as decoding.stopwatch.Timed says; it costs overlap, and
     the statistics have no seconds of drafting and verifying without it. cache: what was computed of
-    earlier texts is not computed again, and what is computed here is kept; the text is the same.
+    earlier texts is not computed again, and what is computed here is kept; the text is the same. It
+    is not used for a target whose rows disagree, see models.base.
     Raises PromptError, OptionError.
     """
     options = checked_options(options)
@@ -84,6 +85,8 @@ def stream_generate(
     ids, pair, options = prepared(pair, prompt, options)
     target: Model = pair.target
     shadows: list[RoundListener] = []
+    if cache is not None and not pair.target.rows_agree:
+        cache = None
     if proposer is not None and not pair.target.rows_agree:
         proposer, options = None, replace(options, regular=True)
     if os.environ.get(DEBUG):

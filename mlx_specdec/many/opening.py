@@ -25,15 +25,16 @@ from .jobs import Job, most_drafted
 class Opening:
     """Makes the decodings of groups, for options that all have in common.
 
-    cache: what was computed of earlier prompts is not computed again. one_by_one: whether prompts
-    come so; each may then say what its text may turn out to be.
+    cache: what was computed of earlier prompts is not computed again; not used for a target whose
+    rows disagree, see models.base. one_by_one: whether prompts come so; each may then say what its
+    text may turn out to be.
     """
 
     def __init__(
         self, pair: Pair, options: Options, cache: PromptCache | None, *, one_by_one: bool
     ) -> None:
         self._pair = pair
-        self._cache = cache
+        self._cache = cache if cache is not None and pair.target.rows_agree else None
         bound, _ = for_model(pair, options)
         self.chosen: Sequence[Drafter] = drafters(bound, options)
         self._forced = forced.drafter(bound)

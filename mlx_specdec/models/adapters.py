@@ -6,6 +6,7 @@ mlx-lm does it; what it takes on trust is looked at first. Imports mlx-lm and wi
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlx.nn as nn
 from mlx_lm.utils import load_adapters
@@ -17,8 +18,8 @@ from ..errors import CheckpointError
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 
 
-def adapt(model: nn.Module, adapter: Path) -> None:
-    """Put an adapter onto a model, lazily.
+def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
+    """Put an adapter onto a model, lazily, and return its configuration.
 
     adapter: the directory that mlx-lm wrote. Raises CheckpointError where it is none, is damaged,
     or belongs to another model.
@@ -43,6 +44,7 @@ def adapt(model: nn.Module, adapter: Path) -> None:
             "model that it was trained on"
         ) from problem
     model.eval()  # New layers drop values at random until they are told not to.
+    return told
 
 
 def _other_programs(adapter: Path) -> str:

@@ -19,10 +19,16 @@ from .. import __version__, user_cache
 from ..cache_settings import CacheSettings
 
 
-def identity(config: Mapping[str, Any], dtype: str, caches: CacheSettings | None) -> str:
-    """What the passes of a model depend on beside its weights. dtype: in words, as loaded."""
+def identity(
+    config: Mapping[str, Any],
+    dtype: str,
+    caches: CacheSettings | None = None,
+    adapter: Mapping[str, Any] | None = None,
+) -> str:
+    """What the passes of a model depend on beside its weights, as a digest. config, adapter: the
+    contents of config.json and adapter_config.json. dtype: in words, as loaded."""
     versions = __version__, version("mlx"), version("mlx-lm"), str(mx.default_device())
-    parts = json.dumps([config, dtype, repr(caches), *versions], sort_keys=True)
+    parts = json.dumps([config, dtype, repr(caches), adapter, *versions], sort_keys=True)
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 

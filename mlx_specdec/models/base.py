@@ -21,6 +21,12 @@ class Base(TargetModel, Protocol):
         ...
 
     @property
+    def identity(self) -> str | None:
+        """What `agreement.identity` gives; None where the model was not loaded from files, or is
+        shared by ranks."""
+        ...
+
+    @property
     def rows_agree(self) -> bool:
         """Whether a pass over several rows means what passes over single rows mean, which
         speculation rests on. Where not, a RuntimeWarning says so once."""

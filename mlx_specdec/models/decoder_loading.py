@@ -41,8 +41,7 @@ def load(
     if group is not None:
         decoder_sharding.check(config, group.size(), pipeline=pipeline)
     read = _read(directory, config)
-    if adapter is not None:
-        adapt(read, adapter)
+    adapted = None if adapter is None else adapt(read, adapter)
     model = in_asked_numbers(read, str(directory), numbers)
     words = in_words(model)
     if group is not None:
@@ -50,7 +49,7 @@ def load(
     try:
         decoder_sharding.evaluate(model)
         # Ranks find out together what they do not all know.
-        identity = None if group else agreement.identity(config, words, caches)
+        identity = None if group else agreement.identity(config, words, caches, adapted)
         runnable = DecoderOnlyModel(
             model, max_length(config, model, caches), caches, identity, group, pipeline=pipeline
         )

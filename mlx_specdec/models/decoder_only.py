@@ -34,8 +34,8 @@ class DecoderOnlyModel:
 
     model: the loaded module, called as `model(tokens, cache=entries)`; kept as `network`.
     max_length: longest committed text in tokens, or None. caches: raises OptionError for kinds that
-    the model cannot use. identity: of `agreement`, where it is known. group: of the ranks that
-    share the model; every pass is then submitted at once as far as they work on it together.
+    the model cannot use. identity: as base.Base says. group: of the ranks that share the model;
+    every pass is then submitted at once as far as they work on it together.
     pipeline: they share its layers.
     """
 
@@ -52,7 +52,7 @@ class DecoderOnlyModel:
         self.network = model
         self.group = group
         self._pipeline = pipeline
-        self._identity = identity
+        self.identity = identity
         self._max_length = max_length
         self._make_caches = cache_maker(model, caches or CacheSettings())
         self._taps: dict[str, Tap] = {}
@@ -113,7 +113,7 @@ class DecoderOnlyModel:
     def rows_agree(self) -> bool:
         """As base.Base says; some of mlx-lm's models fail it. Found out when first asked for."""
         return agreement.once(
-            self._identity, lambda: rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
+            self.identity, lambda: rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
         )
 
     def embed(self, tokens: mx.array) -> mx.array:

@@ -24,11 +24,13 @@ from .taps import layer_of
 
 
 class EncoderDecoderModel:
-    """base.Base over a T5, whose products are joined; prompts are source texts."""
+    """base.Base over a T5, whose products are joined; prompts are source texts. identity: as
+    base.Base says."""
 
-    def __init__(self, network: T5) -> None:
+    def __init__(self, network: T5, identity: str | None = None) -> None:
         network.join()
         self.network = network
+        self.identity = identity
         self._tables: list[mx.array] = []
         self._reach = 0
 

@@ -16,6 +16,7 @@ from ..checkpoints.configuration import check_generates, check_weights
 from ..checkpoints.quantization import Quantization, stored_quantization
 from ..checkpoints.tensors import dtype_name
 from ..errors import CheckpointError, OptionError
+from . import agreement
 from .encoder_decoder import EncoderDecoderModel
 from .number_format import NumberFormat, expands
 from .t5 import T5
@@ -66,15 +67,13 @@ def load(
         quantize_on_load(network, config, numbers)
     if group is not None:
         network.shard(group)
-    model = EncoderDecoderModel(network)
-    mx.eval(network.parameters())
     words = dtype_name(network.encoder.final_layer_norm.weight.dtype)
     bits = numbers.q_bits or (stored or {}).get("bits")
-    return (
-        model,
-        files.eos_token_ids(directory, config),
-        words if bits is None else f"{bits}-bit, {words}",
-    )
+    words = words if bits is None else f"{bits}-bit, {words}"
+    identity = None if group is not None else agreement.identity(config, words)
+    model = EncoderDecoderModel(network, identity)
+    mx.eval(network.parameters())
+    return model, files.eos_token_ids(directory, config), words
 
 
 def _read(directory: Path, config: Mapping[str, Any]) -> dict[str, mx.array]:

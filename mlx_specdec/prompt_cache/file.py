@@ -20,7 +20,7 @@ from .cache import PromptCache
 from .tree import Node
 
 FORMAT = "mlx-specdec prompt cache"
-LAYOUT = "1"
+LAYOUT = "2"
 """Of the file and of what models compute; another one is written anew."""
 LONGEST_HEADER = 100_000_000
 Arrays = dict[str, mx.array]

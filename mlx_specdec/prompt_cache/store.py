@@ -62,6 +62,12 @@ class Store:
         if self.max_bytes == 0:
             return None
         cache = PromptCache(default_bytes() if self.max_bytes is None else self.max_bytes)
+        if self.file is not None and not pair.target.rows_agree:
+            raise OptionError(
+                f"nothing of a prompt can be kept for {pair.name}, which gives several "
+                "tokens at once other scores than one after the other: leave "
+                "--prompt-cache-file out"
+            )
         if self.file is not None and not _fits_files(_memory(pair.target)):
             raise OptionError(
                 f"{pair.name} has windows or recurrent state, which a prompt cache keeps in memory "
@@ -82,8 +88,9 @@ class Store:
         there, here = files.models_in(told, self.file), files.models_in(own, self.file)
         if there.get(TARGET) != here[TARGET]:
             raise OptionError(
-                f"{self.file} was made for another model than {pair.name}, or for other weights or "
-                "flags of it: choose another --prompt-cache-file"
+                f"{self.file} was made for another model than {pair.name}, or for other weights, "
+                "another config.json, adapter, device or flags of it: choose another "
+                "--prompt-cache-file"
             )
         files.fill(cache, self.file, [name for name in here if there.get(name) == here[name]])
         return cache
@@ -100,22 +107,20 @@ def _metadata(pair: Pair) -> dict[str, str]:
     if pair.draft is not None:
         models["draft"] = _of_model(pair.draft)
     if pair.speculator is not None:
-        # Which layers it reads stands in its config.json, and no weight tells.
-        layers = " ".join(pair.speculator.taps)
-        models[pair.speculator.kind] = f"{fingerprint(pair.speculator)} of {layers}"
+        # What stands in its config.json alone, no weight tells.
+        told = f"{' '.join(pair.speculator.taps)}, {pair.speculator.sizes}"
+        models[pair.speculator.kind] = f"{fingerprint(pair.speculator)} of {told}"
     versions = ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm"))
     return {"models": json.dumps(models), "made_by": f"mlx-specdec {__version__}, {versions}"}
 
 
 def _of_model(model: Base) -> str:
-    """Of its weights, and of the arrays in which its caches are."""
+    """Of its weights, of what else its passes depend on, and of the arrays of its caches."""
     own = _memory(model)
     arrays = own.columns(0, 1) if own.columns is not None else ()
     layout = [f"{array.shape} {array.dtype}" for array in arrays]
-    return (
-        fingerprint(model.network)
-        + hashlib.blake2b(repr(layout).encode(), digest_size=4).hexdigest()
-    )
+    rest = hashlib.blake2b(repr((model.identity, layout)).encode(), digest_size=16).hexdigest()
+    return fingerprint(model.network) + rest
 
 
 def _memory(model: Base) -> Memory:

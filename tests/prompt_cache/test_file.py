@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,14 +16,18 @@ import pytest
 from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.cache_settings import CacheSettings
 from mlx_specdec.errors import OptionError, OutputError
+from mlx_specdec.models import agreement
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.loading import load_model
 from mlx_specdec.options import Options
 from mlx_specdec.prompt_cache import file as files
 from mlx_specdec.prompt_cache import store as stores
 from mlx_specdec.prompt_cache.store import Store
 
 from .. import tiny
-from ..test_same_text import PROMPT, encoder_decoder, pair_of, perturbed
+from ..models.test_adapters import write_adapter
+from ..models.test_row_check import model_of
+from ..test_same_text import FIXTURES, PROMPT, encoder_decoder, pair_of, perturbed
 from ..test_speculators import made
 from .test_same_text import ROOM, SYSTEM, known, run
 
@@ -128,6 +134,66 @@ def test_a_drafter_that_reads_other_layers_drafts_from_its_own(tmp_path: Path) -
 def test_a_file_of_another_target_is_refused(written: Path, other: Callable[[], Pair]) -> None:
     with pytest.raises(OptionError, match="made for another model"):
         Store(ROOM, written).open(other())
+
+
+OTHER_ARITHMETIC = [
+    {"rope_theta": 50.0},
+    {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    {"rms_norm_eps": 0.1},
+]
+
+
+def changed(directory: Path, changes: dict) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+@pytest.mark.parametrize("changes", OTHER_ARITHMETIC, ids=lambda changes: next(iter(changes)))
+def test_a_file_is_refused_where_config_json_says_other_arithmetic(
+    changes: dict, tmp_path: Path
+) -> None:
+    directory, file = tiny.write("llama", tmp_path / "model"), tmp_path / "cache"
+
+    def loaded() -> Pair:
+        return pair_of(load_model(directory).model, None)
+
+    cache = Store(ROOM, file).open(loaded())
+    run(loaded(), TEXT, DRAFTING, cache)
+    Store(ROOM, file).close(cache, loaded())
+    assert Store(ROOM, file).open(loaded()).find(TEXT, 8).cached_tokens == 8
+    changed(directory, changes)
+    with pytest.raises(OptionError, match=r"made for another model .* config\.json"):
+        Store(ROOM, file).open(loaded())
+
+
+def test_a_translators_config_json_an_adapter_and_the_device_decide_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "t5"
+    shutil.copytree(FIXTURES / "own-head-scaled", directory)
+    base = tiny.write("llama", tmp_path / "llama")
+    adapter = write_adapter(base, tmp_path / "adapter")
+
+    def of(directory: Path, **how: Path) -> str:
+        return stores._metadata(pair_of(load_model(directory, **how).model, None))["models"]
+
+    before = of(directory), of(base), of(base, adapter=adapter)
+    assert before == (of(directory), of(base), of(base, adapter=adapter))
+    changed(directory, {"layer_norm_epsilon": 0.1})
+    told = json.loads((adapter / "adapter_config.json").read_text())
+    told["lora_parameters"]["scale"] *= 2
+    (adapter / "adapter_config.json").write_text(json.dumps(told))
+    after = of(directory), of(base), of(base, adapter=adapter)
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, True, False]
+    monkeypatch.setattr(agreement.mx, "default_device", lambda: "another one")
+    assert of(base) != before[1]
+
+
+@pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
+def test_no_file_is_written_for_a_model_whose_rows_disagree(tmp_path: Path) -> None:
+    pair = pair_of(model_of("plamo3"), None)
+    with pytest.raises(OptionError, match="nothing of a prompt can be kept"):
+        Store(ROOM, tmp_path / "cache").open(pair)
 
 
 def test_a_file_of_another_version_is_written_anew(

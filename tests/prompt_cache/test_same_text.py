@@ -20,6 +20,7 @@ from mlx_specdec.options import Options
 from mlx_specdec.prompt_cache.cache import PromptCache
 
 from .. import tiny
+from ..models.test_row_check import model_of
 from ..test_medusa import base_of, some_heads
 from ..test_medusa import pair_of as with_heads
 from ..test_same_text import PROMPT, encoder_decoder, pair_of, perturbed
@@ -199,6 +200,25 @@ def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]
         run(pair, [*SYSTEM, *PROMPT, *first.tokens[:5], *tail], options, cache)
         run(pair, SYSTEM + PROMPT + tail, options, cache)
     assert [array.tolist() for array in arrays] == before
+
+
+@pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
+@pytest.mark.parametrize("name", ["phi3small", "plamo3"])
+def test_a_model_whose_rows_disagree_keeps_nothing(name: str) -> None:
+    """What it computed of a beginning depends on how many tokens went through each pass."""
+    pair, cache = pair_of(model_of(name), None), PromptCache(ROOM)
+    prompts = [SYSTEM + PROMPT, SYSTEM + PROMPT + [17, 44], [*SYSTEM, 3]]
+    options = asked(1.0)
+    expected = [generate(pair, prompt, options).tokens for prompt in prompts]
+    results = [run(pair, prompt, options, cache) for prompt in prompts]
+    many = ManyRun(pair, None, options, FixedBatchSize(2), cache)
+    for number, prompt in enumerate(prompts):
+        many.add(number, Request(prompt, options))
+    results += [part.result for part in many if part.result is not None]
+    for result, tokens in zip(results[:3], expected, strict=True):
+        assert (result.tokens, result.labels.cached_tokens) == (tokens, 0)
+    assert sorted(result.tokens for result in results[3:]) == sorted(expected)
+    assert cache.nbytes == 0
 
 
 @pytest.mark.parametrize("room", [ROOM, 1000])

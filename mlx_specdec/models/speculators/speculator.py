@@ -38,6 +38,7 @@ class Speculator(nn.Module):
         super().__init__()
         self._target = target
         self.kind = files.kind
+        self.sizes = files.sizes
         layers = files.tapped_of(target.layers)
         self.taps = tuple(after(layer) for layer in layers) or (FINAL,)
         present, width = files.tensors, files.sizes.width
