@@ -46,6 +46,9 @@ class Network(Flags):
         "An origin whose pages may ask, such as https://example.org; the flag may be repeated.",
         metavar="ORIGIN",
     )
+    strict_model: bool = flag(
+        False, "Refuse requests that name another model, instead of answering them with this one."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = flag(
         "info", "What is written to standard error; info has a line for each request."
     )
@@ -205,6 +208,7 @@ def serve(
             drawn_seeds=defaults.seed is None,
             keep_billing=prompt_cache.keep_billing_lines,
             metrics=figures.per_request_spec_decode_metrics == "summary",
+            strict_model=network.strict_model,
             store=store,
         ),
     )

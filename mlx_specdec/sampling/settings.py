@@ -13,6 +13,8 @@ from ..errors import OptionError
 LARGEST = 1e20
 """Of what is added to logits: far above any logit, and sums of it stay far below float32's end."""
 TEMPERATURES = (1e-30, 1e30)
+LEAST_TOP_P = 1e-30
+"""Far above the smallest number of float32."""
 REPETITION_PENALTIES = (1e-6, 1e6)
 
 
@@ -20,7 +22,8 @@ REPETITION_PENALTIES = (1e-6, 1e6)
 class Sampling:
     """Settings of the distribution that tokens are drawn from; the defaults change nothing.
 
-    temperature: 0 means greedy, else within TEMPERATURES. top_k: 0 = off. top_p: (0, 1], 1 = off.
+    temperature: 0 means greedy, else within TEMPERATURES. top_k: 0 = off. top_p: 1 = off, at
+        least LEAST_TOP_P.
     min_p: [0, 1), 0 = off.
     repetition_penalty: within REPETITION_PENALTIES, 1 = off; logits of tokens seen before are
         divided by it where positive and multiplied where negative (Keskar et al., arXiv 1909.05858,
@@ -58,7 +61,10 @@ class Sampling:
             f"not {self.temperature}",
         )
         _require(self.top_k >= 0, f"top-k must be 0 (off) or more, not {self.top_k}")
-        _require(0 < self.top_p <= 1, f"top-p must lie in (0, 1], not {self.top_p}")
+        _require(
+            LEAST_TOP_P <= self.top_p <= 1,
+            f"top-p must lie in [{LEAST_TOP_P:g}, 1], not {self.top_p}",
+        )
         _require(0 <= self.min_p < 1, f"min-p must lie in [0, 1), not {self.min_p}")
         least, most = REPETITION_PENALTIES
         _require(

@@ -11,12 +11,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from .. import __version__
-from . import body as fields
 from .asked import unknown_model
 from .chat import way_of
 from .metrics import CONTENT_TYPE
 from .openapi import description
-from .problems import busy, wrong
+from .problems import busy
 from .service import FINGERPRINT, Service, outside
 
 PAGE_HEADERS = {
@@ -59,7 +58,7 @@ class About:
 
     async def openapi(self, request: Request) -> Response:
         """All routes, and what they read and write."""
-        return JSONResponse(description(self._service.name, self._service.limits))
+        return JSONResponse(description(self._service.name, self._service.asking().schemas))
 
     async def health(self, request: Request) -> Response:
         """Whether requests are taken, and texts make progress."""
@@ -127,30 +126,20 @@ class About:
         """Token ids of a text (`content`, or vLLM's `prompt`) or of messages."""
         asking, body = self._service.asking(), await self._service.body(request)
 
-        def read() -> list[int]:
-            asking.check_model(body)
-            given = [name for name in ("messages", "content", "prompt") if name in body]
-            if len(given) != 1:
-                raise wrong("give one of messages, content and prompt", "content")
-            [name] = given
-            return (
-                asking.prompt(body)
-                if name == "messages"
-                else asking.text_ids(fields.text(body, name))
-            )
+        def ids_of() -> list[int]:
+            given = asking.read("TokenizeRequest", body)
+            if "messages" in given:
+                return asking.prompt(given)
+            return asking.text_ids(given.get("content") or given["prompt"])
 
-        ids = await outside(read)
+        ids = await outside(ids_of)
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": asking.longest})
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special ones left out."""
         asking, body = self._service.asking(), await self._service.body(request)
-        ids, size = body.get("tokens"), asking.pair.tokenizer.size
-        if not isinstance(ids, list) or not all(type(each) is int for each in ids):
-            raise wrong("tokens must be a list of token ids", "tokens")
-        if not all(0 <= each < size for each in ids):
-            raise wrong(f"token ids lie between 0 and {size - 1}", "tokens")
-        text = await outside(lambda: asking.pair.tokenizer.decode(ids))
+        read, decode = asking.read, asking.pair.tokenizer.decode
+        text = await outside(lambda: decode(read("DetokenizeRequest", body)["tokens"]))
         return JSONResponse({"content": text, "prompt": text})
 
     async def info(self, request: Request) -> Response:

@@ -14,23 +14,18 @@ from ..pair import Pair
 from ..prepare import encode, prepared
 from ..text.chat import Ending
 from ..text.markers import NONE, Markers, markers_of
-from . import body as fields
-from . import formats
-from .body import Body, prompts_of
+from . import fields, formats
+from .body import Body, Schema, read
 from .call_grammar import grammar_of
 from .chat import Message, ending_of, ids_of, messages_of, template_settings, way_of
 from .limits import Limits
-from .problems import Problem, unsupported, wrong
+from .problems import CONTEXT, Problem, unsupported, wrong
 from .reading import Reader
-from .settings import HARMLESS, SEEDS, expected_ids, ignores_eos, options_of
+from .settings import expected_ids, options_of
 from .tools import Tools, tools_of
 
 ENDLESS = 4096
 """Tokens of a model whose positions have no end: what it takes grows with their square."""
-TOP_LOGPROBS = 20
-CONTEXT = "context_length_exceeded"
-UNNAMED = ("", "default_model", "dummy", "tgi")
-"""What clients of mlx_lm.server and of Hugging Face's servers send where they name no model."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Asked:
 @dataclass(frozen=True)
 class Asking:
     """What requests are read with. keep_billing: leave the billing lines of Claude Code in system
-    prompts."""
+    prompts. strict_model: refuse requests that name another model, instead of answering them."""
 
     pair: Pair
     options: Options
@@ -60,6 +55,7 @@ class Asking:
     name: str
     drawn_seeds: bool = True
     keep_billing: bool = False
+    strict_model: bool = False
 
     @property
     def longest(self) -> int:
@@ -69,23 +65,32 @@ class Asking:
         bounds = [each for each in (own, limit) if each is not None]
         return min(bounds, default=ENDLESS)
 
+    @property
+    def schemas(self) -> dict[str, Schema]:
+        """The schemas of all bodies, by name."""
+        name = self.name if self.strict_model else None
+        return fields.requests(name, self.limits, self.pair.vocabulary, self.longest)
+
+    def read(self, kind: str, body: Body) -> Body:
+        """A body as the schema of this name describes it. Raises Problem."""
+        named = body.get("model", self.name)
+        if self.strict_model and named not in (self.name, *fields.UNNAMED):
+            raise unknown_model(str(named), self.name)
+        return read(self.schemas[kind], body)
+
     def chat(self, body: Body) -> Asked:
         """What a body for /v1/chat/completions asks for. Raises Problem."""
-
-        top = fields.whole(body, "top_logprobs", 0, 0, TOP_LOGPROBS)
-        wanted = fields.truth(body, "logprobs")
-        if top and not wanted:
-            raise wrong("top_logprobs needs logprobs to be true", "top_logprobs")
-        tools = tools_of(body, self.limits)
-        rest = {name: body[name] for name in body if name not in ("tools", "tool_choice")}
-        return self._asked(rest, lambda: [self.prompt(body)], top if wanted else None, tools)
+        body = self.read("ChatRequest", body)
+        top = body.get("top_logprobs", 0) if body.get("logprobs") else None
+        return self._asked(body, lambda: [self.prompt(body)], top, tools_of(body))
 
     def prompt(self, body: Body) -> list[int]:
-        """Token ids of the messages of a body, with its tools. Raises Problem, SpecdecError."""
-        messages = messages_of(body.get("messages"))
+        """Token ids of the messages of a chat's body, with its tools. Raises Problem,
+        SpecdecError."""
+        messages = messages_of(body["messages"])
         settings = template_settings(body)
         ending = ending_of(body, messages)
-        tools = tools_of(body, self.limits)
+        tools = tools_of(body)
         ids = self.chat_ids(messages, settings, ending)
         if not tools.given:
             return ids
@@ -96,18 +101,18 @@ class Asking:
 
     def completions(self, body: Body) -> Asked:
         """What a body for /v1/completions asks for. Raises Problem."""
-        if body.get("add_special_tokens", True) is not True:
-            raise unsupported("add_special_tokens", "special tokens are added: send token ids")
-        top = None
-        if body.get("logprobs", False) is not False:
-            top = fields.whole(body, "logprobs", 0, 0, TOP_LOGPROBS)
-        asked = self._asked(body, lambda: [self._ids(each) for each in prompts_of(body)], top)
-        if not fields.truth(body, "echo"):
+        body = self.read("TextRequest", body)
+        given = body["prompt"]
+        # A text, token ids, or a list of either.
+        prompts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        top = body.get("logprobs", False)
+        asked = self._asked(
+            body, lambda: [self._ids(each) for each in prompts], None if top is False else top
+        )
+        if not body.get("echo"):
             return asked
-        if top is not None:
-            raise unsupported("echo", "echo cannot tell logprobs of the prompt: leave one out")
         decode = self.pair.tokenizer.decode
-        prompts = [each if isinstance(each, str) else decode(each) for each in prompts_of(body)]
+        prompts = [each if isinstance(each, str) else decode(each) for each in prompts]
         choices = len(asked.requests) // len(prompts)
         return replace(asked, echoed=tuple(each for each in prompts for _ in range(choices)))
 
@@ -128,12 +133,6 @@ class Asking:
         )
         return encode(self.pair, text, plain)
 
-    def check_model(self, body: Body) -> None:
-        """Raises Problem for a model by name that is not the one that is served."""
-        named = fields.text(body, "model", self.name)
-        if named not in (self.name, *UNNAMED):
-            raise unknown_model(named, self.name)
-
     def _asked(
         self,
         body: Body,
@@ -142,34 +141,23 @@ class Asking:
         tools: Tools | None = None,
     ) -> Asked:
         """tools: of a chat; None for texts that nobody reads anything into."""
-        self.check_model(body)
-        fields.refuse_unless_harmless(body, HARMLESS)
-        choices = fields.whole(body, "n", 1, 1, self.limits.choices)
-        stream = fields.truth(body, "stream")
-        streaming = fields.object_of(body, "stream_options")
-        include_usage = fields.truth(streaming, "include_usage")
-        include_drafted = fields.truth(streaming, "include_drafted")
+        choices, streaming = body.get("n", 1), body.get("stream_options", {})
         markers = NONE if tools is None else self.markers(tools)
         try:
             options = options_of(
                 body, self.pair, self.options, self.limits, drawn_seed=self.drawn_seeds
             )
-            prompts = read()
+            keep = body.get("truncate_prompt_tokens", 0)
+            prompts = [ids[-keep:] for ids in read()]
             # What is bound otherwise has no thought before it.
             thinking = options.constraint is None and markers.thinks_after(prompts[0])
             if tools is not None and tools.must:
                 options = self._calling(options, tools, markers, thinking=thinking)
-            if len(prompts) * choices > self.limits.choices:
-                raise wrong(
-                    f"{len(prompts)} prompts of {choices} choices are more than "
-                    f"{self.limits.choices}: send several requests",
-                    "prompt",
-                )
             each = [self._with_room(ids, options, body) for ids in prompts]
             expected = expected_ids(body, self.pair.tokenizer)
         except SpecdecError as problem:
             raise wrong(str(problem), _field(str(problem), body)) from None
-        more = (expected, top_logprobs, markers.special, ignores_eos(body, options))
+        more = (expected, top_logprobs, markers.special, body.get("ignore_eos", False))
         requests = [
             Request(ids, replace(own, seed=own.seed + choice), *more)
             for ids, own in zip(prompts, each, strict=True)
@@ -185,8 +173,15 @@ class Asking:
                 thinking=thinking,
                 most_calls=tools.most_calls,
             )
-        prompt_tokens = sum(map(len, prompts))
-        return Asked(requests, prompt_tokens, stream, include_usage, include_drafted, (), reader)
+        return Asked(
+            requests,
+            sum(map(len, prompts)),
+            body.get("stream", False),
+            streaming.get("include_usage", False),
+            streaming.get("include_drafted", False),
+            (),
+            reader,
+        )
 
     def markers(self, tools: Tools) -> Markers:
         """How the model marks thoughts, and calls where there are tools. Raises Problem where there
@@ -205,8 +200,6 @@ class Asking:
         self, options: Options, tools: Tools, markers: Markers, *, thinking: bool
     ) -> Options:
         """The options of a text that has to call a tool. Raises Problem."""
-        if options.constraint is not None:
-            raise wrong("a text that has to call a tool cannot be bound otherwise", "tool_choice")
         formats.check_size("tools", {"json_schema": json.dumps(tools.given)}, self.limits)
         grammar = grammar_of(tools, markers, thinking=thinking)
         bound = formats.checked(self.pair, self.options, "tools", {"grammar": grammar}, self.limits)
@@ -225,17 +218,9 @@ class Asking:
                 "prompt",
                 CONTEXT,
             )
-        name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-        asked = fields.whole(body, name, options.max_tokens, 0, SEEDS)
         room = longest - len(target.prefix(ids))
-        if name in body and asked > room:
-            raise wrong(
-                f"{asked} tokens behind a prompt of {len(ids)} are more than this model takes: "
-                f"ask for at most {room}",
-                name,
-                CONTEXT,
-            )
-        own = replace(options, max_tokens=min(asked, room))
+        wanted = body.get("max_tokens", options.max_tokens)
+        own = replace(options, max_tokens=min(wanted, room) if wanted >= 0 else room)
         prepared(self.pair, ids, own)
         return own
 

@@ -1,14 +1,39 @@
-"""The JSON of a request: parsed strictly, and its fields by name and kind."""
+"""The JSON of a request: parsed strictly, and checked against the schema of its fields."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from .problems import unsupported, wrong
+from .problems import Problem, unsupported, wrong
 
 Body = Mapping[str, Any]
+Schema = dict[str, Any]
+TYPES: Mapping[str, type] = {
+    "string": str,
+    "boolean": bool,
+    "object": dict,
+    "array": list,
+    "null": type(None),
+}
+WORDS: Mapping[str, str] = {
+    "string": "a string",
+    "boolean": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+    "integer": "a whole number",
+    "number": "a number",
+}
+BOUNDS = (
+    (" of", "minItems", "maxItems", " entries"),
+    (" of", "minLength", "maxLength", " characters"),
+    (" of", "minimum", "maximum", ""),
+    (", less than", "", "exclusiveMaximum", ""),
+)
+"""How bounds are said: what comes before them, their keywords, and what comes behind."""
 
 
 def parse(data: bytes) -> Body:
@@ -33,74 +58,155 @@ def _no_json(name: str) -> NoReturn:
     raise json.JSONDecodeError(f"{name} is no number", "", 0)
 
 
-def text(body: Body, name: str, otherwise: str = "") -> str:
-    """A field that is a string. Raises Problem."""
-    value = body.get(name, otherwise)
-    return value if isinstance(value, str) else _refuse(name, "a string")
+def read(schema: Schema, value: Any, where: str = "") -> Any:
+    """Check a value against a schema and return it in its canonical form.
 
-
-def whole(body: Body, name: str, otherwise: int, least: int, most: int) -> int:
-    """A field that is a whole number within limits, `otherwise` where it is not there or null.
-    Raises Problem."""
-    value = otherwise if body.get(name) is None else body[name]
-    if isinstance(value, bool) or not isinstance(value, int):
-        _refuse(name, "a whole number")
-    if not least <= value <= most:
-        raise wrong(f"{name} must lie between {least} and {most}", name)
+    schema: of the keywords of JSON Schema 2020-12 that `fields` uses. Optional fields that are null
+    are left out, whole numbers such as 2.0 become integers, and a field whose schema has
+    "x-same-as" gets that name, under which it replaces any other. where: path of the value, empty
+    for a whole body. Raises Problem, which names the field that is wrong.
+    """
+    if "anyOf" in schema:
+        value = _any(schema, value, where)
+    value = _typed(schema, value, where)
+    if "const" in schema and not _same(value, schema["const"]):
+        _refuse(schema, where)
+    if "enum" in schema and not any(_same(value, each) for each in schema["enum"]):
+        _refuse(schema, where)
+    if isinstance(value, dict):
+        value = _object(schema, value, where)
+        for rule in schema.get("allOf", ()):
+            if not _fits(rule, value):
+                raise wrong(rule["description"], rule["x-param"])
+    elif isinstance(value, list):
+        if not _within(schema, "Items", len(value)):
+            _refuse(schema, where, schema.get("x-code") if value else None)
+        if "items" in schema:
+            value = [read(schema["items"], each, f"{where}[{at}]") for at, each in enumerate(value)]
+    elif isinstance(value, str):
+        pattern = schema.get("pattern", "").replace("$", r"\Z")
+        if not _within(schema, "Length", len(value)) or not re.search(pattern, value):
+            _refuse(schema, where)
     return value
 
 
-def truth(body: Body, name: str) -> bool:
-    """A field that is true or false, false where it is not there or null. Raises Problem."""
-    value = False if body.get(name) is None else body[name]
-    return value if isinstance(value, bool) else _refuse(name, "true or false")
+def words(schema: Schema) -> str:
+    """What a value must be, behind "must be"."""
+    if "description" in schema:
+        return str(schema["description"])
+    if "anyOf" in schema:
+        each = [words(one) for one in schema["anyOf"] if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(each))
+    if "const" in schema or "enum" in schema:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        named = [json.dumps(each) for each in values if each is not None]
+        return f"one of {', '.join(named)}" if len(named) > 1 else "".join(named) or "left out"
+    kind = schema.get("type", "object")
+    told = WORDS[kind]
+    for before, least, most, after in BOUNDS:
+        low, high = schema.get(least), schema.get(most)
+        if low is not None and high is not None:
+            told += f"{before} {low} to {high}{after}"
+        elif low is not None or high is not None:
+            told += f"{before} {f'at least {low}' if high is None else f'at most {high}'}{after}"
+    return f"{told}, each {words(schema['items'])}" if schema.get("items") else told
 
 
-def object_of(body: Body, name: str) -> Body:
-    """A field that is an object, empty where it is not there. Raises Problem."""
-    value = body.get(name, {})
-    return value if isinstance(value, dict) else _refuse(name, "an object")
+def _any(schema: Schema, value: Any, where: str) -> Any:
+    """The value as the first branch has it into which it fits."""
+    errors = []
+    for branch in schema["anyOf"]:
+        try:
+            return read(branch, value, where)
+        except Problem as problem:
+            if _is_meant(branch, value):
+                errors.append(problem)
+    # What is wrong in the one branch that was meant says more than what all of them are.
+    if len(errors) == 1:
+        raise errors[0]
+    _refuse(schema, where)
 
 
-def number(name: str, value: object) -> int | float:
-    """A number, of a field of this name. Raises Problem."""
+def _is_meant(branch: Schema, value: Any) -> bool:
+    """Whether a value is of the type of a branch, and has the words by which that is known."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        _refuse(name, "a number")
+        if not isinstance(value, TYPES.get(branch.get("type", ""), ())):
+            return False
+    elif branch.get("type") not in ("integer", "number"):
+        return False
+    if isinstance(value, list) and value and "items" in branch:
+        return "anyOf" in branch["items"] or _is_meant(branch["items"], value[0])
+    tags = {
+        name: each["const"]
+        for name, each in branch.get("properties", {}).items()
+        if "const" in each and name in branch["required"]
+    }
+    return all(_same(value.get(name), const) for name, const in tags.items())
+
+
+def _typed(schema: Schema, value: Any, where: str) -> Any:
+    kind = schema.get("type")
+    if kind is None:
+        return value
+    if kind not in ("integer", "number"):
+        return value if isinstance(value, TYPES[kind]) else _refuse(schema, where)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(schema, where)
+    if kind == "integer" and isinstance(value, float):
+        if not value.is_integer():
+            _refuse(schema, where)
+        value = int(value)
+    for keyword, holds in (
+        ("minimum", lambda bound: value >= bound),
+        ("maximum", lambda bound: value <= bound),
+        ("exclusiveMaximum", lambda bound: value < bound),
+    ):
+        if keyword in schema and not holds(schema[keyword]):
+            _refuse(schema, where)
     return value
 
 
-def strings(name: str, value: object) -> list[str]:
-    """A string or several. Raises Problem."""
-    each: list[Any] = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, str) for one in each):
-        _refuse(name, "a string or a list of strings")
-    return each
+def _object(schema: Schema, value: dict[str, Any], where: str) -> dict[str, Any]:
+    properties = schema.get("properties", {})
+    pattern = schema.get("propertyNames", {}).get("pattern", "").replace("$", r"\Z")
+    if len(value) > schema.get("maxProperties", len(value)):
+        _refuse(schema, where)
+    told: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
+    for name, item in value.items():
+        path = f"{where}.{name}".lstrip(".")
+        if not re.search(pattern, name):
+            _refuse(schema, where)
+        own = properties.get(name, schema.get("additionalProperties", {}))
+        if name in properties and item is None and name not in schema.get("required", ()):
+            continue
+        into = renamed if "x-same-as" in own else told
+        into[own.get("x-same-as", name)] = read(own, item, path) if own else item
+    for name in schema.get("required", ()):
+        if name not in value:
+            _refuse(properties.get(name, {}), f"{where}.{name}".lstrip("."))
+    return told | renamed
 
 
-def _refuse(name: str, kind: str) -> NoReturn:
-    raise wrong(f"{name} must be {kind}", name)
+def _within(schema: Schema, name: str, size: int) -> bool:
+    return schema.get(f"min{name}", 0) <= size <= schema.get(f"max{name}", size)
 
 
-def prompts_of(body: Body) -> list[str | list[int]]:
-    """The field `prompt`: a text, token ids, or a list of either. Raises Problem."""
-    given = body.get("prompt")
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if _is_ids(given):
-            return [given]
-        if all(isinstance(each, str) or _is_ids(each) for each in given):
-            return given
-    raise wrong("prompt must be a string, a list of token ids, or a list of either", "prompt")
+def _fits(schema: Schema, value: Any) -> bool:
+    try:
+        read(schema, value)
+    except Problem:
+        return False
+    return True
 
 
-def _is_ids(given: object) -> bool:
-    return isinstance(given, list) and all(type(each) is int for each in given) and bool(given)
+def _same(one: Any, other: Any) -> bool:
+    """Whether both are the same in JSON, where true is not 1."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def refuse_unless_harmless(body: Body, harmless: Mapping[str, tuple[object, ...]]) -> None:
-    """Raises Problem for the first field that asks for what is not there. harmless: values of such
-    fields that ask for nothing."""
-    for name, values in harmless.items():
-        if name in body and not any(body[name] == value for value in values):
-            raise unsupported(name)
+def _refuse(schema: Schema, where: str, code: str | None = None) -> NoReturn:
+    if schema.get("x-unsupported"):
+        raise unsupported(where)
+    field = re.split(r"[.\[]", where)[0]
+    raise wrong(f"{where or 'the body'} must be {words(schema)}", field or None, code)

@@ -61,8 +61,8 @@ class Completions:
         """How many tokens messages have."""
         try:
             asking, body = self._service.asking(), await self._service.body(request)
-            ids = await outside(lambda: asking.prompt(messages.as_chat(asking, body)))
-            return JSONResponse({"input_tokens": len(ids)})
+            count = await outside(lambda: messages.count(asking, body))
+            return JSONResponse({"input_tokens": count})
         except Problem as problem:
             return JSONResponse(messages.error(problem), problem.status, problem.headers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +11,13 @@ from ..errors import OptionError
 from ..options import Options
 from ..pair import Pair
 from ..prepare import for_model
-from . import body as fields
 from .body import Body
 from .limits import Limits
-from .problems import unsupported, wrong
+from .problems import wrong
 
 Binding = dict[str, Any]
 """The one option that binds a text, by its name; empty where none does."""
 ANY_OBJECT = {"type": "object"}
-OPTIONS = {"json": "json_schema", "regex": "regex", "grammar": "grammar"}
-"""What vLLM's structured_outputs may name, and the options that mean it."""
 
 
 def binding(pair: Pair, options: Options, body: Body, limits: Limits) -> Binding:
@@ -28,11 +25,9 @@ def binding(pair: Pair, options: Options, body: Body, limits: Limits) -> Binding
 
     options: of the server. Raises Problem with the field that is wrong.
     """
-    given = {name: bound for name, read in FIELDS.items() if name in body and (bound := read(body))}
-    if len(given) > 1:
-        raise wrong(f"{' and '.join(given)} cannot both hold: give one", [*given][-1])
-    for name, bound in given.items():
-        return checked(pair, options, name, bound, limits)
+    for name, read in FIELDS.items():
+        if name in body and (bound := read(body[name])):
+            return checked(pair, options, name, bound, limits)
     return {}
 
 
@@ -47,67 +42,53 @@ def checked(pair: Pair, options: Options, name: str, bound: Binding, limits: Lim
     return bound
 
 
-def of_tgi(given: object) -> Body:
-    """TGI's parameter `grammar` as the field of a completion. Raises Problem."""
-    asked = given if isinstance(given, dict) else {}
-    kind, value = asked.get("type"), asked.get("value")
-    if kind == "json_schema" and isinstance(value, dict):
-        kind, value = "json", value.get("schema")
-    if kind not in ("json", "regex") or not isinstance(value, (dict, str)):
-        raise wrong('grammar must be {"type": "json" or "regex", "value": ...}', "grammar")
+def of_tgi(grammar: Body) -> Body:
+    """TGI's parameter `grammar` as the field of a completion."""
+    kind, value = grammar["type"], grammar["value"]
+    if kind == "json_schema":
+        kind, value = "json", value["schema"]
     return {"structured_outputs": {kind: value}}
 
 
-def _response_format(body: Body) -> Binding:
+def _response_format(given: Body) -> Binding:
     """OpenAI's, and llama.cpp's with the schema one step further out, which TGI calls value."""
-    name = "response_format"
-    asked = fields.object_of(body, name)
-    kind = asked.get("type")
-    if kind == "text":
+    if given["type"] == "text":
         return {}
-    if kind == "json_object":
-        return _json_schema(asked.get("schema") or asked.get("value") or ANY_OBJECT, name)
-    if kind != "json_schema":
-        raise wrong(f"{name}.type must be text, json_object or json_schema", name)
-    inner = asked.get("json_schema", asked)
-    schema = inner.get("schema") if isinstance(inner, dict) else None
-    if not isinstance(schema, dict):
-        raise wrong(f"{name}.json_schema.schema must be a JSON schema, an object", name)
-    return _json_schema(schema, name)
+    if given["type"] == "json_object":
+        return _json_schema(given.get("schema") or given.get("value") or ANY_OBJECT)
+    return _json_schema(given.get("json_schema", given)["schema"])
 
 
-def _structured_outputs(body: Body) -> Binding:
+def _structured_outputs(given: Body) -> Binding:
     """vLLM's."""
-    name = "structured_outputs"
-    asked = {key: value for key, value in fields.object_of(body, name).items() if value is not None}
-    for key in asked:
-        if key not in OPTIONS:
-            raise unsupported(f"{name}.{key}")
-    if len(asked) != 1:
-        raise wrong(f"{name} must have one of {', '.join(OPTIONS)}", name)
-    [(key, value)] = asked.items()
-    return _json_schema(value, name) if key == "json" else {OPTIONS[key]: _text(value, name)}
+    [(kind, value)] = given.items()
+    return KINDS[kind](value)
 
 
-def _json_schema(schema: object, field: str) -> Binding:
-    if isinstance(schema, dict):
-        schema = json.dumps(schema, ensure_ascii=False)
-    return {"json_schema": _text(schema, field)}
+def _json_schema(schema: str | Body) -> Binding:
+    whole = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    return {"json_schema": whole}
 
 
-def _text(value: object, field: str) -> str:
-    if not isinstance(value, str):
-        raise wrong(f"what {field} asks for must be a string, or a JSON schema an object", field)
-    return value
+def _choice(texts: Sequence[str]) -> Binding:
+    literals = (json.dumps(each, ensure_ascii=False) for each in texts)
+    return {"grammar": f"start: {' | '.join(literals)}"}
 
 
-FIELDS: Mapping[str, Callable[[Body], Binding]] = {
+KINDS: Mapping[str, Callable[[Any], Binding]] = {
+    "json": _json_schema,
+    "regex": lambda pattern: {"regex": pattern},
+    "grammar": lambda grammar: {"grammar": grammar},
+    "choice": _choice,
+}
+"""What clients call the kinds of bindings."""
+FIELDS: Mapping[str, Callable[[Any], Binding]] = {
     "response_format": _response_format,
     "structured_outputs": _structured_outputs,
-    "regex": lambda body: {"regex": fields.text(body, "regex")},
-    "grammar": lambda body: {"grammar": fields.text(body, "grammar")},
+    "regex": KINDS["regex"],
+    "grammar": KINDS["grammar"],
+    **{f"guided_{kind}": read for kind, read in KINDS.items()},
 }
-"""What clients call it."""
 
 
 def check_size(field: str, bound: Binding, limits: Limits) -> None:

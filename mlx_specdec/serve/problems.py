@@ -16,6 +16,7 @@ TYPES = {
     503: "unavailable_error",
 }
 RETRY_SECONDS = "1"
+CONTEXT = "context_length_exceeded"
 
 
 class Problem(Exception):

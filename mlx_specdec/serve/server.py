@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to listen, whom to let in, and how much to take. drawn_seeds, metrics,
-    keep_billing: as Service has them. drain_seconds: for answers that are under way when the end
+    """Where to listen, whom to let in, and how much to take. drawn_seeds, metrics, keep_billing,
+    strict_model: as Service has them. drain_seconds: for answers that are under way when the end
     comes. store: as Engine has it."""
 
     host: str
@@ -60,6 +60,7 @@ class Settings:
     drawn_seeds: bool
     metrics: bool = False
     keep_billing: bool = False
+    strict_model: bool = False
     drain_seconds: float = DRAIN_SECONDS
     store: Store | None = None
 
@@ -81,6 +82,7 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
         drawn_seeds=settings.drawn_seeds,
         metrics=settings.metrics,
         keep_billing=settings.keep_billing,
+        strict_model=settings.strict_model,
     )
     host, port = listener.getsockname()[:2]
     loopback = ipaddress.ip_address(host).is_loopback

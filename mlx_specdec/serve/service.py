@@ -28,7 +28,7 @@ FINGERPRINT = f"mlx-specdec-{__version__}"
 class Service:
     """name: of the model, as clients see it. drawn_seeds: a request without a seed gets one of its
     own, and not that of the options. metrics: answers tell what drafts brought in vLLM's names.
-    keep_billing: as Asking has it."""
+    keep_billing, strict_model: as Asking has them."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Service:
         drawn_seeds: bool = True,
         metrics: bool = False,
         keep_billing: bool = False,
+        strict_model: bool = False,
     ) -> None:
         self.engine = engine
         self.name = name
@@ -48,6 +49,7 @@ class Service:
         self.drawn_seeds = drawn_seeds
         self.metrics = metrics
         self.keep_billing = keep_billing
+        self.strict_model = strict_model
         self.created = int(time.time())
 
     @functools.cached_property
@@ -67,6 +69,7 @@ class Service:
             self.name,
             self.drawn_seeds,
             self.keep_billing,
+            self.strict_model,
         )
 
     async def body(self, request: Request) -> Body:

@@ -10,26 +10,25 @@ from typing import Any
 
 from ..decoding.logprobs import TokenLogprob
 from ..decoding.stop_criteria import Emission
-from . import body as fields
 from . import formats
 from .asked import Asked, Asking
 from .body import Body
 from .problems import Problem
 from .wire import LEAST, Choice, Told
 
-SAME = ("seed", "stop", "top_k", "top_p", "temperature", "repetition_penalty", "frequency_penalty")
+SAME = (
+    "frequency_penalty",
+    "max_tokens",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "temperature",
+    "top_k",
+    "top_p",
+    "truncate_prompt_tokens",
+)
 """Parameters that are fields of a completion."""
-HARMLESS: dict[str, tuple[object, ...]] = {
-    "adapter_id": (),
-    "best_of": (1,),
-    "decoder_input_details": (False,),
-    "top_n_tokens": (0,),
-    "truncate": (),
-    "typical_p": (1, 1.0),
-    "watermark": (False,),
-}
-"""Parameters that would change the answer and cannot here, with values that change nothing."""
-FLAT: Mapping[str, object] = {"temperature": 1, "top_k": 0, "top_p": 1}
+FLAT: Mapping[str, tuple[int, ...]] = {"temperature": (1,), "top_k": (-1,), "top_p": (1,)}
 """What shapes a distribution, and the values that shape none."""
 REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
@@ -37,34 +36,20 @@ ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "genera
 
 def ask(asking: Asking, body: Body) -> Asked:
     """What a body for /generate asks for. Raises Problem."""
-    told = _parameters(body)
-    for name in ("details", "return_full_text"):
-        fields.truth(told, name)
-    fields.refuse_unless_harmless(told, HARMLESS)
+    body = asking.read("GenerateRequest", body)
+    told = body.get("parameters", {})
     own = {name: told[name] for name in SAME if name in told}
-    if "max_new_tokens" in told:
-        own["max_tokens"] = told["max_new_tokens"]
     # As in TGI, whatever shapes a distribution draws from it, and a temperature of 1 shapes none.
-    shapes = {name: fields.number(name, own[name]) for name in FLAT if name in own}
-    shaped = any(value not in (FLAT[name], 0) for name, value in shapes.items())
-    if fields.truth(told, "do_sample") or shaped:
+    shaped = any(own.get(name, 0) not in (*flat, 0) for name, flat in FLAT.items())
+    if told.get("do_sample") or shaped:
         own.setdefault("temperature", 1.0)
-    elif shapes.get("temperature") == 1:
+    elif own.get("temperature") == 1:
         own["temperature"] = 0.0
     if "grammar" in told:
         own |= formats.of_tgi(told["grammar"])
-    prompt = fields.text(body, "inputs")
+    stream = body.get("stream", False)
     # Its stream tells the logprob of every token.
-    return asking.completions({**own, "prompt": prompt, "logprobs": 0, "stream": _streams(body)})
-
-
-def _parameters(body: Body) -> Body:
-    given = fields.object_of(body, "parameters")
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _streams(body: Body) -> bool:
-    return fields.truth(body, "stream")
+    return asking.completions({**own, "prompt": body["inputs"], "logprobs": 0, "stream": stream})
 
 
 def error(problem: Problem) -> tuple[int, Told]:
@@ -83,8 +68,8 @@ class TgiWire:
     def __init__(
         self, body: Body, asked: Asked, pieces: Sequence[bytes | None], special: Collection[int]
     ) -> None:
-        told = _parameters(body)
-        self._before = fields.text(body, "inputs") if told.get("return_full_text") else ""
+        told = body.get("parameters") or {}
+        self._before = body["inputs"] if told.get("return_full_text") else ""
         self._details = bool(told.get("details"))
         self._seed = asked.requests[0].options.seed
         self._input_length = asked.prompt_tokens

@@ -88,7 +88,7 @@ def test_messages_are_taken_as_they_are() -> None:
         ({"prompt": "a", "temperature": -1}, "temperature must be 0 or lie between"),
         ('{"prompt": "a", "temperature": NaN}', "temperature must be 0 or lie between"),
         ({"prompt": "a", "temperature": "hot"}, "temperature must be a number"),
-        ({"prompt": "a", "top_p": 0}, "top-p must lie in (0, 1]"),
+        ({"prompt": "a", "top_p": 0}, "top-p must lie in [1e-30, 1]"),
         ({"prompt": "a", "stop": 5}, '"stop" must be a string, not 5'),
         ({"prompt": "a", "stop": {"x": 1}}, '"stop" must be a string'),
         ({"prompt": "a", "stop": [""]}, "a stop string must not be empty"),
