@@ -334,7 +334,7 @@ def test_thinking_can_be_switched_off(
                 ]
             },
             "messages",
-            "no JSON object",
+            "a string or an object",
         ),
         ({"messages": [{**USER, "name": 5}]}, "messages", "must be a string"),
     ],
