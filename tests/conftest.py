@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import pytest
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
 """Tests that took long where they were last measured; scripts/list_slow_tests.py writes them."""
 NUMBERS = itertools.count()
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # In the background of a shell without job control. Processes that are started inherit it, and
+    # tests interrupt theirs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(os, "SCHED_BATCH"):
     # What MLX's thread is handed does not interrupt the one that hands it over, ten times a token.
     with contextlib.suppress(OSError):  # some sandboxes forbid it
