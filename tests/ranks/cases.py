@@ -73,8 +73,18 @@ def told(pair: Pair, prompt: str, case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def meet(rank: int, place: Path) -> None:
+    """Wait until all ranks have come here: on a busy machine they start many seconds apart, and MLX
+    tries to connect for no more than 15."""
+    (place / f"ready-{rank}").touch()
+    size = len(json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text()))
+    while not all((place / f"ready-{each}").exists() for each in range(size)):
+        time.sleep(0.01)
+
+
 def main(spec: dict[str, Any]) -> None:
     rank, sums, written = int(os.environ["MLX_RANK"]), Sums(), []
+    meet(rank, Path(spec["out"]).parent)
     for number, setting in enumerate(spec["settings"], start=1):
         disturb(rank, **setting["disturbed"].get(str(rank), {}))
         try:

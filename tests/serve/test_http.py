@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from mlx_specdec.serve.asked import Asked, Asking
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.talk import Talk
 from mlx_specdec.serve.wire import Choice, TextWire, event
 from mlx_specdec.text.vocabulary import token_bytes
 
@@ -676,13 +677,25 @@ def test_a_full_queue_asks_to_come_again(llama: tuple[Path, Path]) -> None:
     assert answer.json()["error"]["type"] == "rate_limit_error"
 
 
-def test_a_request_whose_time_is_over_keeps_what_it_has(engine: Engine) -> None:
-    client = client_of(engine, Limits(seconds=0.3))
+def test_a_request_whose_time_is_over_keeps_what_it_has(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Talk.parts
+
+    async def until_eight_tokens(self: Talk, every: float = 3600.0) -> AsyncIterator[Any]:
+        async for each in parts(self, every):
+            yield each
+            if sum(choice.tokens for choice in self.choices) >= 8:
+                self._ends = 0.0
+
+    client = client_of(engine)
     body = {"prompt": TEXT, "max_tokens": 4000, "seed": 1, "temperature": 1.0}
-    [choice] = ok(client, COMPLETIONS, **body)["choices"]
-    assert choice["finish_reason"] == "length" and choice["text"]
-    *_, last = streamed(client, COMPLETIONS, **body)
-    assert last["choices"][0]["finish_reason"] == "length"
+    with monkeypatch.context() as patch:
+        patch.setattr(Talk, "parts", until_eight_tokens)
+        [choice] = ok(client, COMPLETIONS, **body)["choices"]
+        assert choice["finish_reason"] == "length" and choice["text"]
+        *_, last = streamed(client, COMPLETIONS, **body)
+        assert last["choices"][0]["finish_reason"] == "length"
     answer = client_of(engine, Limits(seconds=0)).post(COMPLETIONS, json=body)
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"
     wait_until(lambda: engine.requests == (0, 0))
