@@ -48,8 +48,9 @@ _STACK_SIZE = threading.Lock()
 def compiled(json_schema: str | None, regex: str | None, grammar: str | None) -> str | None:
     """llguidance's grammar for the one that is given; None where none is.
 
-    json_schema: an object, as JSON. grammar: in llguidance's variant of Lark. Raises OptionError
-    for more than one, for what is wrong with it, and where llguidance is missing.
+    json_schema: an object, as JSON. grammar: in llguidance's variant of Lark, or in llama.cpp's
+    GBNF. Raises OptionError for more than one, for what is wrong with it, and where llguidance is
+    missing.
     """
     asked = {"json-schema": json_schema, "regex": regex, "grammar": grammar}
     given = [(name, text) for name, text in asked.items() if text is not None]
@@ -132,13 +133,26 @@ def _compiled(name: str, text: str) -> str:
     else:
         if text.count("\n") > MOST_LINES:
             raise OptionError(f"{name} has more than {MOST_LINES} lines: shorten it")
-        grammar = json.dumps({"grammars": [{"lark_grammar": text}]})
+        lark = _lark_of(text) if "::=" in text else text
+        grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
     wrong, problems = with_stack(
         lambda: matcher.validate_grammar_with_warnings(grammar, limits=limits())
     )
     if wrong:
         raise OptionError(f"{name} is wrong: {told(problems[0])}")
     return grammar
+
+
+def _lark_of(text: str) -> str:
+    """A grammar in llama.cpp's GBNF as Lark; one in Lark as it is. Raises OptionError."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(text)
+    except RecursionError:
+        raise OptionError("grammar has too many brackets in each other") from None
+    except Exception as problem:  # what it raises for a rule that is missing
+        raise OptionError(f"grammar is wrong: {told(str(problem))}") from None
 
 
 def _check_size(name: str, text: str) -> None:

@@ -24,8 +24,9 @@ def typed(schema: object, root: Schema) -> dict[str, Any]:
             break
         told = {**told, **inner}
     kinds = told.get("type") or _enumerated(told)
-    names = [kinds] if isinstance(kinds, str) else [each for each in kinds if each != "null"]
-    return {**told, "type": names[0]} if len(names) == 1 else told
+    several = kinds if isinstance(kinds, list) else [kinds]
+    names = [each for each in several if each != "null"]
+    return {**told, "type": names[0]} if len(names) == 1 and isinstance(names[0], str) else told
 
 
 def with_types(tools: Sequence[Any]) -> list[Any]:

@@ -38,6 +38,7 @@ SCHEMA = {
 JSON = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
 OF_OPENAI = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
 GRAMMAR = 'start: "(" ("é" | "ab"){1,3} ")"'
+GBNF = 'root ::= "(" part{1,3} ")" # as llama.cpp writes it\npart ::= "é" | "ab"\n'
 FITTING = [
     ({"response_format": OF_OPENAI}, JSON),
     ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, JSON),
@@ -50,6 +51,7 @@ FITTING = [
     ({"grammar": GRAMMAR}, r"\((é|ab){1,3}\)"),
     ({"guided_json": SCHEMA}, JSON),
     ({"guided_regex": "[ab]{3}é"}, "[ab]{3}é"),
+    ({"grammar": GBNF}, r"\((é|ab){1,3}\)"),
     ({"guided_grammar": GRAMMAR}, r"\((é|ab){1,3}\)"),
     ({"guided_choice": ["(é)", '("ab\\']}, r"\(é\)|\(\"ab\\"),
     ({"structured_outputs": {"choice": ["(é)", '("ab\\']}}, r"\(é\)|\(\"ab\\"),
@@ -160,7 +162,8 @@ def test_what_a_grammar_is_certain_about_is_proposed(engine: Engine) -> None:
         ({**ANY, "regex": "a"}, "response_format", "at most one of"),
         ({"regex": 5}, "regex", "a string"),
         ({"regex": "a("}, "regex", "unclosed group"),
-        ({"grammar": "root ::= x"}, "grammar", "grammar is wrong"),
+        ({"grammar": "root ::= x"}, "grammar", "grammar is wrong: Rule 'x' not found"),
+        ({"grammar": "root ::= " + "(" * 9999}, "grammar", "too many brackets"),
         (
             {"structured_outputs": {}},
             "structured_outputs",

@@ -236,6 +236,14 @@ def test_errors_are_told_by_their_type(
     assert answer.json()["type"] == "error" and answer.json()["error"]["type"] == kind
 
 
+def test_tools_of_anthropics_servers_are_left_out(client: TestClient, text: str) -> None:
+    """This model takes no tools at all."""
+    tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]
+    assert told(client, tools=tools)["content"] == [{"type": "text", "text": text}]
+    own = [{"type": "custom", "name": "f", "input_schema": {"type": "object"}}]
+    assert client.post(PATH, json={**BODY, "tools": own}).status_code == 400
+
+
 @pytest.mark.parametrize("where", ["output_config", "output_format"])
 def test_an_answer_may_be_bound_to_a_schema(client: TestClient, where: str) -> None:
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")

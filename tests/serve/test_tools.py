@@ -292,6 +292,28 @@ def test_thinking_can_be_switched_off(
     )
 
 
+def test_functions_are_tools_by_their_older_name(client: TestClient) -> None:
+    body = asked(seed=1, temperature=1.0)
+    told = ok(client, CHAT, **body, tools=TOOLS, tool_choice=NAMED)["choices"]
+    functions = [each["function"] for each in TOOLS]
+    again = ok(client, CHAT, **body, functions=functions, function_call={"name": "keep"})["choices"]
+    calls = [each[0]["message"]["tool_calls"][0]["function"] for each in (told, again)]
+    assert calls[0] == calls[1] and calls[0]["name"] == "keep"
+    # Of two of one name the later one counts.
+    older = function("keep", {"type": "object", "properties": {}, "additionalProperties": False})
+    twice = ok(client, CHAT, **body, tools=[older, *TOOLS], tool_choice=NAMED)["choices"]
+    assert twice[0]["message"]["tool_calls"][0]["function"] == calls[0]
+
+
+@pytest.mark.parametrize("kind", [5, {}, [5], None])
+def test_types_that_are_none_are_no_servers_fault(client: TestClient, kind: Any) -> None:
+    """Nested too deeply for the check at the door."""
+    tools = [function("keep", {"type": "object", "properties": {"a": {"type": kind}}})]
+    for choice, statuses in (("auto", {200}), ("required", {200, 400})):
+        body = asked(tools=tools, tool_choice=choice, max_tokens=4)
+        assert client.post(CHAT, json=body).status_code in statuses
+
+
 @pytest.mark.parametrize(
     ("more", "param", "said"),
     [
@@ -299,6 +321,10 @@ def test_thinking_can_be_switched_off(
         ({"tools": [5]}, "tools", "must be"),
         ({"tools": [{"type": "custom"}]}, "tools", 'type must be "function"'),
         ({"tools": [function("a b")]}, "tools", "name"),
+        ({"tools": [function("a", {"required": [["a"]]})]}, "tools", "each a string"),
+        ({"tools": [function("a", {"properties": {"b": 5}})]}, "tools", "an object or true"),
+        ({"functions": [{"name": 5}]}, "functions", "name"),
+        ({"function_call": {"name": "keep"}}, "function_call", "give functions"),
         ({"tools": [function("a", [])]}, "tools", "JSON schema"),
         ({"tools": [function(f"f{at}") for at in range(129)]}, "tools", "at most 128"),
         ({"tool_choice": "required"}, "tool_choice", "asks for a call: give tools"),
