@@ -36,7 +36,8 @@ class Pair:
     draft's place one that reads the target's hidden states; with no draft named, the one that the
     target's checkpoint carries. unusable: drafters that the target brings and that cannot be used
     -> why. draft_bytes: what either takes beside the target, in bytes. task_prefix: what the target
-    wants every prompt to begin with; mostly nothing. trials: of drafters with weights, by name.
+    wants every prompt to begin with; mostly nothing. notes: lines for the user on how weights are
+    computed with. trials: of drafters with weights, by name.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Pair:
     unusable: Mapping[str, str] = field(default_factory=dict, compare=False)
     draft_bytes: int = 0
     task_prefix: str = ""
+    notes: tuple[str, ...] = ()
     trials: defaultdict[str, Trial] = field(
         default_factory=lambda: defaultdict(Trial), compare=False, repr=False
     )

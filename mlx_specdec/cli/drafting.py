@@ -112,6 +112,8 @@ def load_drafting(
     pair = load_pair(
         model, draft_model, caches=caches, random_weights=random_weights, **models.loading()
     )
+    for note in pair.notes if told else ():
+        render.tell(note)
     if drafting.searches:
         from ..assemble import with_documents
 

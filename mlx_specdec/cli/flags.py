@@ -96,6 +96,8 @@ def _parameters(group: type[Flags]) -> list[inspect.Parameter]:
         told["rich_help_panel"] = group.panel
         names, is_argument = told.pop("names"), told.pop("is")
         name = f"--{one.name.replace('_', '-')}"
+        if kind == bool | None:
+            name += f"/--no-{name.removeprefix('--')}"
         default = ... if one.default is REQUIRED else one.default
         if is_argument:
             info = typer.Argument(default, **told)

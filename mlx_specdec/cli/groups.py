@@ -62,6 +62,11 @@ class Models(Sources):
         "same", "With intersect, a draft of another vocabulary drafts what both models can write."
     )
 
+    expand_weights: bool | None = flag(
+        None,
+        "Compute with whole weights where a model's are quantized.",
+        show_default="on a CPU, up to a quarter of the memory for each model",
+    )
     distributed: Literal["tensor", "pipeline"] | None = flag(
         None,
         "Share the target between the machines that mlx-specdec launch or mlx.launch has started: "

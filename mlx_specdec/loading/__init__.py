@@ -17,7 +17,6 @@ from ..errors import CheckpointError, OptionError, SourceError
 from ..models import families
 from ..models.loading import Loaded
 from ..models.medusa_heads import MedusaHeads, attach
-from ..models.number_format import NumberFormat
 from ..options import SELF
 from ..pair import Pair
 from ..ranks.group import Mode, join
@@ -37,6 +36,7 @@ def load(
     dtype: str = "auto",
     q_bits: int | None = None,
     draft_q_bits: int | None = None,
+    expand_weights: bool | None = None,
     caches: CacheSettings | None = None,
     draft_vocab: str = "same",
     random_weights: bool = False,
@@ -51,13 +51,14 @@ def load(
     brings the base model that it names, and the draft "self" is the target's own layers at
     `draft_q_bits` (4). adapter_path: a directory with an adapter that mlx-lm has trained for the
     target. dtype: "auto" computes in float32 on the CPU and as stored elsewhere; or
-    float32, float16, bfloat16. q_bits: quantize on load. caches: quantized or cut KV caches; a
-    draft that cannot have them keeps its own. draft_vocab: "same" refuses a draft with other
-    tokens, "intersect" drafts the tokens that both have. random_weights: for measuring; a model
-    without weights here gets random ones, no more than config.json is downloaded, and vocabularies
-    are not compared. distributed: the ranks that mlx.launch has started share the target, "tensor"
-    each layer and "pipeline" the layers; rank 0 alone gets a pair, and the others serve it until it
-    ends, when SystemExit is raised there.
+    float32, float16, bfloat16. q_bits: quantize on load. expand_weights: compute with whole weights
+    where the stored ones are quantized; None for where that is faster and the memory suffices.
+    caches: quantized or cut KV caches; a draft that cannot have them keeps its own. draft_vocab:
+    "same" refuses a draft with other tokens, "intersect" drafts the tokens that both have.
+    random_weights: for measuring; a model without weights here gets random ones, no more than
+    config.json is downloaded, and vocabularies are not compared. distributed: the ranks that
+    mlx.launch has started share the target, "tensor" each layer and "pipeline" the layers; rank 0
+    alone gets a pair, and the others serve it until it ends, when SystemExit is raised there.
     Raises SourceError, CheckpointError, VocabularyError, OptionError.
     """
     if draft_vocab not in DRAFT_VOCABS:
@@ -67,7 +68,8 @@ def load(
     if distributed is not None:
         _check_divisible(draft_model, random_weights)
     started = time.perf_counter()
-    given = Loading(dtype, caches, random_weights, progress, ranks, distributed == "pipeline")
+    pipeline = distributed == "pipeline"
+    given = Loading(dtype, expand_weights, caches, random_weights, progress, ranks, pipeline)
     adapter = None if adapter_path is None else Path(adapter_path)
     draws = ranks is None or not ranks.rank
     wanted, directory = given.together(
@@ -92,11 +94,12 @@ def load(
         load_seconds=0.0,
         heads=heads,
         task_prefix=target.task_prefix,
+        notes=(target.note,) if target.note else (),
     )
     if wanted is not None:
         pair = with_wanted(pair, target.kind, wanted, draft_q_bits, draft_vocab, given)
     elif heads is None:
-        pair = with_own_layers(pair, directory, NumberFormat(dtype, draft_q_bits))
+        pair = with_own_layers(pair, directory, given.numbers(draft_q_bits))
     return replace(pair, load_seconds=time.perf_counter() - started - sum(given.fetching))
 
 
@@ -106,13 +109,14 @@ def with_draft_model(
     *,
     dtype: str = "auto",
     draft_q_bits: int | None = None,
+    expand_weights: bool | None = None,
     caches: CacheSettings | None = None,
     draft_vocab: str = "same",
     random_weights: bool = False,
     progress: Progress | None = None,
 ) -> Pair:
     """The same target with another draft; see `load`."""
-    given = Loading(dtype, caches, random_weights, progress)
+    given = Loading(dtype, expand_weights, caches, random_weights, progress)
     wanted = wanted_of(draft_model, given)
     assert wanted is not None
     alone = replace(

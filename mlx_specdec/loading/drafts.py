@@ -53,7 +53,7 @@ def with_wanted(
         own, added = self_draft(pair.target, q_bits or SELF_BITS)
         return replace(pair, draft=own, draft_bytes=added)
     if wanted.riding is not None:
-        network = networks.attach(wanted.riding, pair.target, NumberFormat(given.dtype, q_bits))
+        network = networks.attach(wanted.riding, pair.target, given.numbers(q_bits))
         return replace(pair, speculator=network, draft_bytes=network.nbytes)
     alone = replace(given, ranks=None, pipeline=False)
     loaded, tokenizer = _load_draft(wanted.source, q_bits, alone)
@@ -62,6 +62,7 @@ def with_wanted(
             f"the draft model is {loaded.kind} and the target {kind}: give a draft of the target's "
             "own kind"
         )
+    pair = replace(pair, notes=(*pair.notes, *filter(None, [loaded.note])))
     return _with_draft(pair, loaded.model, tokenizer, draft_vocab, given.random_weights)
 
 

@@ -16,6 +16,7 @@ from ..checkpoints.source import as_directory, resolve, resolve_config
 from ..contracts import Progress
 from ..errors import OptionError
 from ..models.loading import Loaded, load_model
+from ..models.number_format import NumberFormat
 from ..models.outline import outline
 from ..ranks.group import Ranks
 from ..text.stand_in import StandInTokenizer
@@ -26,16 +27,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loading:
-    """How both models of a pair are loaded; see `load`. ranks: that share the target, its layers
-    as a pipeline. fetching: seconds that were spent on having the files here."""
+    """How both models of a pair are loaded; see `load`, whose expand_weights is `expand`. ranks:
+    that share the target, its layers as a pipeline. fetching: seconds that were spent on having
+    the files here."""
 
     dtype: str
+    expand: bool | None
     caches: CacheSettings | None
     random_weights: bool
     progress: Progress | None
     ranks: Ranks | None = None
     pipeline: bool = False
     fetching: list[float] = field(default_factory=list)
+
+    def numbers(self, q_bits: int | None) -> NumberFormat:
+        """Of a model that is quantized to q_bits on load."""
+        return NumberFormat(self.dtype, q_bits, expand=self.expand)
 
     def together(self, work: Callable[[], T]) -> T:
         """Do something on all ranks, where there are several; see `Ranks.together`."""
@@ -67,6 +74,7 @@ class Loading:
                 directory,
                 dtype=self.dtype,
                 q_bits=q_bits,
+                expand=self.expand,
                 caches=self.caches,
                 adapter=adapter,
                 group=None if self.ranks is None else self.ranks.group,

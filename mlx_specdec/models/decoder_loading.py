@@ -22,7 +22,7 @@ from ..errors import CheckpointError, OptionError, SpecdecError, first_line
 from . import agreement, decoder_sharding
 from .adapters import adapt
 from .decoder_only import DecoderOnlyModel
-from .number_format import NumberFormat, expands, on_cpu
+from .number_format import NumberFormat, count, evaluate, is_quantized, on_cpu
 
 
 def load(
@@ -47,7 +47,7 @@ def load(
     if group is not None:
         decoder_sharding.divide(model, group, pipeline=pipeline)
     try:
-        decoder_sharding.evaluate(model)
+        evaluate(model)
         # Ranks find out together what they do not all know.
         identity = None if group else agreement.identity(config, words, caches, adapted)
         runnable = DecoderOnlyModel(
@@ -72,12 +72,12 @@ def in_asked_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.M
 
     name: for messages. Raises OptionError.
     """
-    quantized = _is_quantized(model)
+    quantized = is_quantized(model)
     numbers.check_plain(name, quantized)
-    if quantized and numbers.dtype == "auto" and expands(_count(model)):
+    if quantized and numbers.expands(count(model)):
         model = dequantize_model(model)
-    if numbers.dtype != "auto" or (on_cpu() and not _is_quantized(model)):
-        cast(model, numbers.floating(mx.float32, quantized=False))
+    if numbers.dtype != "auto" or on_cpu():
+        cast(model, numbers.floating(mx.float32))
     if numbers.q_bits is not None:
         _quantize(model, numbers.q_bits, numbers.q_group_size)
     return model
@@ -88,17 +88,6 @@ def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
     opened = open_model(directory, config, dict(files.tensors(directory)))
     opened.model.load_weights(list(opened.weights.items()))
     return opened.model
-
-
-def _is_quantized(model: nn.Module) -> bool:
-    return any(hasattr(module, "bits") for module in model.modules())
-
-
-def _count(model: nn.Module) -> int:
-    """How many weights there are, those of quantized matrices each."""
-    quantized = {id(m.weight): 32 // m.bits for m in model.modules() if hasattr(m, "bits")}
-    arrays = (array for _, array in tree_flatten(model.parameters()))
-    return sum(array.size * quantized.get(id(array), 1) for array in arrays)
 
 
 def cast(model: nn.Module, dtype: mx.Dtype) -> None:
@@ -125,7 +114,7 @@ def _quantize(model: nn.Module, bits: int, group_size: int) -> None:
         nn.quantize(model, group_size, bits, class_predicate=suits)
     except ValueError as error:
         raise OptionError(f"cannot quantize to {bits} bits: {first_line(error)}") from error
-    if not any(hasattr(module, "bits") for module in model.modules()):
+    if not is_quantized(model):
         raise OptionError(f"no layer's width is a multiple of {group_size}: take a smaller group")
 
 

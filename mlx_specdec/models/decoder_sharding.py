@@ -110,13 +110,6 @@ def _pipeline(network: nn.Module, group: mx.distributed.Group) -> None:
     inner.pipeline(group)
 
 
-def evaluate(network: nn.Module) -> None:
-    """Read the weights layer by layer: beside its part, a rank holds no more than one layer."""
-    for layer in getattr(network, "layers", ()):
-        mx.eval(layer.parameters())
-    mx.eval(network.parameters())
-
-
 def of_rank_0(group: mx.distributed.Group | None, value: bool) -> bool:
     """What rank 0 has found: ranks that round differently decide alike."""
     if group is None:

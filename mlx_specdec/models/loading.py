@@ -22,7 +22,8 @@ from .number_format import NumberFormat
 class Loaded:
     """A model with what its files say besides weights.
 
-    dtype: in words, for example "float32". task_prefix: what every prompt has to begin with.
+    dtype: in words, for example "float32". task_prefix: what every prompt has to begin with. note:
+    a line for the user on how its weights are computed with; mostly "".
     """
 
     model: Base
@@ -30,6 +31,7 @@ class Loaded:
     kind: Kind
     dtype: str
     task_prefix: str = ""
+    note: str = ""
 
 
 def load_model(
@@ -38,6 +40,7 @@ def load_model(
     dtype: str = "auto",
     q_bits: int | None = None,
     q_group_size: int = 64,
+    expand: bool | None = None,
     caches: CacheSettings | None = None,
     adapter: Path | None = None,
     group: mx.distributed.Group | None = None,
@@ -45,12 +48,12 @@ def load_model(
 ) -> Loaded:
     """Load a checkpoint in Hugging Face's or mlx-lm's layout.
 
-    dtype, q_bits, q_group_size: see `NumberFormat`. caches: for decoder-only models, as is adapter,
-    a directory that mlx-lm wrote. group: of ranks that share the model, by its layers as a
+    dtype, q_bits, q_group_size, expand: see `NumberFormat`. caches: for decoder-only models, as is
+    adapter, a directory that mlx-lm wrote. group: of ranks that share the model, by its layers as a
     pipeline; this one keeps its part. Raises CheckpointError for damaged or unsupported files,
     OptionError for settings that do not suit them, and for models that cannot be shared.
     """
-    numbers = NumberFormat(dtype, q_bits, q_group_size)
+    numbers = NumberFormat(dtype, q_bits, q_group_size, expand)
     config = files.read_config(directory)
     family = families.of_config(config)
     if mx.metal.is_available():
@@ -64,7 +67,8 @@ def load_model(
     model, eos_token_ids, words = family.load(
         directory, config, numbers, caches, adapter, group, **how
     )
-    return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config))
+    note = numbers.choice(directory.name, model.network, "quantization" in config)
+    return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config), note)
 
 
 def task_prefix(config: Mapping[str, Any]) -> str:

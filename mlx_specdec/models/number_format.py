@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
 
-from ..checkpoints.quantization import DTYPES, check_affine
+from ..checkpoints.disk import sizes
+from ..checkpoints.quantization import DTYPES, PARTS, check_affine
 from ..errors import OptionError
 
-EXPANDED_BELOW = 1 << 30
-"""Bytes in float32 up to which quantized weights are expanded on the CPU. MLX's quantized kernels
-for CPUs cost as much per row as one pass over all weights, so several rows at once gain nothing."""
+EXPANDED_SHARE = 0.25
+"""The share of the memory that a model may take in float32 where its quantized weights are expanded
+on the CPU. MLX's quantized kernels for CPUs cost nearly as much per row as one pass over all
+weights, so several rows at once gain nothing."""
+TOLD_ABOVE = 1 << 28
+"""Bytes in float32 of a model for which what was chosen is said."""
 
 
 def on_cpu() -> bool:
@@ -21,20 +27,17 @@ def on_cpu() -> bool:
     return mx.default_device() == mx.Device(mx.cpu)
 
 
-def expands(weights: int) -> bool:
-    """Whether a quantized model of so many weights is computed in float32 instead."""
-    return on_cpu() and weights * mx.float32.size < EXPANDED_BELOW
-
-
 @dataclass(frozen=True)
 class NumberFormat:
-    """What is asked for. dtype: "auto" is float32 on the CPU, where half precision is slower and
-    quantized weights of moderate size are expanded, and as stored elsewhere. q_bits: quantize on
-    load, in groups of q_group_size. Raises OptionError for what MLX does not have."""
+    """What is asked for. dtype: "auto" is float32 on the CPU, where half precision is slower, and
+    as stored elsewhere. q_bits: quantize on load, in groups of q_group_size. expand: compute with
+    whole weights where the stored ones are quantized; None for where that is faster and there is
+    memory. Raises OptionError for what MLX does not have."""
 
     dtype: str = "auto"
     q_bits: int | None = None
     q_group_size: int = 64
+    expand: bool | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
@@ -42,11 +45,37 @@ class NumberFormat:
         if self.q_bits is not None:
             check_affine(self.q_bits, self.q_group_size)
 
-    def floating(self, stored: mx.Dtype, *, quantized: bool) -> mx.Dtype:
-        """The type of all weights that are stored as `stored`; quantized: and some of them are."""
+    def floating(self, stored: mx.Dtype) -> mx.Dtype:
+        """The type of all weights that are stored as `stored`, and of the scales of those that are
+        quantized: on the CPU, products with scales in half precision take 8 to 46 times as long."""
         if self.dtype != "auto":
             return getattr(mx, self.dtype)
-        return mx.float32 if on_cpu() and not quantized else stored
+        return mx.float32 if on_cpu() else stored
+
+    def expands(self, weights: int) -> bool:
+        """Whether a model of so many quantized weights is computed with whole ones."""
+        if self.expand is not None:
+            return self.expand
+        room = EXPANDED_SHARE * sizes.memory()
+        return self.dtype == "auto" and on_cpu() and weights * mx.float32.size < room
+
+    def choice(self, name: str, network: nn.Module, stored: bool) -> str:
+        """One line on what was chosen for a loaded model, where it matters; otherwise nothing.
+        stored: whether the source's weights are quantized."""
+        nbytes, quantized = count(network) * mx.float32.size, is_quantized(network)
+        if not on_cpu() or nbytes < TOLD_ABOVE or not (stored or quantized):
+            return ""
+        size = sizes.show(nbytes)
+        if not quantized:
+            return (
+                f"{name}: its quantized weights are expanded to {size}, which is faster on a CPU; "
+                "--no-expand-weights saves the memory"
+            )
+        way = "--expand-weights computes" if self.q_bits is None else "without --q-bits it computes"
+        return (
+            f"{name}: its weights stay quantized; on a CPU a pass over several tokens then costs "
+            f"nearly as much as one for each, so drafts gain little; {way} in float32, in {size}"
+        )
 
     def check_plain(self, name: object, stored: object) -> None:
         """Raises OptionError where what is quantized as `stored` says would be quantized again."""
@@ -62,3 +91,25 @@ def stored_dtype(config: Mapping[str, Any]) -> mx.Dtype:
         if said in DTYPES:
             return getattr(mx, said)
     return mx.float32
+
+
+def is_quantized(network: nn.Module) -> bool:
+    """Whether any of its matrices is."""
+    return any(hasattr(module, "bits") for module in network.modules())
+
+
+def count(network: nn.Module) -> int:
+    """How many weights there are, those of quantized matrices each, and no scales."""
+    quantized = [module for module in network.modules() if hasattr(module, "bits")]
+    bits = {id(module.weight): module.bits for module in quantized}
+    left_out = {id(module.get(part)) for module in quantized for part in PARTS}
+    arrays = [array for _, array in tree_flatten(network.parameters()) if id(array) not in left_out]
+    return sum(32 * array.size // bits.get(id(array), 32) for array in arrays)
+
+
+def evaluate(network: nn.Module) -> None:
+    """Compute the weights one after the other, so that beside those that are there already memory
+    holds what one of them is made from."""
+    for _, array in tree_flatten(network.parameters()):
+        mx.eval(array)
+        mx.clear_cache()

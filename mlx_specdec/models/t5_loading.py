@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from ..cache_settings import CacheSettings
 from ..checkpoints import files, keys
 from ..checkpoints.configuration import check_generates, check_weights
 from ..checkpoints.quantization import Quantization, stored_quantization
-from ..checkpoints.tensors import dtype_name
+from ..checkpoints.tensors import DTYPES, TensorInfo, dtype_name, same
 from ..errors import CheckpointError, OptionError
 from . import agreement
 from .encoder_decoder import EncoderDecoderModel
-from .number_format import NumberFormat, expands
+from .number_format import NumberFormat, count, evaluate, is_quantized
 from .t5 import T5
 from .t5_config import T5Config
 
@@ -46,27 +47,36 @@ def load(
     numbers.check_plain(directory, stored)
     if group is not None:
         T5Config.from_dict(config, own_head=False).check_shares(group.size())
-    weights = _read(directory, config)
+    weights, places = _places(directory, config)
+    infos = {name: weights.infos[place] for name, place in places.items()}
     try:
-        shape = T5Config.from_dict(config, own_head=keys.HEAD in weights)
-        network = _network(shape, stored, weights)
-        _check(network, weights)
+        shape = T5Config.from_dict(config, own_head=keys.HEAD in places)
+        network = _network(shape, stored, places)
+        _check(network, infos)
     except CheckpointError as problem:
         raise CheckpointError(f"{directory}: {problem}") from None
-    if stored is not None and numbers.dtype == "auto" and expands(_count(weights, stored)):
-        weights, stored, network = _dequantized(weights, stored), None, T5(shape)
+    arrays: Iterable[tuple[str, mx.array]]
+    arrays = ((name, weights.read(place)) for name, place in places.items())
+    if stored is not None and numbers.expands(count(network)):
+        arrays, stored, network = _dequantized(dict(arrays), stored).items(), None, T5(shape)
     # The widest of those stored: some checkpoints keep in float32 what half precision cannot hold.
-    widest = mx.result_type(*(array.dtype for array in weights.values() if _is_float(array)))
-    floating = numbers.floating(widest, quantized=stored is not None)
-    network.load_weights(
-        [(n, array.astype(floating) if _is_float(array) else array) for n, array in weights.items()]
-    )
-    # What is joined is read again layer by layer, and nothing else may keep it.
-    del weights
+    types = (DTYPES[info.dtype] for info in infos.values())
+    widest = mx.result_type(*filter(_is_float, types))
+    floating = numbers.floating(widest)
     if numbers.q_bits is not None:
         quantize_on_load(network, config, numbers)
+    read: list[tuple[str, mx.array]] = []
+    for name, array in arrays:
+        parts = _in_numbers(network, name, array, floating)
+        if not weights.lazy:
+            mx.eval(parts)  # The source's own is not kept beside the others.
+        read += parts
+    network.load_weights(read)
+    # Nothing else may keep what is read and joined layer by layer.
+    del arrays, read, parts, array
     if group is not None:
         network.shard(group)
+    evaluate(network)
     words = dtype_name(network.encoder.final_layer_norm.weight.dtype)
     bits = numbers.q_bits or (stored or {}).get("bits")
     words = words if bits is None else f"{bits}-bit, {words}"
@@ -76,42 +86,50 @@ def load(
     return model, files.eos_token_ids(directory, config), words
 
 
-def _read(directory: Path, config: Mapping[str, Any]) -> dict[str, mx.array]:
-    """All tensors under our names, lazily; a head that only repeats `shared` is left out."""
-    stored = files.Weights(directory)
-    check_generates(directory, config, stored.infos)
-    weights = {name: stored.read(place) for name, place in keys.names(stored.infos).items()}
-    head, shared = weights.get(keys.HEAD), weights.get(keys.SHARED)
-    same = (
-        head is not None
-        and shared is not None
-        and head.shape == shared.shape
-        and mx.array_equal(head, shared).item()
-    )
-    return keys.without_head(weights) if same else weights
+def _places(directory: Path, config: Mapping[str, Any]) -> tuple[files.Weights, dict[str, str]]:
+    """The tensors, and under our names those to read; a head that only repeats `shared` is left
+    out."""
+    weights = files.Weights(directory)
+    check_generates(directory, config, weights.infos)
+    places = keys.names(weights.infos)
+    head, shared = places.get(keys.HEAD), places.get(keys.SHARED)
+    repeats = head and shared and same(weights.tensor(head), weights.tensor(shared))
+    return weights, keys.without_head(places) if repeats else places
 
 
-def _check(network: nn.Module, weights: Mapping[str, mx.array]) -> None:
+def _in_numbers(
+    network: T5, name: str, array: mx.array, floating: mx.Dtype
+) -> list[tuple[str, mx.array]]:
+    """What the network has of a tensor: cast, and quantized where its layer is and it is not."""
+    if not _is_float(array.dtype):
+        return [(name, array)]
+    array = array.astype(floating)
+    path, _, part = name.rpartition(".")
+    layer = reduce(lambda at, key: at[int(key) if key.isdigit() else key], path.split("."), network)
+    if part != "weight" or not hasattr(layer, "bits"):
+        return [(name, array)]
+    how = Quantization(layer.bits, layer.group_size, layer.mode)
+    return [(f"{path}.{part}", rows) for part, rows in how.quantize(array).items()]
+
+
+def _check(network: nn.Module, infos: Mapping[str, TensorInfo]) -> None:
     """Raises CheckpointError for the first tensor missing, left over, or not as asked for."""
     expected = dict(tree_flatten(network.parameters()))
-    shapes = ({name: array.shape for name, array in side.items()} for side in (expected, weights))
-    check_weights(*shapes)
+    shapes = {name: array.shape for name, array in expected.items()}
+    check_weights(shapes, {name: info.shape for name, info in infos.items()})
     for name in sorted(expected):
-        asked, given = expected[name], weights[name]
-        if asked.dtype != given.dtype and not (_is_float(asked) and _is_float(given)):
+        asked, given = expected[name].dtype, DTYPES[infos[name].dtype]
+        if asked != given and not (_is_float(asked) and _is_float(given)):
             raise CheckpointError(
-                f"{name} is stored as {dtype_name(given.dtype)} where {dtype_name(asked.dtype)} is "
-                "needed"
+                f"{name} is stored as {dtype_name(given)} where {dtype_name(asked)} is needed"
             )
 
 
-def _is_float(array: mx.array) -> bool:
-    return mx.issubdtype(array.dtype, mx.floating)
+def _is_float(dtype: mx.Dtype) -> bool:
+    return mx.issubdtype(dtype, mx.floating)
 
 
-def _network(
-    shape: T5Config, stored: Mapping[str, Any] | None, weights: Mapping[str, mx.array]
-) -> T5:
+def _network(shape: T5Config, stored: Mapping[str, Any] | None, weights: Collection[str]) -> T5:
     """A T5 with random weights, quantized where the stored ones are."""
     # Every layer has tensors: a configuration that asks for more would only build for hours.
     if max(shape.num_layers, shape.num_decoder_layers) > len(weights):
@@ -161,16 +179,7 @@ def _quantize(network: T5, choose: Callable[[str, tuple[int, ...]], Quantization
         return how.as_dict() if how and module.weight.shape[-1] % how.group_size == 0 else False
 
     nn.quantize(network, class_predicate=predicate)
-    return any(hasattr(module, "bits") for module in network.modules())
-
-
-def _count(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> int:
-    """How many weights there are; those of a quantized matrix follow from its scales."""
-    return sum(
-        array.size * (stored["group_size"] if name.endswith(".scales") else 1)
-        for name, array in weights.items()
-        if array.dtype != mx.uint32
-    )
+    return is_quantized(network)
 
 
 def _dequantized(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> dict[str, mx.array]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from ..checkpoints import keys
 from ..checkpoints.quantization import stored_quantization
@@ -15,7 +14,7 @@ from ..checkpoints.tensors import dtype_name
 from ..text.tokenizer import Kind
 from .base import Base
 from .encoder_decoder import EncoderDecoderModel
-from .number_format import NumberFormat, expands, stored_dtype
+from .number_format import NumberFormat, count, is_quantized, stored_dtype
 from .outline import Outline
 from .t5 import T5
 from .t5_config import T5Config
@@ -41,8 +40,7 @@ class T5Outline(Outline):
         super().__init__(network, network.decoder.block)
         self.vocabulary = shape.vocab_size
         bits = numbers.q_bits or (stored_quantization(config) or {}).get("bits")
-        quantized = any(hasattr(module, "bits") for module in network.modules())
-        self.dtype = f"{bits}-bit, " * quantized + dtype_name(number)
+        self.dtype = f"{bits}-bit, " * is_quantized(network) + dtype_name(number)
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
         """As Outline says."""
@@ -58,10 +56,9 @@ def _set_numbers(
     """Cast and quantize as loading would; gives the floating type."""
     stored = stored_quantization(config)
     numbers.check_plain(name, stored)
-    count = sum(array.size for _, array in tree_flatten(network.parameters()))
-    if stored is not None and numbers.dtype == "auto" and expands(count):
+    if stored is not None and numbers.expands(count(network)):
         stored = None
-    floating = numbers.floating(stored_dtype(config), quantized=stored is not None)
+    floating = numbers.floating(stored_dtype(config))
     network.set_dtype(floating)
     if stored is not None:
         quantize_as_stored(network, stored)

@@ -120,7 +120,7 @@ def test_a_quantized_directory_loads_as_stored_or_expanded_on_the_cpu(
     large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr(number_format, "EXPANDED_BELOW", 0)
+        monkeypatch.setattr(number_format, "EXPANDED_SHARE", 0)
     directory = tiny.write("llama", tmp_path)
     model, _, _ = load(directory, q_bits=4, q_group_size=32)
     weights = dict(tree_flatten(model.network.parameters()))

@@ -173,7 +173,7 @@ def test_a_quantized_directory_gives_its_own_logits(
     wide: Path, dequantize: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not dequantize:
-        monkeypatch.setattr(number_format, "EXPANDED_BELOW", 0)
+        monkeypatch.setattr(number_format, "EXPANDED_SHARE", 0)
     stored = store_quantized(wide)
     loaded = load_model(wide)
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
@@ -224,7 +224,7 @@ def test_layers_packed_differently_load_as_they_were_written(
     (wide / "config.json").write_text(json.dumps(config))
     expected = logits(EncoderDecoderModel(network))
     assert np.abs(logits(load_model(wide).model) - expected).max() < 1e-4
-    monkeypatch.setattr(number_format, "EXPANDED_BELOW", 0)
+    monkeypatch.setattr(number_format, "EXPANDED_SHARE", 0)
     packed = load_model(wide).model
     assert packed.network.shared.bits == 8 and packed.network.lm_head.bits == 4
     assert np.abs(logits(packed) - expected).max() < 1e-4

@@ -74,7 +74,12 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
     except Exception as problem:  # its classes check nothing: whatever fails first tells
         raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
     model.__class__ = type(model).__mro__[1]
-    return Opened(model, whole, caught)
+    # A class is part of a reference cycle: until the garbage collector finds it, its methods would
+    # keep every tensor of the source in memory.
+    weights = {**caught}
+    given.clear()
+    caught.clear()
+    return Opened(model, whole, weights)
 
 
 @contextlib.contextmanager

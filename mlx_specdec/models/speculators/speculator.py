@@ -19,7 +19,7 @@ from ...contracts import FINAL, after
 from ...errors import OptionError
 from ..base import Base
 from ..kv_cache import KVCache
-from ..number_format import NumberFormat, expands
+from ..number_format import NumberFormat
 from ..rows import Rows, RowsContext
 from .layers import Layer, Source
 
@@ -76,13 +76,13 @@ class Speculator(nn.Module):
         stored = files.tensors
         numbers.check_plain(files.directory, stored.quantized)
         size = sum(map(math.prod, stored.shapes.values()))
-        whole = not stored.quantized or (numbers.dtype == "auto" and expands(size))
+        whole = not stored.quantized or numbers.expands(size)
         if not whole:
             as_stored = {path: how.as_dict() for path, how in stored.quantized.items()}
             nn.quantize(self, class_predicate=lambda path, module: as_stored.get(path, False))
         if values:
             self.load_weights(list((stored.expanded() if whole else stored).items()))
-        dtype = numbers.floating(stored["fc.weight"].dtype, quantized=not whole)
+        dtype = numbers.floating(stored["fc.weight"].dtype)
         self.set_dtype(dtype)
         if numbers.q_bits is not None:
             self._quantize(numbers.q_bits, numbers.q_group_size)
