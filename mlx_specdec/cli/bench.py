@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
 from ..options import Options, proposers
-from . import bench_table, render
+from . import bench_table, interrupts, render
 from .bench_cluster import Together
 from .bench_throughput import batch_sizes, check_one_method, is_count, measure_throughput
 from .flags import Flags, command, flag, options
@@ -239,6 +239,8 @@ def _speculation(
             between=between,
             progress=bar,
         )
+    if measured.interrupted:
+        interrupts.go_on()
     analysis = analyse(measured, passes.costs())
     if analysis is None:
         raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from ..user_cache import write_text
-from . import figures, render
+from . import figures, interrupts, render
 from .drafting import Drafting, count_or_auto, load_drafting
 from .flags import Flags, command, flag, options
 from .groups import ChatTemplate, CostCache, KVCache, Lenience, Rule, Writers
@@ -74,6 +74,7 @@ def chat(
     if defaults.seed is None:
         asked = replace(asked, seed=secrets.randbits(32))
     conversation = Conversation(pair, asked, shown)
+    interrupts.end_at_the_second("stopping when this pass has ended; Ctrl-C again ends the chat")
     if not shown.quiet:
         render.tell(f"{conversation.way}; /help lists the commands, Ctrl-D ends")
     while (said := _read()) is not None:
@@ -127,6 +128,7 @@ class Conversation:
             for emission in run:
                 printer.show(emission)
         except KeyboardInterrupt:
+            interrupts.go_on()
             printer.show(run.interrupt())
         printer.finish()
         self._last = run.result()
@@ -222,6 +224,7 @@ def _read() -> str | None:
         except EOFError:
             return "\n".join(lines) if lines else None
         except KeyboardInterrupt:
+            interrupts.go_on()
             print()
             lines, in_block = [], False
             continue

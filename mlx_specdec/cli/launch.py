@@ -186,9 +186,9 @@ def _run(words: Sequence[str]) -> None:
     """Run mlx.launch to its end. Of an interrupt it would leave the ranks behind, so that they are
     told instead: rank 0 ends well, and the others with it. So it is where this process is to end,
     or its terminal is closed: in a session of their own they would go on."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _interrupt)
     process = subprocess.Popen(words, start_new_session=True)
     while True:
         try:
@@ -197,6 +197,11 @@ def _run(words: Sequence[str]) -> None:
         except KeyboardInterrupt:
             for child in _children(process.pid):
                 os.kill(child, signal.SIGINT)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """A handler of our own: ranks may take longer to end than `interrupts` waits."""
+    raise KeyboardInterrupt
 
 
 def _children(parent: int) -> list[int]:

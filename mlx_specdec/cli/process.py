@@ -12,12 +12,12 @@ import typer
 
 from ..errors import OutputError, SpecdecError
 from . import render
+from .interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from ..ranks.group import Ranks
 
 PACKAGE = __name__.partition(".")[0]
-INTERRUPTED = 130
 STANDARD_OUTPUT = 1
 NO_MEMORY = "malloc]"
 """In what MLX says where memory ends: [malloc] on a CPU, [metal::malloc] on a GPU."""

@@ -23,10 +23,11 @@ def main(command: str = "") -> None:
         # An interrupted import has many ways to print a traceback.
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     _find_environment()
-    from . import app
+    from . import app, interrupts
 
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupts.watch()
     if command:
         app.run_one(getattr(app, command))
     else:

@@ -1,0 +1,72 @@
+"""Ctrl-C ends a command within two seconds, also while MLX computes.
+
+Python handles a signal between two of its own instructions, and one pass of a large model is a call
+that may take minutes. A thread is told of the signal at once, and ends a process that is still
+there a moment later. Commands survive that: results are written whole or not at all, and `batch`
+goes on from its journal. Commands with a handler of their own (servers, ranks, `launch`) are left
+alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+INTERRUPTED = 130
+PATIENCE = 1.5
+"""Seconds that a command has to end by itself."""
+SLACK = 0.5
+"""Seconds by which the thread may learn of a signal later than the command."""
+SHOW_CURSOR = "\x1b[?25h"
+
+_goes_on_since = float("-inf")
+_again = ""
+
+
+def watch() -> None:
+    """Begin, in the main thread, where an interrupt ends the process."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(read,), name="interrupts", daemon=True).start()
+
+
+def go_on() -> None:
+    """Say that the command has dealt with an interrupt and goes on."""
+    global _goes_on_since
+    _goes_on_since = time.monotonic()
+
+
+def end_at_the_second(told: str) -> None:
+    """End only at the second interrupt that the command cannot deal with in time.
+
+    told: a line for whoever has interrupted once."""
+    global _again
+    _again = told
+
+
+def _watch(read: int) -> None:
+    spared = float("-inf")
+    while True:
+        if signal.SIGINT not in os.read(read, 1):
+            continue
+        came = time.monotonic()
+        time.sleep(PATIENCE)
+        own = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        if own or _goes_on_since > came - SLACK:
+            continue
+        if _again and _goes_on_since >= spared:
+            spared = came
+            _tell(f"{_again}\n")
+        else:
+            # A progress bar hides the cursor.
+            _tell(f"{SHOW_CURSOR}\n" if os.isatty(2) else "")
+            os._exit(INTERRUPTED)
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
