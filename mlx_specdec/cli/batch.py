@@ -12,7 +12,7 @@ import typer
 from ..batch.journal import Journal
 from ..batch.lines import Lines
 from ..errors import OptionError
-from . import figures, render
+from . import figures, interrupts, render
 from .drafting import Drafting, count_or_auto, load_drafting
 from .flags import REQUIRED, Flags, command, flag, options
 from .groups import (
@@ -109,6 +109,12 @@ def batch(
     with Lines(files.input) as lines:
         header = {"input": str(files.input), "sha256": lines.sha256, "settings": settings}
         with Journal(files.output, header, lines.count, overwrite=files.overwrite) as journal:
+            interrupts.at_end(
+                lambda: (
+                    f"interrupted: {journal.done} of {lines.prompts} texts are in "
+                    f"{journal.partial}; the same command goes on from here"
+                )
+            )
             if journal.done and not files.quiet:
                 render.tell(f"going on: {journal.done} of {lines.prompts} texts are there")
             pair, asked = load_drafting(models, drafting, caches, asked, told=not files.quiet)
@@ -117,16 +123,9 @@ def batch(
             from ..batch.run import BatchRun
 
             run = BatchRun(pair, lines, journal, asked, batch_size=batch_size, strict=files.strict)
-            try:
-                _decode(run, journal, lines.prompts)
-                _tell_errors(journal, each=files.text)
-                journal.finish(as_text=files.text)
-            except KeyboardInterrupt:
-                render.tell(
-                    f"interrupted: {journal.done} of {lines.prompts} texts are in "
-                    f"{journal.partial}; the same command goes on from here"
-                )
-                raise
+            _decode(run, journal, lines.prompts)
+            _tell_errors(journal, each=files.text)
+            journal.finish(as_text=files.text)
     if not files.quiet:
         render.tell(figures.batch_summary(run))
     if journal.failed:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..checkpoints.disk import sizes
-from . import render
+from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag
 from .groups import REVISION
 
@@ -74,6 +74,12 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
     given = {**vars(conversion), **vars(numbers)}
     model, destination = given.pop("model"), given.pop("mlx_path")
     size = given.pop("max_shard_size")
+    interrupts.at_end(
+        lambda: (
+            "interrupted: nothing was written; the same command goes on with a download, and "
+            "begins a conversion anew"
+        )
+    )
     with (
         render.progress("downloading", in_bytes=True) as report_download,
         render.progress("converting", in_bytes=True) as report,

@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 INTERRUPTED = 130
 PATIENCE = 1.5
@@ -24,6 +25,7 @@ SHOW_CURSOR = "\x1b[?25h"
 
 _goes_on_since = float("-inf")
 _again = ""
+_last_words: Callable[[], str] = str
 
 
 def watch() -> None:
@@ -48,6 +50,19 @@ def end_at_the_second(told: str) -> None:
     _again = told
 
 
+def at_end(told: Callable[[], str]) -> None:
+    """Say something where an interrupt ends the command. told: gives a line, or nothing."""
+    global _last_words
+    _last_words = told
+
+
+def last_words() -> str:
+    """What is to be said at the end, once."""
+    told = _last_words()
+    at_end(str)
+    return told
+
+
 def _watch(read: int) -> None:
     spared = float("-inf")
     while True:
@@ -64,6 +79,8 @@ def _watch(read: int) -> None:
         else:
             # A progress bar hides the cursor.
             _tell(f"{SHOW_CURSOR}\n" if os.isatty(2) else "")
+            if told := last_words():
+                _tell(f"{told}\n")
             os._exit(INTERRUPTED)
 
 

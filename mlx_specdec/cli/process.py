@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from ..errors import OutputError, SpecdecError
-from . import render
-from .interrupts import INTERRUPTED
+from . import interrupts, render
 
 if TYPE_CHECKING:
     from ..ranks.group import Ranks
@@ -57,8 +56,11 @@ def _run(program: typer.Typer) -> NoReturn:
     except OSError:
         render.error("the working directory has been deleted: change to another one")
         sys.exit(2)
+    interrupts.at_end(str)
     try:
         code = program(standalone_mode=False)
+        if code == interrupts.INTERRUPTED:
+            _exit_interrupted()
         sys.exit(code if isinstance(code, int) else 0)
     except SpecdecError as problem:
         if isinstance(problem, OutputError):
@@ -69,7 +71,7 @@ def _run(program: typer.Typer) -> NoReturn:
         _abandon_output()
         sys.exit(0)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        _exit_interrupted()
     except Exception as problem:
         if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
             render.error(f"a name is too long to be one of a file: {problem.filename!s:.60}...")
@@ -81,6 +83,12 @@ def _run(program: typer.Typer) -> NoReturn:
         if (ranks := _ranks()) is not None:
             ranks.explain()
         raise
+
+
+def _exit_interrupted() -> NoReturn:
+    if told := interrupts.last_words():
+        render.tell(told)
+    sys.exit(interrupts.INTERRUPTED)
 
 
 def _fill_streams() -> None:
@@ -109,7 +117,7 @@ def _exit_on_usage(problem: Exception) -> None:
     if code is None:
         return
     if type(problem).__name__ == "Abort":
-        sys.exit(INTERRUPTED)
+        _exit_interrupted()
     if describe is None:
         sys.exit(code)
     render.error(f"{describe().replace('Value error, ', '')} (see --help)")

@@ -17,7 +17,7 @@ from ..training.config import (
     DrafterConfig,
     HeadsConfig,
 )
-from . import render
+from . import interrupts, render
 from .flags import Flags, command, flag
 from .groups import Model
 from .pairs import load_pair
@@ -203,13 +203,11 @@ def _watching(line: Callable[[int, Any], str]) -> Iterator[Watcher]:
     bars are gone when the block ends. An interruption is told how to go on."""
     from ..training.run import Watcher
 
-    try:
-        with render.progress("reading texts") as texts, render.progress("training") as steps:
-            yield Watcher(
-                collected=texts,
-                stepped=lambda done, total, loss: steps(done, total, f"training, loss {loss:.3f}"),
-                measured=lambda epoch, figures: print(line(epoch, figures), file=sys.stderr),
-            )
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
-        raise
+    interrupts.at_end(lambda: "interrupted: the same command goes on from here")
+    with render.progress("reading texts") as texts, render.progress("training") as steps:
+        yield Watcher(
+            collected=texts,
+            stepped=lambda done, total, loss: steps(done, total, f"training, loss {loss:.3f}"),
+            measured=lambda epoch, figures: print(line(epoch, figures), file=sys.stderr),
+        )
+    interrupts.at_end(str)
