@@ -189,7 +189,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked, flags = parser.parse_known_args()
     flags = [each for each in flags if each != "--"]
-    command = [sys.executable, "-m", "mlx_specdec", "serve", "--port", str(PORT), *flags]
+    named = "--model" in flags
+    pair = [] if named else ["--model", "weights/py-llama", "--draft-model", "auto"]
+    command = [sys.executable, "-m", "mlx_specdec", "serve", "--port", str(PORT), *pair, *flags]
     became: Counter[str] = Counter()
     with serving(command, PORT) as served:
         text = served.complete(GOOD)["choices"][0]["text"]

@@ -4,7 +4,7 @@
     python scripts/load_server.py --no-compare -- \\
         python -m mlx_lm server --model weights/py-llama --port 8096
 
-Starts the command behind `--`, which has to listen on port 8096 (default: `mlx-specdec serve`),
+Starts the command behind `--`, which has to listen on port 8096 (default: the shipped Python pair),
 asks 200 requests of it over 16 clients, some of which leave early, and compares each text with that
 of the same request alone. Prints a line of JSON; the exit code is 1 where a text differs.
 """
@@ -166,9 +166,10 @@ def main() -> None:
         "--no-seeds", action="store_true", help="name no seeds: mlx_lm.server batches those"
     )
     parser.add_argument("--no-speculation", action="store_true", help="send speculative: false")
-    parser.add_argument("command", nargs="*", help="the server (default: mlx-specdec serve)")
+    parser.add_argument("command", nargs="*", help="what to start instead")
     asked = parser.parse_args()
-    own = [sys.executable, "-m", "mlx_specdec", "serve", "--port", str(PORT)]
+    pair = ["--model", "weights/py-llama", "--draft-model", "weights/py-llama-draft"]
+    own = [sys.executable, "-m", "mlx_specdec", "serve", *pair, "--port", str(PORT)]
     bodies = [body_of(number, not asked.no_seeds) for number in range(asked.requests)]
     if asked.no_speculation:
         bodies = [{**each, "speculative": False} for each in bodies]

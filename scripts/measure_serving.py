@@ -90,7 +90,8 @@ def main() -> None:
     parser.add_argument("--clients", default="1,4,16", help="how many at once")
     asked = parser.parse_args()
     clients = [int(each) for each in asked.clients.split(",")]
-    own = [sys.executable, "-m", "mlx_specdec", "serve", "--log-level", "warning", "--port"]
+    pair = ["--model", "weights/py-llama", "--draft-model", "weights/py-llama-draft"]
+    own = [sys.executable, "-m", "mlx_specdec", "serve", *pair, "--log-level", "warning", "--port"]
     commands = {name: [*own, str(PORTS[name]), *FLAGS[name]] for name in PORTS}
     with (
         serving(commands["auto"], PORTS["auto"]) as auto,

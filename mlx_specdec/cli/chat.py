@@ -16,7 +16,7 @@ from ..user_cache import write_text
 from . import figures, interrupts, render
 from .drafting import Drafting, count_or_auto, load_drafting
 from .flags import Flags, command, flag, options
-from .groups import ChatTemplate, CostCache, KVCache, Lenience, Rule, Writers
+from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule
 from .serve import Defaults
 from .text_flags import Penalties
 
@@ -49,10 +49,10 @@ class Shown(Flags):
     quiet: bool = flag(False, "Say nothing but the answers.")
 
 
-@command("mlx-specdec chat", "mlx-specdec chat --model weights/t5-enfr --speculate 4")
+@command("mlx-specdec chat", "mlx-specdec chat --model weights/py-llama --draft-model auto")
 def chat(
     template: ChatTemplate,
-    models: Writers,
+    models: Models,
     cache: KVCache,
     drafting: Drafting,
     costs: CostCache,
@@ -64,8 +64,8 @@ def chat(
 ) -> None:
     """Hold a conversation in the terminal.
 
-    Without --model it is with the shipped one, which goes on with Python. /help lists what can be
-    said beside messages.
+    Without --model it is with the shipped translator, which answers English sentences in French.
+    /help lists what can be said beside messages.
     """
     groups = (template, drafting, costs, rule, lenience, defaults, penalties)
     asked = options(*groups, proposer=drafting.chosen_proposer(models))
@@ -108,6 +108,8 @@ class Conversation:
         self.way = f"chatting with {pair.name}"
         if not self._remembers:
             self.way += ", which answers each message by itself"
+        if pair.task_prefix and options.chat_template:
+            self.way += f', with "{pair.task_prefix}" before it'
 
     def answer(self, said: str) -> None:
         """Print the answer to a message. Raises PromptError where there is no room for it."""

@@ -96,15 +96,6 @@ class Models(Sources):
 
 
 @dataclass(frozen=True)
-class Writers(Models):
-    """A pair for whoever goes on with texts; without a name, the shipped one that writes Python."""
-
-    model: str | None = flag(
-        None, f"The target: a {MODEL}", "--model-name", show_default="the shipped Python model"
-    )
-
-
-@dataclass(frozen=True)
 class KVCache(Flags):
     """What decoder-only models keep of earlier tokens."""
 

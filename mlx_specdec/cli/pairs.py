@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
 from . import render
-from .groups import Models, Sources, Writers
+from .groups import Models, Sources
 from .known_pairs import AUTO, draft_for
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED_TARGET = "weights/t5-enfr"
 SHIPPED_DRAFT = "weights/t5-enfr-draft"
-SHIPPED_WRITER = "weights/py-llama"
-SHIPPED_WRITER_DRAFT = "weights/py-llama-draft"
 SHIPPED_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
@@ -38,15 +36,12 @@ NOT_SHIPPED = (
 def named(sources: Sources) -> tuple[str, str | None]:
     """Target and draft as named; where no target is, the shipped ones. Raises OptionError where the
     shipped ones are not there, and for a draft "auto" of an unknown target."""
-    shipped = SHIPPED_TARGET, SHIPPED_DRAFT
-    if isinstance(sources, Writers):
-        shipped = SHIPPED_WRITER, SHIPPED_WRITER_DRAFT
-    target = sources.model or shipped[0]
+    target = sources.model or SHIPPED_TARGET
     if sources.model is None and not any((place / target).is_dir() for place in (Path(), ROOT)):
         raise OptionError(NOT_SHIPPED)
     if sources.draft_model == AUTO:
         return target, draft_for(target)
-    return target, sources.draft_model or (shipped[1] if sources.model is None else None)
+    return target, sources.draft_model or (SHIPPED_DRAFT if sources.model is None else None)
 
 
 def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pair:

@@ -15,7 +15,7 @@ from ..errors import OptionError
 from . import groups
 from .drafting import Drafting, load_drafting
 from .flags import Flags, command, flag, options
-from .groups import ChatTemplate, CostCache, KVCache, Lenience, Rule, Writers
+from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule
 from .pairs import named
 from .text_flags import Penalties
 
@@ -128,7 +128,7 @@ class Defaults(groups.Sampling):
 
 @command(
     "mlx-specdec serve",
-    "mlx-specdec serve --model weights/t5-enfr --port 8081",
+    "mlx-specdec serve --model weights/py-llama --draft-model auto",
 )
 def serve(
     network: Network,
@@ -136,7 +136,7 @@ def serve(
     prompt_cache: PromptCache,
     figures: Figures,
     template: ChatTemplate,
-    models: Writers,
+    models: Models,
     cache: KVCache,
     drafting: Drafting,
     costs: CostCache,
@@ -147,9 +147,9 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients ask for it.
 
-    Without --model it is the shipped one, which goes on with Python. A request's text depends on
-    its prompt, its settings and its seed alone, whatever else is served at the same time. Flags of
-    sampling are what a request has that does not say it for itself.
+    Without --model it is the shipped translator, from English to French. A request's text depends
+    on its prompt, its settings and its seed alone, whatever else is served at the same time. Flags
+    of sampling are what a request has that does not say it for itself.
     """
     model, _ = named(models)
     groups_of_options = (template, drafting, rule, lenience, defaults, penalties, costs)

@@ -87,6 +87,7 @@ class About:
                 "total_slots": self._service.engine.batch_size,
                 "n_ctx": asking.longest,
                 "chat": way_of(pair, options),
+                "task_prefix": pair.task_prefix if options.chat_template else "",
                 "rule": options.rule_name,
                 "lossy": options.lossy,
                 "num_draft": 0 if options.regular else options.num_draft,

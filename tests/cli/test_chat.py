@@ -184,3 +184,12 @@ def test_a_translator_answers_each_message_by_itself(say: Say, t5: Path) -> None
     first, second = done.out.splitlines()
     assert first == second
     assert "answers each message by itself" in done.err and "takes no message of the" in done.err
+
+
+def test_the_first_conversation_of_a_newcomer_is_a_translation(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Where is the station?\n"))
+    done = run("chat", "--no-cache")
+    assert done.out.splitlines() == ["Où est la gare ?"]
+    assert 'with "translate English to French: " before it' in done.err

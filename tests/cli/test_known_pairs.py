@@ -77,10 +77,10 @@ def test_auto_names_the_draft_that_is_loaded(run: Run, monkeypatch: pytest.Monke
     [
         (("generate",), "weights/t5-enfr with weights/t5-enfr-draft"),
         (("generate", "--draft-model", "self"), "weights/t5-enfr with self"),
-        (("serve", "--port", 0), "weights/py-llama with weights/py-llama-draft"),
-        (("serve", "--port", 0, "--proposer", "none"), "weights/py-llama with None"),
-        (("chat",), "weights/py-llama with weights/py-llama-draft"),
-        (("chat", "--model", "weights/t5-enfr"), "weights/t5-enfr with None"),
+        (("serve", "--port", 0), "weights/t5-enfr with weights/t5-enfr-draft"),
+        (("serve", "--port", 0, "--proposer", "none"), "weights/t5-enfr with None"),
+        (("chat",), "weights/t5-enfr with weights/t5-enfr-draft"),
+        (("chat", "--model", "weights/py-llama"), "weights/py-llama with None"),
     ],
 )
 def test_without_a_name_the_shipped_models_are_loaded(

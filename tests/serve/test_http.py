@@ -905,7 +905,8 @@ def test_a_task_prefix_is_left_out_where_no_template_is_wanted(t5: tuple[Path, P
 def test_a_translator_answers_a_single_message(t5: tuple[Path, Path]) -> None:
     with running(t5) as engine:
         client = client_of(engine)
-        assert client.get("/props").json()["chat"] == "single user message"
+        props = client.get("/props").json()
+        assert (props["chat"], props["task_prefix"]) == ("single user message", "")
         user = {"role": "user", "content": "les pâtes"}
         chat = ok(client, CHAT, messages=[user], temperature=0.7, seed=3)
         told = ok(client, COMPLETIONS, prompt="les pâtes", temperature=0.7, seed=3)
