@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
@@ -16,12 +17,15 @@ from .logprobs import token_logprobs
 from .rounds import SequenceRound
 from .stop_criteria import Emission, FinishReason, StopCriteria
 
+log = logging.getLogger(__name__)
+
 
 class Sequence:
     """One sequence in the making.
 
     prefix: `Model.prefix` of the prompt, committed from the beginning. distribution: of the target.
     top_logprobs: how many of the likeliest tokens to tell of each position; None tells nothing.
+    problem: what has ended it alone, while others in its batch went on.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Sequence:
         self._prefix = len(prefix)
         self._rounds = 0
         self._reason: FinishReason | None = None
+        self.problem: Exception | None = None
 
     @property
     def position(self) -> int:
@@ -100,6 +105,16 @@ class Sequence:
         emission = self._stop.finish(reason)
         self._reason = emission.finish_reason
         return emission
+
+    def fail(self, problem: Exception | None = None) -> Emission:
+        """End here without the text that was held back."""
+        if problem is not None:
+            log.error("a text has failed", exc_info=problem)
+        if self._reason is None:
+            # Its frames have arrays in them.
+            self.problem = None if problem is None else problem.with_traceback(None)
+            self._reason = "failed"
+        return Emission((), (), self._reason)
 
 
 class Batch:
@@ -200,7 +215,8 @@ class Batch:
     ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
         """Wait for the verdict and commit what it kept, and the token after it.
 
-        cuts: of the verdict's rows. A sequence whose row is damaged ends with the reason "damaged".
+        cuts: of the verdict's rows. A sequence whose row is damaged ends with the reason "damaged",
+        one of several for which this fails with "failed".
         """
         following: list[int] = _read(verdict.next)
         nothing: list[list[int]] = [[] for _ in self.sequences]
@@ -209,7 +225,7 @@ class Batch:
         emissions, rounds = [], []
         for row, each in enumerate(self.sequences):
             accepted, position = sum(kept[row]), each.position
-            emission = each.commit([*drafted[row][:accepted], following[row]], accepted)
+            emission = self._commit(each, [*drafted[row][:accepted], following[row]], accepted)
             scored = verdict.scored
             if scored is not None and len(self.sequences) > 1:
                 scored = scored[row : row + 1]
@@ -229,6 +245,22 @@ class Batch:
             )
         return tuple(emissions), tuple(rounds)
 
+    def _commit(self, each: Sequence, tokens: Seq[int], drafted: int) -> Emission:
+        before = len(each.committed)
+        try:
+            return each.commit(tokens, drafted)
+        except Exception as problem:
+            emission = self._end(each, problem)
+            # Passes of the others go on over its row.
+            each.committed[before:] = [max(0, token) for token in tokens]
+            return emission
+
+    def _end(self, each: Sequence, problem: Exception) -> Emission:
+        """End one sequence; raises the problem where there is no other one."""
+        if len(self.sequences) == 1:
+            raise problem
+        return each.fail(problem)
+
     def with_logprobs(
         self, emissions: tuple[Emission, ...], logits: mx.array
     ) -> tuple[Emission, ...]:
@@ -241,10 +273,17 @@ class Batch:
         told = list(emissions)
         for row, (each, emission) in enumerate(zip(self.sequences, emissions, strict=True)):
             if each.top_logprobs is not None and emission.tokens:
-                vocabulary = each.distribution.vocabulary
-                own = token_logprobs(logits[row], emission.tokens, each.top_logprobs, vocabulary)
-                told[row] = replace(emission, logprobs=own)
+                told[row] = self._with_logprobs(each, emission, logits[row])
         return tuple(told)
+
+    def _with_logprobs(self, each: Sequence, emission: Emission, logits: mx.array) -> Emission:
+        assert each.top_logprobs is not None
+        vocabulary = each.distribution.vocabulary
+        try:
+            own = token_logprobs(logits, emission.tokens, each.top_logprobs, vocabulary)
+        except Exception as problem:
+            return self._end(each, problem)
+        return replace(emission, logprobs=own)
 
 
 def _read(array: mx.array) -> Any:

@@ -12,7 +12,7 @@ from typing import Literal
 from ..text.stream import StopStrings, TextStream
 from .logprobs import TokenLogprob
 
-FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged", "stuck"]
+FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged", "stuck", "failed"]
 
 
 @dataclass(frozen=True)

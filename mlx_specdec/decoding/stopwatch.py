@@ -53,6 +53,7 @@ class Stopwatch:
 
     def begin(self, *, drafts: bool) -> None:
         """A round begins, in which tokens may be drafted or not."""
+        self._passes = 0  # of a round that has failed
         self._timed = drafts and self._is_wanted()
         self._started = self.clock()
         if self._timed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from ..assemble import Pair, make_rule
@@ -19,20 +20,29 @@ from ..kept import NOTHING, Beginning
 from ..options import Options
 from ..prepare import for_model
 from ..prompt_cache.cache import PromptCache
-from .jobs import Job, most_drafted
+from .jobs import Failures, Job, most_drafted
+
+log = logging.getLogger(__name__)
 
 
 class Opening:
     """Makes the decodings of groups, for options that all have in common.
 
     cache: what was computed of earlier prompts is not computed again; not used for a target whose
-    rows disagree, see models.base. one_by_one: whether prompts come so; each may then say what its
-    text may turn out to be.
+    rows disagree, see models.base. failures: of the cache, which end nobody. one_by_one: whether
+    prompts come so; each may then say what its text may turn out to be.
     """
 
     def __init__(
-        self, pair: Pair, options: Options, cache: PromptCache | None, *, one_by_one: bool
+        self,
+        pair: Pair,
+        options: Options,
+        cache: PromptCache | None,
+        failures: Failures,
+        *,
+        one_by_one: bool,
     ) -> None:
+        self._failures = failures
         self._pair = pair
         self._cache = cache if cache is not None and pair.target.rows_agree else None
         bound, _ = for_model(pair, options)
@@ -96,9 +106,21 @@ class Opening:
             row = decoding.sequences.index(job.sequence)
             self._cache.keep(job.ids, job.sequence.committed, decoding.memories(row))
 
+    def forget(self) -> None:
+        """Of all prompts, after a text whose numbers are damaged: some may be in what was kept."""
+        if self._cache is not None:
+            self._cache.clear()
+
     def _beginning(self, job: Job, proposer: Proposer | None) -> Beginning:
         if self._cache is None:
             return NOTHING
-        known = self._cache.beginning(self._pair.target, job.ids, proposer)
+        try:
+            known = self._cache.beginning(self._pair.target, job.ids, proposer)
+        except Exception as problem:
+            # What cannot be recalled is read again.
+            log.exception("the prompt cache has failed")
+            self._failures.note(problem)
+            self._cache.clear()
+            return NOTHING
         job.cached_tokens = known.cached_tokens
         return known

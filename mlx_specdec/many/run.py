@@ -10,8 +10,10 @@ padding. Prompts that come one by one are taken in the order in which they came.
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -20,6 +22,7 @@ from ..assemble import Pair
 from ..checkpoints.disk.sizes import memory
 from ..decoding.batch_size import BatchSize, FixedBatchSize
 from ..decoding.loop import Decoding
+from ..decoding.margins import DAMAGED
 from ..decoding.prompt import chunk
 from ..decoding.rounds import RoundReport
 from ..decoding.sequence import Sequence as Decoded
@@ -30,7 +33,7 @@ from ..drafting.drafter import Drafter
 from ..errors import DecodingError, SpecdecError
 from ..options import Options
 from ..prompt_cache.cache import PromptCache
-from .jobs import Job, Part, Request
+from .jobs import Failures, Job, Part, Request
 from .memory import CacheBytes, even
 from .opening import Opening
 
@@ -38,6 +41,8 @@ WINDOW = 8
 """Prompts that are sorted by length together, in batches."""
 JOINS_AT = 0.25
 """Share of the batch that has to be free before others are read: rows are copied when they join."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -51,8 +56,12 @@ class Group:
 class ManyRun:
     """Iterate to decode, or `step` until it is `idle`; see `stream_many`.
 
-    requests: None where they come one by one, through `add`. cache: see Opening. batched:
-    whether several sequences go through one pass. why_not: the reason otherwise.
+    What fails inside ends those whom it is about with an error: one request, or those of one pass.
+    Only ranks that have lost step raise it.
+
+    requests: None where they come one by one, through `add`. cache: see Opening. failures: what has
+    failed, counted. batched: whether several sequences go through one pass. why_not: the reason
+    otherwise.
     """
 
     def __init__(
@@ -62,14 +71,16 @@ class ManyRun:
         options: Options,
         batch_size: BatchSize,
         cache: PromptCache | None = None,
+        failures: Failures | None = None,
     ) -> None:
+        self.failures = failures or Failures()
         self._pair = pair
         self._options = options
         self._requests = iter(enumerate(requests or ()))
         # Whoever waits for one answer alone does not wait for others to be read with.
         self._listed = requests is not None
         self._joins_at = JOINS_AT if self._listed else 0.0
-        self._opening = Opening(pair, options, cache, one_by_one=requests is None)
+        self._opening = Opening(pair, options, cache, self.failures, one_by_one=requests is None)
         self._chosen = self._opening.chosen
         self.why_not = _why_not(pair, self._chosen, batch_size.size)
         self.batched = self.why_not is None
@@ -118,12 +129,11 @@ class ManyRun:
     def step(self) -> list[Part]:
         """A chunk of newcomers' prompts, and a round of those that have been read."""
         self._admit()
-        parts, self._failed = self._failed, []
         if self._reading:
             self._read()
-        for group in list(self._running):
-            parts += self._step(group)
-        return parts
+        parts = [part for group in list(self._running) for part in self._step(group)]
+        failed, self._failed = self._failed, []
+        return [*parts, *failed]
 
     def keep(self) -> None:
         """Write down what the sequences have taught of drafting, for later runs."""
@@ -134,8 +144,11 @@ class ManyRun:
         room. What cannot be read is a part with an error."""
         try:
             job = Job.of(self._pair, number, request, self._chosen)
-        except SpecdecError as problem:
-            self._failed.append(Part(number, Emission((), ()), error=str(problem)))
+        except Exception as problem:
+            # What is wrong with the request itself is a SpecdecError.
+            own = isinstance(problem, SpecdecError)
+            told = str(problem) if own else self._noted(problem)
+            self._failed.append(Part(number, Emission((), ()), error=told))
             return
         self._jobs[job.sequence] = job
         self._waiting.append(job)
@@ -144,14 +157,8 @@ class ManyRun:
         """Give up a prompt, wherever it is on its way: no part of it comes any more, and the next
         step goes without it."""
         job = next((each for each in self._jobs.values() if each.number == number), None)
-        if job is None:
-            return
-        del self._jobs[job.sequence]
-        if job in self._waiting:
-            self._waiting.remove(job)
-            return
-        job.sequence.finish("interrupted")
-        self._leave(job)
+        if job is not None:
+            self._leave(job)
 
     def on_round(self, report: RoundReport) -> None:
         """As decoding.rounds.RoundListener says: every sequence has figures of its own."""
@@ -161,11 +168,28 @@ class ManyRun:
             if job is None:
                 continue
             try:
-                own = replace(report, sequences=(each,), ended=each.ended)
-                job.recorder.on_round(own)
-                job.trials.on_round(own)
-            except DecodingError:
-                sequence.finish("damaged")
+                _record(job, replace(report, sequences=(each,), ended=each.ended))
+            except Exception as problem:
+                sequence.fail(problem)
+
+    @contextmanager
+    def _ends(self, jobs: Sequence[Job], *, a_pass: bool = False) -> Iterator[None]:
+        """What fails in here ends these jobs and nobody else."""
+        try:
+            yield
+        except Exception as problem:
+            if getattr(self._pair.target, "lost", False):
+                raise
+            self.failures.passes += a_pass
+            told = self._noted(problem)
+            for job in jobs:
+                job.sequence.fail()
+                self._leave(job)
+                self._failed.append(Part(job.number, Emission((), ()), error=told))
+
+    def _noted(self, problem: Exception) -> str:
+        log.error("%s", problem, exc_info=problem)
+        return self.failures.note(problem)
 
     def _admit(self) -> None:
         """Begin to read whom there is room for."""
@@ -176,8 +200,9 @@ class ManyRun:
             return
         while jobs := self._next_jobs():
             self._waiting = [each for each in self._waiting if each not in jobs]
-            decoding = self._opening.open(jobs, self._lengths, self._watch, self.batched)
-            self._reading.append(Group(decoding, jobs))
+            with self._ends(jobs, a_pass=True):
+                decoding = self._opening.open(jobs, self._lengths, self._watch, self.batched)
+                self._reading.append(Group(decoding, jobs))
 
     @property
     def _begun(self) -> int:
@@ -227,12 +252,16 @@ class ManyRun:
             group = min(self._reading, key=lambda each: each.decoding.left)
         decoding = group.decoding
         if decoding.reading:
-            decoding.step()
-        if decoding.reading:
+            with self._ends(group.jobs, a_pass=True):
+                decoding.step()
+        if not group.jobs or decoding.reading:
             return
         for job in group.jobs:
-            job.read = self._watch.clock()
-            self._opening.keep(job, decoding)
+            with self._ends([job]):
+                job.read = self._watch.clock()
+                self._opening.keep(job, decoding)
+        if not group.jobs:
+            return
         self._reading.remove(group)
         other = next((each for each in self._running if self._belong_together(each, group)), None)
         if other is None:
@@ -246,30 +275,51 @@ class ManyRun:
         return alike and self._bytes.even([*one.jobs, *other.jobs])
 
     def _step(self, group: Group) -> list[Part]:
-        self._in_step = group.decoding
-        emissions = group.decoding.step()
-        return [
-            self._part(group.decoding, self._jobs[sequence], emission)
-            for sequence, emission in zip(group.decoding.sequences, emissions, strict=True)
-            if sequence in self._jobs  # one that has ended stays until no pass is in flight
-        ]
+        decoding = self._in_step = group.decoding
+        emissions: tuple[Emission, ...] = ()
+        with self._ends(group.jobs, a_pass=True):
+            emissions = decoding.step()
+        self._in_step = None
+        parts: list[Part] = []
+        for sequence, emission in zip(decoding.sequences, emissions, strict=bool(emissions)):
+            # One that has ended stays until no pass is in flight.
+            if (job := self._jobs.get(sequence)) is not None:
+                with self._ends([job]):
+                    parts.append(self._part(decoding, job, emission))
+        return parts
 
     def _part(self, decoding: Decoding, job: Job, emission: Emission) -> Part:
         self._window_tokens += len(emission.tokens)
+        if (problem := job.sequence.problem) is not None:
+            self._leave(job)
+            return Part(job.number, Emission((), ()), error=self.failures.note(problem))
         part = job.part(emission, self._chosen, self._watch.clock)
         if part.result is not None:
-            self._opening.keep(job, decoding)
+            with self._ends([]):  # the text is there
+                self._opening.keep(job, decoding)
+        if part.error == DAMAGED:
+            self._opening.forget()
         if part.last:
-            del self._jobs[job.sequence]
             self._leave(job)
         return part
 
     def _leave(self, job: Job) -> None:
-        """A job has ended; so has a group without any."""
+        """A job has ended, wherever it is on its way; so has a group without any."""
+        del self._jobs[job.sequence]
+        job.sequence.fail()
+        self._waiting = [each for each in self._waiting if each is not job]
         for groups in (self._reading, self._running):
             for group in groups:
                 group.jobs = [each for each in group.jobs if each is not job]
             groups[:] = [group for group in groups if group.jobs]
+
+
+def _record(job: Job, report: RoundReport) -> None:
+    try:
+        job.recorder.on_round(report)
+        job.trials.on_round(report)
+    except DecodingError:
+        job.sequence.finish("damaged")
 
 
 def _why_not(pair: Pair, chosen: Sequence[Drafter], batch_size: int) -> str | None:

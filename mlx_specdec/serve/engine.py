@@ -209,7 +209,7 @@ class Engine:
     def _begin(self) -> ManyRun:
         self._waiting = 0
         size = FixedBatchSize(self.batch_size)
-        return ManyRun(self.pair, None, self.options, size, self._cache)
+        return ManyRun(self.pair, None, self.options, size, self._cache, self.failures)
 
     def _take(self, *, wait: bool) -> tuple[list[tuple[int, Request]], list[int]] | None:
         """Who has arrived and who has left since the last time; None when all is over."""
@@ -225,17 +225,11 @@ class Engine:
     def _step(
         self, many: ManyRun, arrived: Sequence[tuple[int, Request]], left: Sequence[int]
     ) -> list[Part]:
-        parts = []
         for number, request in arrived:
-            try:
-                many.add(number, request)
-            except Exception as problem:
-                log.exception("a request could not be begun")
-                error = self.failures.note(problem)
-                parts.append(Part(number, Emission((), ()), error=error))
+            many.add(number, request)
         for number in left:
             many.cancel(number)
-        parts += many.step()
+        parts = many.step()
         self._waiting = many.waiting
         self.metrics.count("steps")
         return parts

@@ -14,7 +14,7 @@ import pytest
 from mlx_specdec.assemble import Pair
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.many import ManyRun, Part, Request
-from mlx_specdec.many.jobs import BROKEN
+from mlx_specdec.many.jobs import BROKEN, Job
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
 from mlx_specdec.serve.engine import FAILED_PASSES, STOPPING, Engine, QueueFull
@@ -198,14 +198,14 @@ def test_a_request_that_cannot_be_begun_does_not_touch_the_others(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, other = ask(engine, replace(OPTIONS, max_tokens=200))
-    add = ManyRun.add
+    shipped = Job.of
 
-    def broken(self: ManyRun, number: int, request: Request) -> None:
+    def broken(pair: Pair, number: int, request: Request, chosen: object) -> Job:
         if request.options.seed == 13:
             raise ValueError("unlucky")
-        add(self, number, request)
+        return shipped(pair, number, request, chosen)
 
-    monkeypatch.setattr(ManyRun, "add", broken)
+    monkeypatch.setattr(Job, "of", broken)
     assert ask(engine, replace(OPTIONS, seed=13))[1].last().error == f"{BROKEN} (ValueError)"
     assert "empty" in ask(engine, prompt=[])[1].last().error
     assert other.last().result is not None

@@ -1,0 +1,457 @@
+"""What fails at any boundary of a round hurts nobody else, and leaves nothing wrong behind.
+
+Each case plants one fault at one call: the function raises before it does anything or after it has
+done all, or what a model computes is NaN. Whoever is beside it writes the text that its prompt
+becomes alone, and so do the same requests afterwards, which begin with what was kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.decoding.batch_size import FixedBatchSize
+from mlx_specdec.decoding.draft_length import FixedLength
+from mlx_specdec.decoding.margins import DAMAGED
+from mlx_specdec.decoding.prompt import PromptReader
+from mlx_specdec.decoding.sequence import Batch, Sequence
+from mlx_specdec.decoding.statistics import Recorder
+from mlx_specdec.decoding.stopwatch import Stopwatch
+from mlx_specdec.drafters.trials import Trials
+from mlx_specdec.drafting.draft_model import DraftModel
+from mlx_specdec.many import ManyRun, Part, Request
+from mlx_specdec.many.jobs import Job
+from mlx_specdec.many.opening import Opening
+from mlx_specdec.models.decoder_context import DecoderOnlyContext
+from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.options import Options
+from mlx_specdec.prompt_cache.cache import PromptCache
+from mlx_specdec.ranks.channel import Channel, Op, Order
+from mlx_specdec.ranks.follower import Follower
+from mlx_specdec.ranks.leader import Leader, led
+from mlx_specdec.sampling.distribution import Distribution
+from mlx_specdec.serve.engine import STOPPING, Engine
+from mlx_specdec.text.stream import TextStream
+from mlx_specdec.verification.coupled import Coupled
+
+from . import tiny
+from .ranks.test_channel import ends
+from .test_same_text import PROMPT, decoder_only
+
+OPTIONS = Options(proposer="draft", num_draft=2, cost_cache=False, max_tokens=12, seed=3)
+REQUESTS = [
+    Request([*PROMPT, 4, 9, 31], replace(OPTIONS, temperature=0.8)),
+    Request([*PROMPT, 50, 3], replace(OPTIONS, regular=True, max_tokens=7)),
+    Request([*PROMPT, 4, 9, 17, 2], replace(OPTIONS, max_tokens=15)),
+    Request([*PROMPT, 11], replace(OPTIONS, temperature=0.8, stop=("7 ",)), top_logprobs=2),
+    Request([8, 40, 41], replace(OPTIONS, frequency_penalty=0.5, max_tokens=9)),
+]
+SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A function that fails. own: whether it is about one sequence, which alone may end. at: the
+    call that fails, counted from 1. whole: whether ranks do it together. mends: whether nobody
+    needs to end."""
+
+    name: str
+    owner: type
+    function: str
+    own: bool = False
+    at: int = 2
+    whole: bool = False
+    mends: bool = False
+
+
+BOUNDARIES = [
+    Boundary("prepare", Job, "of", own=True),
+    Boundary("recall", PromptCache, "beginning", own=True, mends=True),
+    Boundary("open", Opening, "open"),
+    Boundary("open a context", DecoderOnlyModel, "open_batch"),
+    Boundary("begin to draft", DraftModel, "begin"),
+    Boundary("read a chunk", PromptReader, "step"),
+    Boundary("keep", PromptCache, "keep", own=True),
+    Boundary("keep in part", PromptCache, "_put", own=True, at=3, mends=True),
+    Boundary("choose a length", FixedLength, "choose", at=3),
+    Boundary("noise", Sequence, "noise", at=4),
+    Boundary("propose", DraftModel, "propose"),
+    Boundary("cut", Batch, "cut"),
+    Boundary("submit", DecoderOnlyContext, "advance", at=3, whole=True),
+    Boundary("filter logits", Distribution, "before_filters", at=4),
+    Boundary("verify", Coupled, "verify"),
+    Boundary("read the verdict", Batch, "commit"),
+    Boundary("commit", Sequence, "commit", own=True, at=3),
+    Boundary("detokenize", TextStream, "push", own=True, at=3),
+    Boundary("logprobs", Batch, "with_logprobs"),
+    Boundary("rewind", DecoderOnlyContext, "rewind"),
+    Boundary("observe", DraftModel, "observe"),
+    Boundary("end a round", Stopwatch, "finish"),
+    Boundary("statistics", Recorder, "on_round", own=True, at=3),
+    Boundary("trials", Trials, "on_round", own=True, at=3),
+    Boundary("learn a length", FixedLength, "on_round"),
+    Boundary("join", Batch, "join", at=1),
+    Boundary("join contexts", DecoderOnlyContext, "join", at=1),
+    Boundary("join drafts", DraftModel, "join", at=1),
+    Boundary("leave", Batch, "filter", at=1),
+    Boundary("leave contexts", DecoderOnlyContext, "filter", at=1),
+    Boundary("leave drafts", DraftModel, "filter", at=1),
+    Boundary("finish", Job, "part", own=True, at=3),
+]
+FAULTS = {"before": RuntimeError, "after": MemoryError}
+
+
+@dataclass
+class Ended:
+    """What became of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    error: str | None = None
+    last: bool = False
+
+    def take(self, part: Part) -> None:
+        assert not self.last, "nothing follows the end"
+        self.tokens += part.emission.tokens
+        self.text += part.emission.text
+        self.error, self.last = part.error, part.last
+        assert part.error is not None or part.result is None or part.result.text == self.text
+
+
+class World:
+    """A pair, what was kept of its prompts, and a way to have requests decoded."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        # Other threads do not compute what this one has begun.
+        mx.eval(target().network.parameters(), pair.draft.network.parameters())
+        self.cache = PromptCache(1 << 24)
+        self.raised: BaseException | None = None
+
+    def decode(self) -> list[Ended]:
+        """The requests from a list, two at once."""
+        ended = [Ended() for _ in REQUESTS]
+        run = ManyRun(self.pair, REQUESTS, OPTIONS, FixedBatchSize(2), self.cache)
+        try:
+            for part in run:
+                ended[part.number].take(part)
+        except BaseException as problem:
+            self.raised = problem
+        return ended
+
+    def check_after(self) -> None:
+        """Where the same models go on."""
+
+    def close(self) -> None:
+        """The end."""
+
+
+class Served(World):
+    """The requests come one by one to an engine in its thread, four at once."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair)
+        self._begin()
+
+    def open(self, pair: Pair) -> PromptCache:
+        """In the place of a store: every engine begins with what the one before it has kept."""
+        return self.cache
+
+    def close_cache(self, cache: PromptCache, pair: Pair) -> None:
+        """Nothing goes to the disk."""
+
+    def _begin(self) -> None:
+        store = type("Store", (), {"open": lambda _, p: self.cache, "close": lambda _, c, p: None})
+        self.engine = Engine(lambda: (self.pair, OPTIONS), batch_size=4, waiting=9, store=store())
+        loaded = threading.Event()
+        self.engine.start(then=loaded.set)
+        assert loaded.wait(SECONDS)
+
+    def decode(self) -> list[Ended]:
+        if self.engine.problem is not None:
+            self._begin()
+        ended, heard = [Ended() for _ in REQUESTS], queue.Queue()
+        numbers = self.engine.submit(REQUESTS[:2], heard.put)
+        while not all(each.last for each in ended):
+            part = heard.get(timeout=SECONDS)
+            ended[part.number - numbers[0]].take(part)
+            if len(numbers) < len(REQUESTS) and (part.emission.tokens or part.last):
+                try:
+                    numbers += self.engine.submit(REQUESTS[2:], heard.put)
+                except RuntimeError:
+                    numbers += [-1] * 3
+                    for each in ended[2:]:
+                        each.error, each.last = STOPPING, True
+        until(lambda: not self.engine._callers)
+        if any(each.error == STOPPING for each in ended):
+            assert self.engine.join(SECONDS)
+            assert self.engine.trouble is not None
+        self.raised = self.engine.problem
+        return ended
+
+    def check_after(self) -> None:
+        assert self.engine.trouble is None and self.engine.failures.passes == 0
+
+    def close(self) -> None:
+        self.engine.close()
+        assert self.engine.join(SECONDS)
+
+
+class Divided(World):
+    """Rank 0 of two, which are threads, each with a whole target of its own."""
+
+    def __init__(self, pair: Pair) -> None:
+        _, first, second = ends()
+        self._channel, self._leader, self._codes = first, Leader(first), []
+        self._follower = Follower(other_target())
+        self._thread = threading.Thread(target=self._follow, args=[second], daemon=True)
+        self._thread.start()
+        super().__init__(replace(pair, target=led(pair.target, self._leader)))
+
+    def _follow(self, channel: Channel) -> None:
+        while not self._codes:
+            message = channel.receive()
+            for order in message.orders:
+                if order.op is Op.END:
+                    self._codes += order.numbers
+                else:
+                    self._follower.do(order, message)
+        mx.clear_streams()
+
+    def check_after(self) -> None:
+        gc.collect()
+        self._leader.end(5)
+        self._thread.join(SECONDS)
+        # Contexts that nobody has any more were given back on both ranks.
+        assert self._codes == [5] and not self._follower._contexts
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._channel.send([Order(Op.END, 0, (1,))])
+            self._thread.join(SECONDS)
+
+
+@functools.cache
+def other_target() -> DecoderOnlyModel:
+    model = DecoderOnlyModel(tiny.build("llama"))
+    mx.eval(model.network.parameters())
+    return model
+
+
+DRIVERS: dict[str, type[World]] = {"list": World, "engine": Served, "ranks": Divided}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@contextmanager
+def planted(
+    monkeypatch: pytest.MonkeyPatch, boundary: Boundary, when: str, fault: type[BaseException]
+) -> Iterator[list[int]]:
+    """One call fails; gives the list of how many there were by then."""
+    shipped, calls, fired = getattr(boundary.owner, boundary.function), 0, []
+    lock = threading.Lock()
+
+    def fails(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        if boundary.owner is DecoderOnlyContext and arguments[0]._model is not target():
+            return shipped(*arguments, **named)
+        with lock:
+            calls += 1
+            now = calls == boundary.at
+        if now and when == "before":
+            fired.append(calls)
+            raise fault("planted")
+        given = shipped(*arguments, **named)
+        if now:
+            fired.append(calls)
+            raise fault("planted")
+        return given
+
+    with monkeypatch.context() as patch:
+        # Bound already: a class method.
+        bound = hasattr(shipped, "__self__")
+        patch.setattr(boundary.owner, boundary.function, staticmethod(fails) if bound else fails)
+        # Whoever keeps what was logged keeps the frames of what has failed.
+        logging.disable(logging.CRITICAL)
+        yield fired
+        logging.disable(logging.NOTSET)
+
+
+def target() -> DecoderOnlyModel:
+    return decoder_only("llama").target
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[tuple[list[int], str]]:
+    """What each request becomes by itself, plainly decoded."""
+    pair, texts = decoder_only("llama"), []
+    for each in REQUESTS:
+        result = generate(pair, each.prompt, replace(each.options, regular=True))
+        texts.append((list(result.tokens), result.text))
+    return texts
+
+
+def check(ended: list[Ended], alone: list[tuple[list[int], str]]) -> list[int]:
+    """Every text is what it is alone, up to where it ended; returns who got an error."""
+    for each, (tokens, text) in zip(ended, alone, strict=True):
+        if each.last and each.error is None:
+            assert (each.tokens, each.text) == (tokens, text)
+        if each.error != DAMAGED:  # which is found some tokens later
+            assert each.tokens == tokens[: len(each.tokens)]
+            assert text.startswith(each.text)
+    return [number for number, each in enumerate(ended) if each.error is not None]
+
+
+def go_through(
+    monkeypatch: pytest.MonkeyPatch,
+    alone: list[tuple[list[int], str]],
+    driver: str,
+    boundary: Boundary,
+    when: str,
+    fault: type[BaseException],
+) -> None:
+    world = DRIVERS[driver](decoder_only("llama"))
+    try:
+        with planted(monkeypatch, boundary, when, fault) as fired:
+            ended = world.decode()
+        assert fired, "the fault was never met"
+        errors = check(ended, alone)
+        lost = driver == "ranks" and boundary.whole
+        if lost or not issubclass(fault, Exception):
+            assert isinstance(world.raised, fault)
+        else:
+            assert world.raised is None and all(each.last for each in ended)
+            most = 1 if boundary.own else 2 if driver == "list" else 4
+            assert (0 if boundary.mends else 1) <= len(errors) <= most
+        if lost:
+            assert world.pair.target.lost
+            return
+        world.raised = None
+        assert check(world.decode(), alone) == [] and world.raised is None
+        world.check_after()
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("when", FAULTS)
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda each: each.name)
+def test_what_fails_ends_its_own_requests(
+    monkeypatch: pytest.MonkeyPatch,
+    alone: list[tuple[list[int], str]],
+    boundary: Boundary,
+    when: str,
+) -> None:
+    go_through(monkeypatch, alone, "list", boundary, when, FAULTS[when])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", FAULTS)
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda each: each.name)
+def test_what_fails_in_a_server_ends_its_own_requests(
+    monkeypatch: pytest.MonkeyPatch,
+    alone: list[tuple[list[int], str]],
+    boundary: Boundary,
+    when: str,
+) -> None:
+    go_through(monkeypatch, alone, "engine", boundary, when, FAULTS[when])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", FAULTS)
+@pytest.mark.parametrize(
+    "boundary",
+    [each for each in BOUNDARIES if each.owner is not PromptCache],
+    ids=lambda each: each.name,
+)
+def test_ranks_go_on_unless_they_have_lost_step(
+    monkeypatch: pytest.MonkeyPatch,
+    alone: list[tuple[list[int], str]],
+    boundary: Boundary,
+    when: str,
+) -> None:
+    go_through(monkeypatch, alone, "ranks", boundary, when, FAULTS[when])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("driver", "when"), [("list", "after"), ("engine", "before")])
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda each: each.name)
+def test_an_interrupt_is_never_swallowed_and_leaves_nothing_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+    alone: list[tuple[list[int], str]],
+    driver: str,
+    boundary: Boundary,
+    when: str,
+) -> None:
+    go_through(monkeypatch, alone, driver, boundary, when, KeyboardInterrupt)
+
+
+def layer_of(model: DecoderOnlyModel) -> Any:
+    """One whose output all later layers keep keys and values of."""
+    return model.network.model.layers[0]
+
+
+@contextmanager
+def nan(monkeypatch: pytest.MonkeyPatch, what: str, at: int) -> Iterator[list[int]]:
+    """What one pass of a model computes is no number; gives the list of how many there were."""
+    calls, fired = 0, []
+    of_draft = what.startswith("draft")
+    model = decoder_only("llama").draft if of_draft else target()
+    inside = what.endswith("states")
+    owner = type(layer_of(model)) if inside else DecoderOnlyContext
+    name = "__call__" if inside else "advance"
+    shipped = getattr(owner, name)
+
+    def damages(self: Any, *arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        given = shipped(self, *arguments, **named)
+        if (self is not layer_of(model)) if inside else (self._model is not model):
+            return given
+        calls += 1
+        if calls != at:
+            return given
+        fired.append(calls)
+        if inside:
+            return given * mx.nan
+        rows = mx.arange(given.logits.shape[0])[:, None, None]
+        all_rows = "one" not in what
+        return replace(given, logits=mx.where((rows == 0) | all_rows, mx.nan, given.logits))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, damages)
+        yield fired
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 6])
+@pytest.mark.parametrize(
+    "what", ["one text's logits", "logits", "states", "draft's logits", "draft's states"]
+)
+def test_what_is_no_number_ends_the_texts_that_are_made_of_it(
+    monkeypatch: pytest.MonkeyPatch, alone: list[tuple[list[int], str]], what: str, at: int
+) -> None:
+    world = World(decoder_only("llama"))
+    with nan(monkeypatch, what, at) as fired:
+        ended = world.decode()
+    assert fired and world.raised is None and all(each.last for each in ended)
+    errors = check(ended, alone)
+    assert all(ended[number].error == DAMAGED for number in errors)
+    assert len(errors) <= (0 if "draft" in what else 1 if "one" in what else 2)
+    if at > 2 and "draft" not in what:
+        assert errors
+    assert check(world.decode(), alone) == []
