@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Noise, Proposal, Proposer, Scores
+from mlx_specdec.contracts import Noise, Proposal, Proposer, Scores, no_proposal
 from mlx_specdec.decoding.draft_length import FixedLength
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.prompt import PromptReader
@@ -22,6 +22,7 @@ from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.coupled import Coupled, LenientGreedy
 
+from ..letters import alphabet, regex
 from .mocks import VOCABULARY, LetterStream, TableContext, decoding, figures, run
 
 ROOM = 25
@@ -145,6 +146,20 @@ def batch(
     )
     loop.step()
     return loop, dict(zip(sequences, numbers, strict=True))
+
+
+@pytest.mark.parametrize("pattern", [None, "[ab]+"])
+def test_only_the_drafts_of_constrained_sequences_are_waited_for(pattern: str | None) -> None:
+    letters = alphabet(("<end>", "a", "b"))
+    constraint = None if pattern is None else letters.constraint(regex(pattern), [0])
+    sequence = one(0, [])
+    sequence.distribution = Distribution(Sampling(), 3, constraint=constraint)
+    batch_of = Batch([one(1, []), sequence])
+    nothing, drafted = no_proposal(2), Proposal(mx.array([[5, 6], [1, 0]], dtype=mx.int32))
+    assert batch_of.cut(nothing) is nothing
+    cut = batch_of.cut(drafted)
+    assert (cut is drafted) is (pattern is None)
+    assert [cut.count(row) for row in range(2)] == [2, 2]
 
 
 def test_what_fills_up_a_rectangle_is_never_accepted() -> None:

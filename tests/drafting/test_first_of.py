@@ -54,6 +54,39 @@ def test_the_first_that_does_not_abstain_proposes_and_is_named() -> None:
     assert [one.seen for one in (silent, talker, last)] == [1, 1, 1]
 
 
+class InBatches(Proposer):
+    """Proposes these tokens for the sequences of a batch."""
+
+    batches = True
+
+    def __init__(self, *tokens: list[int]) -> None:
+        self.tokens = tokens
+        self.asked = 0
+
+    def propose(self, committed, limit, noise) -> Proposal:
+        self.asked += 1
+        return Proposal.one_hot(self.tokens)
+
+
+def test_in_a_batch_the_next_one_proposes_where_the_first_has_nothing() -> None:
+    parts = {
+        "a": InBatches([4], [], []),
+        "b": InBatches([5, 6], [7, 8], []),
+        "c": InBatches([9], [9], [9]),
+    }
+    several = FirstOf(parts, lambda name, most: most)
+    proposal = several.propose([[1], [2], [3]], 4, NOISE)
+    assert [proposal.of(row).tokens.tolist() for row in range(3)] == [[[4]], [[7, 8]], [[9]]]
+    assert [proposal.source_of(row) for row in range(3)] == ["a", "b", "c"]
+    assert proposal.source == "c"
+    silent = InBatches([], [], [])
+    several = FirstOf({"a": parts["a"], "b": silent}, lambda name, most: most)
+    assert several.propose([[1], [2], [3]], 4, NOISE).counts == (1, 0, 0)
+    several = FirstOf({"c": parts["c"], "b": silent}, lambda name, most: most)
+    assert several.propose([[1], [2], [3]], 4, NOISE).counts == (1, 1, 1)
+    assert silent.asked == 1, "where every sequence has something, nobody else is asked"
+
+
 def test_a_source_that_may_draft_nothing_is_not_asked() -> None:
     parked, other = Scripted([1, 2]), Scripted([3])
     several = FirstOf({"a": parked, "b": other}, lambda name, most: 0 if name == "a" else most)

@@ -80,6 +80,8 @@ def test_a_match_in_documents_has_to_be_as_long_as_any_other() -> None:
     assert proposed([1, 6], [1], documents=documents) == []
     assert proposed([1, 6], [1], documents=documents, least=1) == [7]
     assert proposed([1, 5, 6], [1], documents=documents, least=3) == []
+    assert proposed([5, 6], [5], documents=documents, least=2) == [7], "all of the text is found"
+    assert proposed([5, 6], [5], documents=documents, least=3) == []
 
 
 def test_the_text_is_taken_where_a_document_ends_with_the_match() -> None:

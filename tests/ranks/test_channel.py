@@ -133,7 +133,8 @@ def test_a_led_model_is_the_model_but_for_its_weights() -> None:
 
 def test_nothing_is_led_any_more_after_half_a_pass() -> None:
     """What the others were told has to happen here as well, or never again."""
-    leader = Leader(ends()[1])
+    line, first, _ = ends()
+    leader = Leader(first)
     model = led(DecoderOnlyModel(tiny.build("llama")), leader)
     with leader.whole():
         assert model.open([1]).lengths == (0,)
@@ -143,7 +144,8 @@ def test_nothing_is_led_any_more_after_half_a_pass() -> None:
     assert model.lost
     with pytest.raises(DecodingError, match="lost step"), leader.whole():
         raise AssertionError("never here")
-    leader.end(0)  # tells nobody: nobody would understand
+    leader.end(0)
+    assert line.sizes == [], "nobody is told: nobody would understand"
 
 
 def test_an_interrupt_waits_until_all_ranks_have_done_the_same() -> None:
