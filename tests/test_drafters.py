@@ -188,8 +188,9 @@ def proposed(pair: Pair, repeated: int, **asked) -> tuple[str, list[int]]:
     text = [5, 6, 7, 8][-repeated:]
     prompt = [*text, 9, 30, 31, *text]
     chosen = drafters(pair, options)
-    proposer = make_proposer(chosen, options, make_draft_length(pair, chosen, options))
-    assert proposer is not None
+    lengths = make_draft_length(pair, chosen, options)
+    proposer = make_proposer(chosen, options, lengths)
+    assert proposer is not None and lengths.choose(100) == 1
     proposer.begin([prompt])
     proposal = proposer.propose([prompt], 1, NOISE)
     return proposal.source, proposal.tokens.tolist()[0]

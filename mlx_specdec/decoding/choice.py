@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from ..costs.speedup import rates
@@ -10,8 +11,9 @@ from .draft_length import Change
 
 class Choice:
     """length: 0 at first, which is plain decoding. speed: what it promises, over plain decoding.
-    changes: which was chosen in which round."""
+    changes: which was chosen in which round, the newest KEPT of them."""
 
+    KEPT = 1000
     WORTH_CHANGING = 1.04
     WORTH_DRAFTING_TOGETHER = 1.1
     """Sequences that draft end apart, and their places stay empty until others join."""
@@ -19,7 +21,7 @@ class Choice:
     def __init__(self) -> None:
         self.length = 0
         self.speed = 1.0
-        self.changes: list[Change] = []
+        self.changes: deque[Change] = deque(maxlen=self.KEPT)
 
     def best(
         self,

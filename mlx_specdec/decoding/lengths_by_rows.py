@@ -46,11 +46,9 @@ class LengthsByRows:
         return self._current.choose(remaining, rows)
 
     def limit(self, name: str, most: int) -> int:
-        """How many tokens the named source may draft, of at most `most`."""
+        """As LengthsBySource.limit says, for the size that `choose` was last asked about."""
         current = self._current
-        if isinstance(current, LengthsBySource):
-            return current.limit(name, most)
-        return min(most, current.choose(most + 1))
+        return current.limit(name, most) if isinstance(current, LengthsBySource) else most
 
     def on_round(self, report: RoundReport) -> None:
         """A round is its size's."""

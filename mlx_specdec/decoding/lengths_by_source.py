@@ -23,6 +23,7 @@ class LengthsBySource:
 
     def __init__(self, lengths: Mapping[str, DraftLength]) -> None:
         self._lengths = dict(lengths)
+        self._chosen = dict.fromkeys(self._lengths, 0)
         self._rivals = {n: one for n, one in lengths.items() if isinstance(one, Rival)}
         self._asked = max(self._rivals, key=lambda name: self._rivals[name].speed, default="")
         for name, rival in self._rivals.items():
@@ -55,14 +56,15 @@ class LengthsBySource:
         if self._rivals:
             self._asked = self._best_rival()
         # Nothing remains for those that are not asked.
-        return max(
-            length.choose(remaining if self._may(name) else 1, rows)
+        self._chosen = {
+            name: length.choose(remaining if self._may(name) else 1, rows)
             for name, length in self._lengths.items()
-        )
+        }
+        return max(self._chosen.values())
 
     def limit(self, name: str, most: int) -> int:
-        """How many tokens the named source may draft, of at most `most`."""
-        return self._lengths[name].choose(most + 1) if self._may(name) else 0
+        """How many tokens `choose` lets the named source draft, of at most `most`."""
+        return min(most, self._chosen[name])
 
     def on_round(self, report: RoundReport) -> None:
         """A round with drafts is its source's, a plain step everybody's."""

@@ -15,7 +15,8 @@ class Unread:
     def __init__(self, free: bool, reading: float) -> None:
         self._free = free
         self._earlier = reading
-        self._reads: list[tuple[int, float]] = []
+        self._first: tuple[int, float] | None = None
+        self._newest: tuple[int, float] | None = None
         self.any = not free
 
     def skip(self) -> None:
@@ -24,25 +25,26 @@ class Unread:
 
     def read(self, drafted: int, seconds: float) -> None:
         """A round with so many drafted tokens has read it."""
-        self._reads.append((drafted, seconds))
+        self._newest = (drafted, seconds)
+        self._first = self._first or self._newest
         self.any = False
 
     @property
     def measured(self) -> bool:
         """Whether this text knows what reading takes."""
-        return bool(self._reads)
+        return self._first is not None
 
     def price(self, totals: Sequence[float], plain: float) -> float:
         """Seconds that the next draft takes longer. totals: of rounds in seconds, by drafted
         length; plain: of a plain step."""
         if not self.any:
             return 0.0
-        return _beyond(self._reads[-1], totals) if self._reads else self._earlier * plain
+        return _beyond(self._newest, totals) if self._newest else self._earlier * plain
 
     def prompt(self, totals: Sequence[float], plain: float) -> float:
         """Plain steps that reading this text's prompt took; earlier ones' where it was read along
         with the target, or not at all."""
-        return _beyond(self._reads[0], totals) / plain if self._reads and plain else self._earlier
+        return _beyond(self._first, totals) / plain if self._first and plain else self._earlier
 
 
 def _beyond(round: tuple[int, float], totals: Sequence[float]) -> float:

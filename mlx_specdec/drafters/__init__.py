@@ -94,7 +94,7 @@ def make_proposer(
     limit = (
         lengths.limit
         if isinstance(lengths, (LengthsBySource, LengthsByRows))
-        else lambda name, most: min(most, lengths.choose(most + 1))
+        else lambda name, most: most
     )
     made: dict[str, Proposer] = {}
     for place, each in enumerate(chosen):

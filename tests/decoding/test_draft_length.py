@@ -13,7 +13,12 @@ from mlx_specdec.costs.learned import Learned
 from mlx_specdec.costs.online import RoundCosts
 from mlx_specdec.decoding.auto_length import AutoLength
 from mlx_specdec.decoding.budget import Budget
+from mlx_specdec.decoding.choice import Choice
 from mlx_specdec.decoding.draft_length import FixedLength
+from mlx_specdec.decoding.lengths_by_rows import LengthsByRows
+from mlx_specdec.decoding.lengths_by_source import LengthsBySource
+from mlx_specdec.decoding.rounds import RoundReport
+from mlx_specdec.decoding.unread import Unread
 from mlx_specdec.errors import OptionError
 
 from .batch_simulator import BatchMachine
@@ -419,6 +424,55 @@ def test_what_hardly_pays_is_drafted_for_one_sequence_and_not_in_a_batch() -> No
         acceptance = Acceptance(AutoLength.LONGEST_DRAFT, earlier=seen)
         lengths = AutoLength(costs, acceptance=acceptance, budget=Budget(-3.0), rows=rows)
         assert (lengths.choose(1000, rows) == 1) is drafts
+
+
+class AmongSeveral:
+    """A draft length of one source of several, which is asked again and again what it may draft."""
+
+    def __init__(self, rows: int) -> None:
+        seen = ((1000.0, *(0.0,) * 15), (500.0, *(0.0,) * 15))
+        acceptance = Acceptance(AutoLength.LONGEST_DRAFT, earlier=seen)
+        costs = {n: Learned(1.0 + 0.42 * n, 8.0) for n in range(1, 17)} | {0: Learned(1.0, 8.0)}
+        self.own = AutoLength(costs, acceptance=acceptance, rows=rows)
+        others = {"other": FixedLength(0)}
+        self.lengths = LengthsByRows(lambda _: LengthsBySource({"own": self.own, **others}))
+        self.wants_parts = False
+        self.changes = ()
+
+    def choose(self, remaining: int, rows: int = 1) -> int:
+        count = self.lengths.choose(remaining, rows)
+        assert self.lengths.limit("other", count) == 0
+        assert {self.lengths.limit("own", count) for _ in range(3)} == {count}
+        assert self.lengths.limit("own", 1) == min(1, count)
+        return count
+
+    def on_round(self, report: RoundReport) -> None:
+        self.lengths.on_round(replace(report, source="own" if report.size else ""))
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_source_of_several_learns_as_if_it_were_alone_however_often_it_is_asked(
+    rows: int,
+) -> None:
+    machine, texts = BatchMachine(CURVES["M4 Pro 4-bit"], 0.1, 0.6), [20, 40, 60, 30] * rows
+    asked, alone = AmongSeveral(rows), AmongSeveral(rows).own
+    took = [machine.time(lengths, rows, texts, 1) for lengths in (asked, alone)]
+    assert took[0] == took[1]
+    assert asked.own.changes == alone.changes and len(alone.changes) > 0
+
+
+def test_what_is_remembered_of_a_text_without_end_does_not_grow() -> None:
+    choice, unread = Choice(), Unread(free=False, reading=1.0)
+    for number in range(3 * Choice.KEPT):
+        better = [3.0, 1.0] if number % 2 else [1.0, 3.0]
+        choice.best([1.0, 1.0], better, (0, 1), rounds=number, rows=1, doubt=0.0)
+        unread.read(1, 2.0 + number)
+        unread.skip()
+    assert len(choice.changes) == Choice.KEPT
+    assert choice.changes[-1].round == 3 * Choice.KEPT - 1
+    assert unread.prompt([1.0, 1.0], 1.0) == 1.0, "the first text's prompt"
+    assert unread.price([1.0, 1.0], 1.0) == 3 * Choice.KEPT, "as the newest was"
+    assert not [kept for kept in vars(unread).values() if isinstance(kept, list)]
 
 
 @pytest.mark.parametrize("length", [1, 4])
