@@ -16,7 +16,7 @@ EXTRA = 100
 """T5's sentinels, where nothing says how many there are."""
 _NORMALIZERS, _CHARSMAP = (3, 5), 2
 """Numbers of fields: the normalizers of ModelProto (one is of the decoder), and in each the map."""
-_SENTINEL = re.compile(r" *<extra_id_(\d{1,6})> *", re.ASCII)
+_SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
 
 
 def read(file: Path) -> Any:
@@ -98,9 +98,13 @@ class SentencePieceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        # Every second part is the number of a sentinel; spaces around sentinels belong to them.
-        for place, part in enumerate(_SENTINEL.split(text)):
+        # Every second part is the number of a sentinel.
+        parts = _SENTINEL.split(text)
+        for place, part in enumerate(parts):
             if place % 2 == 0:
+                # Spaces around sentinels belong to them.
+                part = part if place == 0 else part.lstrip(" ")
+                part = part if place == len(parts) - 1 else part.rstrip(" ")
                 ids += self._processor.encode(part)
             elif int(part) < self._extra:
                 ids.append(self.size - 1 - int(part))

@@ -292,6 +292,13 @@ def test_sentinels_in_a_prompt_are_tokens_that_swallow_the_spaces_around(tmp_pat
     assert top - 100 not in tokenizer.encode("<extra_id_100>")
 
 
+def test_a_long_run_of_spaces_is_read_in_linear_time(tmp_path: Path) -> None:
+    """In quadratic time this takes a quarter of an hour."""
+    tokenizer = load_tokenizer(sentence_piece(tmp_path), kind="encoder-decoder")
+    ids = tokenizer.encode(" " * 1_000_000 + "<extra_id_0>" + " " * 1_000_000)
+    assert ids == [tokenizer.size - 1, 1]
+
+
 @pytest.mark.parametrize(("said", "extra"), [("{}", 100), ('{"extra_ids": 0}', 0)])
 def test_the_number_of_sentinels_is_said_by_the_settings(
     tmp_path: Path, said: str, extra: int
