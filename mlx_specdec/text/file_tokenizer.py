@@ -55,7 +55,9 @@ class FileTokenizer:
     def encode(self, text: str) -> list[int]:
         with no_panic(self._directory):
             self._check(text)
-            ids: list[int] = self._tokenizer.encode(text).ids
+            # Other than `encode`, this lets other threads run meanwhile.
+            [encoding] = self._tokenizer.encode_batch_fast([text])
+            ids: list[int] = encoding.ids
         return ids if ids and ids[-1:] == [*self._closing] else [*ids, *self._closing]
 
     def decode(self, ids: Sequence[int]) -> str:
