@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import SpecdecError
@@ -15,17 +17,27 @@ from ..prepare import encode, prepared
 from ..text.chat import Ending
 from ..text.markers import NONE, Markers, markers_of
 from . import fields, formats
-from .body import Body, Schema, read
+from .body import Body, Schema, characters, read
 from .call_grammar import grammar_of
 from .chat import Message, ending_of, ids_of, messages_of, template_settings, way_of
 from .limits import Limits
-from .problems import CONTEXT, Problem, unsupported, wrong
+from .problems import CONTEXT, Problem, busy, unsupported, wrong
 from .reading import Reader
 from .settings import expected_ids, options_of
 from .tools import Tools, tools_of
 
 ENDLESS = 4096
 """Tokens of a model whose positions have no end: what it takes grows with their square."""
+MOST_CHARACTERS = 32
+"""Of a prompt, for each token of the context. A longer one is refused before it is tokenized, which
+takes a second for a million; usual texts have 3 to 5 characters a token. White space that a
+tokenizer would leave out counts too."""
+LONG = 1 << 20
+"""Characters of a prompt above which only a few are tokenized at once: each takes some 130 bytes of
+memory meanwhile."""
+_long = threading.BoundedSemaphore(4)
+READ = ("messages", "tools", "functions", "chat_template_kwargs", "reasoning_effort")
+"""Fields that chat templates read."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +99,15 @@ class Asking:
     def prompt(self, body: Body) -> list[int]:
         """Token ids of the messages of a chat's body, with its tools. Raises Problem,
         SpecdecError."""
-        messages = messages_of(body["messages"])
-        settings = template_settings(body)
-        ending = ending_of(body, messages)
-        tools = tools_of(body)
-        ids = self.chat_ids(messages, settings, ending)
-        if not tools.given:
-            return ids
-        told = self.chat_ids(messages, {**settings, "tools": list(tools.given)}, ending)
+        with self._room_for([body.get(name) for name in READ], "messages"):
+            messages = messages_of(body["messages"])
+            settings = template_settings(body)
+            ending = ending_of(body, messages)
+            tools = tools_of(body)
+            ids = self.chat_ids(messages, settings, ending)
+            if not tools.given:
+                return ids
+            told = self.chat_ids(messages, {**settings, "tools": list(tools.given)}, ending)
         if told == ids:
             raise unsupported("tools", "this model's chat template tells it of no tools")
         return told
@@ -123,7 +136,7 @@ class Asking:
         return ids_of(self.pair, messages, self.options, settings, ending)
 
     def text_ids(self, text: str) -> list[int]:
-        """Token ids of a text that no chat template is put around. Raises SpecdecError."""
+        """Token ids of a text that no chat template is put around. Raises Problem, SpecdecError."""
         plain = replace(
             self.options,
             chat_template=self.options.chat_template
@@ -131,7 +144,8 @@ class Asking:
             system_prompt=None,
             chat_template_config={},
         )
-        return encode(self.pair, text, plain)
+        with self._room_for(text, "prompt"):
+            return encode(self.pair, text, plain)
 
     def _asked(
         self,
@@ -154,7 +168,8 @@ class Asking:
             if tools is not None and tools.must:
                 options = self._calling(options, tools, markers, thinking=thinking)
             each = [self._with_room(ids, options, body) for ids in prompts]
-            expected = expected_ids(body, self.pair.tokenizer)
+            with self._room_for(body.get("prediction"), "prediction"):
+                expected = expected_ids(body, self.pair.tokenizer)
         except SpecdecError as problem:
             raise wrong(str(problem), _field(str(problem), body)) from None
         more = (expected, top_logprobs, markers.special, body.get("ignore_eos", False))
@@ -204,6 +219,26 @@ class Asking:
         grammar = grammar_of(tools, markers, thinking=thinking)
         bound = formats.checked(self.pair, self.options, "tools", {"grammar": grammar}, self.limits)
         return replace(options, **bound)
+
+    @contextlib.contextmanager
+    def _room_for(self, value: object, field: str) -> Iterator[None]:
+        """Within it, the strings of a JSON value may be tokenized. Raises Problem where they have
+        too many characters to fit, or many long texts are tokenized already."""
+        most, count = MOST_CHARACTERS * self.longest, characters(value)
+        if count > most:
+            raise wrong(
+                f"{field} has more than {most} characters, {MOST_CHARACTERS} for each of the "
+                f"{self.longest} tokens that prompt and answer together take at most: shorten it",
+                field,
+                CONTEXT,
+            )
+        if count > LONG and not _long.acquire(blocking=False):
+            raise busy("too many long prompts are being read: try again", 429)
+        try:
+            yield
+        finally:
+            if count > LONG:
+                _long.release()
 
     def _ids(self, prompt: str | list[int]) -> list[int]:
         return self.text_ids(prompt) if isinstance(prompt, str) else prompt

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import numpy as np
+
 from .problems import Problem, unsupported, wrong
 
 Body = Mapping[str, Any]
@@ -27,6 +29,9 @@ WORDS: Mapping[str, str] = {
     "integer": "a whole number",
     "number": "a number",
 }
+MOST_CONTAINERS = 1 << 17
+"""Of a JSON text: objects, lists and names in objects. Python's parser holds up every other thread,
+0.1 s for so many of them, and as long for 16 times as many numbers."""
 BOUNDS = (
     (" of", "minItems", "maxItems", " entries"),
     (" of", "minLength", "maxLength", " characters"),
@@ -39,19 +44,54 @@ BOUNDS = (
 def parse(data: bytes) -> Body:
     """The object that a body holds; what is null is as good as not there. Raises Problem."""
     try:
-        body: Any = json.loads(data, parse_constant=_no_json)
-        # Half a character, a lone surrogate, is no text for any tokenizer.
-        json.dumps(body, ensure_ascii=False).encode("utf-8")
+        body = loads(data)
     except UnicodeEncodeError:
         raise wrong("the body has half a character in it, a lone surrogate") from None
     except RecursionError:
         raise wrong("the body is nested too deeply") from None
     except ValueError as problem:
         reason = getattr(problem, "msg", "") or "it is no UTF-8 text, or has a number of no use"
-        raise wrong(f"the body is not JSON ({reason})") from None
+        raise wrong(f"the body cannot be read as JSON ({reason})") from None
     if not isinstance(body, dict):
         raise wrong('the body must be a JSON object, such as {"prompt": "..."}')
     return {name: value for name, value in body.items() if value is not None}
+
+
+def loads(data: bytes) -> Any:
+    """What a JSON text in UTF-8 says.
+
+    Raises ValueError for what is none or has too much structure, UnicodeEncodeError for half a
+    character, a lone surrogate, which is no text for any tokenizer, and RecursionError.
+    """
+    if len(data) > MOST_CONTAINERS and _structure(data) > 16 * MOST_CONTAINERS:
+        raise json.JSONDecodeError(f"more than {MOST_CONTAINERS:,} objects, lists and names", "", 0)
+    value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_json)
+    if b"\\u" in data:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
+
+
+def _structure(data: bytes) -> int:
+    """The commas of a JSON text that stand in no string, and 16 for each bracket and colon."""
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    letters = np.frombuffer(plain, np.uint8)
+    outside = ~np.bitwise_xor.accumulate(letters == ord('"'))
+    commas, *others = (np.count_nonzero((letters == ord(each)) & outside) for each in ",[{:")
+    return int(commas + 16 * sum(others))
+
+
+def characters(value: object) -> int:
+    """How many characters the strings of a JSON value have, names in objects included."""
+    total, waiting = 0, [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            total += len(each)
+        elif isinstance(each, Mapping):
+            waiting += (*each, *each.values())
+        elif isinstance(each, list | tuple):
+            waiting += each
+    return total
 
 
 def _no_json(name: str) -> NoReturn:

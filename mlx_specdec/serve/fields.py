@@ -12,6 +12,7 @@ from typing import Any
 
 from ..options import MOST_DRAFTED
 from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURES
+from ..text.chat import RESERVED
 from .body import Schema
 from .limits import Limits
 from .problems import CONTEXT
@@ -381,7 +382,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         ),
     ]
     template = {
-        "chat_template_kwargs": OBJECT,
+        "chat_template_kwargs": {**OBJECT, "properties": dict.fromkeys(sorted(RESERVED), off())},
         "thinking": THINKING,
         "reasoning_effort": TEXT,
         "enable_thinking": TRUTH,
@@ -508,5 +509,5 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
                 ),
             ],
         },
-        "DetokenizeRequest": fields(("tokens",), tokens=several(id_)),
+        "DetokenizeRequest": fields(("tokens",), tokens=several(id_, 0, longest)),
     }

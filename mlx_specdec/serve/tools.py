@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .body import Body
+from .body import Body, loads
 from .problems import wrong
 
 Tool = dict[str, Any]
@@ -63,7 +62,7 @@ def _call(given: Tool) -> Tool:
     if isinstance(arguments, str):
         text = arguments
         try:
-            arguments = json.loads(text)
+            arguments = loads(text.encode())
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):

@@ -22,7 +22,29 @@ Messages = Sequence[Mapping[str, str]]
 Ending = Literal["answer", "continue", "closed"]
 """What a prompt ends with: the header of a new answer, the last message left open so that the model
 continues it, or the last message, closed."""
-FIXED = ("add_generation_prompt", "continue_final_message", "tokenize", "return_dict")
+RESERVED = frozenset(
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    )
+)
+"""Names that transformers' apply_chat_template takes for itself: the template is the checkpoint's,
+and what it is applied to is not said among its variables."""
 LARGEST = 1 << 24
 """What a multiplication may give: a number, or the length of a string or list."""
 WIDENING = frozenset(
@@ -40,9 +62,9 @@ class TemplateError(ValueError):
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises OptionError for variables of a template that are not the caller's."""
-    for name in ("conversation", *FIXED):
-        if name in settings:
+    """Raises OptionError for names that are no variables of a template."""
+    for name in settings:
+        if name in RESERVED:
             raise OptionError(f"chat-template-config may not set {name}: leave it out")
 
 
@@ -56,20 +78,18 @@ def apply(
 ) -> list[int]:
     """Token ids of messages, or of a text as one of the user's, up to where the model writes.
 
-    tokenizer: of transformers. settings: variables that the template may ask for. check: is given
-    what the template writes, and may raise CheckpointError. Raises CheckpointError where the
-    template fails or takes too much, OptionError for settings that are not the caller's.
+    tokenizer: of transformers. settings: variables that the template may ask for, and "tools"; no
+    others of RESERVED. check: is given what the template writes, and may raise CheckpointError.
+    Raises CheckpointError where the template fails or takes too much.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    asked = settings or {}
-    check_settings(asked)
     try:
         from transformers.utils import chat_template_utils
 
         chat_template_utils.ImmutableSandboxedEnvironment = _bounded()  # type: ignore[attr-defined]
         text = tokenizer.apply_chat_template(
             messages,
-            **asked,
+            **(settings or {}),
             add_generation_prompt=ending == "answer",
             continue_final_message=ending == "continue",
             tokenize=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -166,10 +167,14 @@ def test_the_template_is_given_the_system_prompt_and_settings(tmp_path: Path) ->
         assert tokenizer.decode(ids) == "[system be brief][user hello]False"
 
 
-@pytest.mark.parametrize("name", ["tokenize", "conversation", "add_generation_prompt"])
-def test_settings_of_our_own_are_not_the_templates(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OptionError, match=f"chat-template-config may not set {name}"):
-        chatty(tmp_path, "x").apply_chat("hello", {name: True})
+def test_settings_of_a_template_name_no_parameter_of_transformers() -> None:
+    from transformers import PreTrainedTokenizerBase
+
+    method = inspect.signature(PreTrainedTokenizerBase.apply_chat_template)
+    for name in {*method.parameters, "messages"} - {"kwargs"}:
+        with pytest.raises(OptionError, match=f"chat-template-config may not set {name}"):
+            chat.check_settings({name: True})
+    chat.check_settings({"enable_thinking": True, "date_string": "today"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+"""What is too large is refused before anything takes long over it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+
+from mlx_specdec.assemble import load
+from mlx_specdec.serve import asked, body
+from mlx_specdec.serve.asked import Asked, Asking
+from mlx_specdec.serve.problems import Problem
+from mlx_specdec.serve.tools import calls_of
+
+from .conftest import LIMITS, OPTIONS
+
+LONGEST = 64
+FITS = asked.MOST_CHARACTERS * LONGEST
+
+
+class Counted:
+    """A tokenizer, and how many characters it was given."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.characters = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str) -> list[int]:
+        self.characters += len(text)
+        return self._tokenizer.encode(text)
+
+
+@pytest.fixture
+def asking(llama: tuple[Path, Path]) -> Asking:
+    pair = load(llama[0])
+    object.__setattr__(pair, "tokenizer", Counted(pair.tokenizer))
+    limits = LIMITS.__class__(context=LONGEST)
+    return Asking(pair, OPTIONS, limits, "tiny")
+
+
+def refused(asking: Asking, **given: Any) -> Problem:
+    asking.pair.tokenizer.characters = 0
+    ask = asking.chat if "messages" in given else asking.completions
+    with pytest.raises(Problem) as caught:
+        ask(given)
+    return caught.value
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prompt": " " * FITS + "x"},
+        {"prompt": ["x", "[" * (FITS + 1)]},
+        {"messages": [user("x" * FITS)]},
+        {"messages": [user("")] * FITS},
+        {"messages": [user("x")], "chat_template_kwargs": {"a": ["x" * FITS]}},
+        {"prompt": "x", "prediction": {"type": "content", "content": "x" * FITS}},
+    ],
+)
+def test_a_text_that_cannot_fit_is_not_tokenized(asking: Asking, given: dict[str, Any]) -> None:
+    problem = refused(asking, **given)
+    assert (problem.status, problem.code) == (400, "context_length_exceeded")
+    assert asking.pair.tokenizer.characters <= 1
+
+
+def test_prompts_that_are_too_many_are_not_tokenized(asking: Asking) -> None:
+    problem = refused(asking, prompt=["x"] * 9, n=2)
+    assert "send several requests" in problem.message
+    assert asking.pair.tokenizer.characters == 0
+
+
+def test_a_text_of_few_tokens_fits(asking: Asking) -> None:
+    found: Asked = asking.completions({"prompt": [5] * (LONGEST - 1)})
+    assert found.prompt_tokens == LONGEST - 1
+    assert refused(asking, prompt="é" * LONGEST).code == "context_length_exceeded"
+    assert asking.pair.tokenizer.characters == LONGEST
+
+
+def test_only_a_few_long_texts_are_tokenized_at_once(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asked, "LONG", 10)
+    with contextlib.ExitStack() as others:
+        for _ in range(4):
+            others.enter_context(asking._room_for("x" * 11, "prompt"))
+        assert refused(asking, prompt="x" * 11).status == 429
+        asking.completions({"prompt": "x" * 10})
+    assert asking.completions({"prompt": "x" * 11}).prompt_tokens > 0
+
+
+def test_a_template_of_the_clients_own_is_refused(asking: Asking) -> None:
+    for name in ("chat_template", "tools", "documents", "messages", "continue_final_message"):
+        given = {"messages": [user("x")], "chat_template_kwargs": {name: "{{ a }}"}}
+        problem = refused(asking, **given)
+        assert problem.message.startswith(f"chat_template_kwargs.{name} is not supported")
+        assert problem.status == 400
+
+
+def structured(value: object) -> tuple[int, int]:
+    """Objects, lists and names of a value, and the commas in it."""
+    if not isinstance(value, dict | list) or not value:
+        return int(isinstance(value, dict | list)), 0
+    within: Sequence[object] = [*value.values()] if isinstance(value, dict) else value
+    names = len(value) if isinstance(value, dict) else 0
+    each = [structured(one) for one in within]
+    return 1 + names + sum(a for a, _ in each), len(value) - 1 + sum(b for _, b in each)
+
+
+def any_value(dice: random.Random, depth: int = 0) -> object:
+    text = "".join(dice.choice('a,[{:"\\ é') for _ in range(dice.randrange(8)))
+    kind = dice.randrange(4 if depth < 4 else 2)
+    if kind < 2:
+        return dice.choice([text, dice.randrange(99), None])
+    if kind == 2:
+        return [any_value(dice, depth + 1) for _ in range(dice.randrange(4))]
+    return {f"{text}{at}": any_value(dice, depth + 1) for at in range(dice.randrange(4))}
+
+
+def test_the_structure_of_json_is_counted_without_parsing_it() -> None:
+    dice = random.Random(5)
+    for _ in range(300):
+        value = any_value(dice)
+        containers, commas = structured(value)
+        data = json.dumps(value, ensure_ascii=dice.random() < 0.5).encode()
+        assert body._structure(data) == 16 * containers + commas
+
+
+@pytest.mark.parametrize("unit", [b"[],", b'"a":1,', b"{},", b"1,2,3,4,5,6,7,8,9,"])
+def test_json_of_too_much_structure_is_not_parsed(
+    unit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = b'{"x":[' + unit * (20 * body.MOST_CONTAINERS // len(unit) * 3) + b"1]}"
+    monkeypatch.setattr(json, "loads", lambda *given, **named: pytest.fail("it was parsed"))
+    with pytest.raises(Problem, match="more than 131,072 objects, lists and names"):
+        body.parse(data)
+
+
+def test_json_that_is_mostly_text_is_parsed_whatever_stands_in_it() -> None:
+    text = '[{"a": "b\\\\", "c": [1, 2]}, ' * 200_000
+    assert body.parse(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+    ids = [7] * 1_000_000
+    assert body.parse(json.dumps({"prompt": ids}).encode()) == {"prompt": ids}
+    assert body.parse(b'\xef\xbb\xbf{"a": "\\u00e9\\ud83d\\ude42"}') == {"a": "é🙂"}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"a": "\\ud800"}', "half a character"),
+        (b'{"a": "\xed\xa0\x80"}', "no UTF-8 text"),
+        ('{"a": "∀"}'.encode("utf-16"), "no UTF-8 text"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": NaN}', "NaN is no number"),
+        (b"[1]", "must be a JSON object"),
+    ],
+)
+def test_what_is_no_json_is_told_why(data: bytes, words: str) -> None:
+    with pytest.raises(Problem, match=words):
+        body.parse(data)
+
+
+def test_arguments_of_earlier_calls_are_bounded_like_bodies() -> None:
+    for count in (3, body.MOST_CONTAINERS + 1):
+        arguments = '{"a": [' + "[]," * count + "1]}"
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        read = json.loads(arguments) if count == 3 else {"arguments": arguments}
+        assert calls_of([call])[0]["function"]["arguments"] == read
