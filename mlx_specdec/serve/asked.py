@@ -28,10 +28,6 @@ from .tools import Tools, tools_of
 
 ENDLESS = 4096
 """Tokens of a model whose positions have no end: what it takes grows with their square."""
-MOST_CHARACTERS = 32
-"""Of a prompt, for each token of the context. A longer one is refused before it is tokenized, which
-takes a second for a million; usual texts have 3 to 5 characters a token. White space that a
-tokenizer would leave out counts too."""
 LONG = 1 << 20
 """Characters of a prompt above which only a few are tokenized at once: each takes some 130 bytes of
 memory meanwhile."""
@@ -224,10 +220,10 @@ class Asking:
     def _room_for(self, value: object, field: str) -> Iterator[None]:
         """Within it, the strings of a JSON value may be tokenized. Raises Problem where they have
         too many characters to fit, or many long texts are tokenized already."""
-        most, count = MOST_CHARACTERS * self.longest, characters(value)
+        most, count = fields.MOST_CHARACTERS * self.longest, characters(value)
         if count > most:
             raise wrong(
-                f"{field} has more than {most} characters, {MOST_CHARACTERS} for each of the "
+                f"{field} has more than {most} characters, {fields.MOST_CHARACTERS} for each of the "
                 f"{self.longest} tokens that prompt and answer together take at most: shorten it",
                 field,
                 CONTEXT,

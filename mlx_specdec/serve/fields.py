@@ -27,6 +27,10 @@ TRUTH: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
 NULL: Schema = {"type": "null"}
 TOP_LOGPROBS = 20
+MOST_CHARACTERS = 32
+"""Of a prompt, for each token of the context. A longer one is refused before it is tokenized, which
+takes a second for a million; usual texts have 3 to 5 characters a token. White space that a
+tokenizer would leave out counts too."""
 
 
 def either(*each: Schema, **more: Any) -> Schema:
@@ -509,5 +513,5 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
                 ),
             ],
         },
-        "DetokenizeRequest": fields(("tokens",), tokens=several(id_, 0, longest)),
+        "DetokenizeRequest": fields(("tokens",), tokens=several(id_, 0, MOST_CHARACTERS * longest)),
     }

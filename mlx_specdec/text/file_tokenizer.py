@@ -14,6 +14,9 @@ from .growth import Growth
 from .tokenizer_files import content_of, digest_of, no_panic
 from .transformers_tokenizer import by_id, from_transformers
 
+LONG = 1000
+"""Tokens that are decoded as a batch of one, which lets other threads run meanwhile."""
+
 
 class FileTokenizer:
     """tokenizer.json, read by the `tokenizers` library.
@@ -62,7 +65,9 @@ class FileTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         with no_panic(self._directory):
-            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+            if len(ids) < LONG:
+                return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+            return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=True)[0]
 
     def apply_chat(
         self,

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from mlx_specdec.assemble import load
-from mlx_specdec.serve import asked, body
+from mlx_specdec.serve import asked, body, fields
 from mlx_specdec.serve.asked import Asked, Asking
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.tools import calls_of
@@ -22,7 +22,7 @@ from mlx_specdec.serve.tools import calls_of
 from .conftest import LIMITS, OPTIONS
 
 LONGEST = 64
-FITS = asked.MOST_CHARACTERS * LONGEST
+FITS = fields.MOST_CHARACTERS * LONGEST
 
 
 class Counted:
