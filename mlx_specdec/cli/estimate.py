@@ -100,22 +100,28 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     link = None
     if machines.distributed is not None and machines.link_us is not None:
         link = Link(machines.distributed, 1e-6 * machines.link_us, machines.pipeline)
+
+    def announce(known: Estimate) -> None:
+        if not output.json:
+            render.write(sys.stdout, render.laid_out(sys.stdout, _sides(known), _verdict(known)))
+
     with render.progress("measuring") as report:
-        told = measure(target, draft, **vars(effort), link=link, progress=report)
+        how = vars(effort)
+        told = measure(target, draft, **how, link=link, announce=announce, progress=report)
     machine = {"device": device_name(), "blas": blas.name()}
     text = render.as_json({**told.as_dict(), **machine}) if output.json else _pretty(told, machine)
     render.write(sys.stdout, text)
 
 
 def _pretty(told: Estimate, machine: Mapping[str, str]) -> str:
-    """Tables and sentences."""
+    """Tables and sentences on what was measured."""
     speeds = told.speeds
     measured: tuple[Table | str, ...] = ()
     if speeds is not None:
         of_cluster = _on_cluster(told.cluster, speeds)
         measured = (_costs(speeds, machine), _predictions(speeds), *of_cluster)
     notes = (f"Note: {note}." for note in told.notes)
-    return render.laid_out(sys.stdout, _sides(told), _verdict(told), *measured, *notes)
+    return render.laid_out(sys.stdout, *measured, *notes)
 
 
 def _sides(told: Estimate) -> Table:

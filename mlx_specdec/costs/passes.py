@@ -119,12 +119,14 @@ class PassTimer:
                 context.rewind(lengths)
 
     def expected(self, kind: Kind) -> float:
-        """Seconds that `time` is going to take: what it took, or what a smaller pass did for so
-        many tokens; 0 where nothing is known."""
+        """Seconds that `time` is going to take: what it took, or what others of its kind, or of
+        any, did for so many tokens; 0 where nothing is known."""
         if self._samples[kind]:
             return self._samples[kind][-1]
-        smaller = [max(s) / n for (name, n), s in self._samples.items() if name == kind[0] and s]
-        return kind[1] * min(smaller, default=0.0)
+        known = {each: max(samples) for each, samples in self._samples.items() if samples}
+        alike = {each: seconds for each, seconds in known.items() if each[0] == kind[0]}
+        rows = [seconds / each[1] for each, seconds in (alike or known).items()]
+        return kind[1] * min(rows, default=0.0)
 
     def costs(self) -> PassCosts | None:
         """Medians of all samples; None before the first turn."""

@@ -14,7 +14,7 @@ FIRST_SIZES = (1, 2, 3, 5, 9, 17)
 SIZES_BETWEEN = (4, 6, 7, 8, 11, 13)
 """Those that follow; what lies between is taken from its neighbours."""
 NEEDED = 3
-"""Tokens of the longest pass without which there is no answer, however long it takes."""
+"""Tokens of the longest pass without which there is no answer."""
 ALONE = 2
 """Turns in which only the first sizes are measured: one warms up, the other is the first answer."""
 WHOLE = 1 << 30
@@ -38,8 +38,8 @@ def measure(
 ) -> None:
     """Time every kind of pass once a turn, all models in turns, so that a drift meets all of them.
 
-    turns: after a first one, which warms up. deadline: the clock's time after which nothing begins
-    but what an answer needs, and before which everything that begins should end.
+    turns: after a first one, which warms up. deadline: the clock's time before which everything
+    that begins should end. Without the passes that an answer needs nothing else is measured.
     """
     kinds = list(dict.fromkeys(kind for timer in timers for kind in timer.kinds))
     total = (turns + 1) * len(kinds)
@@ -53,10 +53,12 @@ def measure(
             continue
         those = [timer for timer in timers if kind in timer.kinds]
         needs = turn == 0 and (kind[0] != "pass" or kind[1] <= NEEDED)
-        if needs or clock() + sum(timer.expected(kind) for timer in those) <= deadline:
+        if clock() + sum(timer.expected(kind) for timer in those) <= deadline:
             for timer in those:
                 timer.time(kind)
             idle = 0
+        elif needs:
+            break
         else:
             idle += 1
     progress(total, total)

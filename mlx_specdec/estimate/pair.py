@@ -18,8 +18,11 @@ from ..models.outline import Outline, outline
 from ..options import SELF
 from .cluster import Link, cluster, with_speeds
 from .drafter import AskedDrafter, DrafterOutline
-from .measure import FIRST_SIZES, SIZES_BETWEEN, extended, measure, parts
+from .measure import FIRST_SIZES, NEEDED, SIZES_BETWEEN, extended, measure, parts
 from .result import ALPHAS, Estimate, Side, Speeds, best
+
+PROMPTS_SHARE = 0.1
+"""Of the time, for the prompt of each model."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def estimate(
     cut: Callable[[Outline], tuple[int, int] | None] = parts,
     limit: Callable[[], int] = sizes.usable_memory,
     link: Link | None = None,
+    announce: Callable[[Estimate], None] = lambda known: None,
     progress: Progress = ignore_progress,
 ) -> Estimate:
     """Measure both with random weights, if they fit, and predict.
@@ -61,8 +65,9 @@ def estimate(
     draft: a model, or a drafter that reads the target's hidden states. prompt_tokens, max_tokens:
     of the text that the caches are for; passes are measured behind such a prompt. turns: how often
     everything is measured. seconds: in which as much is measured as fits, building the models
-    included, and at least what an answer needs. cut: at which two depths a model is measured.
-    limit: bytes of memory. link: between machines such as this one that are to share the target.
+    included; where an answer needs more, there are no speeds. cut: at which two depths a model is
+    measured. limit: bytes of memory. link: between machines such as this one that are to share the
+    target. announce: told what is known before anything is measured.
 
     Raises CheckpointError for a configuration of no supported model, and for a drafter that was
     made for another target; PromptError for a prompt that is too long for it; OptionError for
@@ -81,18 +86,20 @@ def estimate(
     needed = Estimate(kind, *sides, *text, limit(), None, told)
     # A target that no single machine holds is measured on a few of its layers.
     whole = sides[0].measured_layers is None
+    announce(needed)
     if not needed.fits or (whole and sum(side.bytes for side in sides) > needed.memory_limit_bytes):
         return needed
     deadline = clock() + seconds
     try:
+        prompts = _Prompts(prompt_tokens, clock, deadline, seconds)
         models = _models(target, sides[0])
-        timers = [_target_timer(model, prompt_tokens, clock) for model in models]
+        timers = [_target_timer(prompts.behind(model), clock) for model in models]
         if isinstance(its, DrafterOutline):
             # The larger part, where there are two: what it lends is the whole model's.
             timers.append(its.timer(models[-1], prompt_tokens, clock))
         elif isinstance(draft, Asked):
             timers += [
-                _draft_timer(model, prompt_tokens, clock) for model in _models(draft, sides[1])
+                _draft_timer(prompts.behind(model), clock) for model in _models(draft, sides[1])
             ]
         measure(timers, turns=turns, deadline=deadline, clock=clock, progress=progress)
     except SpecdecError:
@@ -102,6 +109,9 @@ def estimate(
             f"MLX cannot run these models as asked for on this device: {first_line(problem)}"
         ) from problem
     measured = [costs for timer in timers if (costs := timer.costs()) is not None]
+    longest = [max(costs.passes, default=0) for costs in measured if costs.step]
+    if len(measured) < len(timers) or min(longest) < NEEDED:
+        return replace(needed, late=True)
     of_target, of_draft = (
         extended(measured.pop(0), measured.pop(0), side.measured_layers, side.layers)
         if side.measured_layers is not None
@@ -113,7 +123,7 @@ def estimate(
     if told is not None:
         cost = _cost(of_target, of_draft)
         told = with_speeds(told, cost, alone.step_seconds, alone.predictions)
-    return replace(needed, speeds=alone, cluster=told)
+    return replace(needed, speeds=alone, cluster=told, read_tokens=prompts.least)
 
 
 def _drafter(
@@ -158,18 +168,40 @@ def _models(asked: Asked, side: Side) -> list[Base]:
     return [few.model(given=more.weights()), larger]
 
 
-def _target_timer(model: Base, prompt_tokens: int, clock: Clock) -> PassTimer:
-    context = _behind_prompt(model, prompt_tokens)
+class _Prompts:
+    """Contexts behind a prompt, or as much of it as there is time for: what a pass takes depends
+    little on what lies before it. least: the shortest that was read."""
+
+    def __init__(self, tokens: int, clock: Clock, deadline: float, seconds: float) -> None:
+        self.least = tokens
+        self._tokens, self._clock = tokens, clock
+        self._deadline, self._share = deadline, seconds * PROMPTS_SHARE
+
+    def behind(self, model: Base) -> Context:
+        """Reads longer and longer prompts, each as long as the time of those before promises."""
+        until = min(self._deadline, self._clock() + self._share)
+        length, per_token = 1, 0.0
+        while True:
+            started = self._clock()
+            context = opened(model, [7919 * at % model.vocabulary for at in range(1, length + 1)])
+            now = self._clock()
+            # The first one warms up, and says no more than what a token takes at most.
+            per_token = (now - started) / length
+            longer = next(
+                (n for n in (self._tokens, 4 * length) if now + n * per_token <= until), length
+            )
+            if length == self._tokens or longer <= length:
+                self.least = min(self.least, length)
+                return context
+            length = min(longer, self._tokens)
+
+
+def _target_timer(context: Context, clock: Clock) -> PassTimer:
     return PassTimer(context, sizes=FIRST_SIZES, between=SIZES_BETWEEN, steps=True, clock=clock)
 
 
-def _draft_timer(model: Base, prompt_tokens: int, clock: Clock) -> PassTimer:
-    context = _behind_prompt(model, prompt_tokens)
+def _draft_timer(context: Context, clock: Clock) -> PassTimer:
     return PassTimer(context, draft=context, clock=clock)
-
-
-def _behind_prompt(model: Base, tokens: int) -> Context:
-    return opened(model, [7919 * place % model.vocabulary for place in range(1, tokens + 1)])
 
 
 def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Speeds:

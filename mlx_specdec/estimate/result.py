@@ -118,7 +118,8 @@ class Cluster:
 @dataclass(frozen=True)
 class Estimate:
     """Everything. proposer: the kind of drafter. speeds: None where the pair does not fit, so that
-    nothing was measured. cluster: None where one machine has all of the target."""
+    nothing was measured, and where the time did not suffice (late). cluster: None where one machine
+    has all of the target. read_tokens: of the prompt that passes were measured behind."""
 
     proposer: str
     target: Side
@@ -128,6 +129,8 @@ class Estimate:
     memory_limit_bytes: int
     speeds: Speeds | None
     cluster: Cluster | None = None
+    late: bool = False
+    read_tokens: int | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -156,6 +159,11 @@ class Estimate:
             )
         if self.speeds:
             notes.extend(self._notes_on_speeds(self.speeds))
+        elif self.late:
+            notes.append(
+                "the time did not suffice to measure steps and short passes of both models: give "
+                "more --seconds"
+            )
         elif self.fits:
             notes.append("one machine has to hold a target of so few layers to measure it")
         return tuple(notes)
@@ -168,6 +176,11 @@ class Estimate:
                     f"the {role}'s times are extrapolated from {few} and {more} of its "
                     f"{side.layers} layers"
                 )
+        if self.read_tokens is not None and self.read_tokens < self.prompt_tokens:
+            yield (
+                f"passes were measured behind {self.read_tokens} tokens: there was no time to read "
+                f"a prompt of {self.prompt_tokens}"
+            )
         if speeds.samples == 1:
             yield (
                 "some figures were measured once and are not reliable: give more --seconds, or "
@@ -196,6 +209,7 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         told = asdict(self)
+        del told["late"], told["read_tokens"]
         if self.cluster is None:
             del told["cluster"]
         return {

@@ -48,9 +48,16 @@ def test_one_turn_measures_the_first_sizes_once() -> None:
     assert measured(timer(Clock()), 1e9, turns=1)[:2] == (sorted(FIRST_SIZES), 1)
 
 
-def test_what_an_answer_needs_is_measured_however_long_it_takes() -> None:
-    sizes, samples, _ = measured(timer(Clock()), 0.0)
-    assert (sizes, samples) == (list(range(1, NEEDED + 1)), 1)
+def test_without_time_for_what_an_answer_needs_the_time_is_kept_all_the_same() -> None:
+    for seconds in (0.0, 2.0, 5.0, 15.0, 20.0):
+        clock = Clock()
+        one = timer(clock, 0.0, 1.0)
+        started = clock()
+        measure([one], turns=9, deadline=started + seconds, clock=clock)
+        # Nothing is known of the first pass, which takes a second.
+        assert clock() - started <= max(1.0, seconds)
+        costs = one.costs()
+        assert costs is None or max(costs.passes, default=0) < NEEDED
 
 
 def test_the_time_is_kept_and_longer_passes_are_what_is_left_out() -> None:

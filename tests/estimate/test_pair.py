@@ -11,14 +11,15 @@ from mlx_specdec.costs.passes import STEPS, PassCosts
 from mlx_specdec.costs.speedup import RoundCost, speedups
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.estimate.measure import FIRST_SIZES, extended, parts
-from mlx_specdec.estimate.pair import ALPHAS, Asked, best, estimate, speeds
-from mlx_specdec.estimate.result import LONGEST_DRAFT
+from mlx_specdec.estimate.pair import ALPHAS, Asked, _Prompts, best, estimate, speeds
+from mlx_specdec.estimate.result import LONGEST_DRAFT, Estimate
 
 from .. import tiny
 from ..models.test_outline import T5
+from ..priced import Clock, PricedModel
 
 LLAMA = {**tiny.CONFIGS["llama"], "num_hidden_layers": 10}
-QUICK = {"prompt_tokens": 8, "max_tokens": 8, "turns": 1}
+QUICK = {"prompt_tokens": 8, "max_tokens": 8, "turns": 1, "seconds": 1000.0}
 DRAFT_T5 = {**T5, "num_decoder_layers": 1}
 
 
@@ -163,6 +164,31 @@ def test_a_pair_that_does_not_fit_is_not_built() -> None:
     assert need == sum(
         side.weights_bytes + side.caches_bytes for side in (found.target, found.draft)
     )
+
+
+def test_sizes_are_announced_before_anything_is_measured_and_the_time_is_kept() -> None:
+    clock, announced = ticking(), []
+    pair = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+
+    def announce(known: Estimate) -> None:
+        announced.append((known, clock()))
+
+    found = estimate(*pair, **{**QUICK, "seconds": 12.0}, clock=clock, announce=announce)
+    [(known, at)] = announced
+    assert at == 0 and known.fits and known.speeds is None and known.target == found.target
+    # A pass takes a tick, and so does each look at the clock around it.
+    assert clock() < 12 + 4
+    assert found.speeds is None
+    assert [note for note in found.notes if "--seconds" in note] == [found.notes[-1]]
+
+
+def test_a_prompt_is_read_as_far_as_there_is_time() -> None:
+    for seconds, wanted in ((10_000.0, 128), (400.0, 16), (100.0, 4), (1.0, 1)):
+        clock = Clock()
+        prompts = _Prompts(128, clock, seconds, seconds)
+        context = prompts.behind(PricedModel(clock, fixed=0.0, per_row=1.0))
+        assert context.lengths == (wanted,) and prompts.least == wanted
+        assert clock() <= max(1.0, seconds / 10)
 
 
 def test_models_of_different_width_are_remarked_on() -> None:
