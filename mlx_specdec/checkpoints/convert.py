@@ -116,7 +116,7 @@ def convert(
         described = [source / name for name in ("config.json", PARAMS)]
         with (
             Digests([*own, *filter(Path.is_file, described)]) as digests,
-            destination.directory(path) as work,
+            destination.directory(path, nbytes) as work,
         ):
             written = _write(work, directory, plan, numbers, shard_bytes, steps)
             beside = sorted(work.glob(mtp_layers.FILE))

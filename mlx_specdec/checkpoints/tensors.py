@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from .disk.reading import drop_pages
 
 PIECE_BYTES = 1 << 22
 """What is worked on at once; a piece and its copies are all that a conversion holds in memory."""
@@ -55,6 +56,7 @@ class Tensor:
         step = max(1, nbytes * extent // max(1, self.nbytes))
         for begin in range(0, extent, step):
             yield begin, self.rows(begin, min(begin + step, extent))
+            drop_pages()
 
 
 def same(first: Tensor, second: Tensor) -> bool:

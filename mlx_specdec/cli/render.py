@@ -10,10 +10,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
+from ..checkpoints.disk.sizes import show
 from ..errors import OutputError
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
+A_LINE_EVERY = 60
+"""Seconds between two lines on progress where there is no terminal."""
 NOT_A_TERMINAL = 1000
 """Columns of what goes into a file or a pipe."""
 SHOWN_CONTROLS = {
@@ -146,14 +150,16 @@ class Report(Protocol):
 
 
 @contextmanager
-def progress(label: str, *, in_bytes: bool = False) -> Iterator[Report]:
-    """A progress bar with time left on standard error, if that is a terminal; else nothing.
+def progress(
+    label: str, *, in_bytes: bool = False, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Report]:
+    """A progress bar with time left on standard error, if that is a terminal; else a line a minute.
 
     in_bytes: what is counted are bytes, and the bar says how many and how fast. The bar appears
     with the first call and goes when all is done or the block ends; of two, one shows at a time.
     """
     if not sys.stderr.isatty():
-        yield lambda done, total, label=None: None
+        yield _lines(label, in_bytes, clock)
         return
     from rich import progress as bar
     from rich.console import Console
@@ -175,6 +181,20 @@ def progress(label: str, *, in_bytes: bool = False) -> Iterator[Report]:
         yield report
     finally:
         bars.stop()
+
+
+def _lines(name: str, in_bytes: bool, clock: Callable[[], float]) -> Report:
+    """Writes nothing about what takes less than a minute."""
+    told = clock()
+    shown: Callable[[int], str] = show if in_bytes else str
+
+    def report(done: int, total: int, label: str | None = None) -> None:
+        nonlocal told
+        if done < total and clock() - told >= A_LINE_EVERY:
+            told = clock()
+            tell(f"{label or name}: {shown(done)} of {shown(total)}")
+
+    return report
 
 
 def error(sentence: str) -> None:

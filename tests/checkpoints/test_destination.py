@@ -46,6 +46,23 @@ def test_whatever_ends_the_block_leaves_the_place_as_it_was(
     assert listing(tmp_path) == before
 
 
+def test_a_full_disk_says_how_much_is_missing(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match=r"disk is full and 1\.5 MB are missing"),
+        directory(tmp_path / "x", 2_000_000) as work,
+    ):
+        (work / "part").write_bytes(bytes(500_000))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_that_is_too_large_names_the_flag(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match="smaller --max-shard-size"),
+        directory(tmp_path / "x"),
+    ):
+        raise OSError(errno.EFBIG, "File too large")
+
+
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="disk is full") as caught, directory(tmp_path / "x"):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.checkpoints.formats.safetensors import load, read_header
+from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, load, read_header
 from mlx_specdec.errors import CheckpointError
 
 from .makers import raw_file, save
@@ -35,6 +35,19 @@ def test_a_header_gives_types_shapes_and_sizes_as_the_arrays_have_them(tmp_path:
         name: (array.shape, array.nbytes) for name, array in loaded.items()
     }
     assert infos["b"].dtype == "BF16"
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="resident maps are not told")
+def test_pages_that_were_read_are_let_go(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save(file, {"a": mx.arange(1 << 22, dtype=mx.float32).reshape(1 << 12, 1 << 10)})
+    tensor = SafetensorsFile(file).tensor("a")
+    total = sum(mx.sum(rows[:, 0]).item() for _, rows in tensor.pieces(1 << 20))
+    assert total == sum(range(0, 1 << 22, 1 << 10))
+    lines = Path("/proc/self/smaps").read_text().split(str(file))[1].splitlines()
+    resident = next(line for line in lines if line.startswith("Rss:"))
+    assert int(resident.split()[1]) * 1024 < file.stat().st_size / 4
+    assert tensor.rows(4095, 4096)[0, -1].item() == (1 << 22) - 1
 
 
 def test_an_empty_tensor_is_read(tmp_path: Path) -> None:

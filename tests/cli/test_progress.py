@@ -59,6 +59,26 @@ def test_nothing_is_drawn_where_there_is_no_terminal(monkeypatch: pytest.MonkeyP
     assert stream.getvalue() == ""
 
 
+@pytest.mark.parametrize(
+    ("in_bytes", "lines"),
+    [
+        (True, ["converting: 2.0 GB of 9.0 GB", "checking: 6.0 GB of 9.0 GB"]),
+        (False, ["converting: 2000000000 of 9000000000", "checking: 6000000000 of 9000000000"]),
+    ],
+)
+def test_without_a_terminal_there_is_a_line_a_minute(
+    in_bytes: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, clock = io.StringIO(), iter([0.0, 59.0, 60.0, 60.0, 119.0, 150.0, 150.0])
+    monkeypatch.setattr(sys, "stderr", stream)
+    with render.progress("converting", in_bytes=in_bytes, clock=clock.__next__) as report:
+        for done in (1, 2, 3):
+            report(done * 10**9, 9 * 10**9)
+        report(6 * 10**9, 9 * 10**9, "checking")
+        report(9 * 10**9, 9 * 10**9)
+    assert stream.getvalue().splitlines() == lines
+
+
 def test_a_long_prompt_is_read_in_view_and_may_be_interrupted(t5: Path) -> None:
     pair = load(t5)
     seen: list[tuple[int, int]] = []

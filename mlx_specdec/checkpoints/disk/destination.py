@@ -56,11 +56,12 @@ def check_free(
 
 
 @contextmanager
-def directory(destination: Path) -> Iterator[Path]:
+def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
     """A new directory beside `destination`, which takes its place when the block ends well.
 
-    Raises OutputError for anything the system refuses in the block or around it, and where another
-    process has written `destination` meanwhile.
+    nbytes: what is to be written, for the message where the disk is full. Raises OutputError for
+    anything the system refuses in the block or around it, and where another process has written
+    `destination` meanwhile.
     """
     made = [parent for parent in destination.parents if not os.path.lexists(parent)]
     work, held = None, None
@@ -73,13 +74,16 @@ def directory(destination: Path) -> Iterator[Path]:
             raise OutputError(f"{destination} was written by another process meanwhile: look there")
         _replace(destination, work)
     except BaseException as problem:
+        missing = 0
         if work is not None:
+            there = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
+            missing = nbytes - there
             shutil.rmtree(work, ignore_errors=True)
         for parent in made:
             with contextlib.suppress(OSError):
                 parent.rmdir()
         if isinstance(problem, OSError):
-            raise OutputError(_sentence(destination, problem)) from problem
+            raise OutputError(_sentence(destination, problem, missing)) from problem
         raise
     finally:
         unlock(held)
@@ -122,12 +126,20 @@ def check_room(destination: Path, nbytes: int) -> None:
         )
 
 
-def _sentence(destination: Path, problem: OSError) -> str:
+def _sentence(destination: Path, problem: OSError, missing: int) -> str:
     reason = problem.strerror or str(problem) or type(problem).__name__
     if problem.filename:
         reason += f" ({problem.filename})"
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{destination} cannot be written, the disk is full: make room and convert again"
+        more = f" and {sizes.show(missing)} are missing" if missing > 0 else ""
+        return (
+            f"{destination} cannot be written, the disk is full{more}: make room and convert again"
+        )
+    if problem.errno == errno.EFBIG:
+        return (
+            f"{destination} cannot be written, its disk or a limit of this user takes no file of "
+            "this size: give a smaller --max-shard-size, for example 1GB"
+        )
     return f"{destination} cannot be written: {reason}: choose another --mlx-path"
 
 

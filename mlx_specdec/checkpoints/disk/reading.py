@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from ...errors import CheckpointError, SourceError
 
@@ -94,6 +95,23 @@ def open_map(file: Path) -> mmap.mmap:
     """A read-only map of a whole file. Raises CheckpointError, also for an empty file."""
     try:
         with reading(file), file.open("rb") as stream:
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            opened = _Map(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
         raise CheckpointError(f"{file} is empty: download it again") from None
+    _maps.add(opened)
+    return opened
+
+
+class _Map(mmap.mmap):
+    """One that can be referred to weakly."""
+
+
+_maps: WeakSet[_Map] = WeakSet()
+
+
+def drop_pages() -> None:
+    """Let go of what was read through maps: it would count as this process's memory for as long as
+    the map is there. What is read again comes from the system's cache, or from the file."""
+    for each in [*_maps] if hasattr(mmap, "MADV_DONTNEED") else ():
+        if not each.closed:
+            each.madvise(mmap.MADV_DONTNEED)
