@@ -51,7 +51,7 @@ class MessagesWire:
         """What comes after the last text, and what was held back before it."""
         told = self._events(self._reader.finish())
         if self._block < 0:
-            told += self._begin({"type": "text", "text": ""}, "content")
+            told += self._begin(dict(EMPTY), "content")
         return [
             *told,
             *self._close(),
@@ -105,6 +105,8 @@ class MessagesWire:
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
             "usage": self._counts(0, tokens),
         }
 
@@ -118,6 +120,7 @@ class MessagesWire:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": tokens,
+            **UNUSED,
         }
 
     def _end(self, choice: Choice) -> Told:
@@ -128,8 +131,13 @@ class MessagesWire:
         return {"stop_reason": told, "stop_sequence": choice.stop or None}
 
 
+UNUSED: Told = dict.fromkeys(
+    ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
+)
+"""Fields of a usage that Anthropic's schema requires and that mean nothing here."""
+EMPTY: Told = {"type": "text", "text": "", "citations": None}
 BLOCKS = {
-    "content": ({"type": "text", "text": ""}, ("text_delta", "text")),
+    "content": (EMPTY, ("text_delta", "text")),
     "reasoning": (
         {"type": "thinking", "thinking": "", "signature": ""},
         ("thinking_delta", "thinking"),
@@ -150,11 +158,12 @@ def _content(events: Sequence[Event]) -> list[Told]:
             if not blocks or blocks[-1]["type"] != block["type"]:
                 blocks.append(dict(block))
             blocks[-1][name] += event.text
-    return blocks or [{"type": "text", "text": ""}]
+    return blocks or [dict(EMPTY)]
 
 
 def _tool_use(call: Call, given: object) -> Told:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+    told = {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+    return {**told, "caller": {"type": "direct"}}
 
 
 def _object(arguments: str) -> object:

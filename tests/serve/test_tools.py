@@ -241,7 +241,7 @@ def test_a_last_message_can_be_continued(client: TestClient) -> None:
     told = ok(client, CHAT, messages=messages, continue_final_message=True, **body)
     assert told["choices"][0]["message"]["content"] == text
     told = ok(client, MESSAGES, messages=messages, **body)
-    assert told["content"] == [{"type": "text", "text": text}]
+    assert [each["text"] for each in told["content"]] == [text]
     calls = [{"function": {"name": "keep", "arguments": "{}"}}]
     for more in (
         {"continue_final_message": True, "add_generation_prompt": True},
@@ -526,6 +526,7 @@ def test_anthropics_clients_call_tools(client: TestClient) -> None:
     choice = {"type": "tool", "name": "keep"}
     told = ok(client, MESSAGES, **body, tool_choice={**choice, **single})
     [block] = [each for each in told["content"] if each["type"] == "tool_use"]
+    assert block["caller"] == {"type": "direct"}
     assert block["name"] == "keep" and block["input"].keys() == {"name", "age"}
     assert told["stop_reason"] == "tool_use"
     answer = client.post(
