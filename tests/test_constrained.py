@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import ClassVar
 
 import mlx.core as mx
 import pytest
@@ -18,6 +19,7 @@ from mlx_specdec.errors import DecodingError, OptionError
 from mlx_specdec.many import Request, generate_many, stream_many
 from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.options import Options
+from mlx_specdec.sampling.constraint import Constraint
 
 from . import tiny
 from .letters import END, OTHER_END, PIECES, SIZE, Letters
@@ -256,6 +258,50 @@ def test_where_no_token_fits_the_text_ends_with_a_word(
     parts = [part for part in stream_many(pair, requests, options, batch_size=2) if part.last]
     errors = {part.number: part.error for part in parts}
     assert errors == {0: STUCK, 1: None}
+
+
+class Panics:
+    """A matcher of llguidance whose named function panics at one of its calls."""
+
+    class PanicException(BaseException):
+        """As pyo3's."""
+
+    calls: ClassVar[dict[str, int]] = {}
+
+    def __init__(self, matcher: object, name: str) -> None:
+        self._matcher = matcher
+        self._name = name
+
+    def __getattr__(self, name: str) -> object:
+        shipped = getattr(self._matcher, name)
+
+        def asked(*arguments: object) -> object:
+            self.calls[name] = self.calls.get(name, 0) + 1
+            if name == self._name and self.calls[name] == 3:
+                raise Panics.PanicException("index out of bounds")
+            return shipped(*arguments)
+
+        return asked
+
+
+@pytest.mark.parametrize("name", ["compute_bitmask", "validate_tokens", "try_consume_tokens"])
+def test_a_panic_of_the_library_ends_its_own_text(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pair, init = bound("llama"), Constraint.__init__
+
+    def panics(self: Constraint, *arguments: object) -> None:
+        init(self, *arguments)
+        self._matcher = Panics(self._matcher, name)
+
+    free = asked(1, num_draft=2, max_tokens=9)
+    requests = [Request(PROMPT, asked(0, regex="[abc]{20}", num_draft=2)), Request(PROMPT, free)]
+    alone = generate(pair, PROMPT, free).text
+    monkeypatch.setattr(Constraint, "__init__", panics)
+    monkeypatch.setattr(Panics, "calls", {})
+    parts = [part for part in stream_many(pair, requests, free, batch_size=2) if part.last]
+    assert {part.number: part.error for part in parts} == {0: STUCK, 1: None}
+    assert [part.result.text for part in parts if part.result is not None] == [alone]
 
 
 def test_damaged_logits_are_told_as_such() -> None:

@@ -350,7 +350,7 @@ def go_through(
         world.close()
 
 
-@pytest.mark.parametrize("when", FAULTS)
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda each: each.name)
 def test_what_fails_ends_its_own_requests(
     monkeypatch: pytest.MonkeyPatch,
@@ -438,7 +438,7 @@ def nan(monkeypatch: pytest.MonkeyPatch, what: str, at: int) -> Iterator[list[in
         yield fired
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 6])
+@pytest.mark.parametrize("at", [1, pytest.param(2, marks=pytest.mark.slow), 3, 6])
 @pytest.mark.parametrize(
     "what", ["one text's logits", "logits", "states", "draft's logits", "draft's states"]
 )

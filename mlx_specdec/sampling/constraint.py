@@ -6,13 +6,16 @@ what each position of a block allows. Only `take` moves it for good. Imports no 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import is_panic
+
+Answer = TypeVar("Answer")
 Words = NDArray[np.uint32]
 """(rows, words): a bit for each token id, the lowest one of a word first."""
 ALL = np.uint32(0xFFFFFFFF)
@@ -40,6 +43,7 @@ class Constraint:
         self._over = False
         self._dead: int | None = None
         self._complete = False
+        self._failed = False
 
     @property
     def stuck(self) -> bool:
@@ -58,6 +62,9 @@ class Constraint:
         What follows an end is not looked at."""
         if self._over:
             return len(tokens)
+        return self._answer(lambda: self._take(tokens), 0)
+
+    def _take(self, tokens: Sequence[int]) -> int:
         text = self._before_end(tokens)
         masked = text if self._dead is None else text[: self._dead]
         count: int = self._matcher.try_consume_tokens(masked)
@@ -80,8 +87,8 @@ class Constraint:
         if self._over:
             return len(drafted)
         text = takewhile(lambda token: 0 <= token < self._size, self._before_end(drafted))
-        possible: int = self._matcher.validate_tokens(list(text))
-        self._take_back(0)
+        possible = self._answer(lambda: self._matcher.validate_tokens(list(text)), 0)
+        self._answer(lambda: self._take_back(0), None)
         return min(possible + 1, len(drafted))
 
     def masks(self, drafted: Sequence[int]) -> Words:
@@ -92,8 +99,11 @@ class Constraint:
         """
         rows = np.full((len(drafted) + 1, (self._size + 31) // 32), ALL)
         self._dead = None
-        if self._over:
-            return rows
+        if not self._over:
+            self._answer(lambda: self._mask(rows, drafted), None)
+        return rows
+
+    def _mask(self, rows: Words, drafted: Sequence[int]) -> None:
         taken = 0
         for place, row in enumerate(rows):
             allowed = self._allowed()
@@ -105,15 +115,26 @@ class Constraint:
                 break
             taken += 1
         self._take_back(taken)
-        return rows
 
     def forced(self) -> list[int]:
         """Tokens that the grammar leaves no choice about, in the tokens of canonical text."""
         if self._over:
             return []
-        tokens: list[int] = self._matcher.compute_ff_tokens()
-        self._take_back(0)
+        tokens: list[int] = self._answer(lambda: self._matcher.compute_ff_tokens(), [])
+        self._answer(lambda: self._take_back(0), None)
         return list(takewhile(lambda token: token < self._size, tokens))
+
+    def _answer(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """What llguidance answers. Where it panics, this text alone is stuck, from then on."""
+        if not self._failed:
+            try:
+                return ask()
+            except BaseException as problem:
+                if not (isinstance(problem, Exception) or is_panic(problem)):
+                    raise
+                self._failed = True
+        self._dead = 0
+        return otherwise
 
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
         return list(takewhile(lambda token: token not in self._ends, tokens))

@@ -264,3 +264,17 @@ def test_a_translator_says_what_it_cannot_write() -> None:
             "choices"
         ]
         assert re.fullmatch(r"(Je|Il) [a-z ]+froid\.", choice["text"])
+
+
+@pytest.mark.parametrize("regex", ["[ab]", "(x[ab]|[ab])", "x{3}[ab]"])
+def test_bans_that_leave_nothing_of_a_grammar_are_the_clients_fault(
+    client: TestClient, pair: Pair, regex: str
+) -> None:
+    """At the door, and where only the text shows it."""
+    ids = {text: pair.tokenizer.encode(text)[-1] for text in "ab"}
+    bans = {str(id): float("-inf") for id in ids.values()}
+    body = {"prompt": TEXT, "regex": regex, "logit_bias": bans, "max_tokens": 9}
+    answer = client.post(COMPLETIONS, content=json.dumps(body).replace("-Infinity", "-1e999"))
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and "logit-bias bans" in error["message"]
+    assert error["type"] == "invalid_request_error" and "damaged" not in answer.text
