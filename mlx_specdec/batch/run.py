@@ -41,9 +41,9 @@ class Figures:
 class BatchRun:
     """Iterate to decode the lines that the journal lacks; each step is a little work.
 
-    batch_size: None leaves it to many.stream_many. strict: raise PromptError for the first line
-    that cannot become a text; otherwise its result says why. many: how the lines are decoded.
-    Raises as many.stream_many and Journal do.
+    batch_size, memory_budget: None leaves it to many.stream_many. strict: raise PromptError for the
+    first line that cannot become a text; otherwise its result says why. many: how the lines are
+    decoded. Raises as many.stream_many and Journal do.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class BatchRun:
         options: Options,
         *,
         batch_size: int | None = None,
+        memory_budget: int | None = None,
         strict: bool = False,
     ) -> None:
         self.figures = Figures()
@@ -62,8 +63,13 @@ class BatchRun:
         self._options = options
         self._strict = strict
         self._asked: dict[int, Asked] = {}
-        size = {} if batch_size is None else {"batch_size": batch_size}
-        self.many = stream_many(pair, self._requests(), options, **size)
+        self.many = stream_many(
+            pair,
+            self._requests(),
+            options,
+            batch_size="auto" if batch_size is None else batch_size,
+            memory_budget=memory_budget,
+        )
 
     def __iter__(self) -> Iterator[None]:
         """Ends when every line has a result."""

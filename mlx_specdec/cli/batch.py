@@ -20,6 +20,7 @@ from .groups import (
     CostCache,
     KVCache,
     Lenience,
+    Memory,
     Models,
     Rule,
     Sampling,
@@ -85,6 +86,7 @@ def batch(
     template: ChatTemplate,
     models: Models,
     cache: KVCache,
+    memory: Memory,
     drafting: Drafting,
     costs: CostCache,
     rule: Rule,
@@ -99,7 +101,7 @@ def batch(
     """
     groups = (template, drafting, rule, lenience, sampling, penalties)
     asked = options(*groups, costs, constraints, proposer=drafting.chosen_proposer(models))
-    caches, batch_size = cache.settings(), files.most_at_once()
+    caches, batch_size, budget = cache.settings(), files.most_at_once(), memory.size()
     settings: dict[str, Any] = {}
     for group in (models, cache, *groups):
         settings |= vars(group)
@@ -122,7 +124,15 @@ def batch(
                 render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
             from ..batch.run import BatchRun
 
-            run = BatchRun(pair, lines, journal, asked, batch_size=batch_size, strict=files.strict)
+            run = BatchRun(
+                pair,
+                lines,
+                journal,
+                asked,
+                batch_size=batch_size,
+                memory_budget=budget,
+                strict=files.strict,
+            )
             _decode(run, journal, lines.prompts)
             _tell_errors(journal, each=files.text)
             journal.finish(as_text=files.text)

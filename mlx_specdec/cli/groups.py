@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..cache_settings import CacheSettings
+from ..checkpoints.disk.sizes import parse
 from ..errors import OptionError
 from .flags import REQUIRED, Flags, flag
 
@@ -107,6 +108,27 @@ class KVCache(Flags):
     def settings(self) -> CacheSettings:
         """Raises OptionError."""
         return CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)
+
+
+@dataclass(frozen=True)
+class Memory(Flags):
+    """What texts that are decoded together may take of memory."""
+
+    panel = "Model"
+    memory_budget: str | None = flag(
+        None,
+        "The memory that all texts together may take beside the models, such as 8GB; what does not "
+        "fit waits.",
+        metavar="SIZE",
+        show_default="what the machine has left",
+    )
+
+    def size(self) -> int | None:
+        """In bytes; None where the machine says. Raises OptionError."""
+        nbytes = None if self.memory_budget is None else parse(self.memory_budget)
+        if nbytes == 0:
+            raise OptionError("--memory-budget must be more than 0: give a size such as 8GB")
+        return nbytes
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ..errors import OptionError
 from . import groups
 from .drafting import Drafting, load_drafting
 from .flags import Flags, command, flag, options
-from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule
+from .groups import ChatTemplate, CostCache, KVCache, Lenience, Memory, Models, Rule
 from .pairs import named
 from .text_flags import Penalties
 
@@ -138,6 +138,7 @@ def serve(
     template: ChatTemplate,
     models: Models,
     cache: KVCache,
+    memory: Memory,
     drafting: Drafting,
     costs: CostCache,
     rule: Rule,
@@ -166,7 +167,7 @@ def serve(
         raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
     if load.max_waiting < 0:
         raise OptionError(f"--max-waiting must be 0 or more, not {load.max_waiting}")
-    cached_bytes = prompt_cache.size()
+    cached_bytes, memory_budget = prompt_cache.size(), memory.size()
     if network.api_key == "":
         raise OptionError("--api-key is empty: give a key, or leave it out")
     if missing := [name for name in NEEDED if find_spec(name) is None]:
@@ -210,5 +211,6 @@ def serve(
             metrics=figures.per_request_spec_decode_metrics == "summary",
             strict_model=network.strict_model,
             store=store,
+            memory_budget=memory_budget,
         ),
     )

@@ -18,9 +18,8 @@ class BatchSize(Protocol):
         """How many, from now on."""
         ...
 
-    def took(self, tokens: int, seconds: float, *, may_grow: bool = True) -> None:
-        """So many tokens came in so many seconds with `size` sequences. may_grow: whether memory
-        would hold twice as much."""
+    def took(self, tokens: int, seconds: float) -> None:
+        """So many tokens came in so many seconds with `size` sequences."""
         ...
 
 
@@ -30,7 +29,7 @@ class FixedBatchSize:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def took(self, tokens: int, seconds: float, *, may_grow: bool = True) -> None:
+    def took(self, tokens: int, seconds: float) -> None:
         """Nothing is learned."""
 
 
@@ -42,14 +41,12 @@ class AutoBatchSize:
         self._most = most
         self._rates: dict[int, float] = {}
 
-    def took(self, tokens: int, seconds: float, *, may_grow: bool = True) -> None:
+    def took(self, tokens: int, seconds: float) -> None:
         """As BatchSize says; chooses the next size."""
         self._rates[self.size] = tokens / max(seconds, 1e-9)
         best = min(self._rates)
         for size in sorted(self._rates):
             if self._rates[size] > WORTH_DOUBLING * self._rates[best]:
                 best = size
-        if not may_grow:
-            self._most = min(self._most, self.size)
         untried = [size for size in (2 * best, best // 2) if size not in self._rates]
         self.size = next((size for size in untried if 1 <= size <= self._most), best)

@@ -93,7 +93,8 @@ class DrafterOutline:
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
         """Keys and values of a text, and of its source where the target encodes that."""
-        return self._read(prompt, generated).nbytes
+        columns = generated if self._encodes else prompt + generated
+        return self._network.cache_nbytes(prompt, columns)
 
     def timer(self, model: Base, prompt: int, clock: Clock) -> PassTimer:
         """Of drafts behind a prompt of so many tokens, with random weights. model: the target, or a

@@ -24,6 +24,7 @@ from ..errors import DecodingError, OptionError, SpecdecError
 from ..options import Options
 from ..prepare import checked_options, prepared
 from ..text.chat import Messages
+from .memory import Extent
 
 Prompt = str | Sequence[int] | Messages
 BROKEN = "this text could not go on, since something failed inside"
@@ -131,6 +132,12 @@ class Job:
             Trials(pair, chosen, options),
             tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
         )
+
+    @property
+    def extent(self) -> Extent:
+        """How long it is, and may come to be."""
+        now = len(self.sequence.committed)
+        return Extent(len(self.ids), now, now + self.sequence.remaining)
 
     def part(
         self, emission: Emission, chosen: Sequence[Drafter], clock: Callable[[], float]

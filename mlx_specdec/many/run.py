@@ -16,10 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import mlx.core as mx
-
 from ..assemble import Pair
-from ..checkpoints.disk.sizes import memory
 from ..decoding.batch_size import BatchSize, FixedBatchSize
 from ..decoding.loop import Decoding
 from ..decoding.margins import DAMAGED
@@ -34,7 +31,7 @@ from ..errors import DecodingError, SpecdecError
 from ..options import Options
 from ..prompt_cache.cache import PromptCache
 from .jobs import Failures, Job, Part, Request
-from .memory import CacheBytes, even
+from .memory import Extent, MemoryBudget, even
 from .opening import Opening
 
 WINDOW = 8
@@ -52,6 +49,11 @@ class Group:
     decoding: Decoding
     jobs: list[Job]
 
+    @property
+    def extents(self) -> list[Extent]:
+        """Of the jobs."""
+        return [job.extent for job in self.jobs]
+
 
 class ManyRun:
     """Iterate to decode, or `step` until it is `idle`; see `stream_many`.
@@ -60,7 +62,8 @@ class ManyRun:
     Only ranks that have lost step raise it.
 
     requests: None where they come one by one, through `add`. cache: see Opening. failures: what has
-    failed, counted. batched: whether several sequences go through one pass. why_not: the reason
+    failed, counted. memory_budget: bytes that all sequences may take together; None leaves the
+    machine some. batched: whether several sequences go through one pass. why_not: the reason
     otherwise.
     """
 
@@ -72,6 +75,7 @@ class ManyRun:
         batch_size: BatchSize,
         cache: PromptCache | None = None,
         failures: Failures | None = None,
+        memory_budget: int | None = None,
     ) -> None:
         self.failures = failures or Failures()
         self._pair = pair
@@ -86,7 +90,13 @@ class ManyRun:
         self.batched = self.why_not is None
         self._size = batch_size if self.batched else FixedBatchSize(1)
         self._lengths = make_batch_length(pair, self._opening.asked(()), options)
-        self._bytes = CacheBytes(pair, self._opening.asked(()))
+        self.budget = MemoryBudget(
+            pair,
+            self._opening.asked(()),
+            memory_budget,
+            cached=0 if cache is None else cache.max_bytes,
+            step=options.prefill_step_size,
+        )
         self._watch = Stopwatch(
             [self._lengths, self],
             wanted=lambda: self._lengths.wants_parts,
@@ -118,6 +128,11 @@ class ManyRun:
         """How many prompts wait to be read."""
         return len(self._waiting)
 
+    @property
+    def reserved_bytes(self) -> int:
+        """What those that were begun may come to take of the budget."""
+        return self._bytes_with([])
+
     def __iter__(self) -> Iterator[Part]:
         """The parts still to come, in the order in which they are decoded."""
         try:
@@ -144,6 +159,7 @@ class ManyRun:
         room. What cannot be read is a part with an error."""
         try:
             job = Job.of(self._pair, number, request, self._chosen)
+            self.budget.check(len(job.ids), job.sequence.remaining)
         except Exception as problem:
             # What is wrong with the request itself is a SpecdecError.
             own = isinstance(problem, SpecdecError)
@@ -192,7 +208,8 @@ class ManyRun:
         return self.failures.note(problem)
 
     def _admit(self) -> None:
-        """Begin to read whom there is room for."""
+        """Begin to read whom there is room for, in their order: nobody passes the first one that
+        does not fit yet."""
         if not (self._waiting or self._exhausted):
             self._fill_window()
         room = self.batch_size - self._begun
@@ -213,14 +230,26 @@ class ManyRun:
         room = self.batch_size - self._begun
         read = [job for group in self._reading for job in group.jobs]
         jobs: list[Job] = []
+        passed = 0
         for job in self._waiting:
             if len(jobs) >= room:
                 break
             if self._opening.waits(job, [*read, *jobs]):
                 continue
-            if not jobs or (job.alike == jobs[0].alike and self._read_together([*jobs, job])):
-                jobs.append(job)
+            if jobs and not (job.alike == jobs[0].alike and self._read_together([*jobs, job])):
+                passed += self.budget.of_caches([job.extent])
+                continue
+            if self._bytes_with([*jobs, job]) + passed > self.budget.nbytes:
+                break
+            jobs.append(job)
         return jobs
+
+    def _bytes_with(self, jobs: Sequence[Job]) -> int:
+        """What is reserved if these are read as well: all caches, and a chunk of one group."""
+        reading = [group.extents for group in self._reading]
+        reading += [[job.extent for job in jobs]] if jobs else []
+        caches = map(self.budget.of_caches, [*reading, *(each.extents for each in self._running)])
+        return sum(caches) + max(map(self.budget.of_reading, reading), default=0)
 
     def _read_together(self, jobs: Sequence[Job]) -> bool:
         """Whether one rectangle of these prompts costs little more than each alone, and nobody
@@ -236,8 +265,7 @@ class ManyRun:
             return
         now = self._watch.clock()
         if self._window_tokens:
-            fits = 2 * mx.get_peak_memory() < memory()
-            self._size.took(self._window_tokens, now - self._window_began, may_grow=fits)
+            self._size.took(self._window_tokens, now - self._window_began)
         self._window_began, self._window_tokens = now, 0
         for number, request in window:
             self.add(number, request)
@@ -270,9 +298,12 @@ class ManyRun:
             other.decoding.join(decoding)
             other.jobs += group.jobs
 
-    def _belong_together(self, one: Group, other: Group) -> bool:
-        alike = one.jobs[0].rule == other.jobs[0].rule
-        return alike and self._bytes.even([*one.jobs, *other.jobs])
+    def _belong_together(self, one: Group, newcomers: Group) -> bool:
+        both, budget = [*one.extents, *newcomers.extents], self.budget
+        if one.jobs[0].rule != newcomers.jobs[0].rule or not budget.even(both):
+            return False
+        more = budget.of_caches(both) - budget.of_caches(one.extents)
+        return self.reserved_bytes + more <= budget.nbytes
 
     def _step(self, group: Group) -> list[Part]:
         decoding = self._in_step = group.decoding

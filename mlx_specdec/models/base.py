@@ -37,6 +37,11 @@ class Base(TargetModel, Protocol):
         cache; of an encoder-decoder model also what is kept of a source of `source` tokens."""
         ...
 
+    def reading_nbytes(self, prompt: int, step: int) -> int:
+        """About the working memory, beside caches, of reading a prompt of `prompt` tokens, `step`
+        of them in one pass; an encoder reads them all."""
+        ...
+
     def caution(self, prompt_tokens: int) -> str:
         """What a user should know before a prompt of this length is read; mostly nothing. Raises
         PromptError where it cannot be read for want of memory."""

@@ -7,13 +7,16 @@ keeps no first tokens: mlx-lm masks those away in passes of several rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import (
     CacheList,
+    ChunkedKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
@@ -54,25 +57,39 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
     return quantized
 
 
-def nbytes_with(caches: Sequence[Any], columns: int) -> int:
-    """Bytes of a sequence's caches once they hold `columns` tokens; they have seen one by now.
+@dataclass(frozen=True)
+class CacheSizes:
+    """Bytes of a sequence's caches. always: of recurrent state. per_column: for each token in the
+    caches, by the most tokens that they hold; None is no limit."""
 
-    Buffers grow in steps, windows up to their size; recurrent state has one size for ever.
-    """
-    total = 0
+    always: int
+    per_column: Mapping[int | None, int]
+
+    def of(self, columns: int) -> int:
+        """With so many tokens; buffers grow in steps."""
+        held = -(-columns // STEP) * STEP
+        growing = (n * min(held, most or held) for most, n in self.per_column.items())
+        return self.always + sum(growing)
+
+
+def sizes_of(caches: Sequence[Any]) -> CacheSizes:
+    """Of caches that have seen a token, of which nothing needs to be computed."""
+    always, per_column = 0, Counter[int | None]()
     for cache in caches:
         keys = getattr(cache, "keys", None)
         if isinstance(cache, CacheList):
-            total += nbytes_with(cache.caches, columns)
+            inner = sizes_of(cache.caches)
+            always += inner.always
+            per_column.update(inner.per_column)
         elif keys is None:
-            total += int(cache.nbytes)
+            always += int(cache.nbytes)
         else:
-            allocated = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
-            most = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None)
-            held = -(-columns // STEP) * STEP
-            held = min(held, most) if most else held
-            total += int(cache.nbytes) * held // allocated
-    return total
+            columns = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
+            most = getattr(cache, "max_size", None)
+            if isinstance(cache, ChunkedKVCache):
+                most = cache.chunk_size + STEP
+            per_column[most] += int(cache.nbytes) // columns
+    return CacheSizes(always, per_column)
 
 
 def _try(network: nn.Module, caches: list[Any], settings: CacheSettings) -> None:

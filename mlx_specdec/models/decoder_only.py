@@ -22,7 +22,7 @@ from ..errors import CheckpointError, OptionError
 from ..kept import Kept, Whole
 from . import agreement
 from .base import check_prompt
-from .cache_kinds import cache_maker, nbytes_with
+from .cache_kinds import CacheSizes, cache_maker, sizes_of
 from .decoder_context import DecoderOnlyContext, MakeCache, batched, fits, mask_axes
 from .replaying_context import ReplayingContext
 from .row_check import ATTEMPTS, rows_agree
@@ -55,6 +55,7 @@ class DecoderOnlyModel:
         self.identity = identity
         self._max_length = max_length
         self._make_caches = cache_maker(model, caches or CacheSettings())
+        self._quantizes_cache = caches is not None and caches.bits is not None
         self._taps: dict[str, Tap] = {}
         self._first: Tap | None = None
         self._state: tuple[int, mx.Dtype] | None = None
@@ -85,14 +86,30 @@ class DecoderOnlyModel:
 
     def cache_nbytes(self, source: int, columns: int) -> int:
         """As base.Base says."""
-        return nbytes_with(self._probed_caches, min(columns, self._max_length or columns))
+        return self._cache_sizes.of(min(columns, self._max_length or columns))
 
     @cached_property
-    def _probed_caches(self) -> list[Any]:
-        """Caches that have seen a token, of which nothing is computed."""
+    def _cache_sizes(self) -> CacheSizes:
         caches = self._make_caches()
         self.network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-        return caches
+        return sizes_of(caches)
+
+    def reading_nbytes(self, prompt: int, step: int) -> int:
+        """As base.Base says: the scores of a layer, where no fused kernel does without them."""
+        args = getattr(self.network, "args", None)
+        inner = getattr(args, "text_config", None)
+        heads = (inner if isinstance(inner, Mapping) else vars(args or self)).get(
+            "num_attention_heads"
+        )
+        fused = mx.default_device() != mx.Device(mx.cpu) and not self._quantizes_cache
+        return 0 if fused or not isinstance(heads, int) else heads * step * prompt * self._number
+
+    @cached_property
+    def _number(self) -> int:
+        """Bytes of a number in what is computed."""
+        arrays = (array for _, array in tree_flatten(self.network.parameters()))
+        floating = (each.dtype.size for each in arrays if mx.issubdtype(each.dtype, mx.floating))
+        return max(floating, default=4)
 
     @property
     def width(self) -> int:

@@ -53,6 +53,10 @@ class EncoderDecoderModel:
         """As base.Base says."""
         return self.network.cache_nbytes(source, columns)
 
+    def reading_nbytes(self, prompt: int, step: int) -> int:
+        """As base.Base says."""
+        return self.network.source_nbytes(prompt)
+
     @property
     def width(self) -> int:
         """Width of the decoder's hidden states."""

@@ -73,8 +73,15 @@ class About:
     async def metrics(self, request: Request) -> Response:
         """Everything that is counted."""
         engine = self._service.engine
-        figures = (*engine.requests, engine.cached_bytes)
-        text = engine.metrics.as_text(self._service.name, *figures)
+        nbytes = {
+            "prompt_cache_bytes": (engine.cached_bytes, "Bytes of what is kept of prompts."),
+            "memory_reserved_bytes": (engine.reserved_bytes, "Bytes that requests may take."),
+            "memory_budget_bytes": (
+                engine.budget.nbytes if engine.ready.is_set() else 0,
+                "Bytes that all requests together may take.",
+            ),
+        }
+        text = engine.metrics.as_text(self._service.name, *engine.requests, nbytes)
         return Response(text, media_type=CONTENT_TYPE)
 
     async def props(self, request: Request) -> Response:

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import SpecdecError
+from ..errors import PromptError, SpecdecError
 from ..many import Request
+from ..many.memory import MemoryBudget
 from ..options import Options
 from ..pair import Pair
 from ..prepare import encode, prepared
@@ -55,7 +56,8 @@ class Asked:
 @dataclass(frozen=True)
 class Asking:
     """What requests are read with. keep_billing: leave the billing lines of Claude Code in system
-    prompts. strict_model: refuse requests that name another model, instead of answering them."""
+    prompts. strict_model: refuse requests that name another model, instead of answering them.
+    budget: of memory; None knows none."""
 
     pair: Pair
     options: Options
@@ -64,6 +66,7 @@ class Asking:
     drawn_seeds: bool = True
     keep_billing: bool = False
     strict_model: bool = False
+    budget: MemoryBudget | None = None
 
     @property
     def longest(self) -> int:
@@ -251,7 +254,18 @@ class Asking:
             )
         room = longest - len(target.prefix(ids))
         wanted = body.get("max_tokens", options.max_tokens)
-        own = replace(options, max_tokens=min(wanted, room) if wanted >= 0 else room)
+        most = min(wanted, room) if wanted >= 0 else room
+        if self.budget is not None:
+            field = "prompt"
+            try:
+                fits = self.budget.room(len(ids), most)
+                if most == body.get("max_tokens"):
+                    field = "max_tokens"
+                    self.budget.check(len(ids), most)
+            except PromptError as problem:
+                raise wrong(str(problem), field, CONTEXT) from None
+            most = fits
+        own = replace(options, max_tokens=most)
         prepared(self.pair, ids, own)
         return own
 

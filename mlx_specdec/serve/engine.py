@@ -18,6 +18,7 @@ from ..decoding.stop_criteria import Emission
 from ..errors import SpecdecError
 from ..many import ManyRun, Part, Request
 from ..many.jobs import Failures
+from ..many.memory import MemoryBudget
 from ..options import Options
 from ..pair import Pair
 from ..prompt_cache.cache import PromptCache
@@ -52,7 +53,7 @@ class Engine:
 
     load: called in the thread, gives the models and the options that requests begin with.
     batch_size: how many are decoded at once. waiting: how many more may wait. store: of what was
-    computed of prompts; None keeps nothing.
+    computed of prompts; None keeps nothing. memory_budget: as ManyRun has it.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         batch_size: int,
         waiting: int,
         store: Store | None = None,
+        memory_budget: int | None = None,
     ) -> None:
         self.metrics = Metrics()
         self.ready = threading.Event()
@@ -69,6 +71,9 @@ class Engine:
         self.batch_size = batch_size
         self._load = load
         self._store = store
+        self._memory_budget = memory_budget
+        self.reserved_bytes = 0
+        self._budget: MemoryBudget | None = None
         self._cache: PromptCache | None = None
         self._most = batch_size + waiting
         self._loaded: tuple[Pair, Options] | None = None
@@ -99,6 +104,12 @@ class Engine:
     def cached_bytes(self) -> int:
         """Size of what is kept of prompts."""
         return 0 if self._cache is None else self._cache.nbytes
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """What requests may take of memory, once the models are loaded."""
+        assert self._budget is not None, "the engine is loading"
+        return self._budget
 
     @property
     def requests(self) -> tuple[int, int]:
@@ -209,7 +220,10 @@ class Engine:
     def _begin(self) -> ManyRun:
         self._waiting = 0
         size = FixedBatchSize(self.batch_size)
-        return ManyRun(self.pair, None, self.options, size, self._cache, self.failures)
+        budget, failures = self._memory_budget, self.failures
+        many = ManyRun(self.pair, None, self.options, size, self._cache, failures, budget)
+        self._budget, self.reserved_bytes = many.budget, 0
+        return many
 
     def _take(self, *, wait: bool) -> tuple[list[tuple[int, Request]], list[int]] | None:
         """Who has arrived and who has left since the last time; None when all is over."""
@@ -230,6 +244,8 @@ class Engine:
         for number in left:
             many.cancel(number)
         parts = many.step()
+        if arrived or left or many.waiting != self._waiting or any(part.last for part in parts):
+            self.reserved_bytes = many.reserved_bytes
         self._waiting = many.waiting
         self.metrics.count("steps")
         return parts

@@ -74,14 +74,22 @@ class Metrics:
             for position, count in enumerate(stats.accepted_by_position):
                 self._accepted_at[position] += count
 
-    def as_text(self, model: str, running: int, waiting: int, cached_bytes: int = 0) -> str:
-        """Everything. model: its name, for the labels; running, waiting: requests. cached_bytes: of
-        what is kept of prompts."""
+    def as_text(
+        self,
+        model: str,
+        running: int,
+        waiting: int,
+        nbytes: Mapping[str, tuple[int, str]],
+    ) -> str:
+        """Everything. model: its name, for the labels; running, waiting: requests. nbytes: by name,
+        numbers of bytes and what they are."""
         with self._lock:
-            lines = self._lines(_escaped(model), running, waiting, cached_bytes)
+            lines = self._lines(_escaped(model), running, waiting, nbytes)
             return "\n".join([*lines, ""])
 
-    def _lines(self, model: str, running: int, waiting: int, cached_bytes: int) -> Iterator[str]:
+    def _lines(
+        self, model: str, running: int, waiting: int, nbytes: Mapping[str, tuple[int, str]]
+    ) -> Iterator[str]:
         counts, labels = self._counts, f'model_name="{model}",engine="0"'
         prompt, decoding = counts["prompt_ms"] / 1000, counts["decoding_ms"] / 1000
         plain = [
@@ -105,8 +113,8 @@ class Metrics:
             told = "Tokens of prompts that were looked for, and that were not read again."
             name = f"vllm:prefix_cache_{name}_total"
             yield from _family(name, "counter", told, {labels: counts[key]})
-        told = "Bytes of what is kept of prompts."
-        yield from _family("mlx_specdec:prompt_cache_bytes", "gauge", told, {"": cached_bytes})
+        for name, (number, told) in nbytes.items():
+            yield from _family(f"mlx_specdec:{name}", "gauge", told, {"": number})
         by_reason = {f'{labels},finished_reason="{each}"': n for each, n in self._reasons.items()}
         told = "Requests with a whole answer."
         yield from _family("vllm:request_success_total", "counter", told, by_reason)

@@ -63,6 +63,7 @@ class Settings:
     strict_model: bool = False
     drain_seconds: float = DRAIN_SECONDS
     store: Store | None = None
+    memory_budget: int | None = None
 
 
 def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settings) -> None:
@@ -74,6 +75,7 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
         batch_size=settings.batch_size,
         waiting=settings.limits.waiting,
         store=settings.store,
+        memory_budget=settings.memory_budget,
     )
     service = Service(
         engine,

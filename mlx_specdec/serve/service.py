@@ -70,6 +70,7 @@ class Service:
             self.drawn_seeds,
             self.keep_billing,
             self.strict_model,
+            engine.budget,
         )
 
     async def body(self, request: Request) -> Body:

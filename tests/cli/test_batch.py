@@ -155,6 +155,20 @@ def test_bad_lines_become_errors_and_the_run_goes_on(
         assert part in told[number - 1]["error"]
 
 
+def test_a_line_that_never_fits_into_memory_is_an_error_and_others_wait(
+    run: Run, t5: Path, tmp_path: Path, output: Path
+) -> None:
+    records_of = [{"prompt": "a midi"}, {"prompt": "les pates " * 40}, {"prompt": "les"}]
+    file = write(tmp_path / "in.jsonl", records_of)
+    row = load(t5).target.cache_nbytes(10, 6)
+    asked = ("batch", file, "-o", output, "--model", t5, "-m", 5)
+    done = run(*asked, "--memory-budget", 3 * row // 2)
+    assert done.code == 1
+    assert ["text" in each for each in records(output)] == [True, False, True]
+    assert "tokens, which take " in records(output)[1]["error"]
+    assert run(*asked, "--memory-budget", "0").code == 2
+
+
 def test_errors_of_text_are_told(
     run: Run, t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

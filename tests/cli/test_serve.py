@@ -157,6 +157,8 @@ def test_a_port_that_is_taken_is_told_in_a_line(run: Run, llama: Path) -> None:
         (("--top-p", 2), "top-p must lie in"),
         (("--log-level", "loud"), "--log-level"),
         (("--prompt-cache-bytes", "much"), "is no size"),
+        (("--memory-budget", "much"), "is no size"),
+        (("--memory-budget", 0), "--memory-budget must be more than 0"),
         (("--prompt-cache-bytes", 0, "--prompt-cache-file", "x"), "0 keeps nothing"),
         (("--prompt-cache-file", __file__), "is no prompt cache"),
     ],

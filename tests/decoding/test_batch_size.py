@@ -30,11 +30,3 @@ def test_it_settles_where_most_tokens_come(
         size.took(int(1000 * rate(size.size)), 1000.0)
     assert size.size == expected
     assert max(seen) <= most
-
-
-def test_it_does_not_grow_beyond_memory() -> None:
-    size = AutoBatchSize()
-    for _ in range(8):
-        assert size.size <= 32
-        size.took(1000 * size.size, 1.0, may_grow=size.size < 32)
-    assert size.size == 32

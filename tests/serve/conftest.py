@@ -62,10 +62,15 @@ def running(
     batch_size: int = 4,
     waiting: int = LIMITS.waiting,
     store: Store | None = None,
+    memory_budget: int | None = None,
 ) -> Iterator[Engine]:
     """An engine that has loaded."""
     engine = Engine(
-        lambda: (load(*directories), options), batch_size=batch_size, waiting=waiting, store=store
+        lambda: (load(*directories), options),
+        batch_size=batch_size,
+        waiting=waiting,
+        store=store,
+        memory_budget=memory_budget,
     )
     loaded = threading.Event()
     engine.start(then=loaded.set)

@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 from mlx_specdec.assemble import Pair, generate, load
 from mlx_specdec.decoding.logprobs import TokenLogprob
 from mlx_specdec.many import ManyRun, Request
+from mlx_specdec.many.memory import Extent
 from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.asked import Asked, Asking
@@ -699,6 +700,32 @@ def test_a_request_whose_time_is_over_keeps_what_it_has(
     answer = client_of(engine, Limits(seconds=0)).post(COMPLETIONS, json=body)
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"
     wait_until(lambda: engine.requests == (0, 0))
+
+
+def test_a_request_that_never_fits_into_memory_is_told_what_would(
+    llama: tuple[Path, Path],
+) -> None:
+    with running(llama) as engine:
+        budget = 3 * engine.budget.of_caches([Extent(5, 5, 25)]) // 2
+    with running(llama, memory_budget=budget) as engine:
+        client = client_of(engine)
+        answer = client.post(COMPLETIONS, json={"prompt": [5] * 5, "max_tokens": 400})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "max_tokens")
+        assert error["code"] == "context_length_exceeded"
+        most = int(
+            re.search(r"ask for at most (\d+) tokens, or raise memory-budget", answer.text)[1]
+        )
+        assert ok(client, COMPLETIONS, prompt=[5] * 5, max_tokens=most)
+        error = client.post(COMPLETIONS, json={"prompt": [5] * 300}).json()["error"]
+        assert error["param"] == "prompt" and "300 tokens, which take" in error["message"]
+        # One fits at a time, and the others wait.
+        answers = ok(client, COMPLETIONS, prompt=[5] * 5, n=4, max_tokens=9)
+        assert len(answers["choices"]) == 4
+        wait_until(lambda: engine.reserved_bytes == 0)
+        told = client.get("/metrics").text
+        assert f"mlx_specdec:memory_budget_bytes {budget}" in told
+        assert "mlx_specdec:memory_reserved_bytes 0" in told
 
 
 def test_a_context_may_be_cut(engine: Engine) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from ...checkpoints.speculators.stored import IN_16_BITS
 from ...contracts import FINAL, after
 from ...errors import OptionError
 from ..base import Base
-from ..kv_cache import KVCache
+from ..kv_cache import STEP, KVCache
 from ..number_format import NumberFormat
 from ..rows import Rows, RowsContext
 from .layers import Layer, Source
@@ -63,6 +64,21 @@ class Speculator(nn.Module):
     def nbytes(self) -> int:
         """Size of the drafter's own weights in bytes."""
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
+
+    def cache_nbytes(self, source: int, columns: int) -> int:
+        """As models.base.Base says, of a sequence's own keys and values."""
+        of_source, of_column = self._row_nbytes
+        return source * of_source + -(-columns // STEP) * STEP * of_column
+
+    @cached_property
+    def _row_nbytes(self) -> tuple[int, int]:
+        """Bytes for each token of a source, and for each token of a text."""
+        reading = self.open()
+        if "encoder_norm" in self:
+            reading.attend(mx.zeros((1, 1, self.encoder_norm.weight.shape[0])))
+        width = sum(map(self.width_of, self.taps))
+        reading.read(mx.zeros((1, 1, width), dtype=self.dtype), mx.zeros((1, 1), dtype=mx.int32))
+        return reading.nbytes_per_token
 
     def load(self, files: SpeculatorFiles, numbers: NumberFormat) -> None:
         """Take the weights of a directory. Raises OptionError for a quantization that does not suit
@@ -163,11 +179,15 @@ class Reading(RowsContext):
         return self._rows.lengths[0]
 
     @property
-    def nbytes(self) -> int:
-        """Of all keys and values."""
+    def nbytes_per_token(self) -> tuple[int, int]:
+        """Bytes for each token of the source that is attended to, and for each row that is read;
+        one of either has to be there."""
         own = [array for cache in self._caches for array in cache.state]
         given = [each for source in self._sources if source is not None for each in source[:2]]
-        return sum(array.nbytes for array in (*own, *given))
+        return (
+            sum(array.nbytes // array.shape[2] for array in given),
+            sum(array.nbytes // array.shape[2] for array in own),
+        )
 
     def attend(self, encoded: mx.array) -> None:
         """As drafting.speculator.Reading says."""

@@ -1,0 +1,194 @@
+"""What is decoded together stays within a budget of bytes, and what would not fit waits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.assemble import Pair
+from mlx_specdec.checkpoints.disk import sizes
+from mlx_specdec.decoding.batch_size import FixedBatchSize
+from mlx_specdec.decoding.loop import Decoding
+from mlx_specdec.errors import OptionError, PromptError
+from mlx_specdec.many import ManyRun, Request, stream_many
+from mlx_specdec.many.memory import Extent, MemoryBudget, default_budget
+from mlx_specdec.models.kv_cache import STEP
+from mlx_specdec.models.rows import RowsContext
+from mlx_specdec.options import Options
+
+from .test_same_text import SIZE, decoder_only, encoder_decoder
+
+KIB, GB = 1 << 10, 10**9
+TEXT = [(7 * place) % (SIZE - 3) + 3 for place in range(700)]
+
+
+def options(**asked) -> Options:
+    return Options(**{"max_tokens": 20, "regular": True, "cost_cache": False, **asked})
+
+
+def like_8b(per_token: int = 128 * KIB) -> Pair:
+    """A pair of which only sizes matter: an 8B model at 4 bits."""
+    target = SimpleNamespace(
+        nbytes=4_600_000_000,
+        prefix=list,
+        cache_nbytes=lambda source, columns: per_token * columns,
+        reading_nbytes=lambda prompt, step: 0,
+    )
+    return SimpleNamespace(target=target, draft=None, speculator=None, draft_bytes=0)
+
+
+def test_100k_tokens_beside_15_chats_do_not_take_16_times_100k() -> None:
+    budget = MemoryBudget(like_8b(), (), 20 * GB)
+    long, chats = Extent(100_000, 100_000, 100_200), [Extent(200, 300, 500)] * 15
+    assert not budget.even([long, *chats])
+    assert budget.even(chats)
+    together = budget.of_caches([long, *chats])
+    apart = budget.of_caches([long]) + budget.of_caches(chats)
+    assert round(together / GB) == 210 and round(apart / GB) == 14
+
+
+def test_a_row_is_priced_for_what_it_may_come_to_stand_beside() -> None:
+    """A text that ends soon stands beside the beginning of a long one alone."""
+    budget = MemoryBudget(like_8b(1), (), GB)
+    rows = [Extent(10, 10, 10_000), Extent(10, 10, 30)]
+    assert budget.of_caches(rows) == 10_000 + 30
+    drafting = MemoryBudget(like_8b(1), [SimpleNamespace(name="ngram", most=16)], GB)
+    assert drafting.of_caches(rows) == 10_000 + 10 + 17 * 20
+
+
+def test_the_default_leaves_room_for_models_passes_and_the_prompt_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizes, "usable_memory", lambda: 16 * GB)
+    assert default_budget(like_8b(), 2 * GB) == (16 - 4.6 - 1 - 2) * GB
+    monkeypatch.setattr(sizes, "usable_memory", lambda: 4 * GB)
+    assert default_budget(like_8b(), 2 * GB) == GB / 4
+
+
+def contexts(thing: object) -> Iterator[RowsContext]:
+    """Those of a decoding, the draft's included."""
+    if isinstance(thing, RowsContext):
+        yield thing
+    elif isinstance(thing, dict | list):
+        for each in thing.values() if isinstance(thing, dict) else thing:
+            yield from contexts(each)
+    elif isinstance(thing, Decoding) or hasattr(thing, "propose"):
+        yield from contexts(vars(thing))
+
+
+def held(run: ManyRun) -> int:
+    """Bytes in the caches of all groups, target's and draft's."""
+    arrays: list[mx.array] = []
+    for group in [*run._reading, *run._running]:
+        for context in contexts(group.decoding):
+            arrays += [array for cache in context._caches for array in cache.state]
+            if given := getattr(context, "_given", None):
+                arrays += [array for pair in given.projected for array in pair]
+    return sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize("family", ["llama", "own-head-scaled"])
+@pytest.mark.filterwarnings("ignore:the prompt has")
+def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(family: str) -> None:
+    pair = decoder_only(family) if family == "llama" else encoder_decoder(family, 0.1)
+    dice = random.Random(3)
+    asked = {"regular": False, "num_draft": 3, "proposer": "draft", "prefill_step_size": 64}
+    requests = [
+        Request(
+            TEXT[: dice.choice([1, 5, 60, 300, 700])],
+            options(max_tokens=dice.choice([1, 9, 40]), seed=seed, **asked),
+        )
+        for seed in range(9)
+    ]
+    prices = MemoryBudget(pair, [SimpleNamespace(name="draft", most=3)])
+    longest = [Extent(700, 700 if family == "llama" else 1, 741)]
+    budget = 3 * prices.of_caches(longest) // 2 + prices.of_reading(longest)
+    run = ManyRun(pair, None, requests[0].options, FixedBatchSize(6), memory_budget=budget)
+    number, waited, drafted = 0, False, False
+    while number < len(requests) or not run.idle:
+        if number < len(requests):
+            run.add(number, requests[number])
+            number += 1
+        run._admit()
+        reserved = run.reserved_bytes
+        assert reserved <= run.budget.nbytes
+        waited |= run.waiting > 0
+        assert all(part.error is None for part in run.step())
+        assert held(run) <= reserved
+        drafted |= any(len(list(contexts(group.decoding))) > 1 for group in run._running)
+    assert waited and drafted
+
+
+def test_nobody_passes_the_first_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = decoder_only("llama")
+    monkeypatch.setattr(type(pair.target), "reading_nbytes", lambda self, prompt, step: 0)
+    row = MemoryBudget(pair, ()).of_caches([Extent(5, 5, 25)])
+    run = ManyRun(pair, None, options(), FixedBatchSize(8), memory_budget=3 * row)
+    # The second one takes as much as three, so that it fits alone; the third would fit at once.
+    prompts = [TEXT[:5], TEXT[:600], TEXT[:6], TEXT[:7]]
+    assert run.budget.of_caches([Extent(600, 600, 620)]) == 3 * row
+    for number, prompt in enumerate(prompts):
+        run.add(number, Request(prompt, options()))
+    first: list[int] = []
+    while not run.idle:
+        for part in run.step():
+            assert part.error is None
+            if part.emission.tokens and part.number not in first:
+                first.append(part.number)
+            if part.last:
+                assert first[: part.number + 1] == list(range(part.number + 1))
+    assert first == [0, 1, 2, 3]
+
+
+def test_no_more_sources_of_a_t5_are_encoded_at_once_than_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair, seen = encoder_decoder("own-head-scaled", 0.1), []
+    encode = type(pair.target.network).encode
+
+    def counted(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+        seen.append(tokens.shape)
+        return encode(self, tokens, mask)
+
+    monkeypatch.setattr(type(pair.target.network), "encode", counted)
+    prompts = [TEXT[number : number + 400] for number in range(6)]
+    prices = MemoryBudget(pair, ())
+    two = [Extent(400, 1, 21)] * 2
+    budget = prices.of_caches(two) + prices.of_reading(two)
+    run = stream_many(pair, prompts, options(), batch_size=6, memory_budget=budget)
+    assert all(part.error is None for part in run)
+    assert seen[0] == (2, 400) and sum(rows for rows, _ in seen) == 6
+    assert max(rows for rows, _ in seen) == 2
+
+
+def test_what_never_fits_is_an_error_of_its_own_with_the_numbers() -> None:
+    pair = decoder_only("llama")
+    budget = MemoryBudget(pair, ()).of_caches([Extent(5, 5, 25)]) + 50_000
+    requests = [TEXT[:5], TEXT[:600], Request(TEXT[:5], options(max_tokens=400))]
+    parts = [p for p in stream_many(pair, requests, options(), memory_budget=budget) if p.last]
+    errors = {part.number: part.error for part in parts}
+    assert errors[0] is None
+    assert "the prompt has 600 tokens, which take " in errors[1]
+    assert f"and {sizes.show(budget)} are there for all texts: shorten it" in errors[1]
+    assert f"ask for at most {STEP - 5} tokens, or raise memory-budget" in errors[2]
+
+
+def test_a_budget_says_how_many_tokens_fit() -> None:
+    budget = MemoryBudget(like_8b(1), (), 10_000)
+    assert budget.room(4_000, 5_000) == 5_000
+    assert budget.room(4_000, 50_000) == 6_000
+    budget.check(4_000, 6_000)
+    with pytest.raises(PromptError, match=r"ask for at most 6,000 tokens, or raise memory-budget"):
+        budget.check(4_000, 6_001)
+    with pytest.raises(PromptError, match=r"the prompt has 10,000 tokens, which take 10\.0 kB"):
+        budget.room(10_000, 1)
+
+
+@pytest.mark.parametrize("nbytes", [0, -1, 1.5, "8GB"])
+def test_what_is_no_budget_is_refused(nbytes: object) -> None:
+    with pytest.raises(OptionError, match="memory-budget must be"):
+        stream_many(decoder_only("llama"), [], memory_budget=nbytes)
