@@ -226,8 +226,9 @@ class Asking:
         most, count = fields.MOST_CHARACTERS * self.longest, characters(value)
         if count > most:
             raise wrong(
-                f"{field} has more than {most} characters, {fields.MOST_CHARACTERS} for each of the "
-                f"{self.longest} tokens that prompt and answer together take at most: shorten it",
+                f"{field} has more than {most} characters, {fields.MOST_CHARACTERS} for each of "
+                f"the {self.longest} tokens that prompt and answer together take at most: "
+                "shorten it",
                 field,
                 CONTEXT,
             )
