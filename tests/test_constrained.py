@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import ClassVar
@@ -302,6 +303,28 @@ def test_a_panic_of_the_library_ends_its_own_text(
     parts = [part for part in stream_many(pair, requests, free, batch_size=2) if part.last]
     assert {part.number: part.error for part in parts} == {0: STUCK, 1: None}
     assert [part.result.text for part in parts if part.result is not None] == [alone]
+
+
+@pytest.mark.parametrize("num_draft", [0, 4])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", ["coupled", "token"])
+def test_what_is_banned_is_told_from_damage(num_draft: int, temperature: float, rule: str) -> None:
+    pair = bound("llama")
+
+    def banned(regex: str, pieces: list[str]) -> Options:
+        bias = {PIECES.index(piece): -math.inf for piece in pieces}
+        more = {"num_draft": num_draft, "temperature": temperature, "rule": rule}
+        return asked(0, regex=regex, logit_bias=bias, **more)
+
+    with pytest.raises(OptionError, match="logit-bias bans"):
+        generate(pair, PROMPT, banned("[ab]", ["a", "b"]))
+    with pytest.raises(DecodingError, match="logit-bias bans"):
+        generate(pair, PROMPT, banned("[ab]c[de]", ["d", "e"]))
+    result = generate(pair, PROMPT, banned("[ab]c[de]", ["</s>", "d"]))
+    assert (result.text[1:], result.finish_reason) == ("ce", "eos")
+    assert len(result.tokens) == 3, "no token ends it"
+    result = generate(pair, PROMPT, replace(banned("[ab]+", ["</s>"]), max_tokens=9))
+    assert (len(result.tokens), result.finish_reason) == (9, "length")
 
 
 def test_damaged_logits_are_told_as_such() -> None:
