@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from .drafting import DRAFTERS
 from .errors import OptionError
-from .sampling.grammar import compiled, schema_text
+from .sampling.grammar import Grammar, compiled, schema_text
 from .sampling.settings import Sampling, integer, number
 
 RULES = ("coupled", "token", "block", "typical")
@@ -188,17 +188,20 @@ class Options(Sampling):
             text = getattr(self, name)
             if not (text is None or isinstance(text, str)):
                 raise OptionError(f"{name} must be a string, not {text!r:.80}")
+        schema = self.json_schema
+        assert schema is None or isinstance(schema, str)
+        # Kept here, so that it is compiled once for as long as these options are used.
+        object.__setattr__(self, "_constraint", compiled(schema, self.regex, self.grammar))
         if self.constraint is not None and self.simulated_acceptance is not None:
             raise OptionError(
                 "simulate-acceptance writes no text: leave out json-schema, regex and grammar"
             )
 
     @property
-    def constraint(self) -> str | None:
+    def constraint(self) -> Grammar | None:
         """What the text has to look like, as sampling.constraint.Alphabet takes it."""
-        schema = self.json_schema
-        assert schema is None or isinstance(schema, str)
-        return compiled(schema, self.regex, self.grammar)
+        grammar: Grammar | None = getattr(self, "_constraint", None)
+        return grammar
 
     @property
     def sampling(self) -> Sampling:

@@ -21,6 +21,7 @@ from .models.medusa_heads import MedusaHeads
 from .models.speculators.speculator import Speculator
 from .sampling.alphabet import Alphabet
 from .sampling.constraint import Constraint
+from .sampling.grammar import Grammar
 from .text import documents
 from .text.tokenizer import Tokenizer
 from .text.vocabulary import written_texts
@@ -62,7 +63,7 @@ class Pair:
     )
 
     def constraint(
-        self, grammar: str | None, bias: Mapping[int, float] | None = None
+        self, grammar: Grammar | None, bias: Mapping[int, float] | None = None
     ) -> Constraint | None:
         """Of a text of the target that has not begun, None without a grammar; see
         Options.constraint. bias: of the logits, which bans tokens with -inf. Raises OptionError

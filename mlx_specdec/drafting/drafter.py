@@ -11,6 +11,7 @@ from ..sampling.settings import Sampling
 if TYPE_CHECKING:
     from ..contracts import Model, Proposer, TargetModel
     from ..sampling.constraint import Constraint
+    from ..sampling.grammar import Grammar
     from .document_index import DocumentIndex
     from .medusa import Heads
     from .speculator import Network
@@ -42,7 +43,7 @@ class Brought(Protocol):
     @property
     def unusable(self) -> Mapping[str, str]: ...
 
-    def constraint(self, grammar: str | None) -> Constraint | None: ...
+    def constraint(self, grammar: Grammar | None) -> Constraint | None: ...
 
 
 class Asked(Protocol):
@@ -55,7 +56,7 @@ class Asked(Protocol):
     @property
     def ngram_choice(self) -> str: ...
     @property
-    def constraint(self) -> str | None: ...
+    def constraint(self) -> Grammar | None: ...
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..errors import OptionError
 from .constraint import Constraint, has
-from .grammar import library, limits, told, with_space, with_stack
+from .grammar import Grammar, library, limits, told, with_space, with_stack
 
 MARKERS = ("", ".", "a")
 """Put before a text whose tokens are wanted as they are within another one."""
-KEPT = 32
-"""Grammars that are not read again: more than are decoded at once, at 13 MB for a large one."""
 
 
 class Alphabet:
@@ -42,7 +41,7 @@ class Alphabet:
         self.special_token_ids = [*(id for id in special if id < len(texts)), len(texts)]
         self._encode = encode
         self._spaced = spaced
-        self._fresh = functools.lru_cache(maxsize=KEPT)(self._matcher)
+        self._fresh: WeakKeyDictionary[Grammar, Any] = WeakKeyDictionary()
 
     def __call__(self, text: bytes) -> list[int]:
         """The tokens in which a model is used to write a text that stands within another one; the
@@ -58,14 +57,17 @@ class Alphabet:
         return list(self._longest(text))
 
     def constraint(
-        self, grammar: str, ends: Collection[int], banned: Collection[int] = ()
+        self, grammar: Grammar, ends: Collection[int], banned: Collection[int] = ()
     ) -> Constraint:
         """Of a text that has not begun. grammar: from grammar.compiled. ends: ids that end it.
         banned: ids that never come.
 
         Raises OptionError for a grammar of which nothing can be written.
         """
-        make = functools.partial(Constraint, self._fresh(grammar), ends, self._size, banned)
+        fresh = self._fresh.get(grammar)
+        if fresh is None:
+            fresh = self._fresh.setdefault(grammar, self._matcher(grammar))
+        make = functools.partial(Constraint, fresh, ends, self._size, banned)
         if not self._begins(make()):
             bans = ", logit-bias bans all of these" if banned else ""
             raise OptionError(

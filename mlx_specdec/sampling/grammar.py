@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from ..errors import OptionError, is_panic
 
@@ -41,11 +42,21 @@ LIMITS = {
     "verbose_errors": False,
 }
 """Of llguidance: tens of milliseconds for a mask, and about 100 MB for all states together."""
+KEPT = 32
+"""Grammars that nobody uses and that are kept, at up to 13 MB each."""
 INNER = "text"
 _STACK_SIZE = threading.Lock()
 
 
-def compiled(json_schema: str | None, regex: str | None, grammar: str | None) -> str | None:
+class Grammar(str):
+    """A grammar that llguidance has checked. As long as one is in use, neither it nor what is
+    compiled from it (`alphabet.Alphabet`) is made again."""
+
+
+_used: WeakValueDictionary[tuple[str, str], Grammar] = WeakValueDictionary()
+
+
+def compiled(json_schema: str | None, regex: str | None, grammar: str | None) -> Grammar | None:
     """llguidance's grammar for the one that is given; None where none is.
 
     json_schema: an object, as JSON. grammar: in llguidance's variant of Lark, or in llama.cpp's
@@ -118,8 +129,17 @@ def told(problem: str) -> str:
     return (named or lines or ["it cannot be read"])[0][:200]
 
 
-@functools.lru_cache(maxsize=64)
-def _compiled(name: str, text: str) -> str:
+@functools.lru_cache(maxsize=KEPT)
+def _compiled(name: str, text: str) -> Grammar:
+    known = _used.get((name, text))
+    return (
+        known
+        if known is not None
+        else _used.setdefault((name, text), Grammar(_checked(name, text)))
+    )
+
+
+def _checked(name: str, text: str) -> str:
     matcher = library().LLMatcher
     _check_size(name, text)
     if name == "json-schema":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import AsyncIterator, Callable
+import functools
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from .asked import Asked
@@ -26,6 +28,8 @@ PING_SECONDS = 15.0
 """After which a stream that has nothing to say says so, for the proxies on its way."""
 SLOWEST_READER = 60.0
 """Seconds that a client has to read a stream, beyond the time of its request."""
+AT_ONCE = 64
+"""Entries of a list that are written at once."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Wire = OpenAIWire | TgiWire | MessagesWire
 
@@ -41,12 +45,42 @@ async def answer(
         await _while_there(request, _all(talk))
     finally:
         _end(request, talk, asked)
-    return wire.answer(talk.choices, asked.prompt_tokens)
+    return await run_in_threadpool(wire.answer, talk.choices, asked.prompt_tokens)
 
 
-def as_response(answer: Response | Told) -> Response:
-    """A stream as it is, an object as JSON."""
-    return answer if isinstance(answer, Response) else JSONResponse(answer)
+async def as_response(answer: Response | Told | list[Told]) -> Response:
+    """A stream as it is, an object or a list as JSON."""
+    if isinstance(answer, Response):
+        return answer
+    return Response(await run_in_threadpool(rendered, answer), media_type="application/json")
+
+
+def rendered(answer: object) -> bytes:
+    """JSON, written a few tokens at a time: while json.dumps runs, no other thread does."""
+    return "".join(_rendered(answer)).encode()
+
+
+def _rendered(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for at, (name, each) in enumerate(value.items()):
+            yield f"{',' if at else '{'}{json.dumps(name)}:"
+            yield from _rendered(each)
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and len(value) > AT_ONCE:
+        for at in range(0, len(value), AT_ONCE):
+            yield f"{',' if at else '['}{_dumps(value[at : at + AT_ONCE])[1:-1]}"
+        yield "]"
+    elif isinstance(value, list):
+        for at, each in enumerate(value):
+            yield "," if at else "["
+            yield from _rendered(each)
+        yield "]" if value else "[]"
+    else:
+        yield _dumps(value)
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class EventStream(StreamingResponse):
@@ -93,18 +127,27 @@ async def _chunks(talk: Talk, wire: Wire, asked: Asked) -> AsyncIterator[Told | 
             index, emission = part
             choice = talk.choices[index]
             ended[index] = choice.reason is not None
-            for told in wire.piece(index, choice, emission):
-                yield told
-            for told in wire.end(index, choice) if ended[index] else ():
+            each = await _read(wire, index, functools.partial(wire.piece, index, choice, emission))
+            if ended[index]:
+                each += await _read(wire, index, functools.partial(wire.end, index, choice))
+            for told in each:
                 yield told
     except Problem as problem:
         yield wire.error(problem)
         return
     cut = [each for each, over in enumerate(ended) if not over]
-    for told in itertools.chain(*(wire.end(index, talk.choices[index]) for index in cut)):
-        yield told
+    for index in cut:
+        for told in await _read(
+            wire, index, functools.partial(wire.end, index, talk.choices[index])
+        ):
+            yield told
     for told in wire.rest(talk.choices, asked):
         yield told
+
+
+async def _read(wire: Wire, index: int, work: Callable[[], list[Told]]) -> list[Told]:
+    """What `work` tells of a choice, done in another thread where it may take long."""
+    return await run_in_threadpool(work) if wire.slow(index) else work()
 
 
 async def _all(talk: Talk) -> None:

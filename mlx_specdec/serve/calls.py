@@ -11,19 +11,25 @@ from typing import Any
 from ..text.markers import CallFormat
 from .events import Arguments, Call, Event, Text
 
+_S, _NAME = r"\s{0,64}+", r'[^"\\]{1,256}+'
+_LISTED = rf'\{{{_S}"name"{_S}:{_S}"(?P<listed>{_NAME})"{_S},{_S}"arguments"{_S}:'
 HEADS = {
-    "json_tools": re.compile(
-        r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)'
-    ),
+    "json_tools": re.compile(rf"{_LISTED}{_S}(?=\{{)"),
     "kimi_k2": re.compile(
-        r"(?P<id>(?:functions\.)?(?P<name>[^\s<>:]+):\d+)\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
+        r"(?<![^\s<>:{}])(?P<id>(?:functions\.)?(?P<name>[^\s<>:{}]{1,256}+):\d{1,16}+)"
+        rf"{_S}<\|tool_call_argument_begin\|>{_S}(?=\{{)"
     ),
     "mistral": re.compile(
-        r'(?:(?P<name>[\w-]+)\s*\[ARGS\]|\{\s*"name"\s*:\s*"(?P<listed>[^"\\]+)"\s*,'
-        r'\s*"arguments"\s*:)\s*(?=\{)'
+        rf"(?:(?<![\w-])(?P<name>[\w-]{{1,256}}+){_S}\[ARGS\]|{_LISTED}){_S}(?=\{{)"
     ),
 }
-"""What stands before arguments that are JSON and can be told as they come, by the parser's name."""
+"""What stands before arguments that are JSON and can be told as they come, by the parser's name.
+A text is searched in linear time: no part is tried at two lengths, and a name begins at the
+beginning of a word."""
+MOST_HEAD = 1024
+"""Characters of a head, and some more."""
+MOST_PARSED = 1 << 16
+"""Characters of a section that mlx-lm's parsers, which may take quadratic time, get to see."""
 
 
 class Section:
@@ -37,6 +43,7 @@ class Section:
         self._head = HEADS.get(calls.name)
         self._text = ""
         self._at = 0
+        self._searched = 0
         self._arguments: _Json | None = None
 
     def push(self, text: str, *, over: bool) -> tuple[list[Event], str | None]:
@@ -54,9 +61,11 @@ class Section:
                     return events, "" if over else None
                 self._arguments = None
             end = self._calls.end.text
-            place = self._text.find(end, self._at) if end else -1
+            place = self._text.find(end, max(self._at, self._searched - len(end))) if end else -1
             limit = place if place >= 0 else len(self._text)
-            head = self._head.search(self._text, self._at, limit) if self._head else None
+            begin = max(self._at, self._searched - MOST_HEAD)
+            head = self._head.search(self._text, begin, limit) if self._head else None
+            self._searched = self._at if head is not None else limit
             if head is not None:
                 self._at, self._arguments = head.end(), _Json()
                 events.append(self._begin(head.groupdict()))
@@ -79,6 +88,10 @@ class Section:
             return []
         text = self._text[:limit]
         try:
+            if self._head is not None:
+                json.loads(text)
+            elif len(text) > MOST_PARSED:
+                raise ValueError
             parsed = self._calls.parse(text, list(self._tools))
             calls = [_checked(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
         except Exception:  # each parser fails in its own ways

@@ -24,6 +24,10 @@ class ChatWire(Wire):
         super().__init__(*given, **named)
         self._readers: dict[int, Reader] = {}
 
+    def slow(self, index: int) -> bool:
+        """Whether a call is being read."""
+        return index in self._readers and self._readers[index].inside
+
     def first(self, index: int) -> list[Told]:
         """Who speaks."""
         if self._asked.reader is not None:

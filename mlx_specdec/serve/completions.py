@@ -53,7 +53,7 @@ class Completions:
             asking, body = self._service.asking(), await self._service.body(request)
             asked = await outside(lambda: messages.ask(asking, body))
             wire = MessagesWire(self._service.name, asked)
-            return as_response(await self._answer(request, asked, wire))
+            return await as_response(await self._answer(request, asked, wire))
         except Problem as problem:
             return JSONResponse(messages.error(problem), problem.status, problem.headers)
 
@@ -80,9 +80,7 @@ class Completions:
         except Problem as problem:
             status, error = tgi.error(problem)
             return JSONResponse(error, status, problem.headers)
-        if path == "/" and isinstance(told, dict):
-            return JSONResponse([told])
-        return as_response(told)
+        return await as_response([told] if path == "/" and isinstance(told, dict) else told)
 
     async def _openai(
         self, request: Request, ask: Callable[[Asking, Body], Asked], kind: type[OpenAIWire]
@@ -93,7 +91,7 @@ class Completions:
         pieces = await outside(lambda: self._service.pieces) if logprobs else ()
         service = self._service
         wire = kind(service.name, FINGERPRINT, asked, pieces, metrics=service.metrics)
-        return as_response(await self._answer(request, asked, wire))
+        return await as_response(await self._answer(request, asked, wire))
 
     async def _answer(self, request: Request, asked: Asked, wire: Wire) -> Response | Told:
         service = self._service

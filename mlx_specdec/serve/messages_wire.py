@@ -39,6 +39,10 @@ class MessagesWire:
         told = {**self._message(_content(events), choice.tokens), **self._end(choice)}
         return {**told, "usage": self._usage(choice)}
 
+    def slow(self, index: int) -> bool:
+        """Whether a call is being read."""
+        return self._reader.inside
+
     def first(self, index: int) -> list[Told]:
         """What comes before the first text."""
         return [{"type": "message_start", "message": self._message([], 0)}]

@@ -46,6 +46,11 @@ class Reader:
         """Whether a tool has been called."""
         return self._count > 0
 
+    @property
+    def inside(self) -> bool:
+        """Whether a section of calls has begun, which may take long to read at its end."""
+        return self._section is not None
+
     def push(self, text: str) -> list[Event]:
         """What a further piece makes certain."""
         self._text += text

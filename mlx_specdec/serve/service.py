@@ -22,6 +22,9 @@ from .engine import Engine
 from .limits import Limits
 from .problems import Problem, busy, wrong
 
+SMALL_BODY = 1 << 16
+"""Bytes of a body that are not counted among those that all bodies may have together: large ones
+do not keep small ones out."""
 FINGERPRINT = f"mlx-specdec-{__version__}"
 
 
@@ -51,6 +54,7 @@ class Service:
         self.keep_billing = keep_billing
         self.strict_model = strict_model
         self.created = int(time.time())
+        self._large_bytes = 0
 
     @functools.cached_property
     def pieces(self) -> list[bytes | None]:
@@ -75,16 +79,22 @@ class Service:
 
     async def body(self, request: Request) -> Body:
         """Raises Problem for one that is too large, too slow or no JSON."""
-        most, data = self.limits.body_bytes, bytearray()
+        most, data, large = self.limits.body_bytes, bytearray(), 0
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 async for chunk in request.stream():
                     data += chunk
                     if len(data) > most:
                         raise Problem(413, f"the body has more than {most} bytes: shorten it")
+                    more = max(0, len(data) - SMALL_BODY) - large
+                    if self._large_bytes + more > self.limits.large_bytes:
+                        raise busy("too many large bodies come at once: try again", 429)
+                    self._large_bytes, large = self._large_bytes + more, large + more
+            return await outside(lambda: fields.parse(bytes(data)))
         except TimeoutError:
             raise Problem(408, "the body took too long to come") from None
-        return await outside(lambda: fields.parse(bytes(data)))
+        finally:
+            self._large_bytes -= large
 
 
 async def outside(work: Callable[[], Any]) -> Any:

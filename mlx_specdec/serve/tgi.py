@@ -87,6 +87,10 @@ class TgiWire:
             told["details"] = {**self._end(choice), "prefill": [], "tokens": tokens}
         return told
 
+    def slow(self, index: int) -> bool:
+        """Nothing takes long."""
+        return False
+
     def first(self, index: int) -> list[Told]:
         """Nothing comes before the first token."""
         return []

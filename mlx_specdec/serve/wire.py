@@ -97,6 +97,10 @@ class Wire(ABC):
             **self._figures(choices, prompt_tokens),
         }
 
+    def slow(self, index: int) -> bool:
+        """Whether the next piece of a choice or its end may take long to read."""
+        return False
+
     def first(self, index: int) -> list[Told]:
         """The chunks before a choice's first text."""
         return []

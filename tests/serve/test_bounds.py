@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette", reason="the extra server is not installed")
 
+from starlette.responses import JSONResponse
+
 from mlx_specdec.assemble import load
+from mlx_specdec.sampling import grammar
+from mlx_specdec.sampling.alphabet import Alphabet
 from mlx_specdec.serve import asked, body, fields
+from mlx_specdec.serve.answers import AT_ONCE, rendered
 from mlx_specdec.serve.asked import Asked, Asking
+from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.problems import Problem
+from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.tools import calls_of
 
 from .conftest import LIMITS, OPTIONS
@@ -179,3 +189,71 @@ def test_arguments_of_earlier_calls_are_bounded_like_bodies() -> None:
         call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
         read = json.loads(arguments) if count == 3 else {"arguments": arguments}
         assert calls_of([call])[0]["function"]["arguments"] == read
+
+
+def test_a_grammar_is_compiled_once_and_before_the_engine_has_it(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    made: list[str] = []
+    for owner, name in ((grammar, "_checked"), (Alphabet, "_matcher")):
+        own = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, own=own: made.append("") or own(*given))
+    bodies = [{"prompt": "x", "regex": f"[ab]{{{count}}}"} for count in range(1, 41)]
+    waiting = [asking.completions(each).requests[0] for each in bodies]
+    assert len(made) == 2 * len(bodies)
+    for request in waiting:
+        own = replace(request.options, seed=7)
+        assert asking.pair.constraint(own.constraint) is not None
+    assert len(made) == 2 * len(bodies)
+
+
+def body_of(*chunks: bytes) -> Any:
+    """A request whose body comes in these chunks, and the rest when nobody waits any more."""
+
+    async def stream() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+            await asyncio.sleep(0)
+
+    return SimpleNamespace(stream=stream)
+
+
+def test_large_bodies_have_a_bound_together_and_leave_room_for_small_ones() -> None:
+    engine: Any = SimpleNamespace(batch_size=1)
+    own = Service(engine, "tiny", Limits(large_bytes=1000))
+    large = b'{"a": "' + b"x" * (1 << 16) + b'"}'
+    twice = [large[:40_000], large[40_000:], b" " * 600]
+
+    async def all_at_once() -> list[Any]:
+        bodies = [twice, twice, [b'{"a": ', b"1}"]]
+        return await asyncio.gather(
+            *(own.body(body_of(*each)) for each in bodies), return_exceptions=True
+        )
+
+    first, second, small = asyncio.run(all_at_once())
+    assert first == json.loads(large) and small == {"a": 1}
+    assert isinstance(second, Problem) and second.status == 429
+    assert own._large_bytes == 0
+    assert asyncio.run(own.body(body_of(*twice))) == first
+
+
+def test_a_large_answer_is_written_a_few_entries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(7)
+    tokens = [{"token": "é", "top_logprobs": [{"bytes": [1, 2]}] * 20} for _ in range(1000)]
+    values = [any_value(dice) for _ in range(100)] + [{"choices": [{"a": tokens}] * 3, "n": 1.5}]
+    largest = 0
+    own = json.dumps
+
+    def dumps(value: object, **named: Any) -> str:
+        nonlocal largest
+        largest = max(largest, len(value) if isinstance(value, list) else 0)
+        return own(value, **named)
+
+    monkeypatch.setattr(json, "dumps", dumps)
+    for value in values:
+        assert json.loads(rendered(value)) == value
+    assert largest == AT_ONCE
+    assert rendered({"b": [], "é": {}, "c": ["\u2028", None]}) == JSONResponse(
+        {"b": [], "é": {}, "c": ["\u2028", None]}
+    ).body.replace("é".encode(), b"\\u00e9")

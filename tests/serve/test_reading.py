@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import re
 from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette", reason="the extra server is not installed")
 
+from mlx_specdec.serve import calls
 from mlx_specdec.serve.events import Call, Event, calls_of, texts_of
 from mlx_specdec.serve.reading import Reader
 from mlx_specdec.text.markers import CallFormat, Marker, Markers
@@ -152,3 +154,47 @@ def test_a_text_may_begin_within_a_thought() -> None:
 def test_without_marks_nothing_is_held_back() -> None:
     reader = Reader(Markers())
     assert texts_of(reader.push("<think> \n"), "content") == "<think> \n"
+
+
+class Counted:
+    """A pattern that says how far each search goes."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        self.spans: list[tuple[int, int]] = []
+
+    def search(self, text: str, begin: int, end: int) -> re.Match[str] | None:
+        self.spans.append((begin, end))
+        return self._pattern.search(text, begin, end)
+
+
+@pytest.mark.parametrize("name", ["json_tools", "kimi_k2", "mistral"])
+@pytest.mark.parametrize("word", ["a", "a-", " ", "a:1 ", "{ ", '{"name": "', "}a", "a:"])
+def test_a_section_is_searched_once_whatever_its_pieces(
+    name: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million letters at once would take hours in quadratic time, whoever reads them."""
+    counted = Counted(calls.HEADS[name])
+    monkeypatch.setitem(calls.HEADS, name, counted)
+    section = calls.Section(of_parser(name), TOOLS, 0)
+    for _ in range(2000):
+        section.push(word * 5, over=False)
+    searched = sum(end - begin for begin, end in counted.spans)
+    assert searched <= len(word) * 5 * 2000 + 2000 * calls.MOST_HEAD
+    assert counted.spans == sorted(counted.spans)
+    begin = of_parser(name).begin.text
+    # What no letter of a word says: mlx-lm's own patterns would look at each of them.
+    text = word * (1_000_000 // len(word)) + " x [ARGS]"
+    assert told(read(begin + text, [], name))[2] == []
+
+
+def test_a_section_that_is_too_long_for_mlx_lms_parsers_stays_a_text() -> None:
+    begin, end = of_parser("qwen3_coder").begin.text, of_parser("qwen3_coder").end.text
+    for letters in (calls.MOST_PARSED // 2, calls.MOST_PARSED):
+        city = "x" * letters
+        call = f"\n<function=get>\n<parameter=city>\n{city}\n</parameter>\n</function>\n"
+        said, _, called = told(read(f"{begin}{call}{end}", [], "qwen3_coder"))
+        if letters < calls.MOST_PARSED:
+            assert (said, called) == ("", [("get", {"city": city})])
+        else:
+            assert (said, called) == (f"{begin}{call}{end}", [])
