@@ -110,10 +110,13 @@ def load_drafting(
     if asked.regular or asked.proposer in DRAFTLESS:
         draft_model = None
     pair = load_pair(
-        model, draft_model, caches=caches, random_weights=random_weights, **models.loading()
+        model,
+        draft_model,
+        caches=caches,
+        random_weights=random_weights,
+        told=told,
+        **models.loading(),
     )
-    for note in pair.notes if told else ():
-        render.tell(note)
     if drafting.searches:
         from ..assemble import with_documents
 

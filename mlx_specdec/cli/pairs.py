@@ -44,16 +44,21 @@ def named(sources: Sources) -> tuple[str, str | None]:
     return target, sources.draft_model or (SHIPPED_DRAFT if sources.model is None else None)
 
 
-def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pair:
+def load_pair(
+    model: str, draft_model: str | None = None, *, told: bool = True, **settings: Any
+) -> Pair:
     """Load what was named, with a progress bar of a download; takes settings and raises as
-    assemble.load does."""
+    assemble.load does. told: say how the weights of large models are computed with."""
     from .. import blas
 
     blas.load()
     from ..assemble import load
 
     with render.progress("downloading", in_bytes=True) as report:
-        return load(model, draft_model, progress=report, **settings)
+        pair = load(model, draft_model, progress=report, **settings)
+    for note in pair.notes if told else ():
+        render.tell(note)
+    return pair
 
 
 def meet(models: Models, caches: CacheSettings | None) -> None:
@@ -67,7 +72,7 @@ def meet(models: Models, caches: CacheSettings | None) -> None:
     # Rank 0 alone needs a draft, and says whatever is wrong.
     target, _ = ranks.together(lambda: named(replace(models, draft_model=None)))
     if ranks.rank:
-        load_pair(target, caches=caches, **models.loading())
+        load_pair(target, told=False, caches=caches, **models.loading())
 
 
 def sample(model: str) -> Path:

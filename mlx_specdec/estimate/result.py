@@ -178,8 +178,8 @@ class Estimate:
                 )
         if self.read_tokens is not None and self.read_tokens < self.prompt_tokens:
             yield (
-                f"passes were measured behind {self.read_tokens} tokens: there was no time to read "
-                f"a prompt of {self.prompt_tokens}"
+                f"passes were measured behind {self.read_tokens} of the prompt's "
+                f"{self.prompt_tokens} tokens: there was no time to read more"
             )
         if speeds.samples == 1:
             yield (
