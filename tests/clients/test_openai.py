@@ -132,7 +132,7 @@ def test_predicted_outputs(client: OpenAI) -> None:
 
 def test_errors_have_their_classes(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
-        client.chat.completions.create(**{**ASKED, "model": "other"})
+        client.models.retrieve("other")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as wrong:
         client.chat.completions.create(**ASKED, tools=[{"type": "custom"}])
