@@ -64,7 +64,9 @@ def test_the_default_leaves_room_for_models_passes_and_the_prompt_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sizes, "usable_memory", lambda: 16 * GB)
-    assert default_budget(like_8b(), 2 * GB) == (16 - 4.6 - 1 - 2) * GB
+    assert default_budget(like_8b(), 2 * GB) == 8_400_000_000
+    monkeypatch.setattr(sizes, "usable_memory", lambda: 8 * GB)
+    assert default_budget(like_8b(), 2 * GB) == 1_450_000_000
     monkeypatch.setattr(sizes, "usable_memory", lambda: 4 * GB)
     assert default_budget(like_8b(), 2 * GB) == GB / 4
 

@@ -38,10 +38,11 @@ def even(sizes: Sequence[int], spare: float) -> bool:
 
 def default_budget(pair: Pair, cached: int) -> int:
     """What the machine has for texts: its usable memory without weights, a reserve for passes, and
-    the `cached` bytes that a prompt cache may take."""
+    the `cached` bytes that a prompt cache may take, or half of the rest where that is less."""
     usable = sizes.usable_memory()
     reserve = int(RESERVE * usable)
-    return max(reserve, usable - pair.target.nbytes - pair.draft_bytes - reserve - cached)
+    rest = max(0, usable - pair.target.nbytes - pair.draft_bytes - reserve)
+    return max(reserve, rest - min(cached, rest // 2))
 
 
 class MemoryBudget:
