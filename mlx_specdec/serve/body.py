@@ -115,7 +115,7 @@ def read(schema: Schema, value: Any, where: str = "") -> Any:
         _refuse(schema, where)
     if isinstance(value, dict):
         value = _object(schema, value, where)
-        for rule in schema.get("allOf", ()):
+        for rule in (*schema.get("x-rules", ()), *schema.get("allOf", ())):
             if not _fits(rule, value):
                 raise wrong(rule["description"], rule["x-param"])
     elif isinstance(value, list):
