@@ -71,9 +71,8 @@ class Completions:
         path = request.url.path
         try:
             asking, body = self._service.asking(), await self._service.body(request)
-            if path != "/":
-                body = {**body, "stream": path == "/generate_stream"}
-            asked = await outside(lambda: tgi.ask(asking, body))
+            stream = None if path == "/" else path == "/generate_stream"
+            asked = await outside(lambda: tgi.ask(asking, body, stream))
             pieces = await outside(lambda: self._service.pieces)
             wire = tgi.TgiWire(body, asked, pieces, asking.pair.tokenizer.special_ids)
             told = await self._answer(request, asked, wire)

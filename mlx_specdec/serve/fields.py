@@ -1,4 +1,4 @@
-"""The fields of requests: one table, by which bodies are checked and /openapi.json is written.
+"""The fields of requests: one table, by which bodies are checked and /openapi.json is WRITTEN.
 
 Fields that are not named here are ignored, and an optional field that is null is as good as not
 there. "x-unsupported": the field would change the answer and cannot here; only the values that
@@ -28,6 +28,7 @@ NUMBER: Schema = {"type": "number"}
 TRUTH: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
 NULL: Schema = {"type": "null"}
+WRITTEN: Schema = {**TEXT, "pattern": r"\S", "description": "a string that is not blank"}
 TOP_LOGPROBS = 20
 MOST_CHARACTERS = 32
 """Of a prompt, for each token of the context. A longer one is refused before it is tokenized, which
@@ -196,8 +197,8 @@ THINKING = {
     "description": 'of the type "enabled", "disabled" or "adaptive"',
 }
 TGI_GRAMMAR = either(
-    fields(("type", "value"), type={"const": "regex"}, value=TEXT),
-    fields(("type", "value"), type={"const": "json"}, value=either(TEXT, JSON_SCHEMA)),
+    fields(("type", "value"), type={"const": "regex"}, value=WRITTEN),
+    fields(("type", "value"), type={"const": "json"}, value=either(WRITTEN, JSON_SCHEMA)),
     fields(
         ("type", "value"),
         type={"const": "json_schema"},
@@ -220,7 +221,7 @@ BINDINGS: dict[str, Schema] = {
         '"json_schema": {"schema": ...}}, whose schema is an object',
     ),
     "structured_outputs": {
-        **fields(json=either(TEXT, JSON_SCHEMA), regex=TEXT, grammar=TEXT, choice=CHOICE),
+        **fields(json=either(WRITTEN, JSON_SCHEMA), regex=WRITTEN, grammar=WRITTEN, choice=CHOICE),
         "additionalProperties": off(),
         "allOf": [
             rule(
@@ -230,11 +231,11 @@ BINDINGS: dict[str, Schema] = {
             )
         ],
     },
-    "regex": TEXT,
-    "grammar": TEXT,
-    "guided_json": either(TEXT, JSON_SCHEMA),
-    "guided_regex": TEXT,
-    "guided_grammar": TEXT,
+    "regex": WRITTEN,
+    "grammar": WRITTEN,
+    "guided_json": either(WRITTEN, JSON_SCHEMA),
+    "guided_regex": WRITTEN,
+    "guided_grammar": WRITTEN,
     "guided_choice": CHOICE,
 }
 """Fields that bind the text, of which one may be given."""
@@ -293,7 +294,6 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
     """
     stop = {**TEXT, "minLength": 1, "maxLength": limits.stop_length}
     stops = several(stop, 0, limits.stops)
-    written = {**TEXT, "pattern": r"\S", "description": "a string that is not blank"}
     id_ = {**within(0, ids - 1, WHOLE), "description": f"a token id below {ids}"}
     prompt = {**several(id_, 1, longest - 1), "x-code": CONTEXT}
     model: Schema = TEXT if name is None else {"enum": [name, *UNNAMED]}
@@ -403,20 +403,38 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         {"properties": {"add_generation_prompt": {"enum": [False, None]}}},
     )
     called = fields(("name",), name=TEXT)
+    calling = rule(
+        "tool_choice",
+        "tool_choice asks for a call: give tools, and no format",
+        {"properties": {"tool_choice": {"properties": {"type": {"enum": ["auto", "none"]}}}}},
+        {
+            "required": ["tools"],
+            "properties": {
+                "tools": several({}, 1),
+                "output_format": NULL,
+                "output_config": {"properties": {"format": NULL}},
+            },
+        },
+    )
     anthropic = {
         "model": model,
         "system": CONTENT,
         "messages": several(BLOCKS_MESSAGE, 1),
         "tools": several(ANTHROPIC_TOOL, 0, limits.tools),
-        "tool_choice": {
-            **fields(
+        "tool_choice": either(
+            fields(
                 ("type",),
-                type={"enum": ["auto", "any", "tool", "none"]},
+                type={"enum": ["auto", "any", "none"]},
+                disable_parallel_tool_use=TRUTH,
+            ),
+            fields(
+                ("type", "name"),
+                type={"const": "tool"},
                 name=TEXT,
                 disable_parallel_tool_use=TRUTH,
             ),
-            "description": 'of the type "auto", "any", "tool" or "none"',
-        },
+            description='of the type "auto", "any", "none", or "tool" with a name',
+        ),
         "thinking": THINKING,
     }
     return {
@@ -454,9 +472,9 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
                 functions=off([]),
                 function_call=off("none", "auto"),
                 prompt=either(
-                    written,
+                    WRITTEN,
                     prompt,
-                    several(written, 1),
+                    several(WRITTEN, 1),
                     several(prompt, 1),
                     description="a string, a list of token ids, or a list of either",
                 ),
@@ -464,20 +482,23 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
             "allOf": completions,
             "x-rules": rules,
         },
-        "MessagesRequest": fields(
-            ("messages", "max_tokens"),
-            **DRAWN,
-            **anthropic,
-            stop_sequences=same_as("stop", stops),
-            container=off(),
-            mcp_servers=off([]),
-            output_config=fields(format=ANTHROPIC_FORMAT),
-            output_format=ANTHROPIC_FORMAT,
-        ),
-        "CountRequest": fields(("messages",), **anthropic),
+        "MessagesRequest": {
+            **fields(
+                ("messages", "max_tokens"),
+                **DRAWN,
+                **anthropic,
+                stop_sequences=same_as("stop", stops),
+                container=off(),
+                mcp_servers=off([]),
+                output_config=fields(format=ANTHROPIC_FORMAT),
+                output_format=ANTHROPIC_FORMAT,
+            ),
+            "allOf": [calling],
+        },
+        "CountRequest": {**fields(("messages",), **anthropic), "allOf": [calling]},
         "GenerateRequest": fields(
             ("inputs",),
-            inputs=written,
+            inputs=WRITTEN,
             stream=TRUTH,
             parameters=fields(
                 max_new_tokens=same_as("max_tokens", MAX_TOKENS),
@@ -501,8 +522,8 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         "TokenizeRequest": {
             **fields(
                 model=model,
-                content=written,
-                prompt=written,
+                content=WRITTEN,
+                prompt=WRITTEN,
                 tools=several(TOOL, 0, limits.tools),
                 tool_choice=either({"enum": ["none", "auto"]}),
                 **template,

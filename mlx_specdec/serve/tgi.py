@@ -34,8 +34,9 @@ REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
 
 
-def ask(asking: Asking, body: Body) -> Asked:
-    """What a body for /generate asks for. Raises Problem."""
+def ask(asking: Asking, body: Body, stream: bool | None) -> Asked:
+    """What a body for /generate asks for. stream: by the path; None leaves it to the body. Raises
+    Problem."""
     body = asking.read("GenerateRequest", body)
     told = body.get("parameters", {})
     own = {name: told[name] for name in SAME if name in told}
@@ -47,7 +48,8 @@ def ask(asking: Asking, body: Body) -> Asked:
         own["temperature"] = 0.0
     if "grammar" in told:
         own |= formats.of_tgi(told["grammar"])
-    stream = body.get("stream", False)
+    if stream is None:
+        stream = body.get("stream", False)
     # Its stream tells the logprob of every token.
     return asking.completions({**own, "prompt": body["inputs"], "logprobs": 0, "stream": stream})
 

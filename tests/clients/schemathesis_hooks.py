@@ -1,0 +1,77 @@
+"""For schemathesis: makes bodies sensible where the keywords of JSON Schema cannot ask for it.
+
+What fits the schema of /openapi.json keeps what it asks for, but for texts in other languages
+(expressions, grammars, schemas), functions by their names, and "x-rules". What does not fit stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from typing import Any
+
+import jsonschema_rs
+import schemathesis
+
+GOOD: dict[str, Any] = {
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"choice": ["a", "b"]},
+    "regex": "[ab]{3}",
+    "grammar": 'root ::= "a" | "b"',
+    "guided_json": {"type": "integer"},
+    "guided_regex": "[ab]",
+    "guided_grammar": 'start: "a"',
+    "guided_choice": ["a", "b"],
+}
+FORMAT = {"type": "json_schema", "schema": {"type": "boolean"}}
+with urllib.request.urlopen(f"{os.environ['MLX_SPECDEC_ROOT']}/openapi.json") as answer:
+    SCHEMAS = json.load(answer)["components"]["schemas"]
+FITTING = {
+    name: jsonschema_rs.Draft202012Validator(each)
+    for name, each in SCHEMAS.items()
+    if name.endswith("Request")
+}
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, **more: Any) -> None:
+    """Changes what is sent."""
+    content = case.operation.definition.raw.get("requestBody", {}).get("content")
+    if content is None or not isinstance(case.body, dict):
+        return
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    if FITTING[name].is_valid(case.body):
+        case.body = _sensible(case.body)
+
+
+def _sensible(body: dict[str, Any]) -> dict[str, Any]:
+    made = dict(body)
+    bound = [each for each in GOOD if made.get(each) is not None]
+    for each in bound:
+        del made[each]
+    if bound:
+        made.pop("ignore_eos", None)
+        made[bound[0]] = GOOD[bound[0]]
+    made.pop("best_of", None)
+    for each in ("tools", "functions"):
+        if made.get(each):
+            # Arguments may be bound to their schemas.
+            made[each] = [_plain(tool) for tool in made[each]]
+    for each in ("tool_choice", "function_call"):
+        if (made.get(each) or {}) not in ("none", "auto", "required") or bound:
+            made.pop(each, None)
+    if made.get("output_format"):
+        made["output_format"] = FORMAT
+    if (made.get("output_config") or {}).get("format"):
+        made["output_config"] = {"format": FORMAT}
+    if (made.get("parameters") or {}).get("grammar"):
+        made["parameters"] = {**made["parameters"], "grammar": {"type": "regex", "value": "a*"}}
+    made.pop("chat_template_kwargs", None)
+    return made
+
+
+def _plain(tool: dict[str, Any]) -> dict[str, Any]:
+    names = ("parameters", "input_schema")
+    plain = {name: each for name, each in tool.items() if name not in names}
+    return {**plain, "function": _plain(tool["function"])} if "function" in tool else plain
