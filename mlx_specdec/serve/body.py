@@ -29,9 +29,9 @@ WORDS: Mapping[str, str] = {
     "integer": "a whole number",
     "number": "a number",
 }
-MOST_CONTAINERS = 1 << 17
+MOST_CONTAINERS = 1 << 16
 """Of a JSON text: objects, lists and names in objects. Python's parser holds up every other thread,
-0.1 s for so many of them, and as long for 16 times as many numbers."""
+50 ms for so many of them, and as long for 16 times as many numbers."""
 BOUNDS = (
     (" of", "minItems", "maxItems", " entries"),
     (" of", "minLength", "maxLength", " characters"),
