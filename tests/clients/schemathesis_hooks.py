@@ -42,10 +42,10 @@ def before_call(context: Any, case: Any, **more: Any) -> None:
         return
     name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
     if FITTING[name].is_valid(case.body):
-        case.body = _sensible(case.body)
+        case.body = _sensible(name, case.body)
 
 
-def _sensible(body: dict[str, Any]) -> dict[str, Any]:
+def _sensible(name: str, body: dict[str, Any]) -> dict[str, Any]:
     made = dict(body)
     bound = [each for each in GOOD if made.get(each) is not None]
     for each in bound:
@@ -63,9 +63,9 @@ def _sensible(body: dict[str, Any]) -> dict[str, Any]:
             made.pop(each, None)
     if made.get("output_format"):
         made["output_format"] = FORMAT
-    if (made.get("output_config") or {}).get("format"):
+    if isinstance(made.get("output_config"), dict) and made["output_config"].get("format"):
         made["output_config"] = {"format": FORMAT}
-    if (made.get("parameters") or {}).get("grammar"):
+    if name == "GenerateRequest" and (made.get("parameters") or {}).get("grammar"):
         made["parameters"] = {**made["parameters"], "grammar": {"type": "regex", "value": "a*"}}
     made.pop("chat_template_kwargs", None)
     return made
