@@ -128,6 +128,7 @@ def stream_generate(
         learned=learned,
         changes=lambda: lengths.changes,
         keep=keep,
+        forget=lambda: None if cache is None else cache.clear(),
     )
 
 

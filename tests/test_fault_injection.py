@@ -21,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.assemble import Pair, generate, stream_generate
 from mlx_specdec.decoding.batch_size import FixedBatchSize
 from mlx_specdec.decoding.draft_length import FixedLength
 from mlx_specdec.decoding.margins import DAMAGED
@@ -31,6 +31,7 @@ from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.decoding.stopwatch import Stopwatch
 from mlx_specdec.drafters.trials import Trials
 from mlx_specdec.drafting.draft_model import DraftModel
+from mlx_specdec.errors import DecodingError
 from mlx_specdec.many import ManyRun, Part, Request
 from mlx_specdec.many.jobs import Job
 from mlx_specdec.many.opening import Opening
@@ -451,3 +452,17 @@ def test_what_is_no_number_ends_the_texts_that_are_made_of_it(
     if at > 2 and "draft" not in what:
         assert errors
     assert check(world.decode(), alone) == []
+
+
+def test_a_chat_goes_on_clean_after_a_prompt_that_was_no_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair, cache = decoder_only("llama"), PromptCache(1 << 24)
+    prompt = [*PROMPT, 4, 9, 31]
+    settings = Options(max_tokens=6, regular=True)
+    plain = generate(pair, prompt, settings).tokens
+    assert target().rows_agree  # its trial passes come first, and are not damaged
+    with nan(monkeypatch, "states", 1) as fired, pytest.raises(DecodingError):
+        stream_generate(pair, prompt, settings, cache=cache).result()
+    assert fired
+    assert stream_generate(pair, prompt, settings, cache=cache).result().tokens == plain

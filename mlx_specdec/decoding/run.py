@@ -90,6 +90,7 @@ class Run:
 
     clock: seconds. learned: called once, after the last emission. changes: of the draft length.
     keep: called when the prompt was read, and after the last emission, to keep what was computed.
+    forget: called when decoding fails, since what was kept may be damaged.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Run:
         learned: Callable[[], None] | None = None,
         changes: Callable[[], Sequence[Change]] | None = None,
         keep: Callable[[], None] = lambda: None,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         self._decoding = decoding
         self._recorder = recorder
@@ -111,6 +113,7 @@ class Run:
         self._learned = learned
         self._changes = changes
         self._keep_computed = keep
+        self._forget = forget
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._reason: FinishReason | None = None
@@ -121,10 +124,15 @@ class Run:
         threads.clear_at_end()
         while self._reason is None:
             reading = self._decoding.reading
-            [emission] = self._decoding.step()
-            if reading and not self._decoding.reading:
-                self._keep_computed()
-            yield self._keep(emission, reading)
+            try:
+                [emission] = self._decoding.step()
+                if reading and not self._decoding.reading:
+                    self._keep_computed()
+                self._keep(emission, reading)
+            except DecodingError:
+                self._forget()
+                raise
+            yield emission
 
     def read_prompt(self) -> None:
         """Read the prompt and nothing more; iterating does so by itself."""

@@ -14,7 +14,6 @@ from mlx.utils import tree_flatten
 from ..cache_settings import CacheSettings
 from ..checkpoints import files, keys
 from ..checkpoints.configuration import check_generates, check_weights
-from ..checkpoints.disk.reading import drop_pages
 from ..checkpoints.quantization import Quantization, stored_quantization
 from ..checkpoints.tensors import DTYPES, TensorInfo, dtype_name, same
 from ..errors import CheckpointError, OptionError
@@ -71,7 +70,6 @@ def load(
         parts = _in_numbers(network, name, array, floating)
         if not weights.lazy:
             mx.eval(parts)  # The source's own is not kept beside the others.
-            drop_pages()
         read += parts
     network.load_weights(read)
     # Nothing else may keep what is read and joined layer by layer.
