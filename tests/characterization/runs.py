@@ -1,0 +1,630 @@
+"""What the program does, in some hundred small runs whose records must not change.
+
+Only the public face is used: the names of `mlx_specdec`, the command line and HTTP. So the runs are
+the same before and after the inside is changed. Record them anew, where a change is wanted, with
+
+    python -m tests.characterization.runs
+
+A record has no clock in it. Runs whose smallest margin is below NEAR are not recorded: another
+processor may choose the other token there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import http.client
+import importlib
+import io
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import mlx_specdec
+from mlx_specdec import Options, Request, SpecdecError
+
+ROOT = Path(__file__).parents[2]
+WEIGHTS = ROOT / "weights"
+RECORDED = Path(__file__).with_name("recorded.json")
+NEAR = 2e-4
+"""A margin in nats below which a record would depend on the processor."""
+NEAR_TIE = "near tie"
+
+Records = dict[str, str]
+Group = Callable[[Path], Records]
+
+# ------------------------------------------------------------------ how a run is written down
+
+
+def digest(value: object) -> str:
+    """A short name of a JSON value."""
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=6).hexdigest()
+
+
+def record(result: Any, *, counts: bool) -> str:
+    """Of a Result: the reason, the number of tokens, their digest, the text's beginning, and what
+    was drafted and accepted where the number drafted is fixed."""
+    stats = result.as_dict()["stats"]
+    margin = stats.get("smallest_margin")
+    if margin is not None and margin["value"] is not None and margin["value"] < NEAR:
+        return NEAR_TIE
+    drafts = f" {stats['drafted']}/{stats['accepted']}" if counts else ""
+    named = digest([list(result.tokens), result.text])
+    return f"{result.finish_reason} {len(result.tokens)} {named}{drafts} {result.text[:16]!r}"
+
+
+def attempt(make: Callable[[], str]) -> str:
+    """What a run gives, or the sentence with which it is refused."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return make()
+    except SpecdecError as problem:
+        return f"{type(problem).__name__}: {problem}"
+
+
+def alone(pair: Any, prompt: Any, **settings: Any) -> str:
+    """One text by `generate`."""
+    counts = settings.get("num_draft", "auto") != "auto"
+    options = {"cost_cache": False, "max_tokens": 12, **settings}
+    return attempt(
+        lambda: record(mlx_specdec.generate(pair, prompt, Options(**options)), counts=counts)
+    )
+
+
+def together(
+    pair: Any, prompts: Sequence[Any], each: Sequence[Mapping[str, Any]], size: int, **common: Any
+) -> Records:
+    """Several texts by `generate_many`, each with settings of its own."""
+    base = {"cost_cache": False, "max_tokens": 12, **common}
+    requests = [
+        Request(prompt, Options(**{**base, **settings}))
+        for prompt, settings in zip(prompts, each, strict=True)
+    ]
+    records: Records = {}
+
+    def run() -> str:
+        results = mlx_specdec.generate_many(pair, requests, Options(**base), batch_size=size)
+        for place, result in enumerate(results):
+            records[str(place)] = record(result, counts=False)
+        return "done"
+
+    ended = attempt(run)
+    return records if ended == "done" else {"refused": ended}
+
+
+# ------------------------------------------------------------------ the shipped pairs
+
+ENGLISH = [
+    "translate English to French: Where is the station?",
+    "translate English to French: I would like two tickets, please, and a cup of coffee.",
+    "translate English to French: He never told her that he had been there before.",
+]
+PYTHON = [
+    "def mean(values):\n    ",
+    "import os\nimport sys\n\ndef main(argv):\n    for name in ",
+    "x = [1, 2, 3]\ny = [1, 2, 3]\nz = [",
+]
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "warm": {"temperature": 0.7},
+    "hot": {"temperature": 1.3, "seed": 4},
+    "top-k": {"temperature": 1.0, "top_k": 20, "seed": 1},
+    "top-p": {"temperature": 1.0, "top_p": 0.8, "seed": 2},
+    "min-p": {"temperature": 1.0, "min_p": 0.05, "seed": 3},
+    "xtc": {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "seed": 5},
+    "all-filters": {
+        "temperature": 0.9,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.1,
+    },
+    "repetition": {"repetition_penalty": 1.3},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"temperature": 0.7, "frequency_penalty": 0.8, "seed": 6},
+    "bias": {"logit_bias": {7: 3.0, 11: -5.0}},
+    "stop": {"stop": ["e"], "max_tokens": 20},
+    "none": {"max_tokens": 0},
+    "one": {"max_tokens": 1},
+    "extra-eos": {"extra_eos_token": [20, 30], "max_tokens": 20},
+}
+DRAFTING: dict[str, dict[str, Any]] = {
+    "plain": {"regular": True},
+    "auto": {},
+    "draft-1": {"proposer": "draft", "num_draft": 1},
+    "draft-3": {"proposer": "draft", "num_draft": 3},
+    "draft-8": {"proposer": "draft", "num_draft": 8},
+    "ngram-4": {"proposer": "ngram", "num_draft": 4},
+}
+RULES: dict[str, dict[str, Any]] = {
+    "token": {"rule": "token", "temperature": 1.0},
+    "block": {"rule": "block", "temperature": 1.0},
+    "typical": {"rule": "typical", "temperature": 0.8},
+    "delta-greedy": {"delta": 0.3},
+    "delta-warm": {"delta": 0.3, "temperature": 0.8},
+    "delta-all": {"delta": 1.0},
+    "block-filtered": {"rule": "block", "temperature": 0.9, "top_p": 0.9, "top_k": 40},
+    "token-penalised": {"rule": "token", "temperature": 0.9, "repetition_penalty": 1.2},
+}
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "regex": {"regex": "[a-z]{3,8}( [a-z]{2,5})*", "max_tokens": 16},
+    "regex-warm": {"regex": "(ab|cd)*x{3}", "temperature": 1.0, "max_tokens": 16},
+    "json": {
+        "json_schema": {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}},
+            "required": ["n", "ok"],
+            "additionalProperties": False,
+        },
+        "max_tokens": 24,
+    },
+    "grammar": {"grammar": 'start: "yes" | "no" | "maybe"', "temperature": 1.0},
+    "regex-and-stop": {"regex": "Bonjour, mon ami\\{", "stop": ["ami"], "max_tokens": 16},
+}
+
+
+@functools.cache
+def shipped(target: str, draft: str | None) -> Any:
+    """A pair of weights/, loaded once a process."""
+    return mlx_specdec.load(str(WEIGHTS / target), str(WEIGHTS / draft) if draft else None)
+
+
+def shipped_sampling(target: str, draft: str, prompts: list[str]) -> Records:
+    """Every way to sample under every way to draft."""
+    pair = shipped(target, draft)
+    return {
+        f"{sampling} {drafting}": alone(pair, prompts[0], **how, **who)
+        for sampling, how in SAMPLING.items()
+        for drafting, who in DRAFTING.items()
+    }
+
+
+def shipped_rules(target: str, draft: str, prompts: list[str]) -> Records:
+    """Rules that depend on the draft, and constraints."""
+    pair = shipped(target, draft)
+    records = {
+        f"{rule} {count} {place}": alone(pair, prompt, num_draft=count, proposer="draft", **how)
+        for rule, how in RULES.items()
+        for count in (2, 5)
+        for place, prompt in enumerate(prompts[:2])
+    }
+    for name, how in CONSTRAINTS.items():
+        for drafting in ("plain", "draft-3", "ngram-4"):
+            records[f"{name} {drafting}"] = alone(pair, prompts[0], **how, **DRAFTING[drafting])
+    return records
+
+
+def shipped_batches(target: str, draft: str, prompts: list[str]) -> Records:
+    """Texts of uneven lengths, ends and settings, together."""
+    pair = shipped(target, draft)
+    each = [
+        {"temperature": 0.0, "max_tokens": 14},
+        {"temperature": 1.0, "seed": 3, "max_tokens": 7},
+        {"temperature": 0.7, "seed": 9, "top_p": 0.9, "max_tokens": 11, "stop": ["e "]},
+        {"regex": "[a-z ]{4,12}", "max_tokens": 9},
+        {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2},
+    ]
+    asked = [prompts[place % len(prompts)] for place in range(len(each))]
+    records: Records = {}
+    for drafting, who in DRAFTING.items():
+        for size in (1, 2, 5):
+            for key, value in together(pair, asked, each, size, **who).items():
+                records[f"{drafting} of {size}, {key}"] = value
+    return records
+
+
+def shipped_drafters(_: Path) -> Records:
+    """Drafters on hidden states and heads."""
+    records: Records = {}
+    for target, draft, prompts in (
+        ("py-llama", "py-llama-dspark", PYTHON),
+        ("py-llama-medusa", None, PYTHON),
+        ("t5-enfr", "t5-enfr-eagle3", ENGLISH),
+        ("t5-enfr-medusa", None, ENGLISH),
+    ):
+        pair = shipped(target, draft)
+        for count in (1, 3, 5):
+            for temperature in (0.0, 1.0):
+                for place, prompt in enumerate(prompts[:2]):
+                    name = f"{draft or target} {count} {temperature:g} {place}"
+                    settings = {"num_draft": count, "temperature": temperature}
+                    records[name] = alone(pair, prompt, seed=place, **settings)
+    return records
+
+
+# ------------------------------------------------------------------ tiny models of many families
+
+FAMILY_NAMES = (
+    "afmoe apertus baichuan_m1 cohere cohere2 dbrx deepseek deepseek_v2 deepseek_v3 ernie4_5 "
+    "exaone exaone4 falcon_h1 gemma gemma2 gemma3_text glm4 glm4_moe gpt2 gpt_neox gpt_oss granite "
+    "helium hunyuan internlm2 jamba kimi_linear lfm2 llama longcat_flash mamba mamba2 minicpm "
+    "minicpm3 mixtral nemotron nemotron_h olmo2 phi3 phi3small plamo3 qwen2 qwen3 qwen3_moe "
+    "qwen3_next recurrent_gemma rwkv7 seed_oss smollm3 stablelm starcoder2"
+)
+FAMILIES = FAMILY_NAMES.split()
+IDS = [5, 9, 12, 7, 33, 21, 8]
+
+
+def words(directory: Path, size: int) -> None:
+    """A tokenizer of so many words, w0, w1, ..."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w1"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(kind))
+
+
+def on_disk(name: str, directory: Path) -> tuple[Path, Path]:
+    """A tiny target and a draft that is often but not always right, as directories."""
+    # The tables of every family and of their sizes.
+    tiny = importlib.import_module("tests.tiny")
+    every = importlib.import_module("tests.models.test_every_family")
+    config = every.config_of(name)
+    network = tiny.from_config(config)
+    # Random models repeat themselves less where no token is likely everywhere.
+    found = []
+    for part in ("target", "draft"):
+        home = directory / f"{name}-{part}"
+        home.mkdir(parents=True)
+        (home / "config.json").write_text(json.dumps({**config, "eos_token_id": 1}))
+        words(home, config["vocab_size"])
+        if part == "draft":
+            network.update(tree_map(moved, network.parameters()))
+        weights = dict(tree_flatten(network.parameters()))
+        mx.save_safetensors(str(home / "model.safetensors"), weights, {"format": "mlx"})
+        found.append(home)
+    return found[0], found[1]
+
+
+def moved(array: mx.array) -> mx.array:
+    """The weights, changed a little and always alike."""
+    if not mx.issubdtype(array.dtype, mx.floating) or array.ndim < 2:
+        return array
+    return array * (1 + 0.2 * mx.sin(1000 * array))
+
+
+def family(name: str, directory: Path) -> Records:
+    """One architecture: alone, drafted, in a batch, cut."""
+    target, draft = on_disk(name, directory)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    pair = mlx_specdec.load(str(target), str(draft))
+    records = {
+        "greedy": alone(pair, IDS, frequency_penalty=2.0, regular=True),
+        "drafted": alone(pair, IDS, frequency_penalty=2.0, num_draft=3),
+        "warm": alone(pair, IDS, temperature=1.0, seed=3, num_draft=2),
+        "token": alone(pair, IDS, temperature=1.0, seed=4, num_draft=3, rule="token"),
+        "block": alone(pair, IDS, temperature=0.8, seed=5, num_draft=3, rule="block"),
+        "ngram": alone(pair, [*IDS, *IDS], temperature=0.3, num_draft=4, proposer="ngram"),
+    }
+    each = [{"temperature": 1.0, "seed": 1}, {"max_tokens": 5}, {"temperature": 0.6, "seed": 2}]
+    asked = [IDS, IDS[:2], [*IDS, *IDS[1:]]]
+    for key, value in together(pair, asked, each, 2, num_draft=3).items():
+        records[f"batch {key}"] = value
+    shutil.rmtree(target)
+    shutil.rmtree(draft)
+    return records
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def command(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
+    """Run the program within this process. Returns its exit code, its text and its messages."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    source = io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")
+    before = sys.argv, sys.stdin, sys.stdout, sys.stderr
+    sys.argv = ["mlx-specdec", *map(str, arguments)]
+    sys.stdin, sys.stdout, sys.stderr = source, out, err
+    try:
+        runpy.run_module("mlx_specdec", run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    finally:
+        sys.argv, sys.stdin, sys.stdout, sys.stderr = before
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+    return code, texts[0], texts[1]
+
+
+TIMES = re.compile(r"\d+(\.\d+)? ?(s|tokens/s|GB|MB|MiB|ms)\b|\d+\.\d+ times|\d+ against \d+")
+
+
+def shown(code: int, out: str, err: str, home: Path) -> str:
+    """A record of a command: its exit code, and what it wrote without times and places."""
+    texts = []
+    for text in (out, err):
+        text = text.replace(str(home), "HOME").replace(str(ROOT), "ROOT")
+        texts.append(TIMES.sub("#", text))
+    error = texts[1].strip() if code else ""
+    return f"{code} {digest(texts[0])} {error}".strip()
+
+
+PY = ("--model", WEIGHTS / "py-llama", "--draft-model", WEIGHTS / "py-llama-draft")
+T5 = ("--model", WEIGHTS / "t5-enfr", "--draft-model", WEIGHTS / "t5-enfr-draft")
+COMMANDS: dict[str, tuple[object, ...]] = {
+    "translate": ("generate", ENGLISH[0], *T5, "-m", 12, "--num-draft", 3),
+    "python": ("generate", PYTHON[2], *PY, "-m", 12, "--num-draft", 2, "--temperature", 0.8),
+    "plain": ("generate", PYTHON[2], *PY, "-m", 12, "--regular-decode"),
+    "lookup": ("generate", PYTHON[2], *PY, "-m", 12, "--proposer", "ngram"),
+    "show drafts": ("generate", ENGLISH[1], *T5, "-m", 12, "--num-draft", 2, "--show-drafts"),
+    "heads": ("generate", PYTHON[0], "--model", WEIGHTS / "py-llama-medusa", "-m", 12),
+    "dspark": (
+        "generate",
+        PYTHON[0],
+        *PY[:2],
+        "--draft-model",
+        WEIGHTS / "py-llama-dspark",
+        "-m",
+        12,
+    ),
+    "bits": ("generate", ENGLISH[0], *T5[:2], "--q-bits", 8, "-m", 8, "--regular-decode"),
+    "dtype": ("generate", ENGLISH[0], *T5[:2], "--dtype", "bfloat16", "-m", 8, "--regular-decode"),
+    "kv bits": ("generate", PYTHON[0], *PY[:2], "--kv-bits", 8, "-m", 8, "--regular-decode"),
+    "window": ("generate", PYTHON[0], *PY[:2], "--max-kv-size", 16, "-m", 8, "--regular-decode"),
+    "simulate": ("generate", PYTHON[0], *PY, "--simulate-acceptance", 0.5, "--num-draft", 2),
+    "version": ("--version",),
+    "pairs": ("pairs",),
+    "inspect": ("inspect", WEIGHTS / "t5-enfr"),
+    "inspect drafter": ("inspect", WEIGHTS / "py-llama-dspark"),
+    "no prompt": ("generate", "", *T5),
+    "delta": ("generate", "a", *T5, "--delta", 1.5),
+    "coupled delta": ("generate", "a", *T5, "--delta", 0.5, "--rule", "coupled"),
+    "rule": ("generate", "a", *T5, "--rule", "best"),
+    "num-draft": ("generate", "a", *T5, "--num-draft", 65),
+    "proposer": ("generate", "a", *T5, "--proposer", "oracle"),
+    "no heads": ("generate", "a", *T5, "--proposer", "medusa"),
+    "top-p": ("generate", "a", *T5, "--top-p", 0),
+    "temperature": ("generate", "a", *T5, "--temperature", -1),
+    "stop": ("generate", "a", *T5, "--stop", ""),
+    "logit-bias": ("generate", "a", *T5, "--logit-bias", "many"),
+    "bias beyond": ("generate", "a", *T5, "--logit-bias", "99999=1"),
+    "regex": ("generate", "a", *T5, "--regex", "("),
+    "schema": ("generate", "a", *T5, "--json-schema", "{"),
+    "two constraints": ("generate", "a", *T5, "--regex", "a", "--grammar", "start: 'a'"),
+    "no model": ("generate", "a", "--model", "/nowhere/at/all"),
+    "no draft": ("generate", "a", "--model", WEIGHTS / "t5-enfr", "--draft-model", "/nowhere"),
+    "other vocabulary": ("generate", "a", *PY[:2], "--draft-model", WEIGHTS / "t5-enfr-draft"),
+    "unknown flag": ("generate", "a", "--nonsense"),
+    "unknown command": ("translate", "a"),
+    "system prompt": ("generate", "a", *T5, "--system-prompt", "b", "--no-chat-template"),
+    "convert nothing": ("convert", "--model", "/nowhere/at/all"),
+    "convert bits": ("convert", "--model", WEIGHTS / "t5-enfr", "-q", "--q-bits", 7),
+    "batch nothing": ("batch", "/nowhere/prompts.txt"),
+    "inspect nothing": ("inspect", "/nowhere/at/all"),
+    "bench rule": ("bench", *T5, "--rule", "best"),
+    "estimate nothing": ("estimate", "--model", "/nowhere/at/all"),
+    "serve port": ("serve", *T5, "--port", 99999),
+}
+
+
+def commands(home: Path) -> Records:
+    """Commands and wrong inputs."""
+    return {name: shown(*command(*given), home) for name, given in COMMANDS.items()}
+
+
+def files(home: Path) -> Records:
+    """Commands that write: a batch, a conversion, a prompt cache; and the object of --json."""
+    lines = "\n".join(json.dumps({"prompt": each, "max_tokens": 8}) for each in ENGLISH)
+    (home / "in.jsonl").write_text(lines + "\n")
+    records: Records = {}
+    given = ("batch", home / "in.jsonl", *T5, "--output", home / "out.jsonl", "--num-draft", 2)
+    records["batch"] = shown(*command(*given), home)
+    written = [json.loads(line) for line in (home / "out.jsonl").read_text().splitlines()]
+    for place, each in enumerate(sorted(written, key=str)):
+        records[f"batch {place}"] = f"{sorted(each)} {each.get('text')!r}"
+    to = home / "converted"
+    source, _ = on_disk("llama", home)
+    given = ("convert", "--model", source, "--mlx-path", to, "-q", "--q-bits", 4)
+    code, _, err = command(*given, "--q-group-size", 32)
+    names = sorted(path.name for path in to.iterdir()) if to.is_dir() else err
+    records["convert"] = f"{code} {names}"
+    records["converted"] = shown(
+        *command("generate", "w5 w9 w12", "--model", to, "-m", 10, "--regular-decode"), home
+    )
+    for place in range(2):
+        given = ("generate", PYTHON[1], *PY, "-m", 8, "--num-draft", 2)
+        cached = command(*given, "--prompt-cache-file", home / "cache", "--json")
+        records[f"prompt cache {place}"] = described(cached[1])
+    records["json"] = described(command("generate", ENGLISH[0], *T5, "--json", "-m", 9)[1])
+    records["stdin"] = shown(
+        *command("generate", "-", *T5, "-m", 9, "--num-draft", 1, stdin=ENGLISH[1]), home
+    )
+    return records
+
+
+def described(text: str) -> str:
+    """The keys of a JSON object, and the values that no clock decides."""
+    value = json.loads(text)
+    fixed = ("text", "tokens", "finish_reason", "prompt_tokens", "cached_tokens", "rule")
+    named = [value[name] for name in fixed]
+    return f"{','.join(value)} | {','.join(value['stats'])} | {digest(named)}"
+
+
+# ------------------------------------------------------------------ the server
+
+CHAT = [{"role": "user", "content": "Where is the station?"}]
+BODIES: dict[str, tuple[str, str, object]] = {
+    "models": ("GET", "/v1/models", None),
+    "health": ("GET", "/health", None),
+    "nowhere": ("GET", "/v1/nowhere", None),
+    "wrong method": ("GET", "/v1/completions", None),
+    "completion": ("POST", "/v1/completions", {"prompt": PYTHON[0], "max_tokens": 8}),
+    "ids": ("POST", "/v1/completions", {"prompt": [5, 9, 12, 70], "max_tokens": 6}),
+    "several": ("POST", "/v1/completions", {"prompt": PYTHON, "max_tokens": 5}),
+    "echo": ("POST", "/v1/completions", {"prompt": PYTHON[0], "max_tokens": 4, "echo": True}),
+    "logprobs": ("POST", "/v1/completions", {"prompt": PYTHON[0], "max_tokens": 3, "logprobs": 2}),
+    "seeded": (
+        "POST",
+        "/v1/completions",
+        {"prompt": PYTHON[1], "max_tokens": 8, "temperature": 0.8, "seed": 7},
+    ),
+    "choices": (
+        "POST",
+        "/v1/completions",
+        {"prompt": PYTHON[1], "max_tokens": 6, "temperature": 1, "seed": 7, "n": 2},
+    ),
+    "stop": ("POST", "/v1/completions", {"prompt": PYTHON[0], "max_tokens": 20, "stop": "\n"}),
+    "regex": ("POST", "/v1/completions", {"prompt": "a", "regex": "[ab]{4}", "max_tokens": 9}),
+    "chat": ("POST", "/v1/chat/completions", {"messages": CHAT, "max_tokens": 6}),
+    "messages": ("POST", "/v1/messages", {"messages": CHAT, "max_tokens": 6, "model": "m"}),
+    "tgi": ("POST", "/generate", {"inputs": PYTHON[0], "parameters": {"max_new_tokens": 5}}),
+    "no prompt": ("POST", "/v1/completions", {"max_tokens": 4}),
+    "no messages": ("POST", "/v1/chat/completions", {}),
+    "not json": ("POST", "/v1/completions", "{"),
+    "hot": ("POST", "/v1/completions", {"prompt": "a", "temperature": -1}),
+    "typed": ("POST", "/v1/completions", {"prompt": "a", "max_tokens": "many"}),
+    "unknown rule": ("POST", "/v1/completions", {"prompt": "a", "rule": "best"}),
+    "long": ("POST", "/v1/completions", {"prompt": [5] * 5000, "max_tokens": 4}),
+    "tokenize": ("POST", "/tokenize", {"content": PYTHON[0]}),
+    "detokenize": ("POST", "/detokenize", {"tokens": [5, 9, 12]}),
+}
+NOT_FIXED = {"id", "created", "timings", "system_fingerprint", "draft_tokens", "stats", "x_stats"}
+
+
+def without_clocks(value: Any) -> Any:
+    """A JSON value without what differs from run to run."""
+    if isinstance(value, dict):
+        return {k: without_clocks(v) for k, v in value.items() if k not in NOT_FIXED}
+    if isinstance(value, list):
+        return [without_clocks(each) for each in value]
+    return round(value, 3) if isinstance(value, float) else value
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[int]:
+    """The port of a server with the shipped Python pair."""
+    given = [sys.executable, "-m", "mlx_specdec", "serve", *map(str, PY), "--port", "0"]
+    process = subprocess.Popen(
+        given, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr)
+        port = next(found[1] for line in lines if (found := re.search(r"http://[^ ]*:(\d+)", line)))
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            if ask(int(port), "GET", "/health", None)[0] == 200:
+                break
+            time.sleep(0.2)
+        yield int(port)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def ask(port: int, method: str, path: str, body: object) -> tuple[int, str]:
+    """The status and the text of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    content = body if isinstance(body, str) else None if body is None else json.dumps(body)
+    headers = {"Content-Type": "application/json", "anthropic-version": "2023-06-01"}
+    connection.request(method, path, content, headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def server(_: Path) -> Records:
+    """Endpoints and wrong requests."""
+    records: Records = {}
+    with serving() as port:
+        for name, (method, path, body) in BODIES.items():
+            status, text = ask(port, method, path, body)
+            try:
+                value = without_clocks(json.loads(text))
+            except ValueError:
+                value = text
+            keys = ",".join(value) if isinstance(value, dict) else ""
+            error = value["error"] if status >= 400 and "error" in keys else ""
+            said = error.get("message", "") if isinstance(error, dict) else error
+            fixed = {} if name == "health" else value
+            records[name] = f"{status} {keys} {said or digest(fixed)}"
+    return records
+
+
+# ------------------------------------------------------------------ several machines
+
+
+def ranks(home: Path) -> Records:
+    """A target that two processes share."""
+    records: Records = {}
+    for name, pair, prompt in (("py", PY, PYTHON[0]), ("t5", T5, ENGLISH[0])):
+        given = ("generate", prompt, *map(str, pair), "-m", "10", "--num-draft", "2", "--quiet")
+        done = subprocess.run(
+            [sys.executable, "-m", "mlx_specdec", "launch", "-n", "2", "--", *given],
+            cwd=ROOT,
+            env={**os.environ, "HOME": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        records[name] = f"{done.returncode} {done.stdout!r}"
+    return records
+
+
+# ------------------------------------------------------------------ all of them
+
+GROUPS: dict[str, Group] = {
+    **{
+        f"{target} {kind}": lambda _, make=make, target=target, draft=draft, prompts=prompts: make(
+            target, draft, prompts
+        )
+        for target, draft, prompts in (
+            ("py-llama", "py-llama-draft", PYTHON),
+            ("t5-enfr", "t5-enfr-draft", ENGLISH),
+        )
+        for kind, make in (
+            ("sampling", shipped_sampling),
+            ("rules", shipped_rules),
+            ("batches", shipped_batches),
+        )
+    },
+    "drafters": shipped_drafters,
+    **{f"family {name}": functools.partial(family, name) for name in FAMILIES},
+    "commands": commands,
+    "files": files,
+    "server": server,
+    "ranks": ranks,
+}
+
+
+def main(names: Sequence[str]) -> None:
+    """Record all groups, or only those that are named."""
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    os.environ["MLX_SPECDEC_CACHE"] = tempfile.mkdtemp()
+    for name, group in GROUPS.items():
+        if names and name not in names:
+            continue
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as home:
+            found = group(Path(home))
+        recorded[name] = {key: value for key, value in found.items() if value != NEAR_TIE}
+        near = len(found) - len(recorded[name])
+        took = time.monotonic() - began
+        print(f"{name}: {len(found)} runs, {near} near ties left out, {took:.1f} s", flush=True)
+    RECORDED.write_text(json.dumps(recorded, indent=0, ensure_ascii=False) + "\n")
+    runs = sum(len(each) for each in recorded.values())
+    print(f"{runs} runs in {RECORDED.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
