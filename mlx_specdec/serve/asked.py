@@ -22,7 +22,7 @@ from .body import Body, Schema, characters, read
 from .call_grammar import grammar_of
 from .chat import Message, ending_of, ids_of, messages_of, template_settings, way_of
 from .limits import Limits
-from .problems import CONTEXT, Problem, busy, unsupported, wrong
+from .problems import CONTEXT, Problem, busy, too_long, unsupported, wrong
 from .reading import Reader
 from .settings import expected_ids, options_of
 from .tools import Tools, tools_of
@@ -246,18 +246,14 @@ class Asking:
     def _with_room(self, ids: list[int], options: Options, body: Body) -> Options:
         """The options with as many tokens as are asked for and fit behind the prompt."""
         target, longest = self.pair.target, self.longest
+        prompt = "messages" if "messages" in body else "prompt"
         if len(ids) >= longest:
-            raise wrong(
-                f"the prompt has {len(ids)} tokens, and prompt and answer together take at most "
-                f"{longest}: shorten it",
-                "prompt",
-                CONTEXT,
-            )
+            raise too_long(len(ids), longest, prompt)
         room = longest - len(target.prefix(ids))
         wanted = body.get("max_tokens", options.max_tokens)
         most = min(wanted, room) if wanted >= 0 else room
         if self.budget is not None:
-            field = "prompt"
+            field = prompt
             try:
                 fits = self.budget.room(len(ids), most)
                 if most == body.get("max_tokens"):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 
-from .problems import Problem, unsupported, wrong
+from .problems import Problem, too_long, unsupported, wrong
 
 Body = Mapping[str, Any]
 Schema = dict[str, Any]
@@ -32,13 +34,8 @@ WORDS: Mapping[str, str] = {
 MOST_CONTAINERS = 1 << 16
 """Of a JSON text: objects, lists and names in objects. Python's parser holds up every other thread,
 50 ms for so many of them, and as long for 16 times as many numbers."""
-BOUNDS = (
-    (" of", "minItems", "maxItems", " entries"),
-    (" of", "minLength", "maxLength", " characters"),
-    (" of", "minimum", "maximum", ""),
-    (", less than", "", "exclusiveMaximum", ""),
-)
-"""How bounds are said: what comes before them, their keywords, and what comes behind."""
+MOST_SHOWN = 60
+"""Characters of a wrong value that an error message repeats, and of a name in its path."""
 
 
 def parse(data: bytes) -> Body:
@@ -49,8 +46,10 @@ def parse(data: bytes) -> Body:
         raise wrong("the body has half a character in it, a lone surrogate") from None
     except RecursionError:
         raise wrong("the body is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise wrong("the body cannot be read as JSON (it is not UTF-8)") from None
     except ValueError as problem:
-        reason = getattr(problem, "msg", "") or "it is no UTF-8 text, or has a number of no use"
+        reason = getattr(problem, "msg", "it has a number of too many digits")
         raise wrong(f"the body cannot be read as JSON ({reason})") from None
     if not isinstance(body, dict):
         raise wrong('the body must be a JSON object, such as {"prompt": "..."}')
@@ -110,9 +109,9 @@ def read(schema: Schema, value: Any, where: str = "") -> Any:
         value = _any(schema, value, where)
     value = _typed(schema, value, where)
     if "const" in schema and not _same(value, schema["const"]):
-        _refuse(schema, where)
+        _refuse(schema, value, where)
     if "enum" in schema and not any(_same(value, each) for each in schema["enum"]):
-        _refuse(schema, where)
+        _refuse(schema, value, where)
     if isinstance(value, dict):
         value = _object(schema, value, where)
         for rule in (*schema.get("x-rules", ()), *schema.get("allOf", ())):
@@ -120,13 +119,15 @@ def read(schema: Schema, value: Any, where: str = "") -> Any:
                 raise wrong(rule["description"], rule["x-param"])
     elif isinstance(value, list):
         if not _within(schema, "Items", len(value)):
-            _refuse(schema, where, schema.get("x-code") if value else None)
-        if "items" in schema:
+            if "x-context" in schema and value:
+                raise too_long(len(value), schema["x-context"], _field(where))
+            _refuse({**schema, "items": {}}, value, where)
+        if "items" in schema and not _are_whole(schema["items"], value):
             value = [read(schema["items"], each, f"{where}[{at}]") for at, each in enumerate(value)]
     elif isinstance(value, str):
         pattern = schema.get("pattern", "").replace("$", r"\Z")
         if not _within(schema, "Length", len(value)) or not re.search(pattern, value):
-            _refuse(schema, where)
+            _refuse(schema, value, where)
     return value
 
 
@@ -143,39 +144,94 @@ def words(schema: Schema) -> str:
         return f"one of {', '.join(named)}" if len(named) > 1 else "".join(named) or "left out"
     kind = schema.get("type", "object")
     told = WORDS[kind]
-    for before, least, most, after in BOUNDS:
-        low, high = schema.get(least), schema.get(most)
-        if low is not None and high is not None:
-            told += f"{before} {low} to {high}{after}"
-        elif low is not None or high is not None:
-            told += f"{before} {f'at least {low}' if high is None else f'at most {high}'}{after}"
-    return f"{told}, each {words(schema['items'])}" if schema.get("items") else told
+    if kind == "object" and schema.get("required"):
+        told += f" with {' and '.join(json.dumps(each) for each in schema['required'])}"
+    elif kind == "array":
+        if schema.get("minItems") == 1 and "maxItems" not in schema:
+            told = "a non-empty list"
+        else:
+            told += _range(schema, "Items", "entries")
+        told += f", each entry of which is {words(schema['items'])}" if schema.get("items") else ""
+    elif kind == "string":
+        told += _range(schema, "Length", "characters")
+    elif "exclusiveMaximum" in schema:
+        told += f" from {schema['minimum']:g} to less than {schema['exclusiveMaximum']:g}"
+    else:
+        told += _range(schema, "imum", "")
+    return told
+
+
+def _range(schema: Schema, name: str, of: str) -> str:
+    """The bounds of a schema, as "of 1 to 16 entries" or "from 0 to 1". of: what they count."""
+    low, high = (
+        f"{bound:g}" if isinstance(bound, float) else bound
+        for bound in (schema.get(f"min{name}"), schema.get(f"max{name}"))
+    )
+    if low is not None and high is not None:
+        return f" of {low} to {high} {of}" if of else f" from {low} to {high}"
+    if low is None and high is None:
+        return ""
+    bound = f" of at least {low}" if high is None else f" of at most {high}"
+    return f"{bound} {of}".rstrip()
+
+
+def _shown(value: Any, most: int = MOST_SHOWN) -> str:
+    """A wrong value for an error message: as JSON, without what is long or deep in it."""
+    if isinstance(value, list) and value:
+        return "a list of 1 entry" if len(value) == 1 else f"a list of {len(value)} entries"
+    if isinstance(value, str) and len(value) > most:
+        return f"a string of {len(value)} characters"
+    if isinstance(value, dict):
+        first = [
+            f"{json.dumps(name[:most])}: "
+            + ("..." if isinstance(each, list | dict) else _shown(each, most // 3))
+            for name, each in itertools.islice(value.items(), 3)
+        ]
+        return f"{{{', '.join([*first, *(['...'] if len(value) > 3 else [])])}}}"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 2 * most else f"{text[:most]}..."
+
+
+def _are_whole(schema: Schema, values: list[Any]) -> bool:
+    """Whether all of these are integers within the bounds of a schema of integers, such as token
+    ids, of which there may be millions: `read` takes a microsecond for each."""
+    if schema.get("type") != "integer":
+        return False
+    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    parts = (values[at : at + 4096] for at in range(0, len(values), 4096))
+    return all(
+        set(map(type, each)) == {int} and low <= min(each) <= max(each) <= high for each in parts
+    )
 
 
 def _any(schema: Schema, value: Any, where: str) -> Any:
     """The value as the first branch has it into which it fits."""
-    errors = []
+    failed = []
     for branch in schema["anyOf"]:
         try:
             return read(branch, value, where)
         except Problem as problem:
-            if _is_meant(branch, value):
-                errors.append(problem)
+            failed.append((branch, problem))
     # What is wrong in the one branch that was meant says more than what all of them are.
-    if len(errors) == 1:
-        raise errors[0]
-    _refuse(schema, where)
+    for might_be_meant in (_has_type, _has_tags):
+        failed = [each for each in failed if might_be_meant(each[0], value)]
+        if len(failed) == 1:
+            raise failed[0][1]
+    _refuse(schema, value, where)
 
 
-def _is_meant(branch: Schema, value: Any) -> bool:
-    """Whether a value is of the type of a branch, and has the words by which that is known."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        if not isinstance(value, TYPES.get(branch.get("type", ""), ())):
-            return False
-    elif branch.get("type") not in ("integer", "number"):
-        return False
+def _has_type(branch: Schema, value: Any) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return branch.get("type") in ("integer", "number")
+    return isinstance(value, TYPES.get(branch.get("type", ""), ()))
+
+
+def _has_tags(branch: Schema, value: Any) -> bool:
+    """Whether an object has the constants that tell a branch from others, and whether the first
+    entry of a list does."""
     if isinstance(value, list) and value and "items" in branch:
-        return "anyOf" in branch["items"] or _is_meant(branch["items"], value[0])
+        items = branch["items"]
+        return "anyOf" in items or (_has_type(items, value[0]) and _has_tags(items, value[0]))
     tags = {
         name: each["const"]
         for name, each in branch.get("properties", {}).items()
@@ -189,12 +245,12 @@ def _typed(schema: Schema, value: Any, where: str) -> Any:
     if kind is None:
         return value
     if kind not in ("integer", "number"):
-        return value if isinstance(value, TYPES[kind]) else _refuse(schema, where)
+        return value if isinstance(value, TYPES[kind]) else _refuse(schema, value, where)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        _refuse(schema, where)
+        _refuse(schema, value, where)
     if kind == "integer" and isinstance(value, float):
         if not value.is_integer():
-            _refuse(schema, where)
+            _refuse(schema, value, where)
         value = int(value)
     for keyword, holds in (
         ("minimum", lambda bound: value >= bound),
@@ -202,7 +258,7 @@ def _typed(schema: Schema, value: Any, where: str) -> Any:
         ("exclusiveMaximum", lambda bound: value < bound),
     ):
         if keyword in schema and not holds(schema[keyword]):
-            _refuse(schema, where)
+            _refuse(schema, value, where)
     return value
 
 
@@ -210,13 +266,13 @@ def _object(schema: Schema, value: dict[str, Any], where: str) -> dict[str, Any]
     properties = schema.get("properties", {})
     pattern = schema.get("propertyNames", {}).get("pattern", "").replace("$", r"\Z")
     if len(value) > schema.get("maxProperties", len(value)):
-        _refuse(schema, where)
+        raise wrong(f"{where} must be {words(schema)}, not {len(value)}", _field(where))
     told: dict[str, Any] = {}
     renamed: dict[str, Any] = {}
     for name, item in value.items():
-        path = f"{where}.{name}".lstrip(".")
+        path = f"{where}.{name[:MOST_SHOWN]}".lstrip(".")
         if not re.search(pattern, name):
-            _refuse(schema, where)
+            _refuse(schema, {name: item}, where)
         own = properties.get(name, schema.get("additionalProperties", {}))
         if name in properties and item is None and name not in schema.get("required", ()):
             continue
@@ -224,7 +280,8 @@ def _object(schema: Schema, value: dict[str, Any], where: str) -> dict[str, Any]
         into[own.get("x-same-as", name)] = read(own, item, path) if own else item
     for name in schema.get("required", ()):
         if name not in value:
-            _refuse(properties.get(name, {}), f"{where}.{name}".lstrip("."))
+            path = f"{where}.{name}".lstrip(".")
+            raise wrong(f"{path} is missing: it must be {words(properties[name])}", _field(path))
     return told | renamed
 
 
@@ -245,8 +302,13 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def _refuse(schema: Schema, where: str, code: str | None = None) -> NoReturn:
+def _field(where: str) -> str | None:
+    """The field of the body that a path begins with."""
+    return re.split(r"[.\[]", where)[0] or None
+
+
+def _refuse(schema: Schema, value: Any, where: str) -> NoReturn:
     if schema.get("x-unsupported"):
         raise unsupported(where)
-    field = re.split(r"[.\[]", where)[0]
-    raise wrong(f"{where or 'the body'} must be {words(schema)}", field or None, code)
+    message = f"{where or 'the body'} must be {words(schema)}, not {_shown(value)}"
+    raise wrong(message, _field(where))

@@ -1,8 +1,9 @@
-"""The fields of requests: one table, by which bodies are checked and /openapi.json is WRITTEN.
+"""The fields of requests: one table, by which bodies are checked and /openapi.json is written.
 
 Fields that are not named here are ignored, and an optional field that is null is as good as not
 there. "x-unsupported": the field would change the answer and cannot here; only the values that
 change nothing are taken. "x-same-as": the name under which the program reads a field.
+"x-context": the tokens that the context has, for the error about a prompt that is longer.
 "x-rules": what must hold between fields as "allOf" says it, where generators of test cases give up
 on that many cases.
 """
@@ -17,7 +18,6 @@ from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMP
 from ..text.chat import RESERVED
 from .body import Schema
 from .limits import Limits
-from .problems import CONTEXT
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 UNNAMED = ("", "default_model", "dummy", "tgi")
@@ -28,12 +28,13 @@ NUMBER: Schema = {"type": "number"}
 TRUTH: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
 NULL: Schema = {"type": "null"}
-WRITTEN: Schema = {**TEXT, "pattern": r"\S", "description": "a string that is not blank"}
+WRITTEN: Schema = {**TEXT, "pattern": r"\S", "description": "a non-blank string"}
 TOP_LOGPROBS = 20
 MOST_CHARACTERS = 32
 """Of a prompt, for each token of the context. A longer one is refused before it is tokenized, which
 takes a second for a million; usual texts have 3 to 5 characters a token. White space that a
-tokenizer would leave out counts too."""
+tokenizer would leave out counts too. A list of token ids may have as many entries, since
+`truncate_prompt_tokens` may make it fit."""
 
 
 def either(*each: Schema, **more: Any) -> Schema:
@@ -114,8 +115,12 @@ NOTHING: dict[str, Schema] = {
 }
 """Values of fields that ask for nothing, where they are others than null."""
 PART = {
-    **fields(("type", "text"), type={"const": "text"}, text=TEXT),
-    "description": "a part of text: this server reads text alone",
+    **fields(
+        ("type", "text"),
+        type={"const": "text", "description": '"text", which is all that this server reads'},
+        text=TEXT,
+    ),
+    "description": '{"type": "text", "text": ...}',
 }
 CONTENT = either(TEXT, several(PART))
 NAME: Schema = {
@@ -147,7 +152,7 @@ MESSAGE: Schema = {
     "allOf": [
         rule(
             "messages",
-            "messages must have a content, but for those of the assistant",
+            "messages of all roles but the assistant's must have a content",
             having(role={"const": "assistant"}),
             having(content=CONTENT),
         )
@@ -218,7 +223,7 @@ BINDINGS: dict[str, Schema] = {
         ),
         fields(("type", "schema"), type={"const": "json_schema"}, schema=JSON_SCHEMA),
         description='{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
-        '"json_schema": {"schema": ...}}, whose schema is an object',
+        '"json_schema": {"schema": {...}}}',
     ),
     "structured_outputs": {
         **fields(json=either(WRITTEN, JSON_SCHEMA), regex=WRITTEN, grammar=WRITTEN, choice=CHOICE),
@@ -226,7 +231,7 @@ BINDINGS: dict[str, Schema] = {
         "allOf": [
             rule(
                 "structured_outputs",
-                "structured_outputs must have one of json, regex, grammar and choice",
+                "structured_outputs must have exactly one of json, regex, grammar and choice",
                 *one_of(json=either(TEXT, OBJECT), regex=TEXT, grammar=TEXT, choice=CHOICE),
             )
         ],
@@ -268,14 +273,20 @@ REFUSED: dict[str, Schema] = {
 }
 """Fields of chats and completions that are not supported."""
 REPETITION = within(*REPETITION_PENALTIES)
-MAX_TOKENS = {**within(-1, kind=WHOLE), "description": "a whole number, or -1 for no limit"}
+MAX_TOKENS = {
+    **within(-1, kind=WHOLE),
+    "description": "a whole number from 0 on, or -1 for no limit",
+}
 DRAWN: dict[str, Schema] = {
     "stream": TRUTH,
     "seed": within(-(2**63), 2**63 - 1, WHOLE),
     "max_tokens": MAX_TOKENS,
-    "temperature": either({"const": 0}, within(*TEMPERATURES)),
+    "temperature": either({**NUMBER, "const": 0}, within(*TEMPERATURES)),
     "top_p": within(LEAST_TOP_P, 1),
-    "top_k": {**within(-1, kind=WHOLE), "description": "a whole number, 0 or -1 for all tokens"},
+    "top_k": {
+        **within(-1, kind=WHOLE),
+        "description": "a whole number from 1 on, or 0 or -1 for all tokens",
+    },
     "speculative": either(
         TRUTH,
         {**fields(max=within(0, MOST_DRAFTED, WHOLE)), "additionalProperties": off()},
@@ -295,7 +306,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
     stop = {**TEXT, "minLength": 1, "maxLength": limits.stop_length}
     stops = several(stop, 0, limits.stops)
     id_ = {**within(0, ids - 1, WHOLE), "description": f"a token id below {ids}"}
-    prompt = {**several(id_, 1, longest - 1), "x-code": CONTEXT}
+    prompt = {**several(id_, 1, MOST_CHARACTERS * longest), "x-context": longest}
     model: Schema = TEXT if name is None else {"enum": [name, *UNNAMED]}
     choices = range(1, limits.choices + 1)
     openai: dict[str, Schema] = {
@@ -375,7 +386,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         ),
         rule(
             "prompt",
-            f"prompts of n choices each must be at most {choices[-1]}: send several requests",
+            f"the number of prompts times n must be at most {choices[-1]}: send several requests",
             *(
                 {
                     "properties": {
@@ -474,8 +485,8 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
                 prompt=either(
                     WRITTEN,
                     prompt,
-                    several(WRITTEN, 1),
-                    several(prompt, 1),
+                    several(WRITTEN, 1, choices[-1]),
+                    several(prompt, 1, choices[-1]),
                     description="a string, a list of token ids, or a list of either",
                 ),
             ),

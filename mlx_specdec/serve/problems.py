@@ -60,6 +60,16 @@ def unsupported(param: str, message: str = "") -> Problem:
     return wrong(told, param, "unsupported_parameter")
 
 
+def too_long(tokens: int, longest: int, param: str | None) -> Problem:
+    """The error for a prompt that leaves no token of the context to its answer."""
+    return wrong(
+        f"the prompt has {tokens} tokens, and prompt and answer together take at most {longest}: "
+        "shorten it",
+        param,
+        CONTEXT,
+    )
+
+
 def busy(message: str, status: int = 503, code: str | None = None) -> Problem:
     """What may work a moment later."""
     return Problem(status, message, code=code, headers={"Retry-After": RETRY_SECONDS})

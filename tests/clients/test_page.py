@@ -157,4 +157,4 @@ def test_what_goes_wrong_is_told(page: Any, root: str) -> None:
     page.goto(root)
     page.fill("#temperature", "-1")
     answer = say(page, "Who?")
-    assert "temperature must be 0 or lie between" in answer.locator(".problem").text_content()
+    assert "temperature must be 0 or a number from" in answer.locator(".problem").text_content()

@@ -100,6 +100,89 @@ def test_a_text_of_few_tokens_fits(asking: Asking) -> None:
     assert asking.pair.tokenizer.characters == LONGEST
 
 
+@pytest.mark.parametrize(
+    ("given", "param", "tokens"),
+    [
+        ({"prompt": [5] * LONGEST}, "prompt", LONGEST),
+        ({"prompt": [5] * (FITS + 1)}, "prompt", FITS + 1),
+        ({"prompt": [[5], [5] * 100]}, "prompt", 100),
+        ({"prompt": "é" * LONGEST}, "prompt", LONGEST + 1),
+        ({"messages": [user("é" * 46)]}, "messages", 64),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_refused_as_clients_know_it(
+    asking: Asking, given: dict[str, Any], param: str, tokens: int
+) -> None:
+    problem = refused(asking, **given)
+    assert (problem.status, problem.code, problem.param) == (400, "context_length_exceeded", param)
+    assert problem.message == (
+        f"the prompt has {tokens} tokens, and prompt and answer together take at most {LONGEST}: "
+        "shorten it"
+    )
+
+
+def test_token_ids_that_fit_once_they_are_truncated_are_read(asking: Asking) -> None:
+    found = asking.completions({"prompt": [5] * FITS, "truncate_prompt_tokens": 3})
+    assert found.prompt_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompt": [5, True]}, "prompt[1] must be a token id below {ids}, not true"),
+        ({"prompt": [5, -1]}, "prompt[1] must be a token id below {ids}, not -1"),
+        (
+            {"prompt": [[5]] * 17},
+            "prompt must be a list of 1 to 16 entries, not a list of 17 entries",
+        ),
+        ({"prompt": ""}, 'prompt must be a non-blank string, not ""'),
+        (
+            {"n": 1},
+            "prompt is missing: it must be a string, a list of token ids, or a list of either",
+        ),
+        (
+            {"prompt": "x", "temperature": -1.0},
+            "temperature must be 0 or a number from 1e-30 to 1e+30, not -1.0",
+        ),
+        ({"prompt": "x", "min_p": 1}, "min_p must be a number from 0 to less than 1, not 1"),
+        (
+            {"prompt": "x", "repetition_penalty": 0},
+            "repetition_penalty must be a number from 1e-06 to 1e+06, not 0",
+        ),
+        (
+            {"prompt": "x", "stop": "y" * 1025},
+            "stop must be a string of 1 to 1024 characters, not a string of 1025 characters",
+        ),
+        (
+            {"prompt": "x", "structured_outputs": {"y" * 10**6: 1}},
+            f"structured_outputs.{'y' * 60} is not supported by this server: leave it out",
+        ),
+        ({"messages": []}, "messages must be a non-empty list, not []"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            'messages[0].content[0].type must be "text", which is all that this server reads, '
+            'not "image_url"',
+        ),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages[0].content must be a string or a list, each entry of which is "
+            '{"type": "text", "text": ...}, not 5',
+        ),
+        (
+            {"messages": [user("x")], "response_format": {"type": "y" * 10**6, "z": [1]}},
+            'response_format must be {"type": "text"}, {"type": "json_object"} or '
+            '{"type": "json_schema", "json_schema": {"schema": {...}}}, not '
+            '{"type": a string of 1000000 characters, "z": ...}',
+        ),
+    ],
+    ids=lambda each: str(each)[:60],
+)
+def test_an_error_says_what_was_wrong_with_the_value(
+    asking: Asking, given: dict[str, Any], message: str
+) -> None:
+    assert refused(asking, **given).message == message.replace("{ids}", str(asking.pair.vocabulary))
+
+
 def test_only_a_few_long_texts_are_tokenized_at_once(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,8 +254,9 @@ def test_json_that_is_mostly_text_is_parsed_whatever_stands_in_it() -> None:
     ("data", "words"),
     [
         (b'{"a": "\\ud800"}', "half a character"),
-        (b'{"a": "\xed\xa0\x80"}', "no UTF-8 text"),
-        ('{"a": "∀"}'.encode("utf-16"), "no UTF-8 text"),
+        (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
+        ('{"a": "∀"}'.encode("utf-16"), "not UTF-8"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "a number of too many digits"),
         (b"[" * 50_000, "nested too deeply"),
         (b'{"a": NaN}', "NaN is no number"),
         (b"[1]", "must be a JSON object"),

@@ -321,7 +321,11 @@ def test_types_that_are_none_are_no_servers_fault(client: TestClient, kind: Any)
         ({"tools": [5]}, "tools", "must be"),
         ({"tools": [{"type": "custom"}]}, "tools", 'type must be "function"'),
         ({"tools": [function("a b")]}, "tools", "name"),
-        ({"tools": [function("a", {"required": [["a"]]})]}, "tools", "each a string"),
+        (
+            {"tools": [function("a", {"required": [["a"]]})]},
+            "tools",
+            "required[0] must be a string",
+        ),
         ({"tools": [function("a", {"properties": {"b": 5}})]}, "tools", "an object or true"),
         ({"functions": [{"name": 5}]}, "functions", "name"),
         ({"function_call": {"name": "keep"}}, "function_call", "give functions"),
@@ -348,7 +352,7 @@ def test_types_that_are_none_are_no_servers_fault(client: TestClient, kind: Any)
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
             "messages",
-            "function must be an object",
+            "function is missing: it must be an object",
         ),
         (
             {
