@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 INTERRUPTED = 130
@@ -65,11 +67,14 @@ def last_words() -> str:
 
 def _watch(read: int) -> None:
     spared = float("-inf")
+    pending: deque[float] = deque()
     while True:
-        if signal.SIGINT not in os.read(read, 1):
+        left = max(0.0, pending[0] + PATIENCE - time.monotonic()) if pending else None
+        if select.select([read], [], [], left)[0]:
+            if signal.SIGINT in os.read(read, 1):
+                pending.append(time.monotonic())
             continue
-        came = time.monotonic()
-        time.sleep(PATIENCE)
+        came = pending.popleft()
         own = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
         if own or _goes_on_since > came - SLACK:
             continue

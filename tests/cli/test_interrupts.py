@@ -98,3 +98,27 @@ def test_a_chat_ends_at_the_second_interrupt_of_one_call() -> None:
     assert process.stderr is not None and process.stderr.readline() == "wait\n"
     process.send_signal(signal.SIGINT)
     assert end(process) == (130, "")
+
+
+def test_interrupts_in_quick_succession_that_a_chat_deals_with_do_not_end_it() -> None:
+    """Each is judged by its own time, and not by when the one before it was."""
+    command = """
+def command():
+    for _ in range(3):
+        try:
+            print("looping", flush=True)
+            while True: pass
+        except KeyboardInterrupt:
+            interrupts.go_on()
+    interrupts.end_at_the_second("wait")
+    call()
+"""
+    process = start("command()", command, "looping\n")
+    assert process.stdout is not None
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "looping\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(5.5)
+    out, err = process.communicate(timeout=HANGING)
+    assert (process.returncode, err) == (0, "") and out
