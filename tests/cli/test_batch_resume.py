@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +55,39 @@ def test_an_interrupted_run_goes_on_with_the_same_bytes(
     assert left_in(output.parent) == ["out.jsonl"]
 
 
+STOPPING = """
+import os, sys
+from mlx_specdec.batch.journal import Journal
+from mlx_specdec.cli import start
+
+results, number = map(int, (sys.argv.pop(1), sys.argv.pop(1)))
+shipped = Journal.append
+
+def append(self, record):
+    shipped(self, record)
+    if self.done == results:
+        os.kill(os.getpid(), number)
+
+Journal.append = append
+start.main()
+"""
+"""A command that sends itself a signal once so many results are written."""
+
+
 def command(file: Path, output: Path, model: Path) -> list[str]:
     asked = ["batch", file, "-o", output, "--model", model, "-m", 24, "--batch-size", 4, *ENDLESS]
-    return [sys.executable, "-m", "mlx_specdec", *map(str, asked), "--temperature", "0.9"]
+    return [*map(str, asked), "--temperature", "0.9"]
 
 
-def stop_after(
-    results: int, line: list[str], partial: Path, how: signal.Signals
-) -> tuple[int, str]:
-    """Start, and send a signal once so many results are on the disk; how it ended."""
-    process = subprocess.Popen(line, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None:
-        if partial.exists() and partial.read_bytes().count(b"\n") > results:
-            process.send_signal(how)
-            break
-        time.sleep(0.003)
-    _, told = process.communicate()
-    return process.returncode, told
+def finish(words: list[str]) -> None:
+    subprocess.run([sys.executable, "-m", "mlx_specdec", *words], check=True, env=ENVIRONMENT)
+
+
+def stop_after(results: int, how: signal.Signals, words: list[str]) -> tuple[int, str]:
+    """Run until a signal ends it; the exit code and standard error."""
+    line = [sys.executable, "-c", STOPPING, str(results), str(int(how)), *words]
+    done = subprocess.run(line, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    return done.returncode, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +95,7 @@ def whole(t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a run that nobody stops writes, beside its prompts."""
     place = tmp_path_factory.mktemp("whole")
     file = write(place / "in.txt", sentences(60))
-    subprocess.run(command(file, place / "out", t5), check=True, env=ENVIRONMENT)
+    finish(command(file, place / "out", t5))
     return place / "out"
 
 
@@ -90,19 +105,15 @@ def test_a_run_that_is_stopped_again_and_again_ends_with_the_same_bytes(
     t5: Path, whole: Path, output: Path, how: signal.Signals
 ) -> None:
     file = whole.with_name("in.txt")
-    partial = output.with_name("out.jsonl.partial")
-    line, stopped = command(file, output, t5), 0
-    for results in (0, 7, 33):
-        code, told = stop_after(results, line, partial, how)
-        assert "Traceback" not in told
-        assert code in (0, -signal.SIGKILL if how == signal.SIGKILL else 130)
-        if code == 130:
-            assert "the same command goes on from here" in told
-        stopped += code != 0
-        if output.exists():  # the signal came too late: on a busy machine it may
-            break
-    assert stopped >= 2
-    if not output.exists():
-        subprocess.run(line, check=True, env=ENVIRONMENT)
+    words = command(file, output, t5)
+    for results in (1, 8, 34):
+        code, err = stop_after(results, how, words)
+        assert code == (-signal.SIGKILL if how == signal.SIGKILL else 130)
+        assert "Traceback" not in err
+        if how == signal.SIGINT:
+            assert f"interrupted: {results} of 60 texts are in" in err
+            assert "the same command goes on from here" in err
+        assert left_in(output.parent) == ["out.jsonl.partial"]
+    finish(words)
     assert output.read_bytes() == whole.read_bytes()
     assert left_in(output.parent) == ["out.jsonl"]
