@@ -29,7 +29,7 @@ PING_SECONDS = 15.0
 SLOWEST_READER = 60.0
 """Seconds that a client has to read a stream, beyond the time of its request."""
 AT_ONCE = 64
-"""Entries of a list that are written at once."""
+"""Entries of a list that are serialized in one call of json.dumps."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Wire = OpenAIWire | TgiWire | MessagesWire
 
@@ -49,14 +49,14 @@ async def answer(
 
 
 async def as_response(answer: Response | Told | list[Told]) -> Response:
-    """A stream as it is, an object or a list as JSON."""
+    """Return a stream unchanged, and an object or a list as a JSON response."""
     if isinstance(answer, Response):
         return answer
     return Response(await run_in_threadpool(rendered, answer), media_type="application/json")
 
 
 def rendered(answer: object) -> bytes:
-    """JSON, written a few tokens at a time: while json.dumps runs, no other thread does."""
+    """Serialize an answer as JSON in small parts, as json.dumps blocks all other threads."""
     return "".join(_rendered(answer)).encode()
 
 
@@ -146,7 +146,7 @@ async def _chunks(talk: Talk, wire: Wire, asked: Asked) -> AsyncIterator[Told | 
 
 
 async def _read(wire: Wire, index: int, work: Callable[[], list[Told]]) -> list[Told]:
-    """What `work` tells of a choice, done in another thread where it may take long."""
+    """Return what `work` returns, computed in another thread when it may take long."""
     return await run_in_threadpool(work) if wire.slow(index) else work()
 
 

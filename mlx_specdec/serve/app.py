@@ -62,11 +62,14 @@ def make_app(service: Service, access: Access) -> Starlette:
 
 def _of_starlette(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
-    told = {404: "there is nothing here", 405: "this takes another method"}
-    message = told.get(problem.status_code, problem.detail)
     headers = dict(problem.headers or {})
     if problem.status_code == 405:
         # Starlette names the methods of the first route alone that has this path.
         fitting = [each for each in request.app.routes if each.matches(request.scope)[0].value]
         headers["Allow"] = ", ".join(sorted(set().union(*(each.methods for each in fitting))))
+    messages = {
+        404: "nothing is served at this path: /openapi.json lists what is",
+        405: f"this path does not take {request.method:.20}: use {headers.get('Allow')}",
+    }
+    message = messages.get(problem.status_code, problem.detail)
     return error_response(Problem(problem.status_code, message, headers=headers))

@@ -30,8 +30,8 @@ from .tools import Tools, tools_of
 ENDLESS = 4096
 """Tokens of a model whose positions have no end: what it takes grows with their square."""
 LONG = 1 << 20
-"""Characters of a prompt above which only a few are tokenized at once: each takes some 130 bytes of
-memory meanwhile."""
+"""Characters above which a prompt counts as long. Only four long prompts are tokenized at once, as
+each character takes some 130 bytes of memory meanwhile."""
 _long = threading.BoundedSemaphore(4)
 READ = ("messages", "tools", "functions", "chat_template_kwargs", "reasoning_effort")
 """Fields that chat templates read."""
@@ -83,7 +83,8 @@ class Asking:
         return fields.requests(name, self.limits, self.pair.vocabulary, self.longest)
 
     def read(self, kind: str, body: Body) -> Body:
-        """A body as the schema of this name describes it. Raises Problem."""
+        """Check a body against the schema of this name and return its canonical form. Raises
+        Problem."""
         named = body.get("model", self.name)
         if self.strict_model and named not in (self.name, *fields.UNNAMED):
             raise unknown_model(str(named), self.name)
@@ -108,7 +109,7 @@ class Asking:
                 return ids
             told = self.chat_ids(messages, {**settings, "tools": list(tools.given)}, ending)
         if told == ids:
-            raise unsupported("tools", "this model's chat template tells it of no tools")
+            raise unsupported("tools", "this model's chat template does not support tools")
         return told
 
     def completions(self, body: Body) -> Asked:
@@ -205,9 +206,11 @@ class Asking:
         if not tools.given:
             return markers.without_calls()
         if not template:
-            raise unsupported("tools", "this model has no chat template that tells it of tools")
+            raise unsupported("tools", "tools need a chat template, and this model has none")
         if markers.calls is None:
-            raise unsupported("tools", "how this model calls tools is not known")
+            raise unsupported(
+                "tools", "tools are unsupported for this model: the format of its calls is unknown"
+            )
         return markers
 
     def _calling(
@@ -221,14 +224,13 @@ class Asking:
 
     @contextlib.contextmanager
     def _room_for(self, value: object, field: str) -> Iterator[None]:
-        """Within it, the strings of a JSON value may be tokenized. Raises Problem where they have
-        too many characters to fit, or many long texts are tokenized already."""
+        """Tokenize the strings of a JSON value in this context. Raises Problem when they have too
+        many characters to fit, or when four long texts are being tokenized already."""
         most, count = fields.MOST_CHARACTERS * self.longest, characters(value)
         if count > most:
             raise wrong(
-                f"{field} has more than {most} characters, {fields.MOST_CHARACTERS} for each of "
-                f"the {self.longest} tokens that prompt and answer together take at most: "
-                "shorten it",
+                f"{field} has more than {most} characters, and prompt and answer together take at "
+                f"most {self.longest} tokens: shorten it",
                 field,
                 CONTEXT,
             )
@@ -244,7 +246,7 @@ class Asking:
         return self.text_ids(prompt) if isinstance(prompt, str) else prompt
 
     def _with_room(self, ids: list[int], options: Options, body: Body) -> Options:
-        """The options with as many tokens as are asked for and fit behind the prompt."""
+        """Return the options with max_tokens cut to what fits after the prompt. Raises Problem."""
         target, longest = self.pair.target, self.longest
         prompt = "messages" if "messages" in body else "prompt"
         if len(ids) >= longest:
@@ -268,7 +270,7 @@ class Asking:
 
 
 def unknown_model(named: str, served: str) -> Problem:
-    """What is told of a model that is not served."""
+    """Return the error for a model that is not served."""
     told = f"the model {named:.80} is not served here: ask for {served}"
     return Problem(404, told, param="model", code="model_not_found")
 

@@ -32,14 +32,16 @@ WORDS: Mapping[str, str] = {
     "number": "a number",
 }
 MOST_CONTAINERS = 1 << 16
-"""Of a JSON text: objects, lists and names in objects. Python's parser holds up every other thread,
-50 ms for so many of them, and as long for 16 times as many numbers."""
+"""Maximum number of objects, lists and object names in a JSON text. Python's parser blocks every
+other thread, by 50 ms for this many, and as long for 16 times as many numbers."""
 MOST_SHOWN = 60
 """Characters of a wrong value that an error message repeats, and of a name in its path."""
 
 
 def parse(data: bytes) -> Body:
-    """The object that a body holds; what is null is as good as not there. Raises Problem."""
+    """Parse the JSON object in a body, and leave out fields that are null. Raises Problem."""
+    if not data.strip():
+        raise wrong('the body is empty: send a JSON object, such as {"prompt": "..."}')
     try:
         body = loads(data)
     except UnicodeEncodeError:
@@ -57,10 +59,10 @@ def parse(data: bytes) -> Body:
 
 
 def loads(data: bytes) -> Any:
-    """What a JSON text in UTF-8 says.
+    """Parse a JSON text in UTF-8.
 
-    Raises ValueError for what is none or has too much structure, UnicodeEncodeError for half a
-    character, a lone surrogate, which is no text for any tokenizer, and RecursionError.
+    Raises ValueError where it is no JSON or has more than MOST_CONTAINERS, UnicodeEncodeError where
+    a string has a lone surrogate, which no tokenizer can read, and RecursionError.
     """
     if len(data) > MOST_CONTAINERS and _structure(data) > 16 * MOST_CONTAINERS:
         raise json.JSONDecodeError(f"more than {MOST_CONTAINERS:,} objects, lists and names", "", 0)
@@ -71,7 +73,7 @@ def loads(data: bytes) -> Any:
 
 
 def _structure(data: bytes) -> int:
-    """The commas of a JSON text that stand in no string, and 16 for each bracket and colon."""
+    """Count the commas outside the strings of a JSON text, and each bracket and colon as 16."""
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     letters = np.frombuffer(plain, np.uint8)
     outside = ~np.bitwise_xor.accumulate(letters == ord('"'))
@@ -80,7 +82,7 @@ def _structure(data: bytes) -> int:
 
 
 def characters(value: object) -> int:
-    """How many characters the strings of a JSON value have, names in objects included."""
+    """Count the characters in all strings of a JSON value, including the names in objects."""
     total, waiting = 0, [value]
     while waiting:
         each = waiting.pop()
@@ -132,7 +134,7 @@ def read(schema: Schema, value: Any, where: str = "") -> Any:
 
 
 def words(schema: Schema) -> str:
-    """What a value must be, behind "must be"."""
+    """Say what values a schema allows, as words that follow "must be"."""
     if "description" in schema:
         return str(schema["description"])
     if "anyOf" in schema:
@@ -143,26 +145,26 @@ def words(schema: Schema) -> str:
         named = [json.dumps(each) for each in values if each is not None]
         return f"one of {', '.join(named)}" if len(named) > 1 else "".join(named) or "left out"
     kind = schema.get("type", "object")
-    told = WORDS[kind]
+    text = WORDS[kind]
     if kind == "object" and schema.get("required"):
-        told += f" with {' and '.join(json.dumps(each) for each in schema['required'])}"
+        text += f" with {' and '.join(json.dumps(each) for each in schema['required'])}"
     elif kind == "array":
         if schema.get("minItems") == 1 and "maxItems" not in schema:
-            told = "a non-empty list"
+            text = "a non-empty list"
         else:
-            told += _range(schema, "Items", "entries")
-        told += f", each entry of which is {words(schema['items'])}" if schema.get("items") else ""
+            text += _range(schema, "Items", "entries")
+        text += f", each entry of which is {words(schema['items'])}" if schema.get("items") else ""
     elif kind == "string":
-        told += _range(schema, "Length", "characters")
+        text += _range(schema, "Length", "characters")
     elif "exclusiveMaximum" in schema:
-        told += f" from {schema['minimum']:g} to less than {schema['exclusiveMaximum']:g}"
+        text += f" from {schema['minimum']:g} to less than {schema['exclusiveMaximum']:g}"
     else:
-        told += _range(schema, "imum", "")
-    return told
+        text += _range(schema, "imum", "")
+    return text
 
 
 def _range(schema: Schema, name: str, of: str) -> str:
-    """The bounds of a schema, as "of 1 to 16 entries" or "from 0 to 1". of: what they count."""
+    """Say the bounds of a schema: "of 1 to 16 entries", "from 0 to 1". of: the unit, if any."""
     low, high = (
         f"{bound:g}" if isinstance(bound, float) else bound
         for bound in (schema.get(f"min{name}"), schema.get(f"max{name}"))
@@ -176,7 +178,7 @@ def _range(schema: Schema, name: str, of: str) -> str:
 
 
 def _shown(value: Any, most: int = MOST_SHOWN) -> str:
-    """A wrong value for an error message: as JSON, without what is long or deep in it."""
+    """Show a wrong value in an error message: as JSON, without its long or nested parts."""
     if isinstance(value, list) and value:
         return "a list of 1 entry" if len(value) == 1 else f"a list of {len(value)} entries"
     if isinstance(value, str) and len(value) > most:
@@ -193,8 +195,8 @@ def _shown(value: Any, most: int = MOST_SHOWN) -> str:
 
 
 def _are_whole(schema: Schema, values: list[Any]) -> bool:
-    """Whether all of these are integers within the bounds of a schema of integers, such as token
-    ids, of which there may be millions: `read` takes a microsecond for each."""
+    """Return True when the schema is one of integers, such as token ids, and all values fit it.
+    `read` takes a microsecond for each value, and there may be millions."""
     if schema.get("type") != "integer":
         return False
     low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
@@ -205,14 +207,14 @@ def _are_whole(schema: Schema, values: list[Any]) -> bool:
 
 
 def _any(schema: Schema, value: Any, where: str) -> Any:
-    """The value as the first branch has it into which it fits."""
+    """Read a value by the first branch of an anyOf that accepts it. Raises Problem."""
     failed = []
     for branch in schema["anyOf"]:
         try:
             return read(branch, value, where)
         except Problem as problem:
             failed.append((branch, problem))
-    # What is wrong in the one branch that was meant says more than what all of them are.
+    # If one branch alone can have been meant, its error is more precise.
     for might_be_meant in (_has_type, _has_tags):
         failed = [each for each in failed if might_be_meant(each[0], value)]
         if len(failed) == 1:
@@ -227,8 +229,8 @@ def _has_type(branch: Schema, value: Any) -> bool:
 
 
 def _has_tags(branch: Schema, value: Any) -> bool:
-    """Whether an object has the constants that tell a branch from others, and whether the first
-    entry of a list does."""
+    """Return True when an object, or the first entry of a list, has the constants (such as "type")
+    by which a branch differs from the others."""
     if isinstance(value, list) and value and "items" in branch:
         items = branch["items"]
         return "anyOf" in items or (_has_type(items, value[0]) and _has_tags(items, value[0]))
@@ -267,7 +269,7 @@ def _object(schema: Schema, value: dict[str, Any], where: str) -> dict[str, Any]
     pattern = schema.get("propertyNames", {}).get("pattern", "").replace("$", r"\Z")
     if len(value) > schema.get("maxProperties", len(value)):
         raise wrong(f"{where} must be {words(schema)}, not {len(value)}", _field(where))
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     renamed: dict[str, Any] = {}
     for name, item in value.items():
         path = f"{where}.{name[:MOST_SHOWN]}".lstrip(".")
@@ -276,13 +278,13 @@ def _object(schema: Schema, value: dict[str, Any], where: str) -> dict[str, Any]
         own = properties.get(name, schema.get("additionalProperties", {}))
         if name in properties and item is None and name not in schema.get("required", ()):
             continue
-        into = renamed if "x-same-as" in own else told
+        into = renamed if "x-same-as" in own else fields
         into[own.get("x-same-as", name)] = read(own, item, path) if own else item
     for name in schema.get("required", ()):
         if name not in value:
             path = f"{where}.{name}".lstrip(".")
             raise wrong(f"{path} is missing: it must be {words(properties[name])}", _field(path))
-    return told | renamed
+    return fields | renamed
 
 
 def _within(schema: Schema, name: str, size: int) -> bool:
@@ -298,12 +300,12 @@ def _fits(schema: Schema, value: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether both are the same in JSON, where true is not 1."""
+    """Return True when both are equal in JSON, where true is not 1."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _field(where: str) -> str | None:
-    """The field of the body that a path begins with."""
+    """Return the name of the body's field in a path such as "stop[0]"; None for the whole body."""
     return re.split(r"[.\[]", where)[0] or None
 
 

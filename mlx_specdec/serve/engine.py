@@ -29,9 +29,9 @@ Listener = Callable[[Part], None]
 """Called in the engine's thread with every part of a request; it must return at once."""
 STOPPING = "the server is shutting down"
 FAILED_PASSES = 3
-"""In a row, without a token between them, after which texts no longer make progress."""
+"""Number of failed passes in a row, without a token in between, that make /health report 503."""
 STEP_SECONDS = 300.0
-"""After which a step that has not finished is taken for one that never does."""
+"""Seconds after which an unfinished step is assumed to hang."""
 log = logging.getLogger(__name__)
 
 
@@ -120,8 +120,8 @@ class Engine:
 
     @property
     def trouble(self) -> str | None:
-        """Why texts make no progress, once the engine has loaded; None where they do, and where
-        nobody asks for any."""
+        """The reason why texts make no progress; None when they do, or when there are no requests.
+        To be read once the engine has loaded."""
         if self.problem is not None or self._thread is None or not self._thread.is_alive():
             return "the engine has ended"
         if self.failures.passes >= FAILED_PASSES:

@@ -1,9 +1,9 @@
 """The fields of requests: one table, by which bodies are checked and /openapi.json is written.
 
-Fields that are not named here are ignored, and an optional field that is null is as good as not
-there. "x-unsupported": the field would change the answer and cannot here; only the values that
-change nothing are taken. "x-same-as": the name under which the program reads a field.
-"x-context": the tokens that the context has, for the error about a prompt that is longer.
+Fields that are not named here are ignored, and so is an optional field that is null.
+"x-unsupported" marks a field that this server cannot honour: only values that change nothing are
+accepted. "x-same-as" is the name under which the program reads a field. "x-context" is the size of
+the context in tokens, for the error about a longer prompt.
 "x-rules": what must hold between fields as "allOf" says it, where generators of test cases give up
 on that many cases.
 """
@@ -21,7 +21,7 @@ from .limits import Limits
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 UNNAMED = ("", "default_model", "dummy", "tgi")
-"""What clients of mlx_lm.server and of Hugging Face's servers send where they name no model."""
+"""Names that clients of mlx_lm.server and of Hugging Face's servers send for "no model named"."""
 TEXT: Schema = {"type": "string"}
 WHOLE: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
@@ -31,41 +31,41 @@ NULL: Schema = {"type": "null"}
 WRITTEN: Schema = {**TEXT, "pattern": r"\S", "description": "a non-blank string"}
 TOP_LOGPROBS = 20
 MOST_CHARACTERS = 32
-"""Of a prompt, for each token of the context. A longer one is refused before it is tokenized, which
-takes a second for a million; usual texts have 3 to 5 characters a token. White space that a
-tokenizer would leave out counts too. A list of token ids may have as many entries, since
-`truncate_prompt_tokens` may make it fit."""
+"""Maximum characters of a prompt per token of the context. A longer prompt is refused before it is
+tokenized, which takes a second for a million characters; usual texts have 3 to 5 characters per
+token. White space that the tokenizer would drop counts as well. A list of token ids may have as
+many entries, since `truncate_prompt_tokens` may make it fit."""
 
 
 def either(*each: Schema, **more: Any) -> Schema:
-    """A value of one of several kinds."""
+    """Return the schema of a value that fits any of these schemas."""
     return {"anyOf": list(each), **more}
 
 
 def within(least: float, most: float | None = None, kind: Schema = NUMBER) -> Schema:
-    """A number within bounds."""
+    """Return the schema of a number between two bounds, both included."""
     return {**kind, "minimum": least} | ({} if most is None else {"maximum": most})
 
 
 def several(of: Schema, least: int = 0, most: int | None = None) -> Schema:
-    """A list."""
+    """Return the schema of a list. least, most: numbers of entries."""
     bounds = {"minItems": least} if least else {}
     return {"type": "array", "items": of, **bounds} | ({} if most is None else {"maxItems": most})
 
 
 def fields(required: tuple[str, ...] = (), /, **properties: Schema) -> Schema:
-    """An object; what is not required may be null."""
+    """Return the schema of an object, whose optional fields may be null."""
     own = {name: each if name in required else _or_null(each) for name, each in properties.items()}
     return {"type": "object", "properties": own, "required": list(required)}
 
 
 def off(*harmless: object) -> Schema:
-    """A field that is not supported. harmless: its values that change nothing."""
+    """Return the schema of an unsupported field. harmless: values that change nothing."""
     return {"enum": [*harmless, None], "x-unsupported": True}
 
 
 def same_as(name: str, schema: Schema) -> Schema:
-    """A field by another name."""
+    """Return the schema of an alias. name: of the field that the program reads."""
     return {**schema, "x-same-as": name}
 
 
@@ -79,22 +79,24 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def rule(param: str, message: str, *cases: Schema) -> Schema:
-    """What must hold between fields: one of these cases. It sees their own names."""
+    """Return a rule between fields: one of these cases must hold. Aliases are resolved before.
+
+    param: the field that the error names."""
     return {"anyOf": list(cases), "description": message, "x-param": param}
 
 
 def without(*names: str) -> Schema:
-    """An object in which these fields ask for nothing."""
+    """Return the schema of an object in which these fields have no effect."""
     return {"properties": {name: NOTHING.get(name, NULL) for name in names}}
 
 
 def having(**properties: Schema) -> Schema:
-    """An object that has these fields."""
+    """Return the schema of an object that has all of these fields."""
     return {"required": list(properties), "properties": properties}
 
 
 def one_of(**kinds: Schema) -> list[Schema]:
-    """The cases in which one of these fields is there and the others are not."""
+    """Return the cases in which exactly one of these fields is given."""
     return [
         {"required": [name], "properties": {**dict.fromkeys(kinds, NULL), name: kind}}
         for name, kind in kinds.items()
@@ -113,7 +115,7 @@ NOTHING: dict[str, Schema] = {
     "tool_choice": {"enum": ["none", "auto", None]},
     "function_call": {"enum": ["none", "auto", None]},
 }
-"""Values of fields that ask for nothing, where they are others than null."""
+"""Values, besides null, with which a field has no effect."""
 PART = {
     **fields(
         ("type", "text"),
@@ -152,7 +154,7 @@ MESSAGE: Schema = {
     "allOf": [
         rule(
             "messages",
-            "messages of all roles but the assistant's must have a content",
+            "all messages but those of the assistant must have a content",
             having(role={"const": "assistant"}),
             having(content=CONTENT),
         )
@@ -243,7 +245,7 @@ BINDINGS: dict[str, Schema] = {
     "guided_grammar": WRITTEN,
     "guided_choice": CHOICE,
 }
-"""Fields that bind the text, of which one may be given."""
+"""Fields that constrain the text. At most one may be given."""
 FREE = without(*BINDINGS)["properties"]
 REFUSED: dict[str, Schema] = {
     "adapters": off(),
@@ -293,12 +295,12 @@ DRAWN: dict[str, Schema] = {
         description=f'true, false, or {{"max": 4}} with at most {MOST_DRAFTED}',
     ),
 }
-"""Fields that are alike in all requests for a text."""
+"""Fields that all requests for a text have in common."""
 
 
 @functools.lru_cache(maxsize=8)
 def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[str, Schema]:
-    """The schemas of all bodies, by name.
+    """Return the schemas of all bodies by name.
 
     name: of the model; None where any name is taken. ids: number of token ids that prompts may
     have. longest: tokens of a prompt and its answer together.
@@ -344,12 +346,12 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
     rules = [
         rule(
             "response_format",
-            f"at most one of {', '.join(BINDINGS)} can hold: leave the others out",
+            f"at most one of {', '.join(BINDINGS)} may be given: leave the others out",
             *(without(*(other for other in BINDINGS if other != each)) for each in BINDINGS),
         ),
         rule(
             "ignore_eos",
-            "ignore_eos cannot hold where a grammar says how the text ends",
+            "ignore_eos cannot be combined with a format or grammar, which ends the text",
             without("ignore_eos"),
             {"properties": FREE},
         ),
@@ -370,7 +372,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         *(
             rule(
                 choice,
-                f"{choice} asks for a call: give {given}, and nothing else that binds the text",
+                f"{choice} asks for a call: give {given}, and no format or grammar for the text",
                 without(choice),
                 {"required": [given], "properties": {**FREE, given: several({}, 1)}},
             )
@@ -380,7 +382,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
     completions = [
         rule(
             "echo",
-            "echo cannot tell logprobs of the prompt: leave one out",
+            "echo and logprobs cannot be combined: prompts have no logprobs here, leave one out",
             without("echo"),
             without("logprobs"),
         ),
@@ -408,15 +410,15 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
     }
     ending = rule(
         "continue_final_message",
-        "a message is continued or a new one is begun: set one of continue_final_message and "
-        "add_generation_prompt to false",
+        "continue_final_message and add_generation_prompt cannot both be true: set one of them to "
+        "false",
         without("continue_final_message"),
         {"properties": {"add_generation_prompt": {"enum": [False, None]}}},
     )
     called = fields(("name",), name=TEXT)
     calling = rule(
         "tool_choice",
-        "tool_choice asks for a call: give tools, and no format",
+        "tool_choice asks for a call: give tools, and no output format",
         {"properties": {"tool_choice": {"properties": {"type": {"enum": ["auto", "none"]}}}}},
         {
             "required": ["tools"],
@@ -544,7 +546,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
                 ending,
                 rule(
                     "content",
-                    "give one of messages, content and prompt",
+                    "give exactly one of messages, content and prompt",
                     *one_of(messages=several({}), content=TEXT, prompt=TEXT),
                 ),
             ],

@@ -50,7 +50,7 @@ class Problem(Exception):
 
 
 def wrong(message: str, param: str | None = None, code: str | None = None) -> Problem:
-    """What the client has to change."""
+    """Return the error for a request that the client has to change."""
     return Problem(400, message, param=param, code=code)
 
 

@@ -23,8 +23,8 @@ from .limits import Limits
 from .problems import Problem, busy, wrong
 
 SMALL_BODY = 1 << 16
-"""Bytes of a body that are not counted among those that all bodies may have together: large ones
-do not keep small ones out."""
+"""Bytes of each body that do not count towards the limit of all bodies together, so that large
+bodies cannot keep small ones out."""
 FINGERPRINT = f"mlx-specdec-{__version__}"
 
 

@@ -40,7 +40,7 @@ def options_of(
         stop = body["stop"]
         own["stop"] = (*options.stop, *([stop] if isinstance(stop, str) else stop))
     if "logit_bias" in body:
-        # Of ids that nobody has nothing can come.
+        # Ids beyond the vocabulary have no logits to bias.
         biases = ((int(token), bias) for token, bias in body["logit_bias"].items())
         own["logit_bias"] = {
             token: -math.inf if bias < -LARGEST else bias
@@ -59,7 +59,7 @@ def options_of(
 
 
 def expected_ids(body: Body, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Token ids of what the client predicts."""
+    """Return the token ids of the predicted output."""
     content = text_of(body["prediction"]["content"]) if "prediction" in body else ""
     ids = tokenizer.encode(content) if content else []
     return tuple(id for id in ids if id not in tokenizer.special_ids)

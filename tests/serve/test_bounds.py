@@ -260,6 +260,7 @@ def test_json_that_is_mostly_text_is_parsed_whatever_stands_in_it() -> None:
         (b"[" * 50_000, "nested too deeply"),
         (b'{"a": NaN}', "NaN is no number"),
         (b"[1]", "must be a JSON object"),
+        (b" ", "the body is empty"),
     ],
 )
 def test_what_is_no_json_is_told_why(data: bytes, words: str) -> None:

@@ -600,6 +600,8 @@ def test_health_and_paths_that_are_none(client: TestClient) -> None:
     for answer, status in ((client.get("/nothing"), 404), (client.get(CHAT), 405)):
         assert answer.status_code == status
         assert answer.json()["error"]["type"] == "invalid_request_error"
+    answer = client.put("/")
+    assert answer.json()["error"]["message"] == ("this path does not take PUT: use GET, HEAD, POST")
 
 
 def test_health_is_that_texts_make_progress(

@@ -341,7 +341,7 @@ def test_types_that_are_none_are_no_servers_fault(client: TestClient, kind: Any)
         (
             {"tools": TOOLS, "tool_choice": NAMED, "regex": "a"},
             "tool_choice",
-            "nothing else that binds",
+            "no format or grammar for the text",
         ),
         (
             {"tools": [function("a", {"type": "strin"})], "tool_choice": "required"},
@@ -382,9 +382,12 @@ def test_what_is_wrong_with_tools_is_told_by_name(
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{% for m in messages %}{{ m.content }}<tool_call>tool_call.name{% endfor %}", "no tools"),
-        (TEMPLATE.replace("tool_call", "call_of_its_own"), "not known"),
-        (None, "no chat template"),
+        (
+            "{% for m in messages %}{{ m.content }}<tool_call>tool_call.name{% endfor %}",
+            "does not support",
+        ),
+        (TEMPLATE.replace("tool_call", "call_of_its_own"), "is unknown"),
+        (None, "need a chat template"),
     ],
     ids=["no tools", "unknown calls", "no template"],
 )
