@@ -184,6 +184,27 @@ def test_a_prompt_that_begins_as_one_that_is_being_read_waits_for_it_and_others_
     assert [results[number].labels.cached_tokens for number in range(3)] == [0, len(LONG) - 1, 0]
 
 
+def test_long_prompts_that_cannot_be_read_together_are_not_compared(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comparing prompts is slow: 64 that begin alike would hold up the running texts."""
+    compared = 0
+    waits = PromptCache.waits
+
+    def counted(*asked) -> bool:
+        nonlocal compared
+        compared += 1
+        return waits(*asked)
+
+    monkeypatch.setattr(PromptCache, "waits", counted)
+    run = live(pair, PromptCache(1 << 24))
+    for number in range(64):
+        run.add(number, Request([number % 50 + 3, *LONG[:50]], options(max_tokens=2)))
+    run.step()
+    assert run.waiting == 48
+    assert compared == sum(range(16))
+
+
 @pytest.mark.parametrize(
     ("sizes", "spare", "expected"),
     [

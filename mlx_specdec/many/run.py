@@ -234,10 +234,10 @@ class ManyRun:
         for job in self._waiting:
             if len(jobs) >= room:
                 break
-            if self._opening.waits(job, [*read, *jobs]):
-                continue
             if jobs and not (job.alike == jobs[0].alike and self._read_together([*jobs, job])):
                 passed += self.budget.of_caches([job.extent])
+                continue
+            if self._opening.waits(job, [*read, *jobs]):
                 continue
             if self._bytes_with([*jobs, job]) + passed > self.budget.nbytes:
                 break

@@ -14,6 +14,8 @@ import mlx.core as mx
 from ..kept import Whole
 
 Arrays = tuple[mx.array, ...]
+BLOCK = 1024
+"""Tokens that are compared at once."""
 
 
 class Node:
@@ -152,9 +154,13 @@ def owned(views: Iterator[mx.array] | Sequence[mx.array]) -> Arrays:
 
 def common(tokens: Sequence[int], text: Sequence[int], begin: int = 0) -> int:
     """How many of `tokens` the text goes on with from `begin`."""
-    there = text[begin : begin + len(tokens)]
-    if there == tokens:
-        return len(tokens)
-    pairs = zip(tokens, there, strict=False)
-    differs = (place for place, (one, other) in enumerate(pairs) if one != other)
-    return next(differs, min(len(tokens), len(there)))
+    most = min(len(tokens), len(text) - begin)
+    # Python compares whole lists 20 times as fast as their elements one by one.
+    for at in range(0, most, BLOCK):
+        block, there = tokens[at : at + BLOCK], text[begin + at : begin + at + BLOCK]
+        if block != there:
+            pairs = enumerate(zip(block, there, strict=False), at)
+            differs = next((place for place, (one, other) in pairs if one != other), None)
+            if differs is not None:
+                return differs
+    return max(0, most)

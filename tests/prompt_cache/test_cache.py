@@ -10,6 +10,7 @@ import pytest
 
 from mlx_specdec.kept import Columns, Memory, Whole
 from mlx_specdec.prompt_cache.cache import PromptCache
+from mlx_specdec.prompt_cache.tree import BLOCK, common
 
 COLUMN = 2 * 3 * 4 * 2
 """Bytes of two arrays' columns, (1, 2 heads, 1, 3) float32 each."""
@@ -180,3 +181,15 @@ def keep_rows(cache: PromptCache, batch: mx.array) -> None:
     for row, text in enumerate(([1] * 100, [2] * 50 + [3] * 100, [4] * 300)):
         views = Memory(len(text), lambda a, b, row=row: (batch[row : row + 1, :, a:b],))
         keep(cache, text, target=views)
+
+
+@pytest.mark.parametrize("begin", [0, 1, BLOCK])
+@pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_what_texts_have_in_common_is_counted_across_blocks(length: int, begin: int) -> None:
+    tokens = list(range(length))
+    text = [-1] * begin + tokens
+    assert common(tokens, text, begin) == length
+    assert common([*tokens, -2], [*text, -3], begin) == length
+    assert common(tokens, text[: begin + length // 2], begin) == length // 2
+    assert common(tokens, tuple(text), begin) == length
+    assert common(tokens, text, len(text) + 1) == 0
