@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -182,6 +184,20 @@ def test_a_prompt_that_begins_as_one_that_is_being_read_waits_for_it_and_others_
     run.add(2, Request([5, 9, 11], options()))
     results = {part.number: part.result for part in run if part.result is not None}
     assert [results[number].labels.cached_tokens for number in range(3)] == [0, len(LONG) - 1, 0]
+
+
+def test_jobs_that_have_ended_are_not_held_by_those_that_waited_for_them(pair: Pair) -> None:
+    run = live(pair, PromptCache(1))
+    jobs = []
+    for number, most in enumerate([1, 1, 60]):
+        run.add(number, Request(LONG, options(max_tokens=most)))
+        jobs.append(weakref.ref(list(run._jobs.values())[-1]))
+        run.step()
+        assert run.waiting == (number > 0)
+        while run.waiting or len(run._jobs) > 1:
+            run.step()
+    gc.collect()
+    assert jobs[0]() is None and jobs[2]() is not None
 
 
 def test_long_prompts_that_cannot_be_read_together_are_not_compared(

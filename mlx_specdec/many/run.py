@@ -337,6 +337,7 @@ class ManyRun:
     def _leave(self, job: Job) -> None:
         """A job has ended, wherever it is on its way; so has a group without any."""
         del self._jobs[job.sequence]
+        job.behind = None  # so that no job keeps all those before it in memory
         job.sequence.fail()
         self._waiting = [each for each in self._waiting if each is not job]
         for groups in (self._reading, self._running):
