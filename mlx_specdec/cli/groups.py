@@ -112,7 +112,7 @@ class KVCache(Flags):
 
 @dataclass(frozen=True)
 class Memory(Flags):
-    """What texts that are decoded together may take of memory."""
+    """The memory for texts that are decoded together."""
 
     panel = "Model"
     memory_budget: str | None = flag(
@@ -124,7 +124,7 @@ class Memory(Flags):
     )
 
     def size(self) -> int | None:
-        """In bytes; None where the machine says. Raises OptionError."""
+        """Return the budget in bytes, None for the default. Raises OptionError."""
         nbytes = None if self.memory_budget is None else parse(self.memory_budget)
         if nbytes == 0:
             raise OptionError("--memory-budget must be more than 0: give a size such as 8GB")

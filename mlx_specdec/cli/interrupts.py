@@ -1,8 +1,8 @@
 """Ctrl-C ends a command within two seconds, also while MLX computes.
 
 Python handles a signal between two of its own instructions, and one pass of a large model is a call
-that may take minutes. A thread is told of the signal at once, and ends a process that is still
-there a moment later. Commands survive that: results are written whole or not at all, and `batch`
+that may take minutes. A thread notices the signal at once, and ends the process if it still runs a
+moment later. Commands survive that: results are written whole or not at all, and `batch`
 goes on from its journal. Commands with a handler of their own (servers, ranks, `launch`) are left
 alone.
 """
@@ -31,7 +31,7 @@ _last_words: Callable[[], str] = str
 
 
 def watch() -> None:
-    """Begin, in the main thread, where an interrupt ends the process."""
+    """Start the thread. Call it from the main thread, where an interrupt ends the process."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -47,19 +47,19 @@ def go_on() -> None:
 def end_at_the_second(told: str) -> None:
     """End only at the second interrupt that the command cannot deal with in time.
 
-    told: a line for whoever has interrupted once."""
+    told: a line to print after the first one."""
     global _again
     _again = told
 
 
 def at_end(told: Callable[[], str]) -> None:
-    """Say something where an interrupt ends the command. told: gives a line, or nothing."""
+    """Set what to print when an interrupt ends the command. told: returns a line, or ""."""
     global _last_words
     _last_words = told
 
 
 def last_words() -> str:
-    """What is to be said at the end, once."""
+    """Return the line that `at_end` has set, and forget it."""
     told = _last_words()
     at_end(str)
     return told

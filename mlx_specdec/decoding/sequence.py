@@ -25,7 +25,7 @@ class Sequence:
 
     prefix: `Model.prefix` of the prompt, committed from the beginning. distribution: of the target.
     top_logprobs: how many of the likeliest tokens to tell of each position; None tells nothing.
-    problem: what has ended it alone, while others in its batch went on.
+    problem: the exception that ended this sequence while the others of its batch went on.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Sequence:
             return Emission((), (), self._reason)
         count, problem = self._sound(tokens)
         emission = self._stop.take(tokens[:count], min(drafted, count))
-        # What cannot follow matters only where the text has not ended before it.
+        # A bad token behind the end of the text does not matter.
         if emission.finish_reason is None and count < len(tokens):
             end = self._stop.finish(problem)
             pieces, reason = emission.pieces + end.pieces, end.finish_reason
@@ -87,7 +87,7 @@ class Sequence:
         return emission
 
     def _sound(self, tokens: Seq[int]) -> tuple[int, FinishReason]:
-        """How many tokens from the front can be emitted, and why the one behind them cannot."""
+        """Return how many leading tokens can be emitted, and why the next one cannot."""
         count = len(tokens) - (tokens[-1] < 0)
         constraint = self.distribution.constraint
         if constraint is None:
@@ -111,7 +111,7 @@ class Sequence:
         if problem is not None:
             log.error("a text has failed", exc_info=problem)
         if self._reason is None:
-            # Its frames have arrays in them.
+            # The frames of its traceback hold arrays.
             self.problem = None if problem is None else problem.with_traceback(None)
             self._reason = "failed"
         return Emission((), (), self._reason)

@@ -67,7 +67,7 @@ def estimate(
     everything is measured. seconds: in which as much is measured as fits, building the models
     included; where an answer needs more, there are no speeds. cut: at which two depths a model is
     measured. limit: bytes of memory. link: between machines such as this one that are to share the
-    target. announce: told what is known before anything is measured.
+    target. announce: called with what is known before anything is measured.
 
     Raises CheckpointError for a configuration of no supported model, and for a drafter that was
     made for another target; PromptError for a prompt that is too long for it; OptionError for

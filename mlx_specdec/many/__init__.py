@@ -34,8 +34,8 @@ def stream_many(
     prompts: may be an endless iterator; a Request has options of its own, of which proposer and
     rule must be those of `options`; its draft length limits that of `options`, which is one number
     for all. A completion is what its prompt becomes alone.
-    memory_budget: bytes that all texts may take together beside the models; those that do not fit
-    wait, and one that never would is a part with an error. None leaves the machine a reserve.
+    memory_budget: bytes for all texts together, in addition to the models; texts that do not fit
+    wait, and one that can never fit gives a part with an error. None leaves the machine a reserve.
     Where the model cannot take several sequences, they are decoded one after the other.
     Raises OptionError, CheckpointError for a chat template that refuses settings for it, and
     PromptError for anything but a list or an iterator of prompts.

@@ -71,10 +71,10 @@ class Part:
 
 @dataclass
 class Failures:
-    """What failed inside and ended texts, and was no fault of theirs.
+    """A count of the internal failures that ended texts.
 
-    count: how often. last: the class of the newest one. passes: how many passes that texts share
-    have failed since a token came.
+    last: the class name of the newest. passes: how many shared passes have failed since the last
+    token was generated.
     """
 
     count: int = 0
@@ -82,8 +82,8 @@ class Failures:
     passes: int = 0
 
     def note(self, problem: Exception) -> str:
-        """Count one; returns what those are told whose texts it ends. What other libraries say is
-        for the log alone: it may have paths in it."""
+        """Count a failure and return the error message for the texts that it ends. Messages of
+        other libraries only go into the log, since they may contain paths."""
         self.count += 1
         self.last = type(problem).__name__
         return str(problem) if isinstance(problem, SpecdecError) else f"{BROKEN} ({self.last})"
@@ -93,8 +93,8 @@ class Failures:
 class Job:
     """A prompt on its way. alike, rule: what it has in common with those that it is read with, and
     with those that it is decoded with. began, read: when its prompt was begun, and had been read.
-    cached_tokens: how many of its tokens were not read again. behind: the job, which begins alike,
-    whose prompt is read before this one.
+    cached_tokens: how many of its tokens were not read again. behind: a job with a prompt that
+    begins alike and is read before this one.
     """
 
     pair: Pair
@@ -135,7 +135,7 @@ class Job:
 
     @property
     def extent(self) -> Extent:
-        """How long it is, and may come to be."""
+        """The lengths of its sequence."""
         now = len(self.sequence.committed)
         return Extent(len(self.ids), now, now + self.sequence.remaining)
 

@@ -1,4 +1,4 @@
-"""What sequences take of memory beside the models, and how much of it there is for them."""
+"""The memory that sequences need in addition to the models, and the budget for it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..drafting.drafter import Drafter
 from ..errors import PromptError
 
 SPARE = 1 / 4
-"""Of the target's weights: bytes that may lie unused in the caches of a group. Another group costs
-another pass over all weights in every round."""
+"""The bytes that may lie unused in the caches of a group, as a share of the target's weights.
+Another group costs another pass over all weights in every round."""
 RESERVE = 1 / 16
-"""Of the usable memory: what passes take besides, and the least that a default budget is."""
+"""The share of the usable memory that is left to passes; a default budget is never smaller."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How long a sequence is, in tokens: of its prompt, of its caches now, and of its caches if it
-    goes on until max_tokens."""
+    """The lengths of a sequence in tokens. prompt: of its prompt. now: of its caches. end: of its
+    caches if it goes on until max_tokens."""
 
     prompt: int
     now: int
@@ -30,15 +30,15 @@ class Extent:
 
 
 def even(sizes: Sequence[int], spare: float) -> bool:
-    """Whether a rectangle with a row for each size, as wide as the largest, is worth its memory: it
-    adds at most `spare`, or as much as the rows that are filled up have themselves."""
+    """Return whether rows of these sizes may be padded to the largest: the padding is at most
+    `spare`, or at most the sum of the rows that are padded."""
     longest, whole = max(sizes), sum(sizes)
     return longest * len(sizes) - whole <= max(spare, whole - longest)
 
 
 def default_budget(pair: Pair, cached: int) -> int:
-    """What the machine has for texts: its usable memory without weights, a reserve for passes, and
-    the `cached` bytes that a prompt cache may take, or half of the rest where that is less."""
+    """Return the bytes that the machine has for texts: its usable memory without the weights, a
+    reserve for passes, and the `cached` bytes of a prompt cache (at most half of what is left)."""
     usable = sizes.usable_memory()
     reserve = int(RESERVE * usable)
     rest = max(0, usable - pair.target.nbytes - pair.draft_bytes - reserve)
@@ -46,9 +46,10 @@ def default_budget(pair: Pair, cached: int) -> int:
 
 
 class MemoryBudget:
-    """Prices of sequences in bytes. chosen: who drafts. nbytes: for all of them; None takes
-    `default_budget`. cached: bytes that a prompt cache may take. step: tokens of a prompt in one
-    pass; None takes `chunk`."""
+    """A number of bytes for all sequences, and how many of them each sequence needs.
+
+    chosen: the drafters. nbytes: the budget; None takes `default_budget`. cached: bytes that a
+    prompt cache may take. step: tokens of a prompt in one pass; None takes `chunk`."""
 
     def __init__(
         self,
@@ -71,12 +72,13 @@ class MemoryBudget:
         self.of_caches([Extent(1, 1, 1)])  # arrays of all kinds are met here, in this thread
 
     def even(self, rows: Sequence[Extent]) -> bool:
-        """Whether caches of these lengths, as they are now, belong into one group."""
+        """Return whether caches of these current lengths waste little memory as one group."""
         return even([self._row(each.prompt, each.now) for each in rows], self._spare)
 
     def of_caches(self, rows: Sequence[Extent]) -> int:
-        """The most that the caches of a group come to take. A row is as wide as the longest of the
-        group, which grows by at most a whole round for each token that the row has still to go."""
+        """Return the most bytes that the caches of a group can need. Every row is as wide as the
+        longest of the group, which grows by at most a whole round for each token that the row may
+        still emit."""
         prompt, now, end = (max(each) for each in zip(*map(astuple, rows), strict=True))
         return sum(
             self._row(prompt, min(end, now + self._most_a_round * (row.end - row.now)))
@@ -84,13 +86,13 @@ class MemoryBudget:
         )
 
     def of_reading(self, rows: Sequence[Extent]) -> int:
-        """About the working memory of reading a group's prompts, a chunk at a time."""
+        """Estimate the bytes of working memory for reading a group's prompts chunk by chunk."""
         longest = max(each.prompt for each in rows)
         step = self._step or chunk(len(rows))
         return len(rows) * self._target.reading_nbytes(longest, min(step, longest))
 
     def room(self, prompt: int, most: int) -> int:
-        """How many tokens, of at most `most`, may be generated behind a prompt of so many.
+        """Return how many tokens, of at most `most`, fit behind a prompt of `prompt` tokens.
 
         Raises PromptError where not even one may.
         """

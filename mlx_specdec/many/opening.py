@@ -29,7 +29,8 @@ class Opening:
     """Makes the decodings of groups, for options that all have in common.
 
     cache: what was computed of earlier prompts is not computed again; not used for a target whose
-    rows disagree, see models.base. failures: of the cache, which end nobody. one_by_one: whether
+    rows disagree, see models.base. failures: counts those of the cache, which end no
+    text. one_by_one: whether
     prompts come so; each may then say what its text may turn out to be.
     """
 
@@ -57,8 +58,8 @@ class Opening:
         return (self._forced, prediction.drafter(expected), *self.chosen)
 
     def waits(self, job: Job, before: Sequence[Job]) -> bool:
-        """Whether a job waits for one of those before it that are being read, which begins alike;
-        it does so once."""
+        """Return whether a job should wait until a prompt among `before` that begins alike has been
+        read. A job waits for one other job only."""
         if self._cache is None:
             return False
         if job.behind is None:
@@ -107,7 +108,7 @@ class Opening:
             self._cache.keep(job.ids, job.sequence.committed, decoding.memories(row))
 
     def forget(self) -> None:
-        """Of all prompts, after a text whose numbers are damaged: some may be in what was kept."""
+        """Clear the cache after a text with damaged numbers, some of which may be cached."""
         if self._cache is not None:
             self._cache.clear()
 

@@ -51,20 +51,20 @@ class Group:
 
     @property
     def extents(self) -> list[Extent]:
-        """Of the jobs."""
+        """The lengths of the jobs' sequences."""
         return [job.extent for job in self.jobs]
 
 
 class ManyRun:
     """Iterate to decode, or `step` until it is `idle`; see `stream_many`.
 
-    What fails inside ends those whom it is about with an error: one request, or those of one pass.
-    Only ranks that have lost step raise it.
+    An internal failure ends only the requests that it concerns, with an error: one request, or all
+    of one pass. It is raised only where ranks are out of step.
 
-    requests: None where they come one by one, through `add`. cache: see Opening. failures: what has
-    failed, counted. memory_budget: bytes that all sequences may take together; None leaves the
-    machine some. batched: whether several sequences go through one pass. why_not: the reason
-    otherwise.
+    requests: None where they come one by one, through `add`. cache: see Opening. failures: counts
+    internal failures. memory_budget: bytes for all sequences together; None takes
+    `memory.default_budget`. batched: whether several sequences go through one pass. why_not: the
+    reason otherwise.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ManyRun:
 
     @property
     def reserved_bytes(self) -> int:
-        """What those that were begun may come to take of the budget."""
+        """The most bytes of the budget that the admitted requests can need."""
         return self._bytes_with([])
 
     def __iter__(self) -> Iterator[Part]:
@@ -190,7 +190,7 @@ class ManyRun:
 
     @contextmanager
     def _ends(self, jobs: Sequence[Job], *, a_pass: bool = False) -> Iterator[None]:
-        """What fails in here ends these jobs and nobody else."""
+        """End these jobs, and no others, with an error if the block raises."""
         try:
             yield
         except Exception as problem:
@@ -208,8 +208,8 @@ class ManyRun:
         return self.failures.note(problem)
 
     def _admit(self) -> None:
-        """Begin to read whom there is room for, in their order: nobody passes the first one that
-        does not fit yet."""
+        """Start to read the waiting requests that fit, first come, first served: no request is
+        admitted before an earlier one that does not fit yet."""
         if not (self._waiting or self._exhausted):
             self._fill_window()
         room = self.batch_size - self._begun
@@ -226,7 +226,7 @@ class ManyRun:
         return len(self._jobs) - len(self._waiting)
 
     def _next_jobs(self) -> list[Job]:
-        """Who is read together next: the first one that waits, and others like it."""
+        """Return the jobs to read together next: the first that waits, and others like it."""
         room = self.batch_size - self._begun
         read = [job for group in self._reading for job in group.jobs]
         jobs: list[Job] = []
@@ -245,15 +245,16 @@ class ManyRun:
         return jobs
 
     def _bytes_with(self, jobs: Sequence[Job]) -> int:
-        """What is reserved if these are read as well: all caches, and a chunk of one group."""
+        """Return the bytes to reserve if these jobs are admitted: for the caches of all groups, and
+        for reading a chunk of one group."""
         reading = [group.extents for group in self._reading]
         reading += [[job.extent for job in jobs]] if jobs else []
         caches = map(self.budget.of_caches, [*reading, *(each.extents for each in self._running)])
         return sum(caches) + max(map(self.budget.of_reading, reading), default=0)
 
     def _read_together(self, jobs: Sequence[Job]) -> bool:
-        """Whether one rectangle of these prompts costs little more than each alone, and nobody
-        waits for more than a chunk of it."""
+        """Return whether padding these prompts to one length costs little and, where prompts come
+        one by one, all of them fit into one chunk."""
         lengths, most = [len(job.ids) for job in jobs], self._options.prefill_step_size or chunk(1)
         return even(lengths, most) and (self._listed or len(lengths) * max(lengths) <= most)
 
@@ -272,8 +273,8 @@ class ManyRun:
         self._waiting.sort(key=lambda job: (repr(job.alike), len(job.ids)))
 
     def _read(self) -> None:
-        """A chunk of the prompts of a group: of the one that came first, and of the one that has
-        least left, in turns. A long prompt makes no short one wait, nor the other way round."""
+        """Read a chunk of one group's prompts: alternately of the group that came first and of the
+        one with the fewest tokens left, so that neither long nor short prompts starve."""
         self._shortest_next = not self._shortest_next
         group = self._reading[0]
         if self._shortest_next:
@@ -335,9 +336,9 @@ class ManyRun:
         return part
 
     def _leave(self, job: Job) -> None:
-        """A job has ended, wherever it is on its way; so has a group without any."""
+        """Remove a job that has ended, and the groups that have no jobs left."""
         del self._jobs[job.sequence]
-        job.behind = None  # so that no job keeps all those before it in memory
+        job.behind = None  # otherwise each job would hold all earlier ones in memory
         job.sequence.fail()
         self._waiting = [each for each in self._waiting if each is not job]
         for groups in (self._reading, self._running):

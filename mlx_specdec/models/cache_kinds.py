@@ -66,14 +66,14 @@ class CacheSizes:
     per_column: Mapping[int | None, int]
 
     def of(self, columns: int) -> int:
-        """With so many tokens; buffers grow in steps."""
+        """Return the bytes with `columns` tokens in the caches; buffers grow in steps."""
         held = -(-columns // STEP) * STEP
         growing = (n * min(held, most or held) for most, n in self.per_column.items())
         return self.always + sum(growing)
 
 
 def sizes_of(caches: Sequence[Any]) -> CacheSizes:
-    """Of caches that have seen a token, of which nothing needs to be computed."""
+    """Return the sizes of caches that have seen a token; nothing is computed for it."""
     always, per_column = 0, Counter[int | None]()
     for cache in caches:
         keys = getattr(cache, "keys", None)

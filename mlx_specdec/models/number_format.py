@@ -60,7 +60,7 @@ class NumberFormat:
         return self.dtype == "auto" and on_cpu() and weights * mx.float32.size < room
 
     def choice(self, name: str, network: nn.Module, stored: bool) -> str:
-        """One line on what was chosen for a loaded model, where it matters; otherwise nothing.
+        """Return one line on how a large quantized model is computed with on a CPU, otherwise "".
         stored: whether the source's weights are quantized."""
         nbytes, quantized = count(network) * mx.float32.size, is_quantized(network)
         if not on_cpu() or nbytes < TOLD_ABOVE or not (stored or quantized):
@@ -94,12 +94,12 @@ def stored_dtype(config: Mapping[str, Any]) -> mx.Dtype:
 
 
 def is_quantized(network: nn.Module) -> bool:
-    """Whether any of its matrices is."""
+    """Return whether any matrix of the network is quantized."""
     return any(hasattr(module, "bits") for module in network.modules())
 
 
 def count(network: nn.Module) -> int:
-    """How many weights there are, those of quantized matrices each, and no scales."""
+    """Count the weights of a network, without scales; packed weights count one by one."""
     quantized = [module for module in network.modules() if hasattr(module, "bits")]
     bits = {id(module.weight): module.bits for module in quantized}
     left_out = {id(module.get(part)) for module in quantized for part in PARTS}
@@ -108,8 +108,8 @@ def count(network: nn.Module) -> int:
 
 
 def evaluate(network: nn.Module) -> None:
-    """Compute the weights one after the other, so that beside those that are there already memory
-    holds what one of them is made from."""
+    """Compute the weights one after the other, so that memory holds the inputs of only one of them
+    at a time."""
     for _, array in tree_flatten(network.parameters()):
         mx.eval(array)
         mx.clear_cache()

@@ -69,10 +69,10 @@ def load(
     for name, array in arrays:
         parts = _in_numbers(network, name, array, floating)
         if not weights.lazy:
-            mx.eval(parts)  # The source's own is not kept beside the others.
+            mx.eval(parts)  # so that the source's array can be freed
         read += parts
     network.load_weights(read)
-    # Nothing else may keep what is read and joined layer by layer.
+    # No other reference may keep the arrays alive while layers are joined.
     del arrays, read, parts, array
     if group is not None:
         network.shard(group)
@@ -100,7 +100,7 @@ def _places(directory: Path, config: Mapping[str, Any]) -> tuple[files.Weights, 
 def _in_numbers(
     network: T5, name: str, array: mx.array, floating: mx.Dtype
 ) -> list[tuple[str, mx.array]]:
-    """What the network has of a tensor: cast, and quantized where its layer is and it is not."""
+    """Cast a tensor, and quantize it if its layer is quantized and it is not; return its parts."""
     if not _is_float(array.dtype):
         return [(name, array)]
     array = array.astype(floating)

@@ -59,8 +59,8 @@ class PromptCache:
         return Beginning(target, proposer)
 
     def waits(self, prompt: Sequence[int], other: Sequence[int]) -> bool:
-        """Whether a prompt begins as another one does that is being read, for long and with what is
-        not known yet: it need not read that again."""
+        """Return whether a prompt shares a long beginning, which is not cached yet, with another
+        one that is being read."""
         return common(other, prompt) >= self.tree.match(prompt)[1] + SHARED
 
     def keep(

@@ -64,7 +64,7 @@ class Leader:
 
     @property
     def lost(self) -> bool:
-        """Whether a pass was left in its middle: nothing but a new start of all ranks helps."""
+        """Whether a pass was interrupted; all ranks then have to be started again."""
         return self._broken
 
     def queue(self, order: Order) -> None:

@@ -58,8 +58,8 @@ class Constraint:
         return self._complete
 
     def take(self, tokens: Sequence[int]) -> int:
-        """Commit tokens up to the first one that the grammar does not allow; how many these are.
-        What follows an end is not looked at."""
+        """Commit tokens up to the first one that the grammar does not allow, and return their
+        number. Tokens behind an end token are not checked."""
         if self._over:
             return len(tokens)
         return self._answer(lambda: self._take(tokens), 0)
@@ -125,7 +125,8 @@ class Constraint:
         return list(takewhile(lambda token: token < self._size, tokens))
 
     def _answer(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """What llguidance answers. Where it panics, this text alone is stuck, from then on."""
+        """Return what `ask` returns, or `otherwise` if llguidance panics: this text alone is stuck
+        from then on."""
         if not self._failed:
             try:
                 return ask()
@@ -168,7 +169,7 @@ class Constraint:
 
 
 def has(row: Words, token: int) -> bool:
-    """Whether a row allows a token; it allows none that it has no bit for."""
+    """Return whether a row allows a token; ids outside the vocabulary are not allowed."""
     if not 0 <= token < 32 * len(row):
         return False
     return bool(row[token // 32] >> np.uint32(token % 32) & np.uint32(1))

@@ -43,7 +43,7 @@ LIMITS = {
 }
 """Of llguidance: tens of milliseconds for a mask, and about 100 MB for all states together."""
 KEPT = 32
-"""Grammars that nobody uses and that are kept, at up to 13 MB each."""
+"""How many unused grammars are cached, at up to 13 MB each."""
 INNER = "text"
 _STACK_SIZE = threading.Lock()
 
@@ -87,8 +87,8 @@ def limits() -> Any:
 
 
 def with_stack(work: Callable[[], Result]) -> Result:
-    """What `work` returns, done in a thread of its own with STACK bytes of stack. Raises
-    OptionError where llguidance panics."""
+    """Run `work` in a thread with STACK bytes of stack and return its result. Raises OptionError
+    where llguidance panics."""
     with ThreadPoolExecutor(1) as thread:
         # The size is the whole process's, and others read grammars at the same time.
         with _STACK_SIZE:

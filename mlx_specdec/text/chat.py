@@ -62,7 +62,7 @@ class TemplateError(ValueError):
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises OptionError for names that are no variables of a template."""
+    """Raise OptionError for names that are not variables of a template."""
     for name in settings:
         if name in RESERVED:
             raise OptionError(f"chat-template-config may not set {name}: leave it out")

@@ -110,8 +110,8 @@ _maps: WeakSet[_Map] = WeakSet()
 
 
 def drop_pages() -> None:
-    """Let go of what was read through maps: it would count as this process's memory for as long as
-    the map is there. What is read again comes from the system's cache, or from the file."""
+    """Release the pages that were read through maps, which would count as memory of this process
+    while the map exists. Reading them again takes them from the system's cache, or the file."""
     for each in [*_maps] if hasattr(mmap, "MADV_DONTNEED") else ():
         if not each.closed:
             each.madvise(mmap.MADV_DONTNEED)
