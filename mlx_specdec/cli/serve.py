@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from .. import blas
 from ..checkpoints.disk.sizes import parse
@@ -156,13 +157,13 @@ def serve(
     groups_of_options = (template, drafting, rule, lenience, defaults, penalties, costs)
     asked = options(*groups_of_options, proposer=drafting.chosen_proposer(models))
     caches = cache.settings()
-    for name, value in (
-        ("batch-size", load.batch_size),
-        ("max-model-len", load.max_model_len),
-        ("timeout", load.timeout),
+    for name, value, bound in (
+        ("batch-size", load.batch_size, 0),
+        ("max-model-len", load.max_model_len, 1),
+        ("timeout", load.timeout, 0),
     ):
-        if value is not None and not value > 0:
-            raise OptionError(f"--{name} must be more than 0, not {value}")
+        if value is not None and not value > bound:
+            raise OptionError(f"--{name} must be more than {bound}, not {value}")
     if not 0 <= network.port < 1 << 16:
         raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
     if load.max_waiting < 0:
@@ -170,6 +171,8 @@ def serve(
     cached_bytes, memory_budget = prompt_cache.size(), memory.size()
     if network.api_key == "":
         raise OptionError("--api-key is empty: give a key, or leave it out")
+    for origin in network.cors_origin or ():
+        _check_origin(origin)
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise OptionError(
             f"the server needs {' and '.join(missing)}: run ./scripts/setup.sh, or pip install "
@@ -213,4 +216,18 @@ def serve(
             store=store,
             memory_budget=memory_budget,
         ),
+    )
+
+
+def _check_origin(origin: str) -> None:
+    """Raises OptionError for what no browser sends as its Origin header."""
+    try:
+        scheme, host, *_ = urlsplit(origin)
+    except ValueError:
+        scheme = host = ""
+    if origin in ("*", "null") or (host and origin == f"{scheme}://{host.lower()}"):
+        return
+    raise OptionError(
+        f"--cors-origin must be an origin such as https://example.org, in lower case and without a "
+        f"path, or '*', not {origin:.80}"
     )
