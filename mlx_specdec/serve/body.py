@@ -65,7 +65,12 @@ def loads(data: bytes) -> Any:
     a string has a lone surrogate, which no tokenizer can read, and RecursionError.
     """
     if len(data) > MOST_CONTAINERS and _structure(data) > 16 * MOST_CONTAINERS:
-        raise json.JSONDecodeError(f"more than {MOST_CONTAINERS:,} objects, lists and names", "", 0)
+        raise json.JSONDecodeError(
+            f"more than {MOST_CONTAINERS:,} objects, lists and names of fields, or "
+            f"{16 * MOST_CONTAINERS:,} values in lists",
+            "",
+            0,
+        )
     value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_json)
     if b"\\u" in data:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
