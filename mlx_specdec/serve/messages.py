@@ -12,7 +12,7 @@ from typing import Any
 from .asked import Asked, Asking
 from .body import Body
 from .chat import text_of
-from .problems import Problem
+from .problems import CONTEXT, Problem
 
 SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative")
 """Fields that are fields of a chat completion."""
@@ -62,7 +62,10 @@ def error(problem: Problem) -> dict[str, Any]:
     """A problem as Anthropic's clients read it."""
     told = problem.as_dict()["error"]
     kind = TYPES.get(problem.status, told["type"])
-    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+    too_long = problem.code == CONTEXT and problem.param in ("messages", "prompt")
+    # Anthropic's API begins this error with these words, which clients may look for.
+    message = f"prompt is too long: {problem.message}" if too_long else problem.message
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _format(body: Body) -> dict[str, Any]:

@@ -243,6 +243,15 @@ def test_errors_are_told_by_their_type(
     assert answer.json()["type"] == "error" and answer.json()["error"]["type"] == kind
 
 
+def test_a_prompt_that_is_too_long_is_called_so_as_anthropic_does(client: TestClient) -> None:
+    for content in ("é" * 4096, "x" * 200_000):
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
+        answer = client.post("/v1/messages", json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+        assert error["message"].startswith("prompt is too long: ")
+
+
 def test_tools_of_anthropics_servers_are_left_out(client: TestClient, text: str) -> None:
     """This model takes no tools at all."""
     tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]
