@@ -39,10 +39,13 @@ READ = ("messages", "tools", "functions", "chat_template_kwargs", "reasoning_eff
 
 @dataclass(frozen=True)
 class Asked:
-    """requests: choice by choice, those of the first prompt first. prompt_tokens: of all prompts,
-    each counted once. include_drafted: a stream tells which texts were drafted. echoed: what stands
-    before the text of each choice; nothing where that is not asked for. reader: of a choice's text,
-    where it may have thoughts or calls in it."""
+    """A request of a client, read and checked.
+
+    requests: one for each choice; those of the first prompt come first. prompt_tokens: of all
+    prompts, each counted once. include_drafted: chunks of a stream say whether drafts wrote them.
+    echoed: the text to put before each choice; empty unless echo is set. reader: makes a reader of
+    a choice's text, which may have thoughts or calls in it.
+    """
 
     requests: list[Request]
     prompt_tokens: int

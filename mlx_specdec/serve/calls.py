@@ -27,9 +27,9 @@ HEADS = {
 A text is searched in linear time: no part is tried at two lengths, and a name begins at the
 beginning of a word."""
 MOST_HEAD = 1024
-"""Characters of a head, and some more."""
+"""Characters by which a search goes back, enough for the longest head."""
 MOST_PARSED = 1 << 16
-"""Characters of a section that mlx-lm's parsers, which may take quadratic time, get to see."""
+"""Maximum characters of a section for mlx-lm's parsers, which may take quadratic time."""
 
 
 class Section:

@@ -24,8 +24,8 @@ KEPT = ("name", "tool_call_id", "reasoning_content")
 """Fields of a message that templates read beside role and content."""
 THINKING = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which templates are told whether to think: of Qwen, GLM and others, and of DeepSeek,
-Granite and Kimi."""
+"""Template variables that turn thinking on or off: the first is read by Qwen, GLM and others, the
+second by DeepSeek, Granite and Kimi."""
 
 
 def way_of(pair: Pair, options: Options) -> Way:
@@ -37,12 +37,14 @@ def way_of(pair: Pair, options: Options) -> Way:
 
 
 def messages_of(given: Sequence[Message]) -> list[Message]:
-    """Messages of a request, as templates take them: with texts as contents."""
+    """Convert the messages of a request to those of chat templates, whose contents are strings."""
     return [_message(each) for each in given]
 
 
 def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
-    """How a prompt ends, by vLLM's fields. Raises Problem."""
+    """Return how the prompt ends: add_generation_prompt and continue_final_message, as in vLLM.
+
+    Raises Problem."""
     if not body.get("continue_final_message"):
         return "answer" if body.get("add_generation_prompt", True) else "closed"
     if messages[-1].get("tool_calls"):
@@ -54,8 +56,10 @@ def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
 
 
 def template_settings(body: Body) -> dict[str, Any]:
-    """The variables of the chat template that a request sets: how much to think, by the fields of
-    several kinds of clients, and chat_template_kwargs, which comes first."""
+    """Return the variables that a request sets for the chat template.
+
+    Several kinds of clients have fields of their own that turn thinking on or off;
+    chat_template_kwargs takes precedence over all of them."""
     thinks: bool | None = THINKING.get(body.get("thinking", {}).get("type"))
     told: dict[str, Any] = {}
     effort = body.get("reasoning_effort")
@@ -78,7 +82,7 @@ def _message(given: Message) -> Message:
 
 
 def text_of(content: str | Sequence[Message]) -> str:
-    """A content, which is a text or a list of parts that are text."""
+    """Return the text of a content: a string, or a list of text parts."""
     return content if isinstance(content, str) else "".join(each["text"] for each in content)
 
 

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """Most bytes of a body, and of what is large of all bodies that are being read; requests
-    waiting, seconds of an answer and of sending a body, choices of a request, stop strings and
-    their characters, entries of logit_bias, bytes of a schema or a grammar and brackets of a schema
-    in each other, and tools. context: most tokens of a prompt and its answer together, where the
-    model takes more."""
+    """The limits of a server.
+
+    body_bytes: of one body. large_bytes: of all bodies that are being read, beyond 64 KiB each.
+    waiting: requests. seconds: for an answer. body_seconds: for sending a body. choices, stops,
+    biases, tools: entries of these fields in one request. stop_length: characters of a stop string.
+    schema_bytes: of a schema or a grammar. schema_depth: nested brackets of a schema. context:
+    tokens of a prompt and its answer together, if less than the model's context.
+    """
 
     body_bytes: int = 16 << 20
     large_bytes: int = 256 << 20

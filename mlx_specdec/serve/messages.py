@@ -90,7 +90,7 @@ def _tools(body: Body) -> dict[str, Any]:
 
 
 def _is_own(tool: Body) -> bool:
-    """Whether a tool is the client's own, and none that Anthropic's servers have."""
+    """Return False for the tools that Anthropic's servers run themselves."""
     own = tool.get("type", "custom") == "custom"
     if not own:
         log.info("the tool %.80s is left out: this server has none of its own", tool["type"])
@@ -107,7 +107,7 @@ def _tool(given: Body) -> Body:
 
 
 def _system(given: str | Sequence[Mapping[str, Any]], *, keep_billing: bool) -> str:
-    """The system prompt, without lines that tell who pays for it."""
+    """Return the system prompt without the billing line of Claude Code."""
     texts = [given] if isinstance(given, str) else [each["text"] for each in given]
     if not keep_billing and (match := BILLING.match(texts[0] if texts else "")):
         texts[0] = texts[0][match.end() :]
@@ -124,7 +124,7 @@ def _log_once() -> None:
 
 
 def _messages(body: Body) -> list[dict[str, Any]]:
-    """The messages of a body but for the system prompt."""
+    """Return the messages of a body without the system prompt."""
     return [one for each in body["messages"] for one in _message(each)]
 
 

@@ -26,7 +26,9 @@ NO_TOOLS = Tools()
 
 
 def tools_of(body: Body) -> Tools:
-    """The tools of a chat completion; of two of one name the later one. Raises Problem."""
+    """Return the tools of a chat's body; a later tool replaces one of the same name.
+
+    Raises Problem."""
     given = [each["function"] for each in body.get("tools", ())] or body.get("functions", ())
     choice = body.get("tool_choice", body.get("function_call", "auto"))
     functions = {
