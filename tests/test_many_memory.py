@@ -125,6 +125,27 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(f
     assert waited and drafted
 
 
+@pytest.mark.filterwarnings("ignore:the prompt has")
+def test_what_a_draft_reads_of_a_prompt_that_joins_is_reserved() -> None:
+    pair = decoder_only("llama")
+    asked = {"regular": False, "num_draft": 3, "proposer": "draft"}
+    run = ManyRun(pair, None, options(**asked), FixedBatchSize(6))
+    run.add(0, Request(TEXT, options(max_tokens=40, **asked)))
+    for _ in range(6):
+        run.step()
+    run.add(1, Request(TEXT[:610], options(max_tokens=9, seed=1, **asked)))
+    width = 0
+    while not run.idle:
+        run._admit()
+        reserved = run.reserved_bytes
+        run.step()
+        assert held(run) <= max(reserved, run.reserved_bytes)
+        for group in run._running:
+            kept = list(contexts(group.decoding))[-1]
+            width = max(width, kept._caches[0].state[0].shape[2])
+    assert width > len(TEXT) + 40 + STEP, "the draft read no late prompt"
+
+
 def test_nobody_passes_the_first_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = decoder_only("llama")
     monkeypatch.setattr(type(pair.target), "reading_nbytes", lambda self, prompt, step: 0)

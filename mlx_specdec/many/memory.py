@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass
 from ..assemble import Pair
 from ..checkpoints.disk import sizes
 from ..decoding.prompt import chunk
+from ..drafting.draft_model import CHUNK
 from ..drafting.drafter import Drafter
 from ..errors import PromptError
 
@@ -78,10 +79,11 @@ class MemoryBudget:
     def of_caches(self, rows: Sequence[Extent]) -> int:
         """Return the most bytes that the caches of a group can need. Every row is as wide as the
         longest of the group, which grows by at most a whole round for each token that the row may
-        still emit."""
+        still emit. A draft reads the prompt of a row that has joined behind the longest."""
         prompt, now, end = (max(each) for each in zip(*map(astuple, rows), strict=True))
+        late = min(end, CHUNK) if len(rows) > 1 else 0
         return sum(
-            self._row(prompt, min(end, now + self._most_a_round * (row.end - row.now)))
+            self._row(prompt, min(end, now + self._most_a_round * (row.end - row.now)), late)
             for row in rows
         )
 
@@ -122,6 +124,9 @@ class MemoryBudget:
                 f"most {room:,} tokens, or raise memory-budget"
             )
 
-    def _row(self, prompt: int, columns: int) -> int:
-        models = (self._target, self._draft, self._speculator)
-        return sum(each.cache_nbytes(prompt, columns) for each in models if each is not None)
+    def _row(self, prompt: int, columns: int, late: int = 0) -> int:
+        models = (self._target, self._speculator)
+        own = sum(each.cache_nbytes(prompt, columns) for each in models if each is not None)
+        return own + (
+            self._draft.cache_nbytes(prompt, columns + late) if self._draft is not None else 0
+        )
