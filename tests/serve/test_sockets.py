@@ -291,5 +291,5 @@ def test_hugging_faces_own_client_reads_what_it_expects(
     prompt = pair.tokenizer.encode("USER: Who?\nASSISTANT:")
     told = client.chat_completion([{"role": "user", "content": "Who?"}], max_tokens=10)
     assert told.choices[0].message.content == alone(prompt, max_tokens=10)
-    with pytest.raises(huggingface_hub.errors.ValidationError, match="top-p"):
+    with pytest.raises(huggingface_hub.errors.ValidationError, match="top_p"):
         client.text_generation(TEXT, top_p=5.0)
