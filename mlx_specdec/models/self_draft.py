@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..errors import OptionError, first_line
 from . import families
 from .base import Base
+from .number_format import evaluate
 
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 BITS = (2, 3, 4, 5, 6, 8)
@@ -32,7 +33,7 @@ def self_draft(target: Base, bits: int, group_size: int = 64) -> tuple[Base, int
         raise OptionError(f"draft-bits must be one of {', '.join(map(str, BITS))}, not {bits}")
     network = target.network
     twin = quantized_twin(network, bits, group_size)
-    mx.eval(twin.parameters())
+    evaluate(twin)
     shared = {id(array) for _, array in tree_flatten(network.parameters())}
     added = sum(a.nbytes for _, a in tree_flatten(twin.parameters()) if id(a) not in shared)
     try:
