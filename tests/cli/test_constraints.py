@@ -87,7 +87,7 @@ def test_a_journal_of_another_schema_is_not_gone_on_with(
         ("--json-schema", " " * 300_000, "is empty"),
         ("--json-schema", "1" * 300_000, "more than 262144 characters"),
         ("--grammar", "", "grammar is empty"),
-        ("--grammar", "root ::= x", "Expected token"),
+        ("--grammar", "root ::= x", "Rule 'x' not found"),
         ("--grammar", "start: x", "unknown name"),
         ("--grammar", "start: " + "(" * 9999, "too deeply nested"),
         ("--grammar", "start: " + "a\na: " * 501, "more than 500 lines"),
