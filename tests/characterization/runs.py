@@ -528,7 +528,7 @@ def serving() -> Iterator[int]:
         yield int(port)
     finally:
         process.terminate()
-        process.wait(60)
+        process.communicate(timeout=60)
 
 
 def ask(port: int, method: str, path: str, body: object) -> tuple[int, str]:
