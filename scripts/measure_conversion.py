@@ -111,14 +111,19 @@ def write_zip(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
                 noise.write(stream, 4 * int(np.prod(shape)))
 
 
+def write_old_header(stream: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Write what precedes the tensors in a file of torch before 1.6."""
+    stream.write(b"\x80\x02\x8a\x0a" + OLD_MAGIC.to_bytes(10, "little") + b".")
+    stream.write(b"\x80\x02M" + struct.pack("<H", OLD_PROTOCOL) + b".\x80\x02}.")
+    stream.write(state_dict(shapes, old=True))
+    stream.write(b"\x80\x02](" + b"".join(text(str(i)) for i in range(len(shapes))) + b"e.")
+
+
 def write_old(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """pytorch_model.bin as torch < 1.6 writes it."""
     noise = Noise()
     with (directory / "pytorch_model.bin").open("wb") as stream:
-        stream.write(b"\x80\x02\x8a\x0a" + OLD_MAGIC.to_bytes(10, "little") + b".")
-        stream.write(b"\x80\x02M" + struct.pack("<H", OLD_PROTOCOL) + b".\x80\x02}.")
-        stream.write(state_dict(shapes, old=True))
-        stream.write(b"\x80\x02](" + b"".join(text(str(i)) for i in range(len(shapes))) + b"e.")
+        write_old_header(stream, shapes)
         for shape in shapes.values():
             stream.write(struct.pack("<q", int(np.prod(shape))))
             noise.write(stream, 4 * int(np.prod(shape)))

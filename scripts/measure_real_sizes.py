@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure_conversion import anonymous, state_dict, text
+from measure_conversion import anonymous, write_old_header
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mlx_specdec.checkpoints.formats.torch.file import OLD_MAGIC, OLD_PROTOCOL
 from mlx_specdec.checkpoints.keys import t5_shapes
 
 Shapes = dict[str, tuple[int, ...]]
@@ -166,10 +165,7 @@ def write_old(file: Path, shapes: Shapes) -> None:
     """float32 as torch before 1.6 wrote it, as t5-11b is published."""
     noise = Noise(halves=False)
     with file.open("wb") as stream:
-        stream.write(b"\x80\x02\x8a\x0a" + OLD_MAGIC.to_bytes(10, "little") + b".")
-        stream.write(b"\x80\x02M" + struct.pack("<H", OLD_PROTOCOL) + b".\x80\x02}.")
-        stream.write(state_dict(shapes, old=True))
-        stream.write(b"\x80\x02](" + b"".join(text(str(i)) for i in range(len(shapes))) + b"e.")
+        write_old_header(stream, shapes)
         for shape in shapes.values():
             stream.write(struct.pack("<q", int(np.prod(shape))))
             noise.write(stream, shape)
