@@ -1,10 +1,13 @@
-"""Measure a pair (or Medusa heads) on a file of prompts: same text, speed, where time goes.
+"""Measure what `mlx-specdec bench` does not: peers, hopeless drafts, and the parts of a round.
 
-    python scripts/measure_pair.py same-text --model weights/t5-enfr \
-        --draft-model weights/t5-enfr-draft --prompts prompts.txt --limit 200
+    python scripts/measure_pair.py speed --peers --model weights/py-llama \
+        --draft-model weights/py-llama-draft --prompts prompts.txt --limit 200
 
-One prompt a line; `\\n` in a line stands for a line break. Every figure is taken in this one
-process, methods interleaved prompt by prompt; the output is JSON on standard output.
+`speed` compares lengths of drafts with plain decoding, and with --peers with mlx-lm's own
+generators; `hopeless` does so with a draft of shuffled weights; `shares` tells how much of a round
+the draft, the target and everything else take. One prompt a line; `\\n` in a line stands for a line
+break. Every figure is taken in this one process, methods interleaved prompt by prompt; the output
+is JSON on standard output.
 """
 
 from __future__ import annotations
@@ -49,51 +52,6 @@ def read_prompts(file: Path, limit: int, prefix: str) -> list[str]:
 def options(args: argparse.Namespace, **changes: Any) -> Options:
     """Options of one method."""
     return Options(max_tokens=args.max_tokens, chat_template=False, **changes)
-
-
-def same_text(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """How many outputs equal plain decoding with the same seed, token for token."""
-    for temperature in (0.0, 1.0):
-        plain = [
-            stream_generate(
-                pair, prompt, options(args, regular=True, temperature=temperature, seed=seed)
-            ).result()
-            for seed, prompt in enumerate(progress(prompts, f"plain, T={temperature}"))
-        ]
-        for length in args.lengths:
-            equal, drafted, accepted, rounds, tokens, differences = 0, 0, 0, 0, 0, []
-            for seed, prompt in enumerate(progress(prompts, f"T={temperature} n={length}")):
-                asked = options(args, num_draft=length, temperature=temperature, seed=seed)
-                result = stream_generate(pair, prompt, asked).result()
-                drafted += result.stats.drafted
-                accepted += result.stats.accepted
-                rounds += result.stats.rounds
-                tokens += len(result.tokens)
-                if result.tokens == plain[seed].tokens:
-                    equal += 1
-                    continue
-                differences.append(first_difference(seed, plain[seed], result))
-            yield {
-                "temperature": temperature,
-                "num_draft": length,
-                "prompts": len(prompts),
-                "equal": equal,
-                "acceptance_rate": round(accepted / max(drafted, 1), 4),
-                "tokens_per_round": round(tokens / max(rounds, 1), 3),
-                "differences": differences,
-            }
-
-
-def first_difference(index: int, plain: Any, other: Any) -> dict[str, Any]:
-    """Where two texts part, and the smallest margin of either run."""
-    pairs = zip(plain.tokens, other.tokens, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    return {
-        "prompt": index,
-        "position": place,
-        "margin_plain": plain.stats.smallest_margin.value,
-        "margin_speculative": other.stats.smallest_margin.value,
-    }
 
 
 def speed(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -253,70 +211,6 @@ def shares(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator
             }
 
 
-def costs(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """c and V(m): one draft step, and target passes over m tokens, in plain target steps."""
-    ids = pair.tokenizer.encode(prompts[0])
-    models = {"target": pair.target, "draft": pair.draft}
-    contexts = {name: model.open(ids) for name, model in models.items() if model is not None}
-    for name, model in models.items():
-        if model is not None:
-            contexts[name].advance(mx.array([model.prefix(ids)], dtype=mx.int32))
-    passes = [("draft", 1), *(("target", rows) for rows in range(1, 10))]
-    seconds: dict[tuple[str, int], list[float]] = {which: [] for which in passes}
-    for _ in range(100):
-        for name, rows in passes:
-            context, tokens = contexts[name], mx.array([[7] * rows], dtype=mx.int32)
-            kept = context.lengths
-            started = time.perf_counter()
-            mx.eval(context.advance(tokens, proposed=rows).logits)
-            seconds[name, rows].append(time.perf_counter() - started)
-            context.rewind(kept)
-    step = statistics.median(seconds["target", 1])
-    for (name, rows), values in seconds.items():
-        ratio = statistics.median(values) / step
-        yield {
-            "model": name,
-            "rows": rows,
-            "cost": round(ratio, 3),
-            "milliseconds": step * ratio * 1e3,
-        }
-
-
-def bleu(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """BLEU of greedy translations, plain and speculative: sacrebleu, first reference.
-
-    The prompt file has tab-separated references behind the prompts.
-    """
-    import sacrebleu
-
-    references: dict[str, str] = {}
-    for line in prompts:
-        source, reference, *_ = line.split("\t")
-        references.setdefault(source, reference)
-    for name, asked in (
-        ("plain", options(args, regular=True)),
-        ("speculative", options(args)),
-    ):
-        results = [
-            stream_generate(pair, source, asked).result()
-            for source in progress(list(references), f"bleu, {name}")
-        ]
-        score = sacrebleu.corpus_bleu([r.text for r in results], [list(references.values())])
-        drafted = sum(result.stats.drafted for result in results)
-        positions = [result.stats.drafted_by_position for result in results]
-        accepted = [result.stats.accepted_by_position for result in results]
-        yield {
-            "method": name,
-            "sentences": len(references),
-            "bleu": round(score.score, 2),
-            "acceptance_rate": sum(r.stats.accepted for r in results) / drafted
-            if drafted
-            else None,
-            "first_token_acceptance": sum(a[0] for a in accepted if a)
-            / max(1, sum(p[0] for p in positions if p)),
-        }
-
-
 def progress(prompts: list[str], label: str) -> Iterator[str]:
     """The prompts, with a line of progress and time left on standard error."""
     started = time.perf_counter()
@@ -329,14 +223,7 @@ def progress(prompts: list[str], label: str) -> Iterator[str]:
 
 def main() -> None:
     """Read the flags, load the pair, print JSON."""
-    measures = {
-        "same-text": same_text,
-        "speed": speed,
-        "hopeless": hopeless,
-        "shares": shares,
-        "costs": costs,
-        "bleu": bleu,
-    }
+    measures = {"speed": speed, "hopeless": hopeless, "shares": shares}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("measure", choices=measures)
     parser.add_argument("--model", required=True)

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure_conversion import anonymous, write_old_header
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mlx_specdec.checkpoints.formats.torch.file import OLD_MAGIC, OLD_PROTOCOL
 from mlx_specdec.checkpoints.keys import t5_shapes
 
 Shapes = dict[str, tuple[int, ...]]
@@ -161,6 +161,34 @@ def write_safetensors(file: Path, shapes: Shapes) -> None:
             noise.write(stream, shape)
 
 
+def pickled_text(value: str) -> bytes:
+    """A text as torch's pickles have it."""
+    content = value.encode()
+    return b"X" + struct.pack("<I", len(content)) + content
+
+
+def pickled_tuple(values: tuple[int, ...]) -> bytes:
+    """A tuple of whole numbers as torch's pickles have it."""
+    return b"(" + b"".join(b"J" + struct.pack("<i", value) for value in values) + b"t"
+
+
+def write_old_header(stream: Any, shapes: Shapes) -> None:
+    """Write what precedes the tensors in a file of torch before 1.6, storages numbered from 0."""
+    parts = [b"\x80\x02}("]
+    for number, (name, shape) in enumerate(shapes.items()):
+        strides = (shape[1], 1) if len(shape) == 2 else (1,)
+        parts += [pickled_text(name), b"ctorch._utils\n_rebuild_tensor_v2\n(("]
+        parts += [pickled_text("storage"), b"ctorch\nFloatStorage\n", pickled_text(str(number))]
+        parts += [pickled_text("cpu"), b"J" + struct.pack("<i", int(np.prod(shape))), b"NtQK\x00"]
+        parts += [pickled_tuple(shape), pickled_tuple(strides)]
+        parts += [b"\x89ccollections\nOrderedDict\n)RtR"]
+    stream.write(b"\x80\x02\x8a\x0a" + OLD_MAGIC.to_bytes(10, "little") + b".")
+    stream.write(b"\x80\x02M" + struct.pack("<H", OLD_PROTOCOL) + b".\x80\x02}.")
+    stream.write(b"".join([*parts, b"u."]))
+    names = b"".join(pickled_text(str(number)) for number in range(len(shapes)))
+    stream.write(b"\x80\x02](" + names + b"e.")
+
+
 def write_old(file: Path, shapes: Shapes) -> None:
     """float32 as torch before 1.6 wrote it, as t5-11b is published."""
     noise = Noise(halves=False)
@@ -192,6 +220,15 @@ def make(directory: Path, config: Mapping[str, Any]) -> None:
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
     os.sync()
+
+
+def anonymous(status: Path) -> int:
+    """RssAnon of a process in bytes; 0 where the system does not report it."""
+    try:
+        lines = status.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)
 
 
 def run(step: str, words: list[str]) -> tuple[str, dict[str, Any]]:
