@@ -1,4 +1,4 @@
-"""Files that real torch wrote (scripts/make_torch_fixtures.py), read without it."""
+"""Files that real torch wrote (tests/fixtures/make_torch.py), read without it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gemma 4's assistants against transformers', on a target of mlx-lm's that reads the same weights.
 
-scripts/make_gemma4_fixtures.py made the fixtures: each round is computed from the beginning there.
+tests/fixtures/make_gemma4.py wrote the fixtures: each round is computed from the beginning there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Drafters' arithmetic against the package `speculators`, and what is easily read wrongly.
 
-scripts/make_drafter_fixtures.py and make_mtp_fixtures.py made the fixtures: each round is computed
+tests/fixtures/make_drafters.py and make_mtp.py wrote the fixtures: each round is computed
 from the beginning there. The latter's reference is transformers where `speculators` has none.
 """
 

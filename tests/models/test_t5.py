@@ -1,6 +1,6 @@
 """T5 computes what transformers computes, for every kind, in one pass, token by token, in blocks.
 
-The fixtures are written by scripts/make_t5_fixtures.py; source and target have 150 positions, so
+The fixtures are written by tests/fixtures/make_t5.py; source and target have 150 positions, so
 that the far buckets of the relative positions are used.
 """
 

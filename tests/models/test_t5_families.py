@@ -1,6 +1,6 @@
 """Every family of T5 loads as people download it, and converts, to what transformers computes.
 
-The fixtures are written by scripts/make_t5_family_fixtures.py: names, entries of config.json and
+The fixtures are written by tests/fixtures/make_t5.py: names, entries of config.json and
 file formats of the real checkpoints, tiny sizes.
 """
 
