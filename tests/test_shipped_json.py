@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-
-from measure_constraints import SCHEMAS, WEIGHTS
-
 from mlx_specdec.assemble import Pair, generate, load
 from mlx_specdec.options import Options
+
+WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
+NAME = {"type": "string", "maxLength": 12}
+COUNT = {"type": "integer", "minimum": 0, "maximum": 120}
+PRICE = {"type": "number", "minimum": 0, "maximum": 9, "multipleOf": 0.5}
+"""Without a step a number may have digits without end."""
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    """An object that has just these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+SCHEMAS: list[dict[str, Any]] = [
+    record(name=NAME, age=COUNT, active={"type": "boolean"}),
+    record(tags={"type": "array", "items": NAME, "minItems": 1, "maxItems": 3}),
+    record(kind={"enum": ["list", "tuple", None, 3]}, of=record(size=COUNT)),
+    record(path={"type": "string", "pattern": "^[a-z]{1,8}/[a-z_]{1,8}\\.py$"}, lines=COUNT),
+    {
+        "anyOf": [
+            record(error=NAME),
+            record(result={"type": "array", "items": COUNT, "maxItems": 4}),
+        ]
+    },
+    record(day={"type": "string", "format": "date"}, price=PRICE),
+    {
+        "$ref": "#/$defs/node",
+        "$defs": {"node": record(value=COUNT)},
+    },
+]
 
 
 def is_valid(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
