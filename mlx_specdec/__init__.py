@@ -14,38 +14,38 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .assemble import Pair as Pair
-    from .assemble import generate as generate
-    from .assemble import load as load
-    from .assemble import stream_generate as stream_generate
-    from .assemble import with_documents as with_documents
-    from .cache_settings import CacheSettings as CacheSettings
-    from .checkpoints.convert import convert as convert
+    from .conversion.convert import convert as convert
     from .decoding.run import Result as Result
     from .decoding.run import Run as Run
     from .decoding.stop_criteria import Emission as Emission
+    from .engine.generate import Pair as Pair
+    from .engine.generate import generate as generate
+    from .engine.generate import load as load
+    from .engine.generate import stream_generate as stream_generate
+    from .engine.generate import with_documents as with_documents
+    from .engine.many import Request as Request
+    from .engine.many import generate_many as generate_many
+    from .engine.many import stream_many as stream_many
     from .errors import SpecdecError as SpecdecError
-    from .many import Request as Request
-    from .many import generate_many as generate_many
-    from .many import stream_many as stream_many
+    from .models.cache_settings import CacheSettings as CacheSettings
     from .options import Options as Options
 
 _HOMES = {
-    "CacheSettings": "cache_settings",
+    "CacheSettings": "models.cache_settings",
     "Emission": "decoding.stop_criteria",
     "Options": "options",
-    "Pair": "assemble",
-    "Request": "many",
+    "Pair": "engine.generate",
+    "Request": "engine.many",
     "Result": "decoding.run",
     "Run": "decoding.run",
     "SpecdecError": "errors",
-    "convert": "checkpoints.convert",
-    "generate": "assemble",
-    "generate_many": "many",
-    "load": "assemble",
-    "stream_generate": "assemble",
-    "stream_many": "many",
-    "with_documents": "assemble",
+    "convert": "conversion.convert",
+    "generate": "engine.generate",
+    "generate_many": "engine.many",
+    "load": "engine.generate",
+    "stream_generate": "engine.generate",
+    "stream_many": "engine.many",
+    "with_documents": "engine.generate",
 }
 
 __all__ = list(_HOMES)
@@ -55,8 +55,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]
-    if home not in ("cache_settings", "errors", "options"):
-        import_module(".blas", __name__).load()
+    if home not in ("models.cache_settings", "errors", "options"):
+        import_module(".process", __name__).load()
     return getattr(import_module(f".{home}", __name__), name)
 
 

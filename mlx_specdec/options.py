@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from .drafting import DRAFTERS
 from .errors import OptionError
+from .proposers import DRAFTERS
 from .sampling.grammar import Grammar, compiled, schema_text
 from .sampling.settings import Sampling, integer, number
 

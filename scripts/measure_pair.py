@@ -22,14 +22,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlx_specdec import Options, blas
+from mlx_specdec import Options
+from mlx_specdec import process as blas
 
 blas.load()
 
 import mlx.core as mx  # noqa: E402
 from mlx.utils import tree_map  # noqa: E402
 
-from mlx_specdec.assemble import Pair, load, stream_generate  # noqa: E402
+from mlx_specdec.engine.generate import Pair, load, stream_generate  # noqa: E402
 
 LENGTHS = (1, 3, 5, 8)
 

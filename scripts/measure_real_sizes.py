@@ -27,7 +27,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mlx_specdec.checkpoints.formats.torch.file import OLD_MAGIC, OLD_PROTOCOL
-from mlx_specdec.checkpoints.keys import t5_shapes
+from mlx_specdec.checkpoints.t5_keys import t5_shapes
 
 Shapes = dict[str, tuple[int, ...]]
 VOCABULARY = 32000
@@ -40,7 +40,7 @@ TOKENS = 8
 LOAD = """
 import json, sys, time
 from pathlib import Path
-from mlx_specdec import blas
+from mlx_specdec import process as blas
 blas.load()
 import mlx.core as mx
 from mlx_specdec.checkpoints.files import Weights

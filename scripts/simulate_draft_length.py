@@ -22,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mlx_specdec.costs.learned import Learned
-from mlx_specdec.decoding.auto_length import AutoLength
+from mlx_specdec.draft_length.auto_length import AutoLength
+from mlx_specdec.draft_length.learned import Learned
 from tests.decoding.batch_simulator import BatchMachine
 from tests.decoding.simulator import CURVES, Machine, Texts, bimodal, constant, drifting
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from mlx_specdec.sampling.alphabet import Alphabet
+from mlx_specdec.sampling.constraint import Alphabet
 
 END, OTHER_END = 1, 2
 PIECES = [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlx_specdec.contracts import Scores
+from mlx_specdec.interfaces import Scores
 
 STALL = 1000.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlx_specdec.contracts import Context, Model
 from mlx_specdec.decoding.prompt import PromptReader
+from mlx_specdec.interfaces import Context, Model
 
 
 def read(model: Model, prompt: Sequence[int]) -> Context:

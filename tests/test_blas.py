@@ -24,7 +24,7 @@ def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_none_keeps_what_mlx_brings() -> None:
-    done = run("from mlx_specdec import blas; print(blas.load())", MLX_SPECDEC_BLAS="none")
+    done = run("from mlx_specdec.process import load; print(load())", MLX_SPECDEC_BLAS="none")
     assert done.stdout.strip() in ("bundled", "accelerate"), done.stderr
 
 
@@ -33,7 +33,7 @@ def test_a_path_that_is_no_library_is_refused_by_name(tmp_path: Path) -> None:
     fake = tmp_path / "libfast.so"
     fake.write_text("no library")
     done = run(
-        "from mlx_specdec import blas\n"
+        "from mlx_specdec import process as blas\n"
         "from mlx_specdec.errors import OptionError\n"
         "try:\n    blas.load()\nexcept OptionError as told:\n    print(told)",
         MLX_SPECDEC_BLAS=str(fake),
@@ -45,7 +45,7 @@ def test_a_path_that_is_no_library_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_given_library_is_loaded_and_named() -> None:
     import _ctypes
 
-    done = run(f"from mlx_specdec import blas; print(blas.load({_ctypes.__file__!r}), blas.load())")
+    done = run(f"from mlx_specdec.process import load; print(load({_ctypes.__file__!r}), load())")
     label = Path(_ctypes.__file__).stem
     assert done.stdout.split() == [label, label], done.stderr
 
@@ -54,7 +54,7 @@ def test_a_given_library_is_loaded_and_named() -> None:
 def test_mkl_is_preferred_and_loading_goes_on_to_the_next_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from mlx_specdec import blas
+    from mlx_specdec import process as blas
 
     tried = []
 
@@ -73,7 +73,7 @@ def test_mkl_is_preferred_and_loading_goes_on_to_the_next_candidate(
 
 
 def test_nothing_is_loaded_once_mlx_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlx_specdec import blas
+    from mlx_specdec import process as blas
 
     monkeypatch.setattr(blas, "_loaded", [])
     monkeypatch.setitem(sys.modules, "mlx.core", object())

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.assemble import Pair, generate, stream_generate
-from mlx_specdec.contracts import Context, Noise, Proposal, Proposer, Scores
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.run import STUCK, Result
+from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.many import Request, generate_many, stream_many
 from mlx_specdec.errors import DecodingError, OptionError
-from mlx_specdec.many import Request, generate_many, stream_many
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.interfaces import Context, Noise, Proposal, Proposer, Scores
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.constraint import Constraint
 

@@ -9,17 +9,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair
-from mlx_specdec.costs import cache as cost_cache
-from mlx_specdec.costs import experience
-from mlx_specdec.costs.experience import Experience
-from mlx_specdec.costs.learned import Learned
-from mlx_specdec.drafters import cost_key, drafters, learned, make_draft_length, make_proposer
-from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
-from mlx_specdec.models import decoder_only
+from mlx_specdec.draft_length import cache as cost_cache
+from mlx_specdec.draft_length import experience
+from mlx_specdec.draft_length.experience import Experience
+from mlx_specdec.draft_length.learned import Learned
+from mlx_specdec.engine import drafters as learned
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.drafters import cost_key, drafters, make_draft_length, make_proposer
+from mlx_specdec.engine.generate import Pair
 from mlx_specdec.models.base import Base
+from mlx_specdec.models.mlx_lm import model as decoder_only
 from mlx_specdec.options import Options
+from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
 from mlx_specdec.sampling.noise import SilentNoise
 
 from .cli.conftest import make_llama

@@ -21,32 +21,31 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.assemble import Pair, generate, stream_generate
-from mlx_specdec.decoding.batch_size import FixedBatchSize
-from mlx_specdec.decoding.draft_length import FixedLength
 from mlx_specdec.decoding.margins import DAMAGED
 from mlx_specdec.decoding.prompt import PromptReader
 from mlx_specdec.decoding.sequence import Batch, Sequence
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.decoding.stopwatch import Stopwatch
-from mlx_specdec.drafters.trials import Trials
-from mlx_specdec.drafting.draft_model import DraftModel
+from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.engine import prompt_cache as tree
+from mlx_specdec.engine.drafters import Trials
+from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.jobs import Job
+from mlx_specdec.engine.many import ManyRun, Part, Request
+from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.opening import Opening
+from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.errors import DecodingError
-from mlx_specdec.many import ManyRun, Part, Request
-from mlx_specdec.many.jobs import Job
-from mlx_specdec.many.opening import Opening
-from mlx_specdec.models.decoder_context import DecoderOnlyContext
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.distributed.leader import Follower, Leader, led
+from mlx_specdec.models.distributed.orders import Channel, Op, Order
+from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
-from mlx_specdec.prompt_cache import tree
-from mlx_specdec.prompt_cache.cache import PromptCache
-from mlx_specdec.ranks.channel import Channel, Op, Order
-from mlx_specdec.ranks.follower import Follower
-from mlx_specdec.ranks.leader import Leader, led
+from mlx_specdec.proposers.draft_model import DraftModel
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.serve.engine import STOPPING, Engine
 from mlx_specdec.text.stream import TextStream
-from mlx_specdec.verification.coupled import Coupled
+from mlx_specdec.verification.rules import Coupled
 
 from . import tiny
 from .ranks.test_channel import ends

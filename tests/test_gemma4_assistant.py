@@ -10,18 +10,18 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.assemble import Pair, generate
-from mlx_specdec.bench.probe import probe
-from mlx_specdec.checkpoints.speculators import kind_of, read
-from mlx_specdec.drafting.speculator import HiddenStateDrafter
+from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.many import generate_many
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.many import generate_many
+from mlx_specdec.measure.probe import probe
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.drafters import attach
+from mlx_specdec.models.drafters.kinds import kind_of, read
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.models.speculators import attach
 from mlx_specdec.options import Options
+from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 

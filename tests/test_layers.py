@@ -1,225 +1,101 @@
-"""Imports follow the data: no package imports against the stream, and the front stays light."""
+"""Imports follow the data: no room imports one above it, nothing imports in a circle, and the front
+stays light. Imports for types alone and those inside of functions count too."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 import mlx_specdec
 
 PACKAGE = Path(mlx_specdec.__file__).parent
-MAY_IMPORT = {
-    "errors": set(),
-    "blas": {"errors"},
-    "kept": set(),
-    "contracts": {"kept"},
-    "prompt_cache": {"checkpoints", "contracts", "errors", "kept", "models", "pair", "user_cache"},
-    "sampling": {"contracts", "errors"},
-    "options": {"drafting", "errors", "sampling"},
-    "cache_settings": {"errors"},
-    "threads": set(),
-    "text": {"checkpoints", "errors"},
-    "checkpoints": {"errors"},
-    "models": {
-        "cache_settings",
-        "contracts",
-        "checkpoints",
-        "text",
-        "errors",
-        "user_cache",
-        "kept",
-    },
-    "user_cache": set(),
-    "drafting": {"contracts", "sampling", "user_cache", "kept"},
-    "verification": {"contracts", "sampling"},
-    "costs": {"contracts", "user_cache"},
-    "ranks": {"contracts", "errors", "kept", "models"},
-    "decoding": {"contracts", "costs", "sampling", "text", "threads", "errors", "kept"},
-    "pair": {
-        "contracts",
-        "drafting",
-        "errors",
-        "models",
-        "sampling",
-        "text",
-    },
-    "loading": {
-        "cache_settings",
-        "checkpoints",
-        "contracts",
-        "drafting",
-        "errors",
-        "models",
-        "options",
-        "pair",
-        "ranks",
-        "text",
-        "threads",
-    },
-    "prepare": {"errors", "models", "options", "pair", "text"},
-    "drafters": {"blas", "contracts", "costs", "decoding", "drafting", "errors", "options", "pair"},
-    "shadow": {"contracts", "decoding", "drafting", "models", "pair"},
-    "assemble": {
-        "blas",
-        "contracts",
-        "decoding",
-        "drafters",
-        "drafting",
-        "errors",
-        "models",
-        "options",
-        "loading",
-        "pair",
-        "prepare",
-        "sampling",
-        "shadow",
-        "text",
-        "verification",
-        "kept",
-        "prompt_cache",
-    },
-    "calibration": {
-        "assemble",
-        "contracts",
-        "costs",
-        "decoding",
-        "drafters",
-        "errors",
-        "options",
-        "pair",
-    },
-    "many": {
-        "prepare",
-        "contracts",
-        "assemble",
-        "checkpoints",
-        "decoding",
-        "drafters",
-        "drafting",
-        "errors",
-        "models",
-        "options",
-        "sampling",
-        "kept",
-        "prompt_cache",
-        "text",
-    },
-    "batch": {"decoding", "errors", "many", "options", "pair", "text"},
-    "serve": {
-        "prepare",
-        "assemble",
-        "decoding",
-        "drafting",
-        "errors",
-        "many",
-        "models",
-        "options",
-        "pair",
-        "sampling",
-        "text",
-        "threads",
-        "prompt_cache",
-    },
-    "compare_models": {"checkpoints", "errors", "models", "text"},
-    "training": {
-        "assemble",
-        "checkpoints",
-        "contracts",
-        "decoding",
-        "errors",
-        "many",
-        "models",
-        "options",
-        "prepare",
-        "prompt_cache",
-        "sampling",
-        "text",
-    },
-    "estimate": {
-        "loading",
-        "assemble",
-        "checkpoints",
-        "contracts",
-        "costs",
-        "errors",
-        "models",
-        "options",
-        "pair",
-    },
-    "bench": {
-        "prepare",
-        "assemble",
-        "blas",
-        "checkpoints",
-        "contracts",
-        "costs",
-        "decoding",
-        "drafters",
-        "drafting",
-        "errors",
-        "many",
-        "models",
-        "options",
-        "text",
-    },
-    "__main__": {"cli"},
-    "cli": {
-        "prepare",
-        "training",
-        "assemble",
-        "batch",
-        "bench",
-        "blas",
-        "calibration",
-        "checkpoints",
-        "contracts",
-        "costs",
-        "decoding",
-        "errors",
-        "drafters",
-        "estimate",
-        "compare_models",
-        "options",
-        "cache_settings",
-        "ranks",
-        "serve",
-        "sampling",
-        "text",
-        "user_cache",
-        "prompt_cache",
-    },
-}
+ROOMS = (
+    "errors",
+    "process",
+    "interfaces",
+    "checkpoints",
+    "text",
+    "models",
+    "conversion",
+    "sampling",
+    "verification",
+    "proposers",
+    "options",
+    "draft_length",
+    "decoding",
+    "testing",
+    "engine",
+    "training",
+    "measure",
+    "serve",
+    "cli",
+    "__main__",
+)
+"""From the bottom to the top. A room imports those before it."""
+BESIDE = {("measure", "training"), ("serve", "training"), ("serve", "measure")}
+"""Rooms that the order would allow and that know nothing of one another."""
 
 
-def imported_parts(file: Path) -> set[str]:
-    """Which parts of the package a file imports, by top-level name."""
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name; the package's front, which only exports, is
+    left out."""
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    del found[""]
+    return found
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """The modules of the package that a module imports anywhere in its text."""
+    file = modules()[module]
     parents = file.relative_to(PACKAGE).parts[:-1]
-    found: set[str] = set()
+    found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.ImportFrom) or node.level == 0:
             continue
-        base = parents[: len(parents) - (node.level - 1)]
-        if base:
-            found.add(base[0])
-        elif node.module:
-            found.add(node.module.split(".")[0])
-        else:
-            found.update(name.name for name in node.names)
-    return found - {"__version__"}
+        base = ".".join([*parents[: len(parents) - (node.level - 1)], *filter(None, [node.module])])
+        for name in node.names:
+            whole = f"{base}.{name.name}".lstrip(".")
+            found.add(whole if whole in modules() else base)
+    return frozenset(found - {"", module})
 
 
-def test_no_import_goes_against_the_stream() -> None:
+def test_no_room_imports_one_above_it() -> None:
     wrong = []
-    for file in sorted(PACKAGE.rglob("*.py")):
-        relative = file.relative_to(PACKAGE)
-        part = relative.parts[0].removesuffix(".py")
-        if part == "__init__":
-            continue
-        extra = imported_parts(file) - MAY_IMPORT[part] - {part}
-        wrong += [f"{relative} imports {name}" for name in sorted(extra)]
+    for module in modules():
+        here = module.split(".")[0]
+        for other in sorted(imports(module)):
+            there = other.split(".")[0]
+            if ROOMS.index(there) > ROOMS.index(here) or (here, there) in BESIDE:
+                wrong.append(f"{module} imports {other}")
     assert wrong == []
+
+
+@pytest.mark.xfail(reason="the last circles are being taken apart", strict=False)
+def test_no_module_imports_itself_through_others() -> None:
+    done: set[str] = set()
+    circles = []
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        if module in path:
+            circles.append(" -> ".join([*path[path.index(module) :], module]))
+        elif module not in done:
+            for other in sorted(imports(module)):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in modules():
+        visit(module, ())
+    assert circles == []
 
 
 def test_every_exported_name_exists_and_nothing_heavy_is_imported_for_the_list() -> None:

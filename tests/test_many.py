@@ -10,20 +10,21 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.assemble import Pair, generate
-from mlx_specdec.costs import cache as cost_cache
-from mlx_specdec.costs import experience
-from mlx_specdec.costs.experience import Experience
-from mlx_specdec.decoding.auto_length import AutoLength
-from mlx_specdec.decoding.batch_size import FixedBatchSize
-from mlx_specdec.decoding.lengths_by_source import LengthsBySource
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.stop_criteria import Emission
-from mlx_specdec.drafters import cost_key, drafters, learned, make_draft_length
+from mlx_specdec.draft_length import cache as cost_cache
+from mlx_specdec.draft_length import experience
+from mlx_specdec.draft_length.auto_length import AutoLength
+from mlx_specdec.draft_length.by_source import LengthsBySource
+from mlx_specdec.draft_length.experience import Experience
+from mlx_specdec.engine import drafters as learned
+from mlx_specdec.engine.drafters import cost_key, drafters, make_draft_length
+from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.jobs import Job
+from mlx_specdec.engine.many import ManyRun, Request, generate_many, stream_many
+from mlx_specdec.engine.memory import FixedBatchSize
 from mlx_specdec.errors import DecodingError, OptionError, PromptError
-from mlx_specdec.many import ManyRun, Request, generate_many, stream_many
-from mlx_specdec.many.jobs import Job
-from mlx_specdec.models.medusa_heads import MedusaHeads
+from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.options import Options
 
 from .test_same_text import SIZE, decoder_only, encoder_decoder

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlx_specdec.assemble import Pair, generate
-from mlx_specdec.contracts import Scores
-from mlx_specdec.decoding.batch_size import FixedBatchSize
-from mlx_specdec.many import ManyRun, Request, generate_many
-from mlx_specdec.many.memory import even
+from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.many import ManyRun, Request, generate_many
+from mlx_specdec.engine.memory import FixedBatchSize, even
+from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.interfaces import Scores
 from mlx_specdec.options import Options
-from mlx_specdec.prompt_cache.cache import PromptCache
 
 from .test_same_text import SIZE, decoder_only, encoder_decoder
 

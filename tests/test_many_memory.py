@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.assemble import Pair
-from mlx_specdec.checkpoints.disk import sizes
-from mlx_specdec.decoding.batch_size import FixedBatchSize
+from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.decoding.loop import Decoding
+from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.many import ManyRun, Request, stream_many
+from mlx_specdec.engine.memory import Extent, FixedBatchSize, MemoryBudget, default_budget
 from mlx_specdec.errors import OptionError, PromptError
-from mlx_specdec.many import ManyRun, Request, stream_many
-from mlx_specdec.many.memory import Extent, MemoryBudget, default_budget
 from mlx_specdec.models.kv_cache import STEP
 from mlx_specdec.models.rows import RowsContext
 from mlx_specdec.options import Options

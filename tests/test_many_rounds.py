@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.assemble import Pair, generate, stream_generate
-from mlx_specdec.cache_settings import CacheSettings
-from mlx_specdec.contracts import Model, Noise, Proposal, Proposer, Scores
 from mlx_specdec.decoding.run import Result
+from mlx_specdec.engine.generate import Pair, generate, stream_generate
 from mlx_specdec.errors import RewindError
-from mlx_specdec.models import rewinding
-from mlx_specdec.models.checked import CheckedModel
-from mlx_specdec.models.decoder_context import DecoderOnlyContext
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
-from mlx_specdec.models.encoder_decoder import EncoderDecoderContext
-from mlx_specdec.models.rewinding import RewindableCache
+from mlx_specdec.interfaces import Model, Noise, Proposal, Proposer, Scores
+from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.mlx_lm import rewinding
+from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.models.mlx_lm.rewinding import RewindableCache
+from mlx_specdec.models.t5.context import EncoderDecoderContext
 from mlx_specdec.options import Options
+from mlx_specdec.testing import CheckedModel
 
 from . import tiny
 from .test_same_text import ONE_OF_EACH_CACHE, PROMPT, SIZE, encoder_decoder, pair_of

@@ -9,13 +9,13 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.generate import Pair, generate
 from mlx_specdec.errors import CheckpointError, OptionError, SourceError
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.drafters.medusa import MedusaHeads, stacked
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.medusa_heads import MedusaHeads, stacked
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
 from . import heads, tiny

@@ -13,12 +13,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair, generate
-from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.mtp_layers import FILE
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.many import generate_many
 from mlx_specdec.errors import OptionError
-from mlx_specdec.many import generate_many
 from mlx_specdec.options import Options
 
 from . import mtp, speculators, tiny

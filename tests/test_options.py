@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from mlx_specdec.assemble import generate, stream_generate
+from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.errors import OptionError, PromptError
 from mlx_specdec.options import Options
 

@@ -9,14 +9,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.assemble import generate, load
-from mlx_specdec.drafting.draft_model import DraftModel
-from mlx_specdec.drafting.translation import Translation
+from mlx_specdec.engine.generate import generate, load
 from mlx_specdec.errors import OptionError, VocabularyError
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
+from mlx_specdec.proposers.draft_model import DraftModel
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
+from mlx_specdec.text.vocabulary import Translation
 
 from . import tiny
 from .cli.conftest import make_t5

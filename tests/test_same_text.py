@@ -16,17 +16,17 @@ from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import RotatingKVCache
 
-from mlx_specdec.assemble import Pair, generate, stream_generate
-from mlx_specdec.cache_settings import CacheSettings
-from mlx_specdec.contracts import Model
-from mlx_specdec.decoding.rounds import RoundReport
-from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
+from mlx_specdec.engine.generate import Pair, generate, stream_generate
 from mlx_specdec.errors import OptionError
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
-from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
+from mlx_specdec.interfaces import Model
+from mlx_specdec.interfaces.rounds import RoundReport
+from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.self_draft import self_draft
+from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.options import Options
+from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
 
 from . import tiny
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import pytest
 
-from mlx_specdec.assemble import Pair, generate, load, stream_generate
-from mlx_specdec.decoding.batch_size import FixedBatchSize
 from mlx_specdec.decoding.run import Result
+from mlx_specdec.engine.generate import Pair, generate, load, stream_generate
+from mlx_specdec.engine.many import ManyRun, Part, Request, generate_many
+from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.errors import DecodingError
-from mlx_specdec.many import ManyRun, Part, Request, generate_many
 from mlx_specdec.options import Options
-from mlx_specdec.prompt_cache.cache import PromptCache
 
 from .letters import END, PIECES
 from .shipped import ROOT, prompts

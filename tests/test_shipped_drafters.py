@@ -8,10 +8,10 @@ import json
 
 import pytest
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair
-from mlx_specdec.checkpoints.speculators import read
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.generate import Pair
 from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.drafters.kinds import read
 from mlx_specdec.options import Options
 
 from .shipped import ROOT, check_passes, check_texts, prompts

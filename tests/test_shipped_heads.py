@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.generate import Pair
 from mlx_specdec.options import Options
 
 from .shipped import ROOT, check_passes, check_texts, prompts

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.assemble import Pair, generate, load
+from mlx_specdec.engine.generate import Pair, generate, load
 from mlx_specdec.options import Options
 
 WEIGHTS = Path(__file__).resolve().parents[1] / "weights"

@@ -11,23 +11,23 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair, generate, stream_generate
-from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.speculators import KINDS, read
-from mlx_specdec.contracts import Prices, after
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.decoding.run import Result
-from mlx_specdec.drafters import make_draft_length
-from mlx_specdec.drafting import DRAFTERS
-from mlx_specdec.drafting.speculator import UNREAD
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.drafters import make_draft_length
+from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.many import generate_many
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.many import generate_many
+from mlx_specdec.interfaces import Prices, after
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.drafters import attach
+from mlx_specdec.models.drafters.kinds import KINDS, read
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat, on_cpu
-from mlx_specdec.models.speculators import attach
 from mlx_specdec.options import Options
+from mlx_specdec.proposers import DRAFTERS
+from mlx_specdec.proposers.hidden_state import UNREAD
 
 from . import heads, speculators, tiny
 from .cli.conftest import make_llama
@@ -134,7 +134,7 @@ def test_drafters_that_attend_to_the_source_write_the_targets_own_text(
 
 def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
     assert set(KINDS) == {
-        name for name, module in DRAFTERS.items() if module in ("speculator", "mtp")
+        name for name, module in DRAFTERS.items() if module in ("hidden_state", "mtp")
     }
     # Gemma's assistants have targets of their own, and tests.
     assert set(KINDS) == {*MAKERS, "gemma4_assistant"}

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.assemble import Pair, generate, stream_generate
-from mlx_specdec.decoding.batch_size import FixedBatchSize
-from mlx_specdec.decoding.draft_length import FixedLength
-from mlx_specdec.drafting.speculator import HiddenStateDrafter
-from mlx_specdec.drafting.trial import Trial
-from mlx_specdec.many import ManyRun, Request, generate_many
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.many import ManyRun, Request, generate_many
+from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
+from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
+from mlx_specdec.proposers.trial import Trial
 
 from . import tiny
 from .test_same_text import PROMPT, SIZE, Numbers

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .keys import LARGEST
+from .t5_keys import LARGEST
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _ABOVE_0 = ("vocab_size", "hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head")

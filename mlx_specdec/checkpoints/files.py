@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from . import shards
-from .disk.reading import check_regular, read_json
+from .disk import check_regular, read_json
 from .formats import safetensors as safetensors_file
 from .formats.gguf.file import GgufFile
 from .formats.meta.file import MetaFile

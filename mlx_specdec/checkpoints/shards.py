@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .disk.reading import check_regular, read_json
+from .disk import check_regular, read_json
 
 INDEX, _TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 _ORDER = (

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, OutputError, SourceError
-from .disk import destination
-from .disk.reading import check_directory
+from . import destination
+from .disk import check_directory
 from .shards import format_of
 
 if TYPE_CHECKING:

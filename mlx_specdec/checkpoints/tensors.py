@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from .disk.reading import drop_pages
+from .disk import drop_pages
 
 PIECE_BYTES = 1 << 22
 """What is worked on at once; a piece and its copies are all that a conversion holds in memory."""

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..batch.journal import Journal
-from ..batch.lines import Lines
 from ..errors import OptionError
-from . import figures, interrupts, render
+from . import interrupts, render
+from .batch_files import Journal, Lines
 from .drafting import Drafting, count_or_auto, load_drafting
 from .flags import REQUIRED, Flags, command, flag, options
 from .groups import (
     ChatTemplate,
+    Constraints,
     CostCache,
     KVCache,
     Lenience,
     Memory,
     Models,
+    Penalties,
     Rule,
     Sampling,
 )
-from .text_flags import Constraints, Penalties
 
 if TYPE_CHECKING:
-    from ..batch.run import BatchRun
+    from .batch_run import BatchRun
 
 SHOWN_EVERY = 0.2
 """Seconds between two looks of the progress bar."""
@@ -122,7 +122,7 @@ def batch(
             pair, asked = load_drafting(models, drafting, caches, asked, told=not files.quiet)
             if pair.task_prefix and asked.chat_template and not files.quiet:
                 render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
-            from ..batch.run import BatchRun
+            from .batch_run import BatchRun
 
             run = BatchRun(
                 pair,
@@ -137,7 +137,7 @@ def batch(
             _tell_errors(journal, each=files.text)
             journal.finish(as_text=files.text)
     if not files.quiet:
-        render.tell(figures.batch_summary(run))
+        render.tell(render.batch_summary(run))
     if journal.failed:
         raise typer.Exit(1)
 

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
 from ..options import Options, proposers
-from . import bench_table, interrupts, render
-from .bench_cluster import Together
-from .bench_throughput import batch_sizes, check_one_method, is_count, measure_throughput
+from . import bench_output as bench_table
+from . import interrupts, render
+from .bench_output import Together, batch_sizes, check_one_method, is_count, measure_throughput
 from .flags import Flags, command, flag, options
 from .groups import ChatTemplate, CostCache, Json, Models, Sampling, Verification
 from .pairs import check_for_translator, load_pair, named, sample
 
 if TYPE_CHECKING:
-    from ..assemble import Pair
-    from ..bench.analysis import Analysis
-    from ..bench.methods import Length
-    from ..bench.setting import Setting
-    from ..bench.table import Measured
+    from ..engine.generate import Pair
+    from ..measure.analysis import Analysis
+    from ..measure.methods import Length
+    from ..measure.setting import Setting
+    from ..measure.table import Measured
     from ..text.prompts import Prompt
 
 LENGTHS = "1,2,3,5,8,auto"
@@ -146,7 +146,7 @@ def bench(
         analysis, notes = _speculation(
             pairs, asked, prompts, proposers, lengths, measuring, together
         )
-    from ..bench.setting import setting
+    from ..measure.setting import setting
 
     _tell(analysis, setting(pairs, asked, file, notes), measuring.report, output.json)
     if analysis.interrupted:
@@ -155,7 +155,7 @@ def bench(
 
 def _with_draft_model(pair: Pair, models: Models, loading: Mapping[str, Any]) -> Pair:
     """The same target with another draft."""
-    from ..assemble import with_draft_model
+    from ..engine.generate import with_draft_model
 
     of_target = ("revision", "q_bits", "adapter_path", "distributed")
     asked = {name: value for name, value in loading.items() if name not in of_target}
@@ -200,18 +200,18 @@ def _speculation(
     together: Together | None,
 ) -> tuple[Analysis, list[str]]:
     """together: the machines, where several share the target."""
-    from ..bench.analysis import analyse
-    from ..bench.measure import measure
-    from ..bench.methods import TURNS, own_methods, pass_timer
-    from ..prepare import encode
+    from ..engine.prepare import encode
+    from ..measure.analysis import analyse
+    from ..measure.methods import TURNS, own_methods, pass_timer
+    from ..measure.samples import measure
 
     methods = own_methods(pairs, options, proposers, lengths)
     # Other programs know draft models alone.
     pair = next((each for each in pairs if each.draft is not None), pairs[0])
     notes: list[str] = []
     if measuring.baselines:
-        from ..bench.baselines import find_baselines, mlx_lm_methods
-        from ..bench.transformers_baseline import transformers_methods
+        from ..measure.baselines import find_baselines, mlx_lm_methods
+        from ..measure.transformers_baseline import transformers_methods
 
         others, notes = find_baselines(
             partial(mlx_lm_methods, pair, options, lengths),
@@ -248,8 +248,8 @@ def _speculation(
 
 
 def _tell(analysis: Measured, setting: Setting, report: Path | None, as_json: bool) -> None:
-    from ..bench.report import write_report
-    from ..bench.table import as_dict
+    from ..measure.report import write_report
+    from ..measure.table import as_dict
 
     bench_table.show(analysis, setting, sys.stderr if as_json else sys.stdout)
     for line in bench_table.differences(analysis):

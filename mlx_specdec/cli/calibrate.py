@@ -6,8 +6,8 @@ import os
 import sys
 from dataclasses import dataclass
 
-from .. import user_cache
-from ..costs.online import ROUNDS_FOR_COSTS
+from .. import process as user_cache
+from ..draft_length.online import ROUNDS_FOR_COSTS
 from . import render
 from .flags import Flags, command, flag
 from .groups import TEMPERATURE, Models
@@ -33,7 +33,7 @@ def calibrate(models: Models, measuring: Measuring) -> None:
     The costs are kept, and --num-draft auto begins with them.
     """
     pair = load_pair(*named(models), **models.loading())
-    from ..calibration import calibrate as measure
+    from ..measure.calibrate import calibrate as measure
 
     with render.progress("measuring") as report:
         costs = measure(

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
-from ..user_cache import write_text
-from . import figures, interrupts, render
+from ..process import write_text
+from . import interrupts, render
+from . import render as figures
 from .drafting import Drafting, count_or_auto, load_drafting
 from .flags import Flags, command, flag, options
-from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Rule
+from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Penalties, Rule
 from .serve import Defaults
-from .text_flags import Penalties
 
 if TYPE_CHECKING:
-    from ..assemble import Pair
     from ..decoding.run import Result
+    from ..engine.generate import Pair
     from ..options import Options
 
 BLOCK = '"""'
@@ -93,7 +93,7 @@ class Conversation:
     """Messages so far, and how the next answer is written."""
 
     def __init__(self, pair: Pair, options: Options, shown: Shown) -> None:
-        from ..prompt_cache.store import Store
+        from ..engine.prompt_cache_files import Store
         from ..serve.chat import way_of
 
         self._pair = pair
@@ -113,7 +113,7 @@ class Conversation:
 
     def answer(self, said: str) -> None:
         """Print the answer to a message. Raises PromptError where there is no room for it."""
-        from ..assemble import stream_generate
+        from ..engine.generate import stream_generate
 
         messages = [*self._messages, {"role": "user", "content": said}]
         ids = self._ids(messages if self._remembers else messages[-1:])

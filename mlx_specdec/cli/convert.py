@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..checkpoints.disk import sizes
+from ..checkpoints import disk as sizes
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag
 from .groups import REVISION
@@ -64,12 +64,12 @@ class Numbers(Flags):
 @command("mlx-specdec convert --model t5-small --quantize --q-bits 8")
 def convert(conversion: Conversion, numbers: Numbers) -> None:
     """Turn a checkpoint into MLX weights, and check them."""
-    from .. import blas
+    from .. import process as blas
 
     blas.load()
 
-    from ..checkpoints.convert import convert as run
-    from ..compare_models import compare_logits, compare_text
+    from ..conversion.compare import compare_logits, compare_text
+    from ..conversion.convert import convert as run
 
     given = {**vars(conversion), **vars(numbers)}
     model, destination = given.pop("model"), given.pop("mlx_path")

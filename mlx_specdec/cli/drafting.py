@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..cache_settings import CacheSettings
-from ..checkpoints.disk.sizes import show
+from ..checkpoints.disk import show
 from ..errors import OptionError
+from ..models.cache_settings import CacheSettings
 from ..options import SELF, Options, proposers
 from . import render
 from .flags import Flags, flag
@@ -16,7 +16,7 @@ from .groups import Models
 from .pairs import load_pair, named
 
 if TYPE_CHECKING:
-    from ..assemble import Pair
+    from ..engine.generate import Pair
 
 SEARCHING = ("auto", "ngram")
 """Proposers that look things up."""
@@ -118,7 +118,7 @@ def load_drafting(
         **models.loading(),
     )
     if drafting.searches:
-        from ..assemble import with_documents
+        from ..engine.generate import with_documents
 
         with render.progress("indexing what to look up") as report:
             pair = with_documents(pair, drafting.lookup_file or (), progress=report)

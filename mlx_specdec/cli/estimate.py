@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..checkpoints.disk.sizes import show
+from ..checkpoints.disk import show
 from ..errors import OptionError
 from ..options import SELF
 from . import render
@@ -18,7 +18,7 @@ from .pairs import named
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..estimate.result import Cluster, Estimate, Prediction, Speeds
+    from ..measure.estimate_result import Cluster, Estimate, Prediction, Speeds
 
 SHOWN_PASSES = (2, 3, 4, 6, 9, 13, 17)
 COLUMNS = ("acceptance probability of a draft token", ">best draft length", ">speedup", ">tokens/s")
@@ -74,17 +74,17 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     model, draft_model = named(sources)
     if draft_model is None:
         raise OptionError("name the draft model as well, with --draft-model")
-    from .. import blas
+    from .. import process as blas
 
     blas.load()
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
-    from ..checkpoints.speculators import outline
-    from ..drafters import device_name
-    from ..estimate.cluster import Link
-    from ..estimate.drafter import AskedDrafter
-    from ..estimate.pair import Asked, own_draft
-    from ..estimate.pair import estimate as measure
+    from ..engine.drafters import device_name
+    from ..measure.cluster import Link
+    from ..measure.estimate import Asked, own_draft
+    from ..measure.estimate import estimate as measure
+    from ..measure.estimate_drafter import AskedDrafter
+    from ..models.drafters.kinds import outline
 
     config = read_config(resolve_config(model, revision=sources.revision))
     target = Asked(model, config, sources.dtype, sources.q_bits)

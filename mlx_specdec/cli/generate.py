@@ -1,38 +1,133 @@
-"""The generate command: flags and prompt in, streamed text and statistics out."""
+"""Where the prompt of a command comes from: an argument, a flag, a file or standard input."""
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
+from .. import process as blas
 from ..errors import OptionError, PromptError
+from . import render
+
+if TYPE_CHECKING:
+    from ..decoding.run import Result
+    from ..engine.generate import Pair
+    from ..options import Options
+from dataclasses import dataclass
+
 from ..options import Options
-from . import figures, render
-from .demo import tell_speedup
 from .drafting import Drafting, load_drafting
 from .flags import Flags, command, flag, options
 from .groups import (
     ChatTemplate,
+    Constraints,
     CostCache,
     Json,
     KVCache,
     Lenience,
     Models,
+    Penalties,
     Sampling,
     Verification,
 )
 from .pairs import SHIPPED_PROMPT
-from .prompt import read_prompt
-from .text_flags import Constraints, Penalties
 
 if TYPE_CHECKING:
-    from ..assemble import Pair
     from ..decoding.run import Run
     from ..decoding.stopwatch import Timed
-    from ..prompt_cache.cache import PromptCache
-    from ..prompt_cache.store import Store
+    from ..engine.generate import Pair
+    from ..engine.prompt_cache import PromptCache
+    from ..engine.prompt_cache_files import Store
+
+
+PIPE_SECONDS = 5.0
+"""How long the first byte of a pipe that nobody asked for may take."""
+LONGEST = 1 << 25
+"""Characters of a prompt: more than any model takes; a device has no end."""
+
+
+def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
+    """The prompt, or None where there is none. Raises OptionError, PromptError."""
+    given = [source for source in (words, prompt, file) if source is not None]
+    if len(given) > 1:
+        raise OptionError("more than one prompt: give an argument, --prompt or --prompt-file")
+    source: str | Path | None = given[0] if given else _piped()
+    try:
+        text: str | None
+        if isinstance(source, Path):
+            with source.open(encoding="utf-8") as stream:
+                text = stream.read(LONGEST + 1)
+        else:
+            text = sys.stdin.read(LONGEST + 1) if source == "-" else source
+        if text is not None:
+            if len(text) > LONGEST:
+                raise PromptError(f"the prompt has more than {LONGEST} characters: shorten it")
+            text.encode("utf-8")  # Bytes that are no text come as lone surrogates.
+    except OSError as problem:
+        place = "standard input" if file is None else file
+        raise PromptError(f"cannot read the prompt from {place}: {problem.strerror}") from None
+    except UnicodeError:
+        raise PromptError("the prompt is not UTF-8 text") from None
+    if not given and text is not None and not text.strip():
+        return None
+    return text
+
+
+def _piped() -> str | None:
+    """The name - of standard input where that is a file, or a pipe that is not silent and open:
+    programs that start others often leave such a pipe there."""
+    try:
+        number = sys.stdin.fileno()
+        mode = os.fstat(number).st_mode
+    except (OSError, ValueError):
+        return None
+    if stat.S_ISREG(mode):
+        return "-"
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return None
+    if select.select([number], [], [], PIPE_SECONDS)[0]:
+        return "-"
+    render.tell("nothing came on standard input, which is left alone: - waits for it")
+    return None
+
+
+TURNS = 3
+"""How often each way of decoding is timed, in turns, once both were warm; medians count."""
+NEXT_PROMPT = "Where is the station?"
+
+
+def tell_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> None:
+    """Decode the prompt both ways, and compare in one line on standard error."""
+    from ..engine.generate import generate
+
+    plainly = replace(options, regular=True)
+    plain = generate(pair, prompt, plainly)
+    speeds: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(TURNS):
+        for settings in (plainly, options):
+            speed = generate(pair, prompt, settings).stats.tokens_per_second
+            speeds[settings.regular].append(speed or 0.0)
+    ours, theirs = median(speeds[False]), median(speeds[True])
+    if not theirs:
+        return
+    same = "the same text" if first.tokens == plain.tokens else "another text"
+    render.tell(
+        f"{ours / theirs:.2f} times as fast as plain decoding ({ours:.0f} against {theirs:.0f} "
+        f"tokens/s), {same}; {_next(first)}"
+    )
+
+
+def _next(result: Result) -> str:
+    if result.stats.device == "cpu" and blas.is_slow():
+        return "what is missing is a fast BLAS: ./scripts/setup.sh --fast-cpu"
+    program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
+    return f'next: {program} --show-drafts "{NEXT_PROMPT}"'
 
 
 @dataclass(frozen=True)
@@ -118,7 +213,7 @@ def generate(
         random_weights=simulated,
         told=not (output.quiet or output.json),
     )
-    from ..prepare import missing_prefix
+    from ..engine.prepare import missing_prefix
 
     told = not (output.quiet or output.json or simulated)
     if told and demo:
@@ -130,7 +225,7 @@ def generate(
     if store is not None and kept is not None:
         store.close(kept, pair)
     if output.verbose:
-        print(figures.lengths(run.changes, run.result()), file=sys.stderr)
+        print(render.lengths(run.changes, run.result()), file=sys.stderr)
     if run.result().finish_reason == "interrupted":
         raise KeyboardInterrupt
     if told and demo and not asked.regular:
@@ -143,10 +238,10 @@ def _store(file: Path | None, simulated: bool) -> Store | None:
         return None
     if simulated:
         raise OptionError("--simulate-acceptance keeps no texts: leave --prompt-cache-file out")
-    from .. import blas
+    from .. import process as blas
 
     blas.load()
-    from ..prompt_cache.store import Store
+    from ..engine.prompt_cache_files import Store
 
     return Store(file=file)
 
@@ -154,7 +249,7 @@ def _store(file: Path | None, simulated: bool) -> Store | None:
 def _generate(
     pair: Pair, text: str, options: Options, output: Output, cache: PromptCache | None
 ) -> Run:
-    from ..assemble import stream_generate
+    from ..engine.generate import stream_generate
 
     with render.progress("reading the prompt") as report:
         timed: Timed = "some" if output.json else "wanted"
@@ -181,5 +276,5 @@ def _generate(
     if output.json:
         render.write(sys.stdout, render.as_json(result.as_dict()))
     elif not output.quiet:
-        print(figures.summary(result), file=sys.stderr)
+        print(render.summary(result), file=sys.stderr)
     return run

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.disk.sizes import show
+from ..checkpoints.disk import show
 from ..errors import OptionError
 from . import render
 from .flags import REQUIRED, Flags, command, flag
@@ -22,8 +22,8 @@ _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.probe import Probe
-    from ..checkpoints.inspection import Inspection
+    from ..conversion.inspect import Inspection
+    from ..measure.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ def inspect(source: Checkpoint, probing: Probing, output: Json) -> None:
         text = render.as_json(tried.as_dict()) if output.json else _shown(tried)
         render.write(sys.stdout, text)
         return
-    from .. import blas
+    from .. import process as blas
 
     blas.load()
-    from ..checkpoints.inspect import inspect as look
+    from ..conversion.inspect import inspect as look
 
     with render.progress("downloading", in_bytes=True) as report:
         told = look(source.checkpoint, revision=source.revision, progress=report)
@@ -94,7 +94,7 @@ def inspect(source: Checkpoint, probing: Probing, output: Json) -> None:
 
 def _probe(source: Checkpoint, model: str, file: Path | None) -> Probe:
     from ..checkpoints import source as sources
-    from ..checkpoints import speculators
+    from ..models.drafters import kinds as speculators
     from ..text.prompts import read_prompts
 
     own = None if file is None else [each.turns[0] for each in read_prompts(file)]
@@ -105,7 +105,7 @@ def _probe(source: Checkpoint, model: str, file: Path | None) -> Probe:
             f"{source.checkpoint} is no drafter on hidden states: --probe has no layers to try"
         )
     pair = load_pair(model, str(directory))
-    from ..bench.probe import PROMPTS, probe
+    from ..measure.probe import PROMPTS, probe
 
     with render.progress("probing") as report:
         return probe(pair, PROMPTS if own is None else own, progress=report)

@@ -1,22 +1,116 @@
-"""The models that a command was asked for, or the shipped ones.
+"""Pairs that are known to fit: the table pairs.json, the command that shows it, and `auto`.
 
-Knows where the shipped weights lie. MLX is imported when models are loaded.
+Imports no MLX. Whether a draft really has its target's tokens is checked when both are loaded.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import re
+import sys
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
 from . import render
-from .groups import Models, Sources
-from .known_pairs import AUTO, draft_for
+from .flags import Flags, command, flag
+from .groups import Json, Models, Sources
 
 if TYPE_CHECKING:
-    from ..assemble import Pair
-    from ..cache_settings import CacheSettings
+    from ..engine.generate import Pair
+    from ..models.cache_settings import CacheSettings
+
+
+AUTO = "auto"
+"""Named as draft model: the one that the table has for the target."""
+HOW_TO_CHOOSE = (
+    "name a smaller model with the target's own tokenizer that takes less than a fifth of the "
+    "target's time, or self, or --proposer ngram, which needs no draft"
+)
+NOTE = "The two tokenizers are compared token by token when a pair is loaded."
+_TABLE = Path(__file__).resolve().parents[1] / "pairs.json"
+_CONVERTED = re.compile(r"(-mlx)?(-[2-8]bit|-bf16|-fp16|-mxfp4|-mxfp8|-nvfp4|-dwq|-mlx)*$")
+"""What conversions, those of mlx-community for example, put behind a model's name."""
+
+
+@dataclass(frozen=True)
+class KnownPair:
+    """A target and a draft that share a tokenizer; sizes in billions of weights.
+
+    run: whether this program was run with the pair.
+    """
+
+    target: str
+    target_billions: float
+    draft: str
+    draft_billions: float
+    run: bool
+
+
+@dataclass(frozen=True)
+class Which(Flags):
+    """Which pairs are shown."""
+
+    panel = "Pairs"
+    name: str | None = flag(
+        None, "Show the pairs whose names have this in them.", argument=True, metavar="NAME"
+    )
+
+
+@command("mlx-specdec pairs qwen3")
+def pairs(which: Which, output: Json) -> None:
+    """Show targets and the draft models that fit them.
+
+    --draft-model auto takes the draft from this table.
+    """
+    wanted = (which.name or "").lower()
+    shown = [one for one in known_pairs() if wanted in f"{one.target} {one.draft}".lower()]
+    if not shown:
+        raise OptionError(f"the table has no pair with {which.name} in it: {HOW_TO_CHOOSE}")
+    if output.json:
+        told = render.as_json({"pairs": [asdict(one) for one in shown]})
+    else:
+        table = render.table("target", ">weights", "draft", ">weights", "run by us")
+        for one in shown:
+            table.add_row(
+                one.target,
+                _size(one.target_billions),
+                one.draft,
+                _size(one.draft_billions),
+                "yes" if one.run else "not yet",
+            )
+        told = render.laid_out(sys.stdout, table, NOTE)
+    render.write(sys.stdout, told)
+
+
+def known_pairs() -> list[KnownPair]:
+    """The table."""
+    groups = json.loads(_TABLE.read_text(encoding="utf-8"))
+    return [
+        KnownPair(target, billions, group["draft"], group["billions"], group.get("run", False))
+        for group in groups
+        for target, billions in group["targets"].items()
+    ]
+
+
+def draft_for(target: str) -> str:
+    """The draft model that the table has for a target, whoever converted it. Raises OptionError."""
+    names = {_base(one.target): one.draft for one in known_pairs()}
+    if _base(target) not in names:
+        raise OptionError(f"the table of pairs has no draft for {target}: {HOW_TO_CHOOSE}")
+    return names[_base(target)]
+
+
+def _base(name: str) -> str:
+    """A model's name without whose copy it is and in which number format."""
+    last = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    return _CONVERTED.sub("", last).removeprefix("meta-")
+
+
+def _size(billions: float) -> str:
+    return f"{billions:g} B" if billions >= 1 else f"{1000 * billions:g} M"
+
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED_TARGET = "weights/t5-enfr"
@@ -49,10 +143,10 @@ def load_pair(
 ) -> Pair:
     """Load what was named, with a progress bar of a download; takes settings and raises as
     assemble.load does. told: say how the weights of large models are computed with."""
-    from .. import blas
+    from .. import process as blas
 
     blas.load()
-    from ..assemble import load
+    from ..engine.generate import load
 
     with render.progress("downloading", in_bytes=True) as report:
         pair = load(model, draft_model, progress=report, **settings)
@@ -63,10 +157,10 @@ def load_pair(
 
 def meet(models: Models, caches: CacheSettings | None) -> None:
     """Meet the ranks that share the target. Returns on rank 0; the others end with it."""
-    from .. import blas
+    from .. import process as blas
 
     blas.load()
-    from ..ranks.group import join
+    from ..models.distributed.group import join
 
     ranks = join(models.status_file)
     # Rank 0 alone needs a draft, and says whatever is wrong.

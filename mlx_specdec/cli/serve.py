@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from .. import blas
-from ..checkpoints.disk.sizes import parse
+from .. import process as blas
+from ..checkpoints.disk import parse
 from ..errors import OptionError
 from . import groups
 from .drafting import Drafting, load_drafting
 from .flags import Flags, command, flag, options
-from .groups import ChatTemplate, CostCache, KVCache, Lenience, Memory, Models, Rule
+from .groups import ChatTemplate, CostCache, KVCache, Lenience, Memory, Models, Penalties, Rule
 from .pairs import named
-from .text_flags import Penalties
 
 if TYPE_CHECKING:
-    from ..assemble import Pair
+    from ..engine.generate import Pair
     from ..options import Options
 
 PROGRAM = __name__.partition(".")[0]
@@ -183,7 +182,7 @@ def serve(
     logging.getLogger(PROGRAM).setLevel(network.log_level.upper())
     # What is imported from here on imports MLX.
     blas.load()
-    from ..prompt_cache.store import Store
+    from ..engine.prompt_cache_files import Store
     from ..serve.app import Access
     from ..serve.limits import Limits
     from ..serve.server import Settings

@@ -11,11 +11,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..contracts import Context, Noise, Proposal, Proposer, Rule, Scores, Verdict, no_proposal
+from ..draft_length.length import DraftLength
 from ..errors import DecodingError
-from ..kept import TARGET, Memory
-from ..sampling.cut import Cut
-from .draft_length import DraftLength
+from ..interfaces import Context, Noise, Proposal, Proposer, Rule, Scores, Verdict, no_proposal
+from ..interfaces.reusable import TARGET, Memory
+from ..interfaces.rounds import Cut
 from .prompt import PromptReader
 from .sequence import Batch, Sequence
 from .stop_criteria import Emission, FinishReason

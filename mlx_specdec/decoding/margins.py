@@ -1,25 +1,84 @@
-"""How little would have made each emitted token another one, computed many rows at a time.
+"""How close the filters came to cutting elsewhere, so that another token would have been chosen.
 
-That is how far it was above the second best in log p + g, or, where that is less, how close the
-filters came to cutting elsewhere.
-
-A few small operations a token are what plain decoding of a small model would notice, so rows wait
-for each other, and nobody waits for the result before the sequence has ended.
+A choice depends on rounding in two ways: which of the tokens that passed is best, and which passed.
+`choices.margin` knows the first, this module the second, in the same unit: the change of one
+log-probability relative to another. Top-p compares masses; the unit of these is their log-odds,
+which no such change of log-probabilities moves by more.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import DecodingError
-from ..sampling.choices import margin
-from ..sampling.cut import Cut, cut_margin
+from ..interfaces.rounds import Cut
+from ..sampling.choices import margin, without
+
+
+def cut_margin(scored: mx.array, cut: Cut) -> mx.array:
+    """The least change that makes the chosen token fall out, or one come in that would be chosen.
+
+    scored: (1, rows, vocabulary), log p + g, -inf where a filter dropped the token. Returns
+    (1, rows) float32, infinite where no change does. It is never more than the least change, and
+    less only where several tokens near the cut would have to change places.
+    """
+    before = cut.before
+    kept = scored > -mx.inf
+    dropped = mx.where(kept, -mx.inf, before)
+    least = mx.min(mx.where(kept, before, mx.inf), axis=-1, keepdims=True)
+    chosen = mx.argmax(scored, axis=-1, keepdims=True)
+    own = mx.take_along_axis(before, chosen, axis=-1)
+    stays, enters = mx.array(mx.inf), mx.array(-mx.inf)
+    top = before
+    if 0 < cut.top_k < before.shape[-1]:
+        smallest = least
+        if cut.top_p < 1 or cut.min_p > 0:
+            top = mx.topk(before, cut.top_k, axis=-1)
+            smallest = mx.min(top, axis=-1, keepdims=True)
+        stays = own - mx.max(dropped, axis=-1, keepdims=True)
+        enters = smallest - dropped
+    if cut.top_p < 1:
+        falls_out, next_in = _top_p(top, least, own, cut.top_p)
+        stays = mx.minimum(own - mx.max(dropped, axis=-1, keepdims=True), falls_out)
+        enters = mx.maximum(enters, mx.minimum(least - dropped, next_in))
+    if cut.min_p > 0:
+        slack = math.log(cut.min_p)
+        others = mx.max(without(before, chosen), axis=-1, keepdims=True)
+        stays = mx.minimum(stays, own - (others + slack))
+        enters = mx.maximum(enters, mx.max(before, axis=-1, keepdims=True) + slack - dropped)
+    behind = mx.max(scored, axis=-1, keepdims=True) - (dropped + cut.gumbel)
+    rivals = mx.min(mx.maximum(enters, behind), axis=-1, keepdims=True)
+    return mx.maximum(mx.minimum(stays, rivals), 0.0)[..., 0]
+
+
+def _top_p(top: mx.array, least: mx.array, own: mx.array, p: float) -> tuple[mx.array, mx.array]:
+    """Until the token of log p `own` falls out, and until the best that top-p dropped comes in.
+
+    top: (1, rows, n), what top-p was given. least: of what passed. Returns (1, rows, 1) each.
+    """
+    best = mx.max(top, axis=-1, keepdims=True)
+    mass = mx.exp(top - best)
+    inside = mx.sum(mass * (top >= least), axis=-1, keepdims=True)
+    outside = mx.sum(mass * (top < least), axis=-1, keepdims=True)
+    above = mx.sum(mass * (top > own), axis=-1, keepdims=True)
+    odds = math.log(p) - math.log1p(-p)
+    next_in = mx.log(inside) - mx.log(outside) - odds
+
+    def missing(part: mx.array) -> mx.array:
+        return odds - mx.log(part) + mx.log(inside + outside - part)
+
+    # Either what is above it reaches p, or what is kept below it overtakes it first.
+    lower = mx.where((top >= least) & (top < own), top, -mx.inf)
+    below = own - mx.max(lower, axis=-1, keepdims=True)
+    overtaken = mx.maximum(below, missing(mx.maximum(inside - mx.exp(own - best), 0.0)))
+    return mx.minimum(missing(above), overtaken), next_in
+
 
 ROWS_AT_ONCE = 16
 DAMAGED = (
@@ -106,7 +165,7 @@ class Margins:
 
 def _filters(rows: _Rows) -> int:
     """Equal for rows that went through the same filters."""
-    return 0 if rows.cut is None else id(rows.cut.settings)
+    return 0 if rows.cut is None else hash((rows.cut.top_k, rows.cut.top_p, rows.cut.min_p))
 
 
 def _margins(rows: Sequence[_Rows]) -> mx.array:
@@ -119,5 +178,5 @@ def _margins(rows: Sequence[_Rows]) -> mx.array:
     before = mx.concatenate([cut.before for cut in cuts], axis=1)
     gumbel = mx.concatenate([cut.gumbel for cut in cuts], axis=1)
     # NaN says that the row is damaged, and stays.
-    nearest = cut_margin(scored, Cut(before, gumbel, cuts[0].settings))
+    nearest = cut_margin(scored, replace(cuts[0], before=before, gumbel=gumbel))
     return mx.where(nearest < lead, nearest, lead)

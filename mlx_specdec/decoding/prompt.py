@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from ..contracts import Context, Progress, Proposer, feed
-from ..kept import Kept
+from ..interfaces import Context, Progress, Proposer, feed
+from ..interfaces.reusable import Kept
 
 CHUNK = 512
 """Tokens in one pass over the prompt on a CPU, where larger ones take longer and more memory."""

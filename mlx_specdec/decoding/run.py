@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import threads
+from .. import process as threads
+from ..draft_length.length import Change
 from ..errors import DecodingError
-from .draft_length import Change
 from .loop import Decoding
 from .margins import DAMAGED
 from .statistics import Recorder, Statistics

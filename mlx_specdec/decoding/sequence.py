@@ -9,13 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..contracts import Noise, NoiseSource, Proposal, Verdict, rectangle
-from ..sampling.cut import Cut
+from ..interfaces import Noise, NoiseSource, Proposal, Verdict, rectangle
+from ..interfaces.rounds import Cut, SequenceRound
 from ..sampling.distribution import Distribution, apply_filters_of, before_filters_of
 from ..sampling.noise import noise_of
-from .logprobs import token_logprobs
-from .rounds import SequenceRound
-from .stop_criteria import Emission, FinishReason, StopCriteria
+from .stop_criteria import Emission, FinishReason, StopCriteria, token_logprobs
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +204,9 @@ class Batch:
         if gumbel is None:
             return nothing
         return [
-            Cut(rows[row : row + 1], gumbel[row : row + 1], each) if each.filters else None
+            Cut(rows[row : row + 1], gumbel[row : row + 1], each.top_k, each.top_p, each.min_p)
+            if each.filters
+            else None
             for row, each in enumerate(settings)
         ]
 

@@ -9,8 +9,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..interfaces.rounds import RoundReport, RoundTimes, SequenceRound
 from .margins import Margins
-from .rounds import RoundReport, RoundTimes, SequenceRound
 
 
 @dataclass(frozen=True)

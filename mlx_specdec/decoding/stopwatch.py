@@ -11,8 +11,8 @@ from typing import Literal
 
 import mlx.core as mx
 
-from ..contracts import Proposal, Scores
-from .rounds import RoundListener, RoundReport, RoundTimes, SequenceRound
+from ..interfaces import Proposal, Scores
+from ..interfaces.rounds import RoundListener, RoundReport, RoundTimes, SequenceRound
 
 FIRST = 4
 TIMED_EVERY = 32

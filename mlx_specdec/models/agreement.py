@@ -11,12 +11,16 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .. import __version__, user_cache
-from ..cache_settings import CacheSettings
+from .. import __version__
+from .. import process as user_cache
+from .cache_settings import CacheSettings
+
+if TYPE_CHECKING:
+    pass
 
 
 def identity(

@@ -8,8 +8,8 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..contracts import TargetModel
 from ..errors import PromptError, RewindError
+from ..interfaces import TargetModel
 
 
 class Base(TargetModel, Protocol):

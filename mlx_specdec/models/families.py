@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..cache_settings import CacheSettings
-from ..checkpoints import keys
+from ..checkpoints import t5_keys as keys
 from ..text.tokenizer import Kind
 from .base import Base
+from .cache_settings import CacheSettings
 from .number_format import NumberFormat
 
 if TYPE_CHECKING:
@@ -82,16 +82,16 @@ class Family(Protocol):
 def of_config(config: Config) -> Family:
     """The family of a model that a config.json describes."""
     if keys.is_encoder_decoder(config):
-        from . import t5_family
+        from .t5 import family as t5_family
 
         return t5_family
-    from . import decoder_family
+    from .mlx_lm import family as decoder_family
 
     return decoder_family
 
 
 def of_model(model: Base) -> Family:
     """The family of a loaded model."""
-    from .t5 import T5
+    from .t5.network import T5
 
     return of_config({"model_type": "t5"} if isinstance(model.network, T5) else {})

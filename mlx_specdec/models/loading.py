@@ -9,12 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cache_settings import CacheSettings
 from ..checkpoints import files
 from ..errors import OptionError
 from ..text.tokenizer import Kind
 from . import families
 from .base import Base
+from .cache_settings import CacheSettings
 from .number_format import NumberFormat
 
 

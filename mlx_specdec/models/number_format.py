@@ -1,4 +1,4 @@
-"""Which numbers a model is computed in: what may be asked for, and what is taken otherwise."""
+"""Which numbers a model is computed in: those that a user names, or the stored ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..checkpoints.disk import sizes
+from ..checkpoints import disk as sizes
 from ..checkpoints.quantization import DTYPES, PARTS, check_affine
 from ..errors import OptionError
 

@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..contracts import Context
-from ..kept import Columns, Kept, Memory
+from ..interfaces import Context
+from ..interfaces.reusable import Columns, Kept, Memory
 from .base import check_pass, check_rewind
 
 

@@ -17,7 +17,7 @@ from ..errors import OptionError
 from . import families
 from .base import Base
 from .self_draft import expanded, twin_of
-from .trainable_t5 import Ids as Ids
+from .t5.trainable import Ids
 
 _QUANTIZED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..contracts import Noise
+from ..interfaces import Noise
 
 ROWS, NUMBERS = 8, 1 << 15
 """Coupled noise is drawn so many rows at a time, if they are no more numbers: an operation costs as

@@ -1,4 +1,4 @@
-"""The application: routes, who may ask, and what is told when something goes wrong."""
+"""What stands around the application: who may ask, and a line in the log for each request."""
 
 from __future__ import annotations
 

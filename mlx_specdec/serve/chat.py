@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ..models.encoder_decoder import EncoderDecoderModel
+from ..engine.pair import Pair
+from ..engine.prepare import encode
+from ..models.t5.context import EncoderDecoderModel
 from ..options import Options
-from ..pair import Pair
-from ..prepare import encode
 from ..text.chat import Ending
 from .body import Body
+from .formats import calls_of
 from .problems import unsupported, wrong
-from .tools import calls_of
 
 Way = Literal["template", "role prefixes", "single user message"]
 Message = dict[str, Any]

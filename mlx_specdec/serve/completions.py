@@ -10,13 +10,12 @@ from starlette.routing import Route
 
 from . import messages, tgi
 from .answers import Wire, answer, as_response
-from .asked import Asked, Asking
 from .body import Body
-from .chat_wire import ChatWire
-from .messages_wire import MessagesWire
+from .messages import MessagesWire
 from .problems import Problem
+from .requests import Asked, Asking
 from .service import FINGERPRINT, Service, outside
-from .wire import TextWire, Told
+from .wire import ChatWire, TextWire, Told
 from .wire import Wire as OpenAIWire
 
 

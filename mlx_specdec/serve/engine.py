@@ -12,17 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .. import threads
-from ..decoding.batch_size import FixedBatchSize
+from .. import process as threads
 from ..decoding.stop_criteria import Emission
+from ..engine.jobs import Failures
+from ..engine.many import ManyRun, Part, Request
+from ..engine.memory import FixedBatchSize, MemoryBudget
+from ..engine.pair import Pair
+from ..engine.prompt_cache import PromptCache
+from ..engine.prompt_cache_files import Store
 from ..errors import SpecdecError
-from ..many import ManyRun, Part, Request
-from ..many.jobs import Failures
-from ..many.memory import MemoryBudget
 from ..options import Options
-from ..pair import Pair
-from ..prompt_cache.cache import PromptCache
-from ..prompt_cache.store import Store
 from .metrics import Metrics
 
 Listener = Callable[[Part], None]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from ..drafting import prediction
+from ..proposers.given import PREDICTION
 
 if TYPE_CHECKING:
     from .wire import Choice
@@ -18,7 +18,7 @@ def usage(choices: Sequence[Choice], prompt_tokens: int) -> Told:
     """Tokens of prompts and answers."""
     generated = sum(each.tokens for each in choices)
     sources = [each.result.stats.by_source for each in choices if each.result is not None]
-    predicted = [each[prediction.NAME] for each in sources if prediction.NAME in each]
+    predicted = [each[PREDICTION] for each in sources if PREDICTION in each]
     accepted = sum(each.accepted for each in predicted)
     cached = cached_tokens(choices, prompt_tokens)
     return {

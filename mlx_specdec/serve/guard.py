@@ -1,4 +1,4 @@
-"""What stands around the application: who may ask, and a line in the log for each request."""
+"""Who may send requests, and a line in the log for each request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .problems import Problem
 
 PUBLIC = ("/health", "/v1/health")
+
+
 PAGE = (("GET", "/"), ("HEAD", "/"))
 """It says nothing of what is served, and asks for the key."""
+
+
 WATCHED = (*PUBLIC, "/metrics")
+
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
 log = logging.getLogger(__name__)
 
 

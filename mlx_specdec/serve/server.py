@@ -23,10 +23,10 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..engine.pair import Pair
+from ..engine.prompt_cache_files import Store
 from ..errors import OptionError
 from ..options import Options
-from ..pair import Pair
-from ..prompt_cache.store import Store
 from .app import Access, make_app
 from .engine import Engine
 from .limits import Limits

@@ -16,11 +16,11 @@ from .. import __version__
 from ..errors import SpecdecError
 from ..text.vocabulary import token_bytes
 from . import body as fields
-from .asked import Asking
 from .body import Body
 from .engine import Engine
 from .limits import Limits
 from .problems import Problem, busy, wrong
+from .requests import Asking
 
 SMALL_BODY = 1 << 16
 """Bytes of each body that do not count towards the limit of all bodies together, so that large

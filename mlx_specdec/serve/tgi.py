@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..decoding.logprobs import TokenLogprob
-from ..decoding.stop_criteria import Emission
+from ..decoding.stop_criteria import Emission, TokenLogprob
 from . import formats
-from .asked import Asked, Asking
 from .body import Body
 from .problems import Problem
+from .requests import Asked, Asking
 from .wire import LEAST, Choice, Told
 
 SAME = (

@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, first_line
-from .tokenizer_files import (
-    LETTERS,
-    MOST_EXTRA,
-    content_of,
-    extra_ids,
-    ids_of_added,
-    read_json,
-)
+from .tokenizer_files import LETTERS, MOST_EXTRA, content_of, extra_ids, ids_of_added, read_json
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 BYTES_ALONE = "ByT5Tokenizer"

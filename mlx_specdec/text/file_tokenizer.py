@@ -1,4 +1,9 @@
-"""tokenizer.json, read by the `tokenizers` library."""
+"""How long a tokenizer.json makes a text: bounded before any of its steps runs.
+
+A normalizer prepends and replaces what its file says, and each step multiplies what those before it
+made: three that write a thousand letters for one make gigabytes of a short prompt. Added tokens are
+normalized while the file is loaded, so its text is looked at first.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,7 @@ from typing import Any
 from ..errors import CheckpointError, first_line
 from . import chat
 from .chat import Ending, Messages
-from .growth import Growth
-from .tokenizer_files import content_of, digest_of, no_panic
+from .tokenizer_files import Growth, content_of, digest_of, no_panic
 from .transformers_tokenizer import by_id, from_transformers
 
 LONG = 1000

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import operator
+import os
+import re
+import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ..errors import PromptError
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DocumentError, PromptError
+from .chat import Messages
+from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -97,3 +108,151 @@ def _turns(entry: dict[str, Any], where: str) -> tuple[str, ...]:
     if not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise PromptError(f"{where} has a prompt that is empty or no string: give some text")
     return tuple(turns)
+
+
+NO_PROMPT = 'a prompt is text, token ids, or messages, each {"role": ..., "content": ...}'
+HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
+
+
+def prompt_ids(
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[int] | Messages,
+    *,
+    chat_template: bool,
+    system_prompt: str | None = None,
+    chat_settings: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Token ids of a prompt: text, messages of a chat, or ids, which stay as they are.
+
+    chat_template: text is the user's message where there is a template; messages need one.
+    system_prompt: the message before them. chat_settings: for the template. Raises PromptError for
+    what is empty or neither of these, and for a system prompt or settings without a template.
+    """
+    if isinstance(prompt, bytes):
+        raise PromptError("the prompt is bytes: decode them, a prompt is text")
+    if not hasattr(prompt, "__len__"):
+        raise PromptError(NO_PROMPT)
+    if not (prompt.strip() if isinstance(prompt, str) else len(prompt)):
+        raise PromptError("the prompt is empty: give some text")
+    for text in (prompt, system_prompt):
+        if isinstance(text, str) and HALF_A_CHARACTER.search(text):
+            raise PromptError("a prompt has half a character in it, a lone surrogate: leave it out")
+    messages = _messages(prompt) if chat_template or not isinstance(prompt, str) else None
+    if messages is not None and tokenizer.has_chat_template:
+        if system_prompt is not None:
+            messages = [{"role": "system", "content": system_prompt}, *messages]
+        return tokenizer.apply_chat(messages, chat_settings)
+    if system_prompt is not None or chat_settings:
+        raise PromptError(
+            "a system prompt and settings of a chat template need one, and "
+            + ("this model has none" if messages else "token ids take none")
+            + ": leave them out"
+        )
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if messages is not None:
+        raise PromptError("this model has no chat template: give the prompt as text")
+    try:
+        return [operator.index(cast(int, each)) for each in prompt]
+    except TypeError:
+        raise PromptError(NO_PROMPT) from None
+
+
+def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:
+    """A text as the user's only message, messages as they are, None for anything else."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if all(isinstance(each, Mapping) and each.keys() >= {"role", "content"} for each in prompt):
+        return cast(Messages, prompt)
+    return None
+
+
+LARGEST = 1 << 30
+"""Bytes of all documents together."""
+PIECE = 1 << 16
+"""Letters that are tokenized at a time, up to the end of a line where one comes soon."""
+
+
+def digest(files: Sequence[Path]) -> str:
+    """Digest of what the files hold, in this order.
+
+    Raises DocumentError for a file that cannot be read or is no file, and where all together are
+    larger than LARGEST.
+    """
+    _check(files)
+    whole = hashlib.blake2b(digest_size=16)
+    for file in files:
+        with _readable(file), file.open("rb") as stream:
+            whole.update(hashlib.file_digest(stream, "blake2b").digest())
+    return whole.hexdigest()
+
+
+def tokens(
+    files: Sequence[Path],
+    tokenizer: Tokenizer,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> list[NDArray[np.int32]]:
+    """The ids of each file, without the special tokens that belong around a prompt.
+
+    report: called with (done, total) bytes. Raises DocumentError as `digest` does, and for a file
+    that is no UTF-8 text or only white space.
+    """
+    total, done = _check(files), 0
+    special = list(tokenizer.special_ids)
+    documents = []
+    report(0, total)
+    for file in files:
+        parts, blank = [], True
+        for text in _pieces(file):
+            blank = blank and not text.strip()
+            ids = np.array(tokenizer.encode(text), np.int32)
+            (inner,) = np.nonzero(~np.isin(ids, special))
+            parts.append(ids[inner[0] : inner[-1] + 1] if inner.size else ids[:0])
+            done += len(text.encode())
+            report(min(done, total), total)
+        if blank:
+            raise DocumentError(f"{file} is empty: there is nothing to look up in it")
+        documents.append(np.concatenate(parts))
+    report(total, total)
+    return documents
+
+
+def _check(files: Sequence[Path]) -> int:
+    """Size of all files in bytes."""
+    total = 0
+    for file in files:
+        try:
+            status = os.stat(file)
+        except OSError as problem:
+            raise DocumentError(f"cannot read {file}: {problem.strerror}") from None
+        if stat.S_ISDIR(status.st_mode):
+            raise DocumentError(f"{file} is a directory: name the files in it that are to be read")
+        if not stat.S_ISREG(status.st_mode):
+            raise DocumentError(f"{file} is no file of text: name a regular file")
+        total += status.st_size
+    if total > LARGEST:
+        raise DocumentError(
+            f"the documents to look up have {total / 2**20:.0f} MiB, and at most "
+            f"{LARGEST / 2**20:.0f} can be searched: leave some out"
+        )
+    return total
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise DocumentError(f"cannot read {file}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise DocumentError(f"{file} is not UTF-8 text: only text can be looked up") from None
+
+
+def _pieces(file: Path) -> Iterator[str]:
+    """Texts of whole lines; line ends become \\n."""
+    with _readable(file), file.open(encoding="utf-8") as stream:
+        while text := stream.read(PIECE):
+            text += stream.readline(PIECE)
+            if "\0" in text:
+                raise DocumentError(f"{file} is not UTF-8 text: only text can be looked up")
+            yield text

@@ -9,8 +9,7 @@ from typing import Any
 
 from ..errors import CheckpointError, first_line
 from .chat import Ending, Messages
-from .growth import GROWTH, longest
-from .tokenizer_files import digest_of, extra_ids
+from .tokenizer_files import GROWTH, digest_of, extra_ids, longest
 
 EXTRA = 100
 """T5's sentinels, where nothing says how many there are."""

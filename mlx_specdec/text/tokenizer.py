@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ..checkpoints.disk.reading import check_regular
+from ..checkpoints.disk import check_regular
 from ..errors import CheckpointError
 from . import byte_level_bpe
 from .chat import Ending, Messages
@@ -113,3 +113,37 @@ def _of_encoder_decoder(directory: Path, settings: dict[str, Any]) -> Tokenizer:
     added = read_json(directory / "added_tokens.json")
     made, closes = byte_level_bpe.read(directory, named, settings, added)
     return FileTokenizer(directory, settings, ends_with_eos=closes, made=made)
+
+
+class StandInTokenizer:
+    """text.tokenizer.Tokenizer over `size` ids, the first of which are the bytes of UTF-8."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    special_ids: frozenset[int] = frozenset()
+    has_chat_template = False
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.digest = f"stand-in of {size}"
+
+    def encode(self, text: str) -> list[int]:
+        """One id a byte."""
+        return [byte % self.size for byte in text.encode("utf-8")]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """One letter an id."""
+        return "".join(chr(ord("a") + token % 26) for token in ids)
+
+    def apply_chat(
+        self,
+        prompt: str | Messages,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        ending: Ending = "answer",
+    ) -> list[int]:
+        """There is no template to apply."""
+        raise CheckpointError("this model has no chat template")
+
+    def pieces(self) -> list[str | None]:
+        """None for every id: nothing can be compared with a real vocabulary."""
+        return [None] * self.size

@@ -1,8 +1,6 @@
-"""Texts of a target, and a drafter on its hidden states that learns to draft behind some of their
-tokens, the anchors, as a task to fit.
+"""Attention of many drafts at once, each behind its own anchor of a text.
 
-Tokens behind an anchor are the text's own, so that everything drafted is learned at once; only what
-the drafter makes of them is its own. Source: arXiv 2602.06036 (DFlash).
+A query sees the rows of its text before its anchor, and whatever stands behind the same anchor.
 """
 
 from __future__ import annotations
@@ -15,15 +13,63 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..contracts import rectangle
+from ..interfaces import rectangle
 from ..models.base import Base
-from ..models.encoder_decoder import EncoderDecoderModel
-from ..models.speculators.layers import Source
-from ..models.speculators.speculator import Speculator
-from ..models.trainable import Ids
+from ..models.drafters.layers import Attention, Source
+from ..models.drafters.network import Speculator
+from ..models.t5.context import EncoderDecoderModel
+from ..models.t5.trainable import Ids
+from .collect import Rows
 from .config import DrafterConfig
 from .fit import HELD_OUT, Task
-from .rows import Rows
+
+KeysValues = tuple[mx.array, mx.array]
+
+
+def attend(
+    attention: Attention, queries: mx.array, seen: KeysValues, own: KeysValues, anchors: mx.array
+) -> mx.array:
+    """-> (texts, anchors x m, width).
+
+    queries: (texts x anchors, heads, m, head_dim). seen: keys and values of the texts' rows,
+    (texts, kv_heads, rows, head_dim) each. own: of what stands behind each anchor, (texts x
+    anchors, kv_heads, k, head_dim). anchors: (texts, anchors) int32, how many rows each sees.
+    """
+    (texts, count), (keys, values) = anchors.shape, own
+    together, heads, slots, depth = queries.shape
+    kv_heads, rows = keys.shape[1], seen[0].shape[2]
+    groups = heads // kv_heads
+    by_anchor = (together, kv_heads, groups * slots)
+    by_text = (texts, kv_heads, groups * count * slots)
+
+    queries = queries.reshape(*by_anchor, depth) * depth**-0.5
+    inside = _by_text(queries @ keys.swapaxes(-1, -2), count, groups)
+    before = _by_text(queries, count, groups).reshape(*by_text, depth) @ seen[0].swapaxes(-1, -2)
+    before = before.reshape(*inside.shape[:-1], rows)
+    hidden = mx.arange(rows) >= anchors[:, None, None, :, None, None]
+    scores = mx.concatenate([mx.where(hidden, -mx.inf, before), inside], axis=-1)
+    before, inside = mx.split(mx.softmax(scores, axis=-1), [rows], axis=-1)
+    mixed = _by_anchor(
+        (before.reshape(*by_text, rows) @ seen[1]).reshape(*inside.shape[:-1], depth)
+    )
+    mixed = mixed + _by_anchor(inside) @ values
+
+    by_slot = mixed.reshape(texts, count, heads, slots, depth).swapaxes(2, 3)
+    return attention.o_proj(by_slot.reshape(texts, count * slots, heads * depth))
+
+
+def _by_text(array: mx.array, count: int, groups: int) -> mx.array:
+    """(texts x anchors, kv_heads, groups x m, n) -> (texts, kv_heads, groups, anchors, m, n)."""
+    together, kv_heads, rows, width = array.shape
+    parts = array.reshape(together // count, count, kv_heads, groups, rows // groups, width)
+    return parts.transpose(0, 2, 3, 1, 4, 5)
+
+
+def _by_anchor(array: mx.array) -> mx.array:
+    """The way back."""
+    texts, kv_heads, groups, count, slots, width = array.shape
+    return array.transpose(0, 3, 1, 2, 4, 5).reshape(texts * count, kv_heads, groups * slots, width)
+
 
 SPACING = 4
 """Tokens of a text for one anchor: others are drawn in every epoch."""

@@ -1,22 +1,270 @@
-"""train-draft from beginning to end: a target and a file of texts -> a draft model's directory.
+"""A draft and the texts that it learns its target's distribution on, as a task to fit.
 
-Source: DistillSpec (Zhou et al., arXiv 2310.08461).
+A batch holds texts of about one length; memory holds one batch of logits. Source of the
+divergences: DistillSpec (Zhou et al., arXiv 2310.08461, sections 3 and 4).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ..assemble import Pair
-from ..checkpoints.disk import destination
-from ..checkpoints.disk.digests import Digests, combined
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
+
+from ..checkpoints import destination, files
+from ..checkpoints import disk as sizes
+from ..checkpoints import t5_keys as keys
+from ..checkpoints.disk import Digests, combined
 from ..checkpoints.files import Weights
-from ..models.trainable import trainable
+from ..checkpoints.source import as_directory, resolve
+from ..checkpoints.tensors import Tensor
+from ..checkpoints.writer import Change, write_config, write_weights
+from ..conversion.report import PROVENANCE, maker
+from ..engine.generate import Pair
+from ..errors import OptionError, VocabularyError
+from ..models import families
+from ..models.base import Base
+from ..models.self_draft import twin_of
+from ..models.t5.network import T5
+from ..models.t5.trainable import Ids
+from ..models.trainable import Trainable, dequantize, trainable
+from ..options import SELF
+from .collect import Rows
 from .config import DataConfig, DistillConfig, DraftConfig
-from .draft_files import initial, round_as_stored, short_name, write
-from .draft_task import DraftTask
+from .fit import HELD_OUT, Task
 from .run import Trained, Training, Watcher, facts, work_directory
+
+_FLOOR = -80.0
+"""Smallest log-probability told apart: less is no number in float32 once it is a probability."""
+
+
+def log_probabilities(logits: mx.array) -> mx.array:
+    """(..., vocabulary) logits of any type -> float32 log-probabilities at temperature 1."""
+    wide = logits.astype(mx.float32)
+    return mx.maximum(wide - mx.logsumexp(wide, axis=-1, keepdims=True), _FLOOR)
+
+
+def forward(target: mx.array, draft: mx.array) -> mx.array:
+    """KL(target || draft): the draft covers whatever the target may say."""
+    return (mx.exp(target) * (target - draft)).sum(axis=-1)
+
+
+def jensen_shannon(target: mx.array, draft: mx.array) -> mx.array:
+    """The mean of both distributions' KL to the distribution between them."""
+    middle = mx.logaddexp(target, draft) - mx.log(mx.array(2.0))
+    return (forward(target, middle) + forward(draft, middle)) / 2
+
+
+def total_variation(target: mx.array, draft: mx.array) -> mx.array:
+    """Half of sum |p - q|: the share that speculative sampling rejects."""
+    return mx.abs(mx.exp(target) - mx.exp(draft)).sum(axis=-1) / 2
+
+
+DIVERGENCES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
+    "forward": forward,
+    # The draft says nothing that the target would not.
+    "reverse": lambda target, draft: forward(draft, target),
+    "jsd": jensen_shannon,
+    "tvd": total_variation,
+}
+"""By the names of DistillConfig; each takes (rows, vocabulary) log p, gives (rows,)."""
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """On texts that were held out, averaged over their tokens.
+
+    loss: the divergence that is minimized. acceptance: probability that a token drafted at
+    temperature 1 is accepted, sum min(p, q) (Leviathan et al., arXiv 2211.17192, corollary 3.6).
+    agreement: share of rows with the same likeliest token, accepted at temperature 0.
+    """
+
+    loss: float
+    acceptance: float
+    agreement: float
+
+    @property
+    def score(self) -> float:
+        """What a fit minimizes: the rejected share."""
+        return 1 - self.acceptance
+
+
+class DraftTask(Task):
+    """Task of a draft, whose examples are the rows' samples.
+
+    base, rows: the target and its hidden states. prompts: what stands before each sample.
+    vocabulary: how many ids both models have.
+    """
+
+    def __init__(
+        self,
+        draft: Trainable,
+        base: Base,
+        rows: Rows,
+        prompts: Sequence[Ids],
+        vocabulary: int,
+        config: DistillConfig,
+    ) -> None:
+        super().__init__(draft.network, config, *rows.split(HELD_OUT))
+        self._draft = draft
+        self._base = base
+        self._rows = rows
+        self._prompts = prompts
+        self._vocabulary = vocabulary
+        self._divergence = DIVERGENCES[config.divergence]
+        self._texts = rows.texts()
+
+    def ordered(self, examples: np.ndarray) -> np.ndarray:
+        lengths = [len(self._prompts[s]) + len(self._texts[s]) for s in examples]
+        return examples[np.argsort(lengths, kind="stable")]
+
+    def count(self, examples: np.ndarray) -> int:
+        return sum(len(self._texts[sample]) for sample in examples)
+
+    def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
+        return self.in_windows(draw)
+
+    def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
+        """The target's logits (tokens, vocabulary), and what the draft is given."""
+        texts = [self._texts[sample] for sample in examples]
+        spans = zip(self._rows.starts[examples], texts, strict=True)
+        rows = np.concatenate([np.arange(start, start + len(text)) for start, text in spans])
+        logits = self._base.head(self._rows.states(rows)[None])[0, :, : self._vocabulary]
+        return logits, *self._draft.inputs([self._prompts[sample] for sample in examples], texts)
+
+    def loss(self, *batch: mx.array) -> mx.array:
+        """The divergence, averaged over tokens."""
+        return self._divergence(*map(log_probabilities, self._logits(*batch))).mean()
+
+    def sums(self, *batch: mx.array) -> mx.array:
+        """(4,): the divergence, the accepted share, equal first choices, and how many tokens."""
+        target, draft = self._logits(*batch)
+        p, q = log_probabilities(target), log_probabilities(draft)
+        accepted = mx.exp(mx.minimum(p, q)).sum()
+        agreeing = (mx.argmax(target, axis=-1) == mx.argmax(draft, axis=-1)).sum()
+        return mx.stack([self._divergence(p, q).sum(), accepted, agreeing, mx.array(len(target))])
+
+    def figures(self, total: mx.array) -> Closeness:
+        return Closeness(*(np.array(total[:3]) / total[3].item()).tolist())
+
+    def _logits(self, target: mx.array, *inputs: mx.array) -> tuple[mx.array, mx.array]:
+        return target, self._draft.logits(*inputs)[:, : self._vocabulary]
+
+
+STORED = mx.bfloat16
+
+
+@dataclass(frozen=True)
+class Initial:
+    """model: before its first step. config: its config.json. directory: where its tokenizer files
+    are. origin: in words, where it comes from."""
+
+    model: Base
+    config: Mapping[str, Any]
+    directory: Path
+    origin: str
+
+
+@contextmanager
+def initial(pair: Pair, asked: DraftConfig | None, seed: int) -> Iterator[Initial]:
+    """The pair's own draft, or, where it has none, a model as asked for; its files are there during
+    the block.
+
+    Raises OptionError for a target that is heads, VocabularyError for a draft that lacks tokens of
+    the target, CheckpointError as loading does.
+    """
+    if pair.heads is not None:
+        raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
+    if pair.speculator is not None and pair.draft_name is not None:
+        raise OptionError(
+            f"{pair.draft_name} reads hidden states and is no draft model: name a draft model to "
+            "begin with, or give layers"
+        )
+    if pair.draft_name == SELF:
+        raise OptionError("the draft self has no weights of its own: give layers instead")
+    if pair.draft is not None and (pair.translation or pair.draft.vocabulary < pair.vocabulary):
+        raise VocabularyError(
+            f"{pair.draft_name} knows {pair.draft.vocabulary} of the target's {pair.vocabulary} "
+            "tokens, and a draft learns to predict all of them: take another, or give layers"
+        )
+    with as_directory(resolve(pair.draft_name or pair.name)) as directory:
+        config = files.read_config(directory)
+        name = short_name(pair.draft_name or pair.name)
+        if pair.draft is not None:
+            yield Initial(pair.draft, config, directory, name)
+        elif asked is not None:
+            model, changed = shaped(pair.target, config, asked.layers, asked.width, seed)
+            layers = f"{asked.layers} layer{'' if asked.layers == 1 else 's'}"
+            width = "" if asked.width is None else f", {asked.width} wide, random weights"
+            yield Initial(model, changed, directory, f"{layers} of {name}{width}")
+
+
+def short_name(model: str) -> str:
+    """A directory's own name, a Hub name as it is."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() else model
+
+
+def round_as_stored(network: nn.Module) -> None:
+    """Every weight becomes what will be read again; all stay float32."""
+
+    def rounded(path: str, array: mx.array) -> mx.array:
+        return array.astype(_stored(network, path, array)).astype(array.dtype)
+
+    network.update(tree_map_with_path(rounded, network.parameters()))
+    mx.eval(network.parameters())
+
+
+def write(directory: Path, network: nn.Module, initial: Initial, facts: Mapping[str, Any]) -> None:
+    """All files of the model; facts: what provenance.json tells besides digests. Raises OSError."""
+    tensors = {
+        name: array.astype(_stored(network, name, array))
+        for name, array in tree_flatten(network.parameters())
+    }
+    for file in files.tokenizer_files(initial.directory):
+        shutil.copyfile(file, directory / file.name)
+    write_trained(directory, tensors, _config(network, initial.config), facts)
+
+
+def write_trained(
+    directory: Path,
+    tensors: Mapping[str, mx.array],
+    config: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> None:
+    """Weights, config.json and provenance.json, as `write` says."""
+    named = [(name, Tensor.of(array)) for name, array in sorted(tensors.items())]
+    shard_bytes = sizes.default_shard_bytes()
+    write_weights(directory, named, lambda name, tensor: Change(), shard_bytes=shard_bytes)
+    write_config(directory, config, None)
+    with Digests([*sorted(directory.glob("model*")), directory / "config.json"]) as digests:
+        written = {name: asdict(digest) for name, digest in digests.result().items()}
+    text = json.dumps({**maker(), **facts, "files": written}, indent=2, ensure_ascii=False)
+    (directory / PROVENANCE).write_text(text + "\n", encoding="utf-8")
+
+
+def _stored(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:
+    """Half precision, but for what a model wants kept."""
+    may = getattr(network, "cast_predicate", lambda _: True)
+    return STORED if may(name) and mx.issubdtype(array.dtype, mx.floating) else array.dtype
+
+
+def _config(network: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
+    changed = {key: value for key, value in config.items() if not key.startswith("quantization")}
+    changed["dtype"] = str(STORED).rpartition(".")[2]
+    changed.pop("torch_dtype", None)
+    if isinstance(network, T5):
+        changed["tie_word_embeddings"] = not network.config.own_head
+        changed["scale_decoder_outputs"] = keys.scales_output(config)
+    return changed
 
 
 def train(
@@ -60,3 +308,72 @@ def train(
         with destination.directory(output) as made:
             write(made, student.network, begun, told)
     return training.trained(output, task, outcome, start)
+
+
+EMBEDDING_SPREAD = 0.02
+
+
+def shaped(
+    model: Base, config: Mapping[str, Any], layers: int, width: int | None, seed: int
+) -> tuple[Base, dict[str, Any]]:
+    """A model with `layers` of the decoder's layers, and its config.json.
+
+    config: the model's. width: of hidden states; None keeps it and takes the model's own layers,
+    evenly chosen, with all that is around them. seed: of random weights. Raises OptionError for a
+    shape that the model cannot have.
+    """
+    family, network = families.of_model(model), model.network
+    depth = len(family.layers(network))
+    if layers > depth:
+        raise OptionError(f"layers must be 1 to the target's {depth}, not {layers}")
+    chosen = [round(at * (depth - 1) / max(1, layers - 1)) for at in range(layers)]
+    plain = {k: v for k, v in config.items() if not k.startswith("quantization")}
+    asked = family.with_layers(plain, chosen)
+    if width is not None:
+        asked = family.with_width(asked, width)
+    model = family.empty(asked, network)
+    small = model.network
+    own = family.layers(network)
+    weights = _copied(network, own, small, chosen) if width is None else _random(small, seed)
+    small.update(tree_unflatten(list(weights)))
+    mx.eval(small.parameters())
+    return model, asked
+
+
+def _copied(
+    network: nn.Module, layers: Sequence[nn.Module], small: nn.Module, chosen: Sequence[int]
+) -> Iterator[tuple[str, mx.array]]:
+    """Each of the small network's arrays, from the layer that it stands for."""
+    path = next((path for path, module in network.named_modules() if module is layers[0]), "")
+    before = path.removesuffix("0")
+    whole = twin_of(network)
+    dequantize(whole)
+    given = dict(tree_flatten(whole.parameters()))
+    for name, array in tree_flatten(small.parameters()):
+        source = name
+        if before and name.startswith(before):
+            number, _, rest = name.removeprefix(before).partition(".")
+            source = f"{before}{chosen[int(number)]}.{rest}"
+        if source not in given or given[source].shape != array.shape:
+            raise OptionError(
+                "the target's layers are not alike, and a few of them are no model: give a draft "
+                "model to begin with"
+            )
+        yield name, given[source]
+
+
+def _random(network: nn.Module, seed: int) -> Iterator[tuple[str, mx.array]]:
+    """Matrices of variance 1 / inputs, embeddings as their families begin with; vectors stay."""
+    tables = {
+        f"{path}.weight" for path, m in network.named_modules() if isinstance(m, nn.Embedding)
+    }
+    leaves = sorted(tree_flatten(network.parameters()))
+    draws = mx.random.split(mx.random.key(seed), len(leaves))
+    for (name, array), draw in zip(leaves, draws, strict=True):
+        if array.ndim < 2 or not mx.issubdtype(array.dtype, mx.floating):
+            yield name, array
+            continue
+        spread = array.shape[-1] ** -0.5
+        if name in tables:
+            spread = 1.0 if name == keys.SHARED else EMBEDDING_SPREAD
+        yield name, spread * mx.random.normal(array.shape, key=draw)

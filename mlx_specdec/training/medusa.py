@@ -1,21 +1,126 @@
-"""train-medusa from beginning to end: a model and a file of texts -> a directory of heads."""
+"""Medusa heads before their first step, and the rows that they learn, as a task to fit.
+
+Source of the loss: Medusa (Cai et al., arXiv 2401.10774, section 2.2.1).
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 
-from ..assemble import Pair
-from ..checkpoints.disk import destination
+from ..checkpoints import destination
 from ..checkpoints.formats.medusa import BASE, COUNT, LAYERS, SAFETENSORS
+from ..engine.generate import Pair
 from ..errors import OptionError
-from ..models.medusa_heads import MedusaHeads
-from .config import DataConfig, HeadsConfig
-from .head_task import HeadTask, initial_heads
+from ..models.base import Base
+from ..models.drafters.medusa import MedusaHeads
+from .collect import Rows
+from .config import DataConfig, HeadsConfig, TrainConfig
+from .fit import HELD_OUT, Task
 from .run import Trained, Training, Watcher, work_directory
+
+DECAY = 0.8
+"""Head i counts DECAY ** i: what it says matters only where those before it were right."""
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """On texts that were held out: the weighted loss, and per head the share of rows whose token
+    is the likeliest, and among the likeliest TOP."""
+
+    loss: float
+    top1: tuple[float, ...]
+    top5: tuple[float, ...]
+
+    @property
+    def score(self) -> float:
+        """What a fit minimizes: the loss."""
+        return self.loss
+
+
+class HeadTask(Task):
+    """Task of some heads, whose examples are rows.
+
+    A batch is states (n, width), and targets (n, heads) int32, -1 where a head has nothing to say.
+    """
+
+    def __init__(self, heads: MedusaHeads, rows: Rows, config: TrainConfig) -> None:
+        _, held_out = rows.split(HELD_OUT)
+        first = rows.starts[held_out[0]]
+        train, held_out = np.split(np.arange(int(rows.lengths.sum())), [first])
+        super().__init__(heads, config, train, held_out)
+        self._heads = heads
+        self._rows = rows
+        self._targets = rows.targets(heads.count)
+
+    def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
+        """Sorted within a batch, because they are read from a disk."""
+        return [np.sort(part) for part in self.cut(draw.permutation(self.train))]
+
+    def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
+        return self._rows.states(examples), mx.array(self._targets[examples])
+
+    def loss(self, *batch: mx.array) -> mx.array:
+        """Cross-entropy, averaged over each head's rows and then over heads with DECAY."""
+        _, entropy, valid = self._entropy(*batch)
+        return _weighted(entropy.sum(axis=1), valid.sum(axis=1))
+
+    def sums(self, *batch: mx.array) -> mx.array:
+        """(4, heads): losses, how many there are, and those whose token is first or among TOP."""
+        states, targets = batch
+        logits, entropy, valid = self._entropy(states, targets)
+        right = mx.take_along_axis(logits, mx.maximum(targets.T, 0)[..., None], axis=-1)
+        better = (logits > right).sum(axis=-1)
+        parts = entropy, valid, (better < 1) & valid, (better < TOP) & valid
+        return mx.stack([part.sum(axis=1).astype(mx.float32) for part in parts])
+
+    def figures(self, total: mx.array) -> Accuracy:
+        """Averages over the tokens that were asked for."""
+        lost, count, first, among = np.array(total)
+        count = np.maximum(count, 1)
+        top1, top5 = ((part / count).round(4).tolist() for part in (first, among))
+        loss = _weighted(mx.array(lost), mx.array(count))
+        return Accuracy(float(np.array(loss)), tuple(top1), tuple(top5))
+
+    def _entropy(self, states: mx.array, targets: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Logits (heads, n, vocabulary), cross-entropy (heads, n), and where something was asked;
+        the cross-entropy is 0 elsewhere."""
+        heads = self._heads
+        refined = heads.refine(states.astype(mx.float32), heads.count)
+        logits = heads.project(refined).astype(mx.float32)
+        entropy = nn.losses.cross_entropy(logits, mx.maximum(targets.T, 0))
+        return logits, mx.where(targets.T >= 0, entropy, 0), targets.T >= 0
+
+
+def initial_heads(base: Base, count: int, layers: int, *, own_output: bool) -> MedusaHeads:
+    """Heads that say what the base says of the next token: residual layers that add nothing.
+
+    float32, whatever the base's dtype: steps are too small for half precision.
+    """
+    width = base.width
+    zeros = [(mx.zeros((count, width, width)), mx.zeros((count, width))) for _ in range(layers)]
+    heads = MedusaHeads(base, zeros)
+    if own_output:
+        # The columns of the base's output layer, whatever holds them: tied, quantized or neither.
+        unit = mx.eye(width, dtype=base.state_dtype)[None]
+        columns = base.head(unit)[0].astype(mx.float32).T
+        heads.output = mx.repeat(columns[None], count, axis=0)
+    mx.eval(heads.parameters())
+    return heads
+
+
+def _weighted(sums: mx.array, counts: mx.array) -> mx.array:
+    """Averages per head, averaged over heads with DECAY."""
+    weights = DECAY ** mx.arange(len(sums))
+    return (sums / mx.maximum(counts, 1) * weights).sum() / weights.sum()
 
 
 def train(

@@ -16,14 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..assemble import Pair
-from ..contracts import Progress
+from ..engine.generate import Pair
+from ..engine.prompt_cache_files import fingerprint
 from ..errors import OutputError
-from ..prompt_cache.store import fingerprint
-from .collect import collect, read_samples
+from ..interfaces import Progress
+from .collect import Rows, collect, read_samples
 from .config import DataConfig, TrainConfig
 from .fit import Fit, Measured, Outcome, Step, Task
-from .rows import Rows
 
 
 @dataclass(frozen=True)

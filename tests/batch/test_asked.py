@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.batch.asked import ask
-from mlx_specdec.batch.lines import Line
+from mlx_specdec.cli.batch_files import Line
+from mlx_specdec.cli.batch_run import ask
 from mlx_specdec.options import Options
 
 OPTIONS = Options(max_tokens=9, seed=1, rule="token", stop="x")

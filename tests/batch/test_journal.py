@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.batch import journal as module
-from mlx_specdec.batch.journal import Journal
+from mlx_specdec.cli import batch_files as module
+from mlx_specdec.cli.batch_files import Journal
 from mlx_specdec.errors import OutputError
 
 HEADER = {"input": "in.txt", "sha256": "12", "settings": {"seed": 0, "stop": None}}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.batch import lines
-from mlx_specdec.batch.lines import Line, Lines
+from mlx_specdec.cli import batch_files as lines
+from mlx_specdec.cli.batch_files import Line, Lines
 from mlx_specdec.errors import PromptError
 
 

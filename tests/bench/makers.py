@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlx_specdec.bench.measure import Case, Measurements
-from mlx_specdec.bench.methods import Length, Method, Sample
-from mlx_specdec.decoding.rounds import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.decoding.statistics import Recorder
+from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.measure.methods import Length, Method, Sample
+from mlx_specdec.measure.samples import Case, Measurements
 
 
 def sample(

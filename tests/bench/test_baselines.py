@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 from mlx_lm.generate import BatchGenerator
 
-from mlx_specdec.assemble import Pair, load
-from mlx_specdec.bench.baselines import find_baselines, mlx_lm_file_methods, mlx_lm_methods
-from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError, threads, weights
-from mlx_specdec.bench.transformers_baseline import (
+from mlx_specdec.engine.generate import Pair, load
+from mlx_specdec.errors import PromptError
+from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods, mlx_lm_methods
+from mlx_specdec.measure.transformers_baseline import (
+    HuggingFace,
     Listener,
+    NoBaselineError,
     sampling,
+    threads,
     transformers_file_methods,
     transformers_methods,
+    weights,
 )
-from mlx_specdec.errors import PromptError
 from mlx_specdec.options import SELF, Options
 
 from ..cli.conftest import make_llama, make_t5

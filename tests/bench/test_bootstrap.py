@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mlx_specdec.bench.bootstrap import FEWEST, Paired, speed_up
+from mlx_specdec.measure.analysis import FEWEST, Paired, speed_up
 
 
 def test_a_constant_ratio_has_no_width_however_the_machine_drifts() -> None:

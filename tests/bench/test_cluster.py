@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.bench.analysis import Analysis, RoundParts, analyse
-from mlx_specdec.bench.cluster import of_cluster
-from mlx_specdec.bench.report import page
-from mlx_specdec.bench.table import cluster_table, cluster_text
+from mlx_specdec.measure.analysis import Analysis, RoundParts, analyse
+from mlx_specdec.measure.cluster import of_cluster
+from mlx_specdec.measure.report import page
+from mlx_specdec.measure.table import cluster_table, cluster_text
 
 from ..costs.test_cluster import CASES, EXPECTED, THRESHOLDS, costs, share
 from .makers import measured, method, sample

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.bench.hugging_face import NoBaselineError, build, settings, weights
 from mlx_specdec.checkpoints import files
+from mlx_specdec.measure.transformers_baseline import NoBaselineError, build, settings, weights
 from mlx_specdec.models.loading import load_model
 
 from .fake_hugging_face import FakeHuggingFace, FakeModel

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.bench.methods import ALWAYS_TIMED, pass_timer
 from mlx_specdec.errors import PromptError
+from mlx_specdec.measure.methods import ALWAYS_TIMED, pass_timer
 
 from ..priced import Clock, PricedModel
 

@@ -12,12 +12,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.assemble import Pair, generate, load
-from mlx_specdec.bench import probe as probing
-from mlx_specdec.bench.probe import SETTINGS, Numbering, Probe, probe
-from mlx_specdec.contracts import after
+from mlx_specdec.engine.generate import Pair, generate, load
+from mlx_specdec.engine.prepare import encode
 from mlx_specdec.errors import OptionError
-from mlx_specdec.prepare import encode
+from mlx_specdec.interfaces import after
+from mlx_specdec.measure import probe as probing
+from mlx_specdec.measure.probe import SETTINGS, Numbering, Probe, probe
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from .. import tiny

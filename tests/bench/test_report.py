@@ -14,16 +14,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mlx_specdec import bench
-from mlx_specdec.bench.analysis import Analysis, Figures, analyse
-from mlx_specdec.bench.bootstrap import Estimate, SpeedUp
-from mlx_specdec.bench.charts import charts
-from mlx_specdec.bench.drawing import Bar, Series, bar_chart, line_chart, ticks
-from mlx_specdec.bench.report import page, write_report
-from mlx_specdec.bench.setting import Setting
-from mlx_specdec.bench.table import verdict
-from mlx_specdec.costs.passes import PassCosts
+from mlx_specdec import measure as bench
 from mlx_specdec.errors import OutputError
+from mlx_specdec.measure.analysis import Analysis, Estimate, Figures, SpeedUp, analyse
+from mlx_specdec.measure.drawing import Bar, Series, bar_chart, charts, line_chart, ticks
+from mlx_specdec.measure.passes import PassCosts
+from mlx_specdec.measure.report import page, write_report
+from mlx_specdec.measure.setting import Setting
+from mlx_specdec.measure.table import verdict
 
 from .makers import measured, method, sample
 

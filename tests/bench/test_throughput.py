@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.assemble import Pair
-from mlx_specdec.bench.baselines import find_baselines, mlx_lm_file_methods
-from mlx_specdec.bench.charts import charts
-from mlx_specdec.bench.hugging_face import HuggingFace, NoBaselineError
-from mlx_specdec.bench.methods import Sample
-from mlx_specdec.bench.report import page
-from mlx_specdec.bench.table import FILE_COLUMNS, table, verdict
-from mlx_specdec.bench.throughput import (
+from mlx_specdec.engine.generate import Pair
+from mlx_specdec.errors import PromptError
+from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods
+from mlx_specdec.measure.drawing import charts
+from mlx_specdec.measure.methods import Sample
+from mlx_specdec.measure.report import page
+from mlx_specdec.measure.table import FILE_COLUMNS, table, verdict
+from mlx_specdec.measure.throughput import (
     FileMethod,
     Prompts,
     Texts,
@@ -26,7 +26,7 @@ from mlx_specdec.bench.throughput import (
     file_methods,
     measure_files,
 )
-from mlx_specdec.errors import PromptError
+from mlx_specdec.measure.transformers_baseline import HuggingFace, NoBaselineError
 from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import Prompt
 

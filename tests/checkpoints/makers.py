@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_specdec.checkpoints import keys
+from mlx_specdec.checkpoints import t5_keys as keys
 
 T5: dict[str, Any] = {
     "model_type": "t5",

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.disk import destination
+from mlx_specdec.checkpoints import destination
 from mlx_specdec.checkpoints.files import Weights
 from mlx_specdec.checkpoints.quantization import Quantization
 from mlx_specdec.checkpoints.tensors import Tensor
-from mlx_specdec.checkpoints.verify import compare
 from mlx_specdec.checkpoints.writer import Change, write_weights
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.conversion.verify import compare
 from mlx_specdec.errors import CheckpointError, OutputError
 
 from .makers import T5, t5_weights, write_t5

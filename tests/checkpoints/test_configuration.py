@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.checkpoints.configuration import check_generates, check_numbers
-from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 

@@ -17,16 +17,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints import files, keys, verify, writer
-from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints import files, writer
+from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.tensors import PIECE_BYTES
-from mlx_specdec.errors import (
-    CheckpointError,
-    OptionError,
-    OutputError,
-    SourceError,
-    SpecdecError,
-)
+from mlx_specdec.conversion import verify
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.errors import CheckpointError, OptionError, OutputError, SourceError, SpecdecError
 
 from .makers import T5, listing, save, t5_weights, write_sharded_t5, write_t5
 
@@ -535,7 +531,7 @@ def test_a_t5_is_converted_without_mlx_lm_transformers_or_torch(tmp_path: Path) 
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from mlx_specdec.checkpoints.convert import convert\n"
+        "from mlx_specdec.conversion.convert import convert\n"
         f"convert({str(source)!r}, Path({str(tmp_path / 'out')!r}), quantize=True, "
         "q_group_size=32)\n"
         "assert not {'mlx_lm', 'transformers', 'torch'} & set(sys.modules)\n"

@@ -14,7 +14,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.checkpoints import files, shards
-from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError, OptionError
 
 from .. import tiny

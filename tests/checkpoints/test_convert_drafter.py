@@ -8,13 +8,13 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.files import Weights
-from mlx_specdec.checkpoints.report import Report
-from mlx_specdec.checkpoints.speculators import read
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.conversion.report import Report
 from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.models.drafters import module_of
+from mlx_specdec.models.drafters.kinds import read
 from mlx_specdec.models.number_format import NumberFormat, on_cpu
-from mlx_specdec.models.speculators import module_of
 
 from ..models.test_speculators import FIXTURES, Lender, drafts_of
 from ..speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3, write

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.compare_models import compare_logits
+from mlx_specdec.conversion.compare import compare_logits
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError, OutputError, SourceError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -194,7 +194,7 @@ def test_a_t5_is_converted_without_mlx_lm_and_torch(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from mlx_specdec.checkpoints.convert import convert\n"
+        "from mlx_specdec.conversion.convert import convert\n"
         f"convert({str(FIXTURES / 't5-q8_0.gguf')!r}, Path({str(tmp_path / 'out')!r}))\n"
         "assert not {'mlx_lm', 'transformers', 'torch'} & set(sys.modules)\n"
     )

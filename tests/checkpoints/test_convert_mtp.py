@@ -10,8 +10,8 @@ import mlx_lm.utils
 import pytest
 
 from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.mtp_layers import FILE
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import OutputError
 
 from .. import mtp
@@ -68,7 +68,7 @@ def test_a_file_that_was_read_back_otherwise_is_no_result(
     def write(file: Path, *_: object) -> None:
         shutil.copyfile(other, file)
 
-    monkeypatch.setattr("mlx_specdec.checkpoints.convert.write_beside", write)
+    monkeypatch.setattr("mlx_specdec.conversion.convert.write_beside", write)
     with pytest.raises(OutputError, match="another type or shape"):
         convert(str(source), tmp_path / "result")
     assert not (tmp_path / "result").exists()

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.compare_models import compare_logits
+from mlx_specdec.conversion.compare import compare_logits
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 
@@ -153,7 +153,7 @@ def test_torchs_weights_are_converted_without_torch_mlx_lm_or_transformers(tmp_p
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from mlx_specdec.checkpoints.convert import convert\n"
+        "from mlx_specdec.conversion.convert import convert\n"
         f"convert({str(torch)!r}, Path({str(tmp_path / 'out')!r}))\n"
         "assert not {'mlx_lm', 'transformers', 'torch'} & set(sys.modules)\n"
     )

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.disk.destination import check_free, check_room, directory
+from mlx_specdec.checkpoints.destination import check_free, check_room, directory
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import OutputError
 
 from .makers import listing, write_t5
@@ -158,7 +158,7 @@ def test_no_directory_is_overwritten_that_somebody_is_in(
 HELD = """
 import sys
 from pathlib import Path
-from mlx_specdec.checkpoints.disk.destination import directory
+from mlx_specdec.checkpoints.destination import directory
 
 with directory(Path(sys.argv[1])) as work:
     print("begun", flush=True)

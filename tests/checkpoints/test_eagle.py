@@ -8,9 +8,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints.speculators import check_is_none, kind_of, read
-from mlx_specdec.checkpoints.speculators.peagle import PEagleFiles
 from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.drafters.kinds import check_is_none, kind_of, read
+from mlx_specdec.models.drafters.peagle import PEagleFiles
 
 from ..speculators import VOCABULARY, WIDTH, eagle, eagle3, peagle, write
 from ..text.makers import byte_level

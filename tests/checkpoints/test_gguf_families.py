@@ -22,12 +22,10 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes
 
 from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.formats.gguf.decoder_only import describe_decoder_only
-from mlx_specdec.checkpoints.formats.gguf.families import FAMILIES
-from mlx_specdec.checkpoints.formats.gguf.header import read_header
-from mlx_specdec.checkpoints.formats.gguf.layout import Finder, Metadata
+from mlx_specdec.checkpoints.formats.gguf.families import FAMILIES, describe_decoder_only
+from mlx_specdec.checkpoints.formats.gguf.header import Finder, Metadata, read_header
 from mlx_specdec.checkpoints.tensors import Malformed
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.models.loading import load_model
 
 SIZES = {

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from mlx_specdec.checkpoints.formats.gguf.layout import Metadata
-from mlx_specdec.checkpoints.formats.gguf.text_rules import RULES
-from mlx_specdec.checkpoints.formats.gguf.tokenizer import build
+from mlx_specdec.checkpoints.formats.gguf.header import Metadata
+from mlx_specdec.checkpoints.formats.gguf.tokenizer import RULES, build
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {

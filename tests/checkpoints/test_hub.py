@@ -18,10 +18,11 @@ from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
 from mlx_specdec.checkpoints import files, shards
-from mlx_specdec.checkpoints.hub import headers, transfer
-from mlx_specdec.checkpoints.hub.choice import choose
-from mlx_specdec.checkpoints.inspect import inspect
+from mlx_specdec.checkpoints.hub import repository as headers
+from mlx_specdec.checkpoints.hub import transfer
+from mlx_specdec.checkpoints.hub.repository import choose
 from mlx_specdec.checkpoints.source import resolve, resolve_config
+from mlx_specdec.conversion.inspect import inspect
 from mlx_specdec.errors import CheckpointError, SourceError
 from mlx_specdec.models.loading import load_model
 

@@ -9,12 +9,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints import keys
-from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile
 from mlx_specdec.checkpoints.formats.torch.file import TorchFile
-from mlx_specdec.checkpoints.inspect import inspect
-from mlx_specdec.checkpoints.inspection import Inspection
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.conversion.inspect import Inspection, inspect
 from mlx_specdec.errors import CheckpointError, SourceError
 
 from .makers import T5, t5_weights, write_t5

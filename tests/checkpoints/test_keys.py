@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.checkpoints import keys
+from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.quantization import Quantization, stored_quantization
 from mlx_specdec.errors import CheckpointError
 

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.disk import destination
-from mlx_specdec.checkpoints.disk.destination import directory
+from mlx_specdec.checkpoints import destination
+from mlx_specdec.checkpoints.destination import directory
+from mlx_specdec.conversion.convert import convert
 
 from .makers import listing, write_t5
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mlx_specdec.checkpoints.disk import destination
+from mlx_specdec.checkpoints import destination
 from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.conversion.convert import convert
 
 source, target, moment = sys.argv[1:]
 
@@ -134,8 +134,8 @@ def refuse(*given):  # as some file systems of a network do
     raise OSError(errno.ENOLCK, "no locks")
 
 fcntl.flock = refuse
-import mlx_specdec.loading
-from mlx_specdec.checkpoints.disk import destination
+import mlx_specdec.engine
+from mlx_specdec.checkpoints import destination
 
 with destination.directory(Path(sys.argv[1])) as work, destination.temporary():
     assert not destination.sweep(Path(sys.argv[1])) and work.is_dir()

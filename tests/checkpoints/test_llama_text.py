@@ -13,8 +13,8 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.formats.meta.text import read_tokenizer
+from mlx_specdec.checkpoints.formats.meta.tokenizer import read_tokenizer
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.text.file_tokenizer import FileTokenizer
 from mlx_specdec.text.tokenizer import load_tokenizer

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from mlx_specdec import Options, generate, load
 from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.formats.meta.file import MetaFile
-from mlx_specdec.checkpoints.formats.meta.params import read_params, rotary_rows
-from mlx_specdec.compare_models import compare_logits
+from mlx_specdec.checkpoints.formats.meta.file import MetaFile, read_params, rotary_rows
+from mlx_specdec.conversion.compare import compare_logits
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 
 from .meta_makers import CLOSE, META, change_part, copy_meta, distance, read_part

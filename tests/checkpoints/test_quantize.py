@@ -12,12 +12,13 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.convert import mixed_quant_predicate_builder
 
-from mlx_specdec.checkpoints import files, keys, writer
-from mlx_specdec.checkpoints.convert import convert
-from mlx_specdec.checkpoints.disk import sizes
-from mlx_specdec.checkpoints.inspect import inspect
+from mlx_specdec.checkpoints import disk as sizes
+from mlx_specdec.checkpoints import files, writer
+from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.quantization import MIXED, MODES, Quantization
-from mlx_specdec.compare_models import compare_logits
+from mlx_specdec.conversion.compare import compare_logits
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.conversion.inspect import inspect
 from mlx_specdec.errors import OptionError, OutputError
 from mlx_specdec.models.loading import load_model
 

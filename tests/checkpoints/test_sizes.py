@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints.disk import sizes
+from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.errors import OptionError
 
 

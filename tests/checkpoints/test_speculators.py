@@ -8,11 +8,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints.speculators import KINDS, kind_of, read
-from mlx_specdec.checkpoints.speculators.dflash import BlockFiles
-from mlx_specdec.checkpoints.speculators.eagle3 import Eagle3Files
-from mlx_specdec.checkpoints.speculators.layout import SpeculatorFiles
 from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.drafters.dflash import BlockFiles
+from mlx_specdec.models.drafters.eagle3 import Eagle3Files
+from mlx_specdec.models.drafters.files import SpeculatorFiles
+from mlx_specdec.models.drafters.kinds import KINDS, kind_of, read
 
 from .. import speculators, tiny
 from ..speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3

@@ -9,7 +9,7 @@ import huggingface_hub as hub
 import mlx_lm.utils
 import pytest
 
-from mlx_specdec.checkpoints.convert import convert
+from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import OutputError
 
 from .. import tiny

@@ -28,8 +28,8 @@ from mlx_specdec.cli.app import (
     train_draft,
     train_medusa,
 )
-from mlx_specdec.models.t5 import T5
-from mlx_specdec.models.t5_config import T5Config
+from mlx_specdec.models.t5.config import T5Config
+from mlx_specdec.models.t5.network import T5
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from .. import tiny

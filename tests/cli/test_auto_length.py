@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import calibration, user_cache
+from mlx_specdec import process as user_cache
+from mlx_specdec.measure import calibrate as calibration
 
 from .conftest import Run
 

@@ -213,7 +213,7 @@ def test_the_end_of_memory_is_told_in_one_line(
     def fail(*_: object, **__: object) -> None:
         raise problem
 
-    monkeypatch.setattr("mlx_specdec.assemble.stream_generate", fail)
+    monkeypatch.setattr("mlx_specdec.engine.generate.stream_generate", fail)
     told(run("generate", PROMPT, "--model", t5), "the memory does not suffice")
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from mlx_specdec import Options, generate, load
-from mlx_specdec.batch import lines
-from mlx_specdec.batch import run as running
-from mlx_specdec.batch.journal import Journal
-from mlx_specdec.batch.lines import Lines
-from mlx_specdec.batch.run import BatchRun
+from mlx_specdec.cli import batch as running
+from mlx_specdec.cli import batch_files as lines
+from mlx_specdec.cli.batch_files import Journal, Lines
+from mlx_specdec.cli.batch_run import BatchRun
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from .. import tiny

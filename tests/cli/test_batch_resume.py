@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.batch.journal import Journal
+from mlx_specdec.cli.batch_files import Journal
 
 from .batches import ENDLESS, left_in, sentences, write
 from .conftest import Run
@@ -57,7 +57,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bytes(
 
 STOPPING = """
 import os, sys
-from mlx_specdec.batch.journal import Journal
+from mlx_specdec.cli.batch_files import Journal
 from mlx_specdec.cli import start
 
 results, number = map(int, (sys.argv.pop(1), sys.argv.pop(1)))

@@ -20,7 +20,7 @@ from .test_bad_input import told
 @pytest.fixture(autouse=True)
 def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes cost is of no interest here."""
-    monkeypatch.setattr("mlx_specdec.bench.methods.TURNS", 2)
+    monkeypatch.setattr("mlx_specdec.measure.methods.TURNS", 2)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_peers_are_not_looked_for_unless_asked_for(
     def never(*given: object) -> None:
         raise AssertionError("looked for peers")
 
-    monkeypatch.setattr("mlx_specdec.bench.baselines.find_baselines", never)
+    monkeypatch.setattr("mlx_specdec.measure.baselines.find_baselines", never)
     asked = ("bench", prompts, "--model", t5, "--num-draft", 2, "--repeats", 1, "-m", 4)
     assert run(*asked).code == 0
 

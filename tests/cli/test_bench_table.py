@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.bench.bootstrap import Estimate, SpeedUp
-from mlx_specdec.cli import bench_table
+from mlx_specdec.cli import bench_output as bench_table
+from mlx_specdec.measure.analysis import Estimate, SpeedUp
 
 from .conftest import Run
 from .test_bad_input import told

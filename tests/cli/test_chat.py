@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.assemble import generate, load
 from mlx_specdec.decoding.loop import Decoding
+from mlx_specdec.engine.generate import generate, load
 from mlx_specdec.options import Options
 
 from .conftest import Outcome, Run, make_llama

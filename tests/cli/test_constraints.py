@@ -56,7 +56,7 @@ def test_every_text_of_a_batch_fits_and_another_schema_is_another_run(
 def test_a_journal_of_another_schema_is_not_gone_on_with(
     run: Run, t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlx_specdec.batch.journal import Journal
+    from mlx_specdec.cli.batch_files import Journal
 
     prompts = write(tmp_path / "in.txt", ["les pates", "deux oeufs"])
     command = ("batch", prompts, "-o", output, "--model", t5, "--quiet")

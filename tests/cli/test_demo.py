@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import blas
+from mlx_specdec import process as blas
 from mlx_specdec.cli import pairs
 
 from .conftest import Run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.estimate import pair as estimating
+from mlx_specdec.measure import estimate as estimating
 
 from .. import tiny
 from ..models.test_outline import T5

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import __version__, user_cache
+from mlx_specdec import __version__
+from mlx_specdec import process as user_cache
 from mlx_specdec.cli import render
 from mlx_specdec.text.tokenizer import load_tokenizer
 

@@ -17,7 +17,7 @@ import typer.main
 from mlx_specdec.cli import app as program
 from mlx_specdec.cli import flags, groups
 from mlx_specdec.cli.drafting import Drafting
-from mlx_specdec.cli.text_flags import Constraints, Penalties
+from mlx_specdec.cli.groups import Constraints, Penalties
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
@@ -155,7 +155,7 @@ def test_a_revision_reaches_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -
     def load(*names: object, revision: str | None = None, **rest: object) -> None:
         raise OptionError(f"loading {revision}")
 
-    monkeypatch.setattr("mlx_specdec.assemble.load", load)
+    monkeypatch.setattr("mlx_specdec.engine.generate.load", load)
     done = run("generate", "x", "--model", "some/model", "--revision", "v2")
     assert (done.code, done.err) == (2, "error: loading v2\n")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.checkpoints.disk import sizes
+from mlx_specdec.checkpoints import disk as sizes
 
 from .batches import records, write
 from .conftest import Run
@@ -40,7 +40,7 @@ def test_a_prompt_beyond_the_memory_is_refused_before_it_is_read(
 ) -> None:
     """As 20 million tokens are for any machine; of a batch one line is an error."""
     memory = (t5 / "model.safetensors").stat().st_size + 50_000_000
-    monkeypatch.setattr("mlx_specdec.checkpoints.disk.sizes.memory", lambda: memory)
+    monkeypatch.setattr("mlx_specdec.checkpoints.disk.memory", lambda: memory)
     long = "Les pates, " * 20_000
     told(
         run("generate", long, "--model", t5),

@@ -169,7 +169,7 @@ def test_estimate_knows_drafters_by_their_configuration(
 def test_bench_measures_drafts_of_several_kinds_side_by_side(
     run: Run, llama: Path, vocabulary: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_specdec.bench.methods.TURNS", 2)
+    monkeypatch.setattr("mlx_specdec.measure.methods.TURNS", 2)
     one = eagle3(tmp_path / "one", vocabulary=vocabulary)
     other = eagle3(tmp_path / "other", vocabulary=vocabulary, seed=3)
     block = dflash(tmp_path / "block", vocabulary=vocabulary, markov="gated")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.cli import prompt, render
-from mlx_specdec.cli.prompt import read_prompt
+from mlx_specdec.cli import generate as prompt
+from mlx_specdec.cli import render
+from mlx_specdec.cli.generate import read_prompt
 from mlx_specdec.decoding.stop_criteria import Emission, Piece
 from mlx_specdec.errors import PromptError
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.assemble import load
+from mlx_specdec.engine.generate import load
+from mlx_specdec.engine.prepare import encode
 from mlx_specdec.models.loading import task_prefix
 from mlx_specdec.options import Options
-from mlx_specdec.prepare import encode
 
 from .conftest import Run
 

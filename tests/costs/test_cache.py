@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import user_cache
-from mlx_specdec.costs import cache as cost_cache
-from mlx_specdec.costs.cache import CostKey
-from mlx_specdec.costs.learned import Learned
+from mlx_specdec import process as user_cache
+from mlx_specdec.draft_length import cache as cost_cache
+from mlx_specdec.draft_length.cache import CostKey
+from mlx_specdec.draft_length.learned import Learned
 
 from ..decoding.simulator import CURVES, Machine, Texts, constant
 

@@ -6,8 +6,14 @@ import random
 
 import pytest
 
-from mlx_specdec.costs.cluster import break_even, pays_below, shared
-from mlx_specdec.costs.speedup import RoundCost, emitted, speedups
+from mlx_specdec.draft_length.speedup import (
+    RoundCost,
+    break_even,
+    emitted,
+    pays_below,
+    shared,
+    speedups,
+)
 
 # name: (plain step in ms, layers, divided, drafted, V, tokens a round, draft in ms a round)
 CASES = {

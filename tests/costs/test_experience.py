@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec import user_cache
-from mlx_specdec.costs import experience
-from mlx_specdec.costs.experience import Experience, TextKey
+from mlx_specdec import process as user_cache
+from mlx_specdec.draft_length import experience
+from mlx_specdec.draft_length.experience import Experience, TextKey
 
 KEY = TextKey("target", 10, "draft", 5, "float32", 0, "coupled 0")
 THREE = Experience(((3.0,), (1.0,)), 0.0)

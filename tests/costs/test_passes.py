@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_specdec.costs.passes import CHAIN, STEPS, PassCosts, PassTimer, opened
+from mlx_specdec.measure.passes import CHAIN, STEPS, PassCosts, PassTimer, opened
 
 from ..priced import STALL, Clock, PricedModel
 

@@ -11,22 +11,22 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mlx_specdec.costs import cache as cost_cache
-from mlx_specdec.costs import experience
-from mlx_specdec.costs.acceptance import Acceptance
-from mlx_specdec.costs.cache import beside
-from mlx_specdec.costs.experience import Experience
-from mlx_specdec.costs.learned import Learned
-from mlx_specdec.decoding.auto_length import AutoLength
-from mlx_specdec.decoding.budget import Budget
-from mlx_specdec.decoding.draft_length import DraftLength, FixedLength
-from mlx_specdec.decoding.lengths_by_rows import LengthsByRows
-from mlx_specdec.decoding.rounds import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.draft_length import cache as cost_cache
+from mlx_specdec.draft_length import experience
+from mlx_specdec.draft_length.acceptance import Acceptance
+from mlx_specdec.draft_length.auto_length import AutoLength
+from mlx_specdec.draft_length.budget import Budget
+from mlx_specdec.draft_length.by_rows import LengthsByRows
+from mlx_specdec.draft_length.cache import beside
+from mlx_specdec.draft_length.experience import Experience
+from mlx_specdec.draft_length.learned import Learned
+from mlx_specdec.draft_length.length import DraftLength, FixedLength
+from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
 
 from .simulator import MOST, verify_cost
 
 JOINS_AT = 0.25
-"""As in mlx_specdec.many."""
+"""As in mlx_specdec.engine.many."""
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 Kept = tuple[dict[int, dict[int, Learned]], Experience | None]
 """What is on disk: costs by size of batch, and the rest."""
@@ -117,7 +117,7 @@ class BatchMachine:
 
 
 def by_rows(kept: Kept) -> tuple[LengthsByRows, Callable[[], Kept]]:
-    """As mlx_specdec.drafters makes it, without files."""
+    """As mlx_specdec.engine.drafters makes it, without files."""
     costs, earlier = kept
     acceptance = Acceptance(MOST, earlier=earlier.verdicts if earlier else None)
     budget = Budget(earlier.saved if earlier else None)

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlx_specdec.costs import cache as cost_cache
-from mlx_specdec.costs import experience
-from mlx_specdec.costs.acceptance import Acceptance as Verdicts
-from mlx_specdec.costs.experience import Experience
-from mlx_specdec.costs.learned import Known, weighed
-from mlx_specdec.decoding.auto_length import AutoLength
-from mlx_specdec.decoding.budget import Budget
 from mlx_specdec.decoding.stopwatch import FIRST
+from mlx_specdec.draft_length import cache as cost_cache
+from mlx_specdec.draft_length import experience
+from mlx_specdec.draft_length.acceptance import Acceptance as Verdicts
+from mlx_specdec.draft_length.auto_length import AutoLength
+from mlx_specdec.draft_length.budget import Budget
+from mlx_specdec.draft_length.experience import Experience
+from mlx_specdec.draft_length.learned import Known, weighed
 
 from .mocks import a_round
 

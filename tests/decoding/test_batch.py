@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Noise, Proposal, Proposer, Scores, no_proposal
-from mlx_specdec.decoding.draft_length import FixedLength
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.prompt import PromptReader
 from mlx_specdec.decoding.sequence import Batch
@@ -17,10 +15,12 @@ from mlx_specdec.decoding.sequence import Sequence as Decoded
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.decoding.stop_criteria import StopCriteria
 from mlx_specdec.decoding.stopwatch import Stopwatch
+from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.interfaces import Noise, Proposal, Proposer, Scores, no_proposal
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
-from mlx_specdec.verification.coupled import Coupled, LenientGreedy
+from mlx_specdec.verification.rules import Coupled, LenientGreedy
 
 from ..letters import alphabet, regex
 from .mocks import VOCABULARY, LetterStream, TableContext, decoding, figures, run

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlx_specdec.decoding.batch_size import AutoBatchSize
+from mlx_specdec.engine.memory import AutoBatchSize
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,15 @@ import math
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.assemble import generate, stream_generate
-from mlx_specdec.contracts import Rule
-from mlx_specdec.decoding.draft_length import FixedLength
 from mlx_specdec.decoding.statistics import Recorder
+from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.errors import DecodingError, OptionError
+from mlx_specdec.interfaces import Rule
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
-from mlx_specdec.verification.block import BlockRule
-from mlx_specdec.verification.coupled import Coupled
-from mlx_specdec.verification.rejection import TokenRule
-from mlx_specdec.verification.typical import TypicalRule
+from mlx_specdec.verification.rules import BlockRule, Coupled, TokenRule, TypicalRule
 
 from ..test_same_text import PROMPT, SIZE, Pair, decoder_only
 from .mocks import VOCABULARY, Guesser, TableContext, decoding, figures, run

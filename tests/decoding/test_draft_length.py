@@ -7,19 +7,19 @@ from itertools import pairwise
 
 import pytest
 
-from mlx_specdec.costs.acceptance import Acceptance
-from mlx_specdec.costs.experience import Experience
-from mlx_specdec.costs.learned import Learned
-from mlx_specdec.costs.online import RoundCosts
-from mlx_specdec.decoding.auto_length import AutoLength
-from mlx_specdec.decoding.budget import Budget
-from mlx_specdec.decoding.choice import Choice
-from mlx_specdec.decoding.draft_length import FixedLength
-from mlx_specdec.decoding.lengths_by_rows import LengthsByRows
-from mlx_specdec.decoding.lengths_by_source import LengthsBySource
-from mlx_specdec.decoding.rounds import RoundReport
-from mlx_specdec.decoding.unread import Unread
+from mlx_specdec.draft_length.acceptance import Acceptance
+from mlx_specdec.draft_length.auto_length import AutoLength
+from mlx_specdec.draft_length.budget import Budget
+from mlx_specdec.draft_length.by_rows import LengthsByRows
+from mlx_specdec.draft_length.by_source import LengthsBySource
+from mlx_specdec.draft_length.choice import Choice
+from mlx_specdec.draft_length.experience import Experience
+from mlx_specdec.draft_length.learned import Learned
+from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.draft_length.online import RoundCosts
+from mlx_specdec.draft_length.unread import Unread
 from mlx_specdec.errors import OptionError
+from mlx_specdec.interfaces.rounds import RoundReport
 
 from .batch_simulator import BatchMachine
 from .mocks import a_round

@@ -8,16 +8,15 @@ import random
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Proposal, Rule
-from mlx_specdec.decoding.auto_length import AutoLength
 from mlx_specdec.decoding.prompt import PromptReader
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.decoding.stopwatch import Stopwatch
+from mlx_specdec.draft_length.auto_length import AutoLength
 from mlx_specdec.errors import DecodingError
+from mlx_specdec.interfaces import Proposal, Rule
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.sampling.settings import Sampling
-from mlx_specdec.verification.block import BlockRule
-from mlx_specdec.verification.rejection import TokenRule
+from mlx_specdec.verification.rules import BlockRule, TokenRule
 
 from .mocks import VOCABULARY, Guesser, TableContext, decoding, figures, first_round, run
 

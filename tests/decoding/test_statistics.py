@@ -8,10 +8,10 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Proposal, Scores, no_proposal
-from mlx_specdec.decoding.rounds import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.decoding.statistics import Recorder, Statistics
 from mlx_specdec.decoding.stopwatch import Stopwatch, Timed
+from mlx_specdec.interfaces import Proposal, Scores, no_proposal
+from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
 
 from .mocks import Guesser, TableContext, decoding, run
 

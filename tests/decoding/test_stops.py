@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.costs.speedup import ending_sooner
-from mlx_specdec.decoding.auto_length import AutoLength
-from mlx_specdec.decoding.reach import Reach
-from mlx_specdec.drafting.confidence import Confidence
+from mlx_specdec.draft_length.auto_length import AutoLength
+from mlx_specdec.draft_length.reach import Reach
+from mlx_specdec.draft_length.speedup import ending_sooner
+from mlx_specdec.proposers.hidden_state import Confidence
 
 from .mocks import a_round
 from .simulator import CURVES, verify_cost

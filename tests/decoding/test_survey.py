@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from mlx_specdec.decoding.survey import Survey
+from mlx_specdec.draft_length.survey import Survey
 
 from .mocks import a_round
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlx_specdec.contracts import Noise, Proposal, Proposer
-from mlx_specdec.drafting.drafter import Brought, Drafter
+from mlx_specdec.interfaces import Noise, Proposal, Proposer
+from mlx_specdec.proposers.drafter import Brought, Drafter
 
 
 class Repeat(Proposer):

@@ -6,11 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.contracts import Prices, Proposal
-from mlx_specdec.drafting.confidence import WEIGHT, Confidence, least_chances
+from mlx_specdec.interfaces import Prices, Proposal
+from mlx_specdec.proposers.hidden_state import WEIGHT, Confidence, least_chances
 from mlx_specdec.sampling.noise import IndependentNoise
-from mlx_specdec.verification.block import BlockRule
-from mlx_specdec.verification.rejection import TokenRule
+from mlx_specdec.verification.rules import BlockRule, TokenRule
 
 from .test_speculator import SIZE, Scribe, begun, drafted, see
 

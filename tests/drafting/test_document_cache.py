@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_specdec import user_cache
-from mlx_specdec.drafting import document_cache
-from mlx_specdec.drafting.document_cache import HEADER, IndexKey
-from mlx_specdec.drafting.document_index import DocumentIndex
+from mlx_specdec import process as user_cache
+from mlx_specdec.proposers import documents as document_cache
+from mlx_specdec.proposers.documents import HEADER, DocumentIndex, IndexKey
 
 KEY = IndexKey("d0", "e1", 50)
 TEXT = [int(x) for x in np.random.default_rng(3).integers(0, 50, 500)]

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.drafting.document_index import (
-    DEPTH,
-    VOTERS,
-    DocumentIndex,
-    backwards,
-    order,
-    stored,
-)
+from mlx_specdec.proposers.documents import DEPTH, VOTERS, DocumentIndex, backwards, order, stored
 
 SIZE = 5
 numbers = st.integers(0, 4).flatmap(lambda most: st.lists(st.integers(0, most), max_size=60))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Scores
-from mlx_specdec.drafting.draft_model import CHUNK, DraftModel
-from mlx_specdec.drafting.translation import Translation
+from mlx_specdec.interfaces import Scores
+from mlx_specdec.proposers.draft_model import CHUNK, DraftModel
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
+from mlx_specdec.text.vocabulary import Translation
 
 from ..decoding.mocks import VOCABULARY, TableContext
 

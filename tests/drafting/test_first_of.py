@@ -5,13 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Proposal, Proposer, Scores
-from mlx_specdec.costs.learned import Learned
-from mlx_specdec.decoding.auto_length import AutoLength
-from mlx_specdec.decoding.draft_length import FixedLength
-from mlx_specdec.decoding.lengths_by_source import LengthsBySource
-from mlx_specdec.decoding.rival import Rival
-from mlx_specdec.drafting.first_of import FirstOf
+from mlx_specdec.draft_length.auto_length import AutoLength
+from mlx_specdec.draft_length.by_source import LengthsBySource
+from mlx_specdec.draft_length.learned import Learned
+from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.draft_length.rival import Rival
+from mlx_specdec.interfaces import Proposal, Proposer, Scores
+from mlx_specdec.proposers.combined import FirstOf
 from mlx_specdec.sampling.noise import SilentNoise
 
 from ..decoding.mocks import a_round

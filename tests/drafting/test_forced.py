@@ -5,9 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Proposal
-from mlx_specdec.drafting.forced import Forced
-from mlx_specdec.drafting.row_by_row import RowByRow
+from mlx_specdec.interfaces import Proposal
+from mlx_specdec.proposers.combined import RowByRow
+from mlx_specdec.proposers.given import Forced
 from mlx_specdec.sampling.constraint import Constraint
 from mlx_specdec.sampling.noise import SilentNoise
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_specdec.drafting.document_index import DocumentIndex, backwards, order, stored
-from mlx_specdec.drafting.lookup import PromptLookup
+from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
+from mlx_specdec.proposers.lookup import PromptLookup
 from mlx_specdec.sampling.noise import SilentNoise
 
 NOISE = SilentNoise()

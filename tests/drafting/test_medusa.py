@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Scores
-from mlx_specdec.drafting.medusa import Medusa
+from mlx_specdec.interfaces import Scores
+from mlx_specdec.proposers.medusa import Medusa
 from mlx_specdec.sampling.choices import choose
 from mlx_specdec.sampling.distribution import log_probabilities
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_specdec.drafting.prediction import Prediction
+from mlx_specdec.proposers.given import Prediction
 from mlx_specdec.sampling.noise import SilentNoise
 
 PROMPT = [90, 91]

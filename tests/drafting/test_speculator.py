@@ -10,8 +10,8 @@ import itertools
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Scores
-from mlx_specdec.drafting.speculator import UNREAD, HiddenStateDrafter
+from mlx_specdec.interfaces import Scores
+from mlx_specdec.proposers.hidden_state import UNREAD, HiddenStateDrafter
 from mlx_specdec.sampling.choices import choose
 from mlx_specdec.sampling.distribution import log_probabilities
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise, SilentNoise

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.drafting.suffix_index import SuffixIndex
+from mlx_specdec.proposers.lookup import SuffixIndex
 
 texts = st.lists(st.integers(0, 3), max_size=28)
 

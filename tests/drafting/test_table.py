@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import drafting
-from mlx_specdec.assemble import Pair, generate, load, stream_generate
+from mlx_specdec import proposers as drafting
+from mlx_specdec.engine.generate import Pair, generate, load, stream_generate
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
@@ -54,7 +54,7 @@ def test_a_module_and_a_line_in_the_table_make_a_name_for_the_options(
 ) -> None:
     with pytest.raises(OptionError, match="proposer must be one of"):
         Options(proposer="repeat")
-    monkeypatch.setitem(sys.modules, "mlx_specdec.drafting.repeat", repeat)
+    monkeypatch.setitem(sys.modules, "mlx_specdec.proposers.repeat", repeat)
     monkeypatch.setitem(drafting.DRAFTERS, "repeat", "repeat")
     result = generate(
         pair, "some words", Options(**ASKED, proposer="repeat", temperature=temperature)

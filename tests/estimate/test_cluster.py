@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from mlx_specdec.costs.cluster import shared
-from mlx_specdec.costs.speedup import RoundCost
+from mlx_specdec.draft_length.speedup import RoundCost, shared
 from mlx_specdec.errors import OptionError
-from mlx_specdec.estimate.cluster import Link, cluster, with_speeds
-from mlx_specdec.estimate.measure import parts
-from mlx_specdec.estimate.pair import Asked, estimate
-from mlx_specdec.estimate.result import ALPHAS, best
+from mlx_specdec.measure.cluster import Link, cluster, with_speeds
+from mlx_specdec.measure.estimate import Asked, estimate
+from mlx_specdec.measure.estimate_passes import parts
+from mlx_specdec.measure.estimate_result import ALPHAS, best
 from mlx_specdec.models.outline import outline
 
 from .. import tiny

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from mlx_specdec.costs.passes import PassTimer, opened
-from mlx_specdec.estimate.measure import FIRST_SIZES, NEEDED, SIZES_BETWEEN, measure
+from mlx_specdec.measure.estimate_passes import FIRST_SIZES, NEEDED, SIZES_BETWEEN, measure
+from mlx_specdec.measure.passes import PassTimer, opened
 
 from ..priced import Clock, PricedModel
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.costs.passes import STEPS, PassCosts
-from mlx_specdec.costs.speedup import RoundCost, speedups
+from mlx_specdec.draft_length.speedup import RoundCost, speedups
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
-from mlx_specdec.estimate.measure import FIRST_SIZES, extended, parts
-from mlx_specdec.estimate.pair import ALPHAS, Asked, _Prompts, best, estimate, speeds
-from mlx_specdec.estimate.result import LONGEST_DRAFT, Estimate
+from mlx_specdec.measure.estimate import ALPHAS, Asked, _Prompts, best, estimate, speeds
+from mlx_specdec.measure.estimate_passes import FIRST_SIZES, extended, parts
+from mlx_specdec.measure.estimate_result import LONGEST_DRAFT, Estimate
+from mlx_specdec.measure.passes import STEPS, PassCosts
 
 from .. import tiny
 from ..models.test_outline import T5

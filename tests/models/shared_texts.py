@@ -14,17 +14,17 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_specdec.assemble import Pair, generate
 from mlx_specdec.checkpoints.files import read_config
-from mlx_specdec.many import generate_many
-from mlx_specdec.models import t5_loading
+from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.many import generate_many
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
-from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.models.mlx_lm.sharding import refine
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.models.sharding import refine
-from mlx_specdec.models.t5 import T5
+from mlx_specdec.models.t5 import loading as t5_loading
+from mlx_specdec.models.t5.context import EncoderDecoderModel
+from mlx_specdec.models.t5.network import T5
 from mlx_specdec.options import Options
 
 from ..test_same_text import PROMPT, pair_of, perturbed

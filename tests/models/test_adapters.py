@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_adapters, load_model
 
-from mlx_specdec.assemble import generate
+from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models import loading
 from mlx_specdec.models.self_draft import self_draft

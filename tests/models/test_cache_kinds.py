@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 
-from mlx_specdec.cache_settings import CacheSettings
 from mlx_specdec.errors import OptionError
-from mlx_specdec.models.cache_kinds import cache_maker
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel, cache_maker
 
 from .. import tiny
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec.assemble import stream_generate
-from mlx_specdec.contracts import FINAL, after
 from mlx_specdec.decoding.loop import CLEAR_EVERY, GROWN
+from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
+from mlx_specdec.interfaces import FINAL, after
 from mlx_specdec.models import number_format
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
 from .. import tiny
@@ -244,7 +244,7 @@ def test_other_errors_are_not_called_a_damaged_checkpoint(
         raise MemoryError("out of memory")
 
     directory = tiny.write("llama", tmp_path)
-    monkeypatch.setattr("mlx_specdec.checkpoints.plans.mlx_lm.load_model", exhausted)
+    monkeypatch.setattr("mlx_specdec.models.mlx_lm.loader.load_model", exhausted)
     with pytest.raises(MemoryError):
         load(directory)
 

@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.contracts import FINAL
-from mlx_specdec.models.speculators.eagle3 import Eagle3
+from mlx_specdec.interfaces import FINAL
+from mlx_specdec.models.drafters.eagle3 import Eagle3
 
 from .. import speculators
 from . import eagle_by_hand

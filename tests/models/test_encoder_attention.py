@@ -9,18 +9,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.checkpoints.speculators import read
-from mlx_specdec.contracts import Proposal, feed
-from mlx_specdec.drafting.row_by_row import RowByRow
-from mlx_specdec.drafting.speculator import HiddenStateDrafter
 from mlx_specdec.errors import CheckpointError
+from mlx_specdec.interfaces import Proposal, feed
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.drafters import attach, module_of
+from mlx_specdec.models.drafters.kinds import read
+from mlx_specdec.models.drafters.network import Speculator
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.models.source import padding_mask
-from mlx_specdec.models.speculators import attach, module_of
-from mlx_specdec.models.speculators.speculator import Speculator
+from mlx_specdec.models.t5.context import padding_mask
+from mlx_specdec.proposers.combined import RowByRow
+from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 

@@ -17,11 +17,11 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from mlx_specdec.assemble import Pair, generate
-from mlx_specdec.contracts import FINAL, after
+from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.many import Request, generate_many
 from mlx_specdec.errors import OptionError
-from mlx_specdec.many import Request, generate_many
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.interfaces import FINAL, after
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
 from .. import tiny

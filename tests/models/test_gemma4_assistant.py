@@ -10,12 +10,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints.speculators import read
-from mlx_specdec.contracts import FINAL
-from mlx_specdec.drafting.speculator import HiddenStateDrafter
+from mlx_specdec.interfaces import FINAL
+from mlx_specdec.models.drafters import attach
+from mlx_specdec.models.drafters.kinds import read
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.models.speculators import attach
+from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 

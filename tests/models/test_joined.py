@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.joined import Joined
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.self_draft import self_draft, twin_of
-from mlx_specdec.models.t5 import T5
-from mlx_specdec.models.t5_config import T5Config
+from mlx_specdec.models.t5.config import T5Config
+from mlx_specdec.models.t5.context import EncoderDecoderModel
+from mlx_specdec.models.t5.network import T5
 from mlx_specdec.models.trainable import trainable
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"

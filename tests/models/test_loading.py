@@ -15,10 +15,10 @@ from mlx_lm.models import bitnet, step3p5
 
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models import number_format
-from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.t5 import T5
-from mlx_specdec.models.t5_config import T5Config
+from mlx_specdec.models.t5.config import T5Config
+from mlx_specdec.models.t5.context import EncoderDecoderModel
+from mlx_specdec.models.t5.network import T5
 
 from .. import tiny
 

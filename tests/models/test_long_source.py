@@ -7,11 +7,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.models import t5
-from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.t5 import T5
-from mlx_specdec.models.t5_config import T5Config
+from mlx_specdec.models.t5 import network as t5
+from mlx_specdec.models.t5.config import T5Config
+from mlx_specdec.models.t5.context import EncoderDecoderModel
+from mlx_specdec.models.t5.network import T5
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 SHAPE = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.assemble import generate
-from mlx_specdec.cache_settings import CacheSettings
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.options import Options
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mlx_specdec.checkpoints.formats.medusa import read
+from mlx_specdec.models.drafters.medusa import MedusaHeads, attach
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.medusa_heads import MedusaHeads, attach
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "medusa"
 KINDS = sorted(path.name for path in FIXTURES.iterdir())

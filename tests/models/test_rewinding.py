@@ -24,10 +24,10 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from mlx_specdec.contracts import Context
 from mlx_specdec.errors import CheckpointError, RewindError
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
-from mlx_specdec.models.rewinding import RewindableCache
+from mlx_specdec.interfaces import Context
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.models.mlx_lm.rewinding import RewindableCache
 
 from .. import tiny
 from ..reading import read

@@ -10,15 +10,15 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec.assemble import generate, stream_generate
-from mlx_specdec.cache_settings import CacheSettings
-from mlx_specdec.drafting.lookup import PromptLookup
+from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models import decoder_only
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.row_check import rows_agree
+from mlx_specdec.models.mlx_lm import model as decoder_only
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.models.mlx_lm.row_check import rows_agree
 from mlx_specdec.options import Options
+from mlx_specdec.proposers.lookup import PromptLookup
 
 from .. import tiny
 from ..test_same_text import PROMPT, pair_of

@@ -12,10 +12,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import seed_oss
 
 from mlx_specdec.errors import OptionError
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.self_draft import quantized_twin, self_draft
-from mlx_specdec.models.t5 import T5
-from mlx_specdec.models.t5_config import T5Config
+from mlx_specdec.models.t5.config import T5Config
+from mlx_specdec.models.t5.network import T5
 
 from .. import tiny
 

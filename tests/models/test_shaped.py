@@ -9,11 +9,11 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.checkpoints.files import read_config
-from mlx_specdec.contracts import Model
 from mlx_specdec.errors import OptionError
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.interfaces import Model
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.shaped import shaped
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.training.draft import shaped
 
 from .. import tiny
 from ..test_same_text import FIXTURES

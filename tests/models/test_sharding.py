@@ -13,13 +13,13 @@ import pytest
 
 from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.errors import OptionError
-from mlx_specdec.models import decoder_sharding, t5_loading
-from mlx_specdec.models.encoder_decoder import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm import sharding as decoder_sharding
+from mlx_specdec.models.mlx_lm.sharding import check_even, refine, whole_groups
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.models.sharding import check_even, refine, whole_groups
-from mlx_specdec.models.t5 import T5
-from mlx_specdec.models.t5_layers import Attention, Dense
+from mlx_specdec.models.t5 import loading as t5_loading
+from mlx_specdec.models.t5.context import EncoderDecoderModel
+from mlx_specdec.models.t5.network import T5, Attention, Dense
 
 from .. import tiny
 from ..thread_ranks import Rank, adding_up, on_every, ranks, run_ranks

@@ -16,14 +16,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.checkpoints.speculators import read
-from mlx_specdec.checkpoints.speculators.dflash import BlockFiles
-from mlx_specdec.contracts import Scores
-from mlx_specdec.drafting.speculator import HiddenStateDrafter
 from mlx_specdec.errors import CheckpointError
+from mlx_specdec.interfaces import Scores
+from mlx_specdec.models.drafters import module_of
+from mlx_specdec.models.drafters.dflash import BlockFiles
+from mlx_specdec.models.drafters.kinds import read
+from mlx_specdec.models.drafters.network import Speculator
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.models.speculators import module_of
-from mlx_specdec.models.speculators.speculator import Speculator
+from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 

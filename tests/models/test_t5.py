@@ -16,11 +16,15 @@ import numpy as np
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.encoder_decoder import EncoderDecoderContext, EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.source import Source, padding_mask
-from mlx_specdec.models.t5_config import T5Config
-from mlx_specdec.models.t5_stack import buckets
+from mlx_specdec.models.t5.config import T5Config
+from mlx_specdec.models.t5.context import (
+    EncoderDecoderContext,
+    EncoderDecoderModel,
+    Source,
+    padding_mask,
+)
+from mlx_specdec.models.t5.network import buckets
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 KINDS = sorted(path.name for path in FIXTURES.iterdir())

@@ -14,10 +14,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.assemble import generate, load
-from mlx_specdec.checkpoints.convert import convert
 from mlx_specdec.checkpoints.files import Weights
-from mlx_specdec.compare_models import compare_logits
+from mlx_specdec.conversion.compare import compare_logits
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.engine.generate import generate, load
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.options import Options
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlx_specdec.contracts import Model
 from mlx_specdec.errors import OptionError
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.interfaces import Model
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.trainable import Trainable, trainable
 
 from .. import tiny

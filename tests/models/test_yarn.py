@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from mlx_lm.models.rope_utils import YarnRoPE
 
-from mlx_specdec.checkpoints.speculators import read
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.speculators.layers import rope_of
+from mlx_specdec.models.drafters.kinds import read
+from mlx_specdec.models.drafters.layers import rope_of
 
 from ..speculators import HEAD_DIM, eagle3
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.kept import Columns, Memory, Whole
-from mlx_specdec.prompt_cache.cache import PromptCache
-from mlx_specdec.prompt_cache.tree import BLOCK, common
+from mlx_specdec.engine.prompt_cache import BLOCK, PromptCache, common
+from mlx_specdec.interfaces.reusable import Columns, Memory, Whole
 
 COLUMN = 2 * 3 * 4 * 2
 """Bytes of two arrays' columns, (1, 2 heads, 1, 3) float32 each."""

@@ -13,16 +13,16 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.assemble import Pair, generate
-from mlx_specdec.cache_settings import CacheSettings
+from mlx_specdec.engine import prompt_cache_files as files
+from mlx_specdec.engine import prompt_cache_files as stores
+from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.errors import OptionError, OutputError
 from mlx_specdec.models import agreement
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
-from mlx_specdec.prompt_cache import file as files
-from mlx_specdec.prompt_cache import store as stores
-from mlx_specdec.prompt_cache.store import Store
 
 from .. import tiny
 from ..models.test_adapters import write_adapter

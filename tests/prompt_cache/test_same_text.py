@@ -9,15 +9,15 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.assemble import Pair, generate, stream_generate
-from mlx_specdec.cache_settings import CacheSettings
-from mlx_specdec.decoding.batch_size import FixedBatchSize
 from mlx_specdec.decoding.run import Result
-from mlx_specdec.kept import TARGET, Columns
-from mlx_specdec.many import ManyRun, Request
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.many import ManyRun, Request
+from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.interfaces.reusable import TARGET, Columns
+from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
-from mlx_specdec.prompt_cache.cache import PromptCache
 
 from .. import tiny
 from ..models.test_row_check import model_of

@@ -19,9 +19,9 @@ import mlx.core as mx
 import mlx.nn.layers.distributed as layers
 
 from mlx_specdec import Options, generate_many, load, stream_generate
-from mlx_specdec.assemble import Pair
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
-from mlx_specdec.ranks import group
+from mlx_specdec.engine.generate import Pair
+from mlx_specdec.models.distributed import group
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 
 class Sums:

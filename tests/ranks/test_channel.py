@@ -10,12 +10,11 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import FINAL
 from mlx_specdec.errors import DecodingError, OptionError
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
-from mlx_specdec.ranks.channel import SIZE, Channel, Op, Order
-from mlx_specdec.ranks.follower import Follower, follow
-from mlx_specdec.ranks.leader import Leader, led
+from mlx_specdec.interfaces import FINAL
+from mlx_specdec.models.distributed.leader import Follower, Leader, follow, led
+from mlx_specdec.models.distributed.orders import SIZE, Channel, Op, Order
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from .. import tiny
 

@@ -7,8 +7,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.errors import OptionError
-from mlx_specdec.models import decoder_sharding
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.mlx_lm import sharding as decoder_sharding
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from .. import thread_ranks, tiny
 

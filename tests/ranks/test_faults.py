@@ -144,7 +144,8 @@ def test_models_that_cannot_be_divided_are_refused_with_the_numbers(tmp_path: Pa
 
 def test_ranks_that_are_missing_are_not_waited_for_for_ever(target: Path, tmp_path: Path) -> None:
     script = (
-        "import sys; from mlx_specdec.cli import start; from mlx_specdec.ranks import group; "
+        "import sys; from mlx_specdec.cli import start; "
+        "from mlx_specdec.models.distributed import group; "
         "group.MEETING = 2.5; sys.argv[0] = 'mlx-specdec'; start.main()"
     )
     command = ["-c", script, *words(target)[2:]]

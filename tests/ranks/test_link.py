@@ -5,10 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
-from mlx_specdec.ranks.channel import SIZE
-from mlx_specdec.ranks.group import Ranks
-from mlx_specdec.ranks.link import LinkTimer
+from mlx_specdec.measure.cluster import LinkTimer
+from mlx_specdec.models.distributed.group import Ranks
+from mlx_specdec.models.distributed.orders import SIZE
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from .. import thread_ranks, tiny
 from ..thread_ranks import Rank, adding_up

@@ -17,15 +17,15 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.cli import process
+from mlx_specdec.cli import app as process
 from mlx_specdec.errors import OutputError
-from mlx_specdec.ranks import group, watch
-from mlx_specdec.ranks.watch import Watch, connections, neighbor
+from mlx_specdec.models.distributed import group, watch
+from mlx_specdec.models.distributed.watch import Watch, connections, neighbor
 
 from .. import thread_ranks
 
 WAITS = (
-    "import sys, time; from mlx_specdec.ranks.watch import give_up_after; "
+    "import sys, time; from mlx_specdec.models.distributed.watch import give_up_after; "
     "give_up_after({seconds}, 'error: nobody came'); print('.', flush=True); time.sleep(60)"
 )
 

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.errors import OptionError
-from mlx_specdec.sampling.alphabet import Alphabet
-from mlx_specdec.sampling.constraint import Constraint, Words, has
-from mlx_specdec.sampling.distribution import Distribution
-from mlx_specdec.sampling.filters import allow_only
+from mlx_specdec.sampling.constraint import Alphabet, Constraint, Words, has
+from mlx_specdec.sampling.distribution import Distribution, allow_only
 from mlx_specdec.sampling.grammar import compiled, with_stack
 from mlx_specdec.sampling.settings import Sampling
 

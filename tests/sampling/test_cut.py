@@ -8,8 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_specdec.decoding.margins import cut_margin
+from mlx_specdec.interfaces.rounds import Cut
 from mlx_specdec.sampling.choices import margin
-from mlx_specdec.sampling.cut import Cut, cut_margin
 from mlx_specdec.sampling.distribution import apply_filters
 from mlx_specdec.sampling.settings import Sampling
 
@@ -32,7 +33,7 @@ def margins(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.nd
     """Of rows (n, vocabulary): what decides between their choice and another one."""
     rows, noise = mx.array(before)[None], mx.array(gumbel)[None]
     scored = apply_filters(rows, settings) + noise
-    cut = cut_margin(scored, Cut(rows, noise, settings))
+    cut = cut_margin(scored, Cut(rows, noise, settings.top_k, settings.top_p, settings.min_p))
     return np.minimum(np.array(cut)[0], np.array(margin(scored))[0])
 
 
@@ -92,7 +93,10 @@ def test_a_cut_that_is_near_makes_a_small_margin(filters: dict, kept: bool) -> N
     scored = apply_filters(rows, settings) + noise
     assert (mx.argmax(scored).item() == 2) is kept
     assert margin(scored).item() > 0.5
-    assert cut_margin(scored, Cut(rows, noise, settings)).item() < 2e-5
+    assert (
+        cut_margin(scored, Cut(rows, noise, settings.top_k, settings.top_p, settings.min_p)).item()
+        < 2e-5
+    )
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)

@@ -11,9 +11,9 @@ from mlx_lm import sample_utils
 
 from mlx_specdec.errors import OptionError
 from mlx_specdec.sampling.choices import choose, margin
-from mlx_specdec.sampling.distribution import Distribution, log_probabilities
-from mlx_specdec.sampling.filters import (
+from mlx_specdec.sampling.distribution import (
     WIDE,
+    Distribution,
     apply_penalties,
     exclude_top_choices,
     fit_vocabulary,
@@ -21,6 +21,7 @@ from mlx_specdec.sampling.filters import (
     keep_top_k,
     keep_top_k_and_p,
     keep_top_p,
+    log_probabilities,
 )
 from mlx_specdec.sampling.settings import Sampling
 

@@ -11,9 +11,9 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map
 
-from mlx_specdec.assemble import Pair, generate, load
+from mlx_specdec.engine.generate import Pair, generate, load
+from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.options import Options
-from mlx_specdec.prompt_cache.store import Store
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
 

@@ -18,16 +18,17 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.responses import JSONResponse
 
-from mlx_specdec.assemble import load
+from mlx_specdec.engine.generate import load
 from mlx_specdec.sampling import grammar
-from mlx_specdec.sampling.alphabet import Alphabet
-from mlx_specdec.serve import asked, body, fields
+from mlx_specdec.sampling.constraint import Alphabet
+from mlx_specdec.serve import body, fields
+from mlx_specdec.serve import requests as asked
 from mlx_specdec.serve.answers import AT_ONCE, rendered
-from mlx_specdec.serve.asked import Asked, Asking
+from mlx_specdec.serve.formats import calls_of
 from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.problems import Problem
+from mlx_specdec.serve.requests import Asked, Asking
 from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.tools import calls_of
 
 from .conftest import LIMITS, OPTIONS
 

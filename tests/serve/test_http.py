@@ -17,17 +17,17 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.assemble import Pair, generate, load
-from mlx_specdec.decoding.logprobs import TokenLogprob
-from mlx_specdec.many import ManyRun, Request
-from mlx_specdec.many.memory import Extent
+from mlx_specdec.decoding.stop_criteria import TokenLogprob
+from mlx_specdec.engine.generate import Pair, generate, load
+from mlx_specdec.engine.many import ManyRun, Request
+from mlx_specdec.engine.memory import Extent
 from mlx_specdec.options import Options
+from mlx_specdec.serve.answers import Talk
 from mlx_specdec.serve.app import Access, make_app
-from mlx_specdec.serve.asked import Asked, Asking
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.requests import Asked, Asking
 from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.talk import Talk
 from mlx_specdec.serve.wire import Choice, TextWire, event
 from mlx_specdec.text.vocabulary import token_bytes
 

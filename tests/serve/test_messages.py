@@ -13,16 +13,16 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.assemble import Pair
 from mlx_specdec.decoding.stop_criteria import Emission, Piece
-from mlx_specdec.many import Request
+from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.many import Request
 from mlx_specdec.serve import messages
 from mlx_specdec.serve.app import Access, make_app
-from mlx_specdec.serve.asked import Asked
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
-from mlx_specdec.serve.messages_wire import MessagesWire
+from mlx_specdec.serve.messages import MessagesWire
 from mlx_specdec.serve.reading import Reader
+from mlx_specdec.serve.requests import Asked
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.wire import Choice
 from mlx_specdec.text.markers import Markers

@@ -13,8 +13,8 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.assemble import Pair
-from mlx_specdec.prompt_cache.store import Store
+from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.prompt_cache_files import Store
 
 from .conftest import running
 from .test_http import CHAT, COMPLETIONS, client_of, ok, streamed

@@ -12,9 +12,8 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra server is not installed")
 
-from mlx_specdec.serve import calls
-from mlx_specdec.serve.events import Call, Event, calls_of, texts_of
-from mlx_specdec.serve.reading import Reader
+from mlx_specdec.serve import reading as calls
+from mlx_specdec.serve.reading import Call, Event, Reader, calls_of, texts_of
 from mlx_specdec.text.markers import CallFormat, Marker, Markers
 
 THINKING = Markers(Marker("<think>", (5,)), Marker("</think>", (6,)))

@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="the extra server is not installed")
 
-from mlx_specdec.assemble import load
-from mlx_specdec.many import ManyRun, Part
-from mlx_specdec.prompt_cache.store import Store
+from mlx_specdec.engine.generate import load
+from mlx_specdec.engine.many import ManyRun, Part
+from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.serve import server
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.server import Settings

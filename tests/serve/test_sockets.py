@@ -21,7 +21,7 @@ pytest.importorskip("uvicorn", reason="the extra server is not installed")
 
 import uvicorn
 
-from mlx_specdec.assemble import Pair
+from mlx_specdec.engine.generate import Pair
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from mlx_specdec.decoding.stop_criteria import Emission
-from mlx_specdec.many import Part
-from mlx_specdec.serve.talk import Talk
+from mlx_specdec.engine.many import Part
+from mlx_specdec.serve.answers import Talk
 
 
 def test_what_comes_behind_the_close_is_dropped() -> None:

@@ -14,13 +14,12 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 from huggingface_hub import TextGenerationOutput, TextGenerationStreamOutput
 from starlette.testclient import TestClient
 
-from mlx_specdec.assemble import Pair
-from mlx_specdec.decoding.logprobs import TokenLogprob
-from mlx_specdec.decoding.stop_criteria import Emission, Piece
-from mlx_specdec.many import Request
-from mlx_specdec.serve.asked import Asked
+from mlx_specdec.decoding.stop_criteria import Emission, Piece, TokenLogprob
+from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.many import Request
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.requests import Asked
 from mlx_specdec.serve.tgi import TgiWire
 from mlx_specdec.serve.wire import Choice
 

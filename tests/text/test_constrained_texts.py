@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_specdec.pair import alphabet_of
+from mlx_specdec.engine.pair import alphabet_of
 from mlx_specdec.text.tokenizer import Kind, load_tokenizer
 
 from ..letters import regex

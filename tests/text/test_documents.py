@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.errors import DocumentError
-from mlx_specdec.text import documents
+from mlx_specdec.text import prompts as documents
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
 from .makers import byte_level, unigram

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.text.growth import GROWTH, LARGEST, Growth
 from mlx_specdec.text.tokenizer import load_tokenizer
+from mlx_specdec.text.tokenizer_files import GROWTH, LARGEST, Growth
 
 from .makers import byte_level, sentence_piece
 

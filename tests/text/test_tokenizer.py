@@ -14,7 +14,7 @@ import pytest
 
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.text import chat
-from mlx_specdec.text.prompt_ids import prompt_ids
+from mlx_specdec.text.prompts import prompt_ids
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
 from .makers import TEXT, byte_level, sentence_piece, unigram

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.text.tool_types import typed, with_types
+from mlx_specdec.text.markers import typed, with_types
 
 ROOT = {
     "$defs": {

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair
-from mlx_specdec.contracts import FINAL, after
-from mlx_specdec.training import drafter_files
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.generate import Pair
+from mlx_specdec.interfaces import FINAL, after
+from mlx_specdec.training import drafter as drafter_files
 from mlx_specdec.training.anchors import Anchored, AnchorTask, Drafted
-from mlx_specdec.training.collect import Sample, collect
+from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, DrafterConfig
 from mlx_specdec.training.drafter import TASKS
-from mlx_specdec.training.rows import Rows
 
 from ..cli.conftest import make_llama, make_t5
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.training.config import DistillConfig
-from mlx_specdec.training.draft_task import DIVERGENCES, log_probabilities
+from mlx_specdec.training.draft import DIVERGENCES, log_probabilities
 
 NAMES = tuple(DIVERGENCES)
 

@@ -13,14 +13,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.generate import Pair, generate
 from mlx_specdec.errors import OptionError, OutputError, PromptError, VocabularyError
 from mlx_specdec.options import Options
 from mlx_specdec.training import fit
 from mlx_specdec.training.config import DataConfig, DistillConfig, DraftConfig
-from mlx_specdec.training.draft import train
-from mlx_specdec.training.draft_task import Closeness
+from mlx_specdec.training.draft import Closeness, train
 from mlx_specdec.training.run import Trained
 
 from .. import heads, tiny
@@ -189,7 +188,7 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from mlx_specdec import assemble\n"
+        "from mlx_specdec.engine import generate as assemble\n"
         "from mlx_specdec.training import fit\n"
         "from tests.training.test_draft import Watcher, trained\n"
         "fit.STEPS_BETWEEN = 2\n"

@@ -8,14 +8,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.generate import Pair, generate
 from mlx_specdec.models.trainable import trainable
 from mlx_specdec.options import Options
-from mlx_specdec.training.collect import Sample, collect
+from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, DistillConfig
-from mlx_specdec.training.draft_task import DraftTask
-from mlx_specdec.training.rows import Rows
+from mlx_specdec.training.draft import DraftTask
 
 from ..cli.conftest import make_llama, make_t5
 

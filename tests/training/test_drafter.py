@@ -9,12 +9,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair, generate
-from mlx_specdec.checkpoints import speculators
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.generate import Pair, generate
 from mlx_specdec.errors import OptionError
+from mlx_specdec.models.drafters import kinds as speculators
 from mlx_specdec.options import Options
-from mlx_specdec.training import drafter_files, fit
+from mlx_specdec.training import drafter as drafter_files
+from mlx_specdec.training import fit
 from mlx_specdec.training.anchors import Drafted
 from mlx_specdec.training.config import DataConfig, DrafterConfig
 from mlx_specdec.training.drafter import TASKS, train

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.decoder_only import DecoderOnlyModel
+from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.medusa_heads import MedusaHeads
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.training import fit as fitting
+from mlx_specdec.training.collect import Rows
 from mlx_specdec.training.config import HeadsConfig
 from mlx_specdec.training.fit import Fit
-from mlx_specdec.training.head_task import DECAY, HeadTask, initial_heads
-from mlx_specdec.training.rows import Rows
+from mlx_specdec.training.medusa import DECAY, HeadTask, initial_heads
 
 from .. import tiny
 from ..test_same_text import FIXTURES

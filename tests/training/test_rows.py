@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.training.rows import Rows
+from mlx_specdec.training.collect import Rows
 
 WIDTH = 3
 

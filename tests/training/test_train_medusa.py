@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from mlx_specdec import assemble
-from mlx_specdec.assemble import Pair, generate
+from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine.generate import Pair, generate
 from mlx_specdec.errors import OptionError, OutputError, PromptError
 from mlx_specdec.options import Options
 from mlx_specdec.training import medusa
-from mlx_specdec.training.collect import Sample, collect
+from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, HeadsConfig
 from mlx_specdec.training.medusa import train
-from mlx_specdec.training.rows import Rows
 from mlx_specdec.training.run import Trained
 
 from .. import heads

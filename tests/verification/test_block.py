@@ -15,12 +15,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.contracts import NO_TOKEN, Proposal
+from mlx_specdec.interfaces import NO_TOKEN, Proposal
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
-from mlx_specdec.verification import block, rejection
-from mlx_specdec.verification.block import BlockRule
-from mlx_specdec.verification.chain import one_hot
-from mlx_specdec.verification.rejection import TokenRule
+from mlx_specdec.verification import rules
+from mlx_specdec.verification.rules import BlockRule, TokenRule, one_hot
 
 SYMBOLS = 3
 Model = Callable[[tuple[int, ...]], np.ndarray]
@@ -54,20 +52,20 @@ def in_float64(function, *arrays: np.ndarray) -> np.ndarray:
 
 def token_lengths(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The lengths and laws of the token rule."""
-    accept = in_float64(rejection.accept_probabilities, p[:, :-1], q, x)
+    accept = in_float64(rules.accept_probabilities, p[:, :-1], q, x)
     one = np.ones((len(x), 1))
     going = np.hstack([one, np.cumprod(accept, axis=1)])
-    after = in_float64(rejection.correction, p[:, :-1], q)
+    after = in_float64(rules.correction, p[:, :-1], q)
     return going * np.hstack([1 - accept, one]), np.concatenate([after, p[:, -1:]], axis=1)
 
 
 def block_lengths(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same for the block rule: the longest success counts."""
-    accept = in_float64(block.accept_probabilities, p, q, x)
+    accept = in_float64(rules.block_accept_probabilities, p, q, x)
     one = np.ones((len(x), 1))
     later_fail = np.hstack([np.cumprod((1 - accept)[:, ::-1], axis=1)[:, ::-1], one])
-    ratios = in_float64(block.joint_ratios, p[:, :-1], q, x)
-    after = in_float64(block.correction, p[:, :-1], q, ratios[:, :-1])
+    ratios = in_float64(rules.joint_ratios, p[:, :-1], q, x)
+    after = in_float64(rules.correction, p[:, :-1], q, ratios[:, :-1])
     return np.hstack([one, accept]) * later_fail, np.concatenate([after, p[:, -1:]], axis=1)
 
 
@@ -175,7 +173,9 @@ def test_judge_compares_each_uniform_with_its_probability_and_takes_the_longest(
     q = generator.dirichlet(np.ones(SYMBOLS), 2).astype(np.float32)
     for x in itertools.product(range(SYMBOLS), repeat=2):
         tokens = mx.array([x], dtype=mx.int32)
-        h = block.accept_probabilities(mx.array(p[None]), mx.array(q[None]), tokens)[0].tolist()
+        h = rules.block_accept_probabilities(mx.array(p[None]), mx.array(q[None]), tokens)[
+            0
+        ].tolist()
         for below in itertools.product([True, False], repeat=2):
             uniforms = [
                 value - 1e-4 if yes else value + 1e-4 for value, yes in zip(h, below, strict=True)
@@ -194,8 +194,8 @@ def test_for_one_hot_proposals_block_and_token_accept_alike() -> None:
     for x in itertools.product(range(SYMBOLS), repeat=3):
         proposal = Proposal(mx.array([x], dtype=mx.int32))
         q = one_hot(proposal.tokens, SYMBOLS, mx.float32)
-        by_token = rejection.accept_probabilities(p[:, :3], q, proposal.tokens)[0].tolist()
-        ratios = block.joint_ratios(p[:, :3], q, proposal.tokens)[0].tolist()
+        by_token = rules.accept_probabilities(p[:, :3], q, proposal.tokens)[0].tolist()
+        ratios = rules.joint_ratios(p[:, :3], q, proposal.tokens)[0].tolist()
         np.testing.assert_allclose(ratios, np.cumprod([1.0, *by_token]), rtol=1e-5)
         verdict = BlockRule().verify(law, proposal, source.at(0, 0))
         assert verdict.kept.shape == (1, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlx_specdec.verification.chain import leading, row_after
+from mlx_specdec.verification.rules import leading, row_after
 
 
 def test_only_the_prefix_before_the_first_rejection_is_kept() -> None:

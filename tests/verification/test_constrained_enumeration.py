@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.sampling.constraint import Constraint
-from mlx_specdec.sampling.filters import allow_only
+from mlx_specdec.sampling.distribution import allow_only
 
 from ..letters import alphabet, regex
 from .test_block import Kept, Model, block_lengths, token_lengths

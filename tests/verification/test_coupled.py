@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.contracts import Proposal
+from mlx_specdec.interfaces import Proposal
 from mlx_specdec.sampling.choices import margin
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
-from mlx_specdec.verification.coupled import Coupled, LenientGreedy
+from mlx_specdec.verification.rules import Coupled, LenientGreedy
 
 VOCABULARY = 4
 

@@ -17,9 +17,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.contracts import Proposal, Verdict
+from mlx_specdec.interfaces import Proposal, Verdict
 from mlx_specdec.sampling.choices import choose
-from mlx_specdec.verification.coupled import Coupled
+from mlx_specdec.verification.rules import Coupled
 
 Law = tuple[Fraction, ...]
 Model = Callable[[tuple[int, ...]], Law]

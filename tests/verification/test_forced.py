@@ -3,9 +3,9 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Proposal
+from mlx_specdec.interfaces import Proposal
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
-from mlx_specdec.verification.forced import ForcedAcceptance
+from mlx_specdec.verification.rules import ForcedAcceptance
 
 from ..decoding.mocks import Guesser, TableContext, decoding, run
 

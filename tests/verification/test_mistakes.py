@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mlx_specdec.verification import rejection
+from mlx_specdec.verification import rules
 
 from .test_block import (
     SYMBOLS,
@@ -65,7 +65,7 @@ def bonus_from_the_draft(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> Lengths
 def drawn_greedily_scored_as_sampled(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> Lengths:
     """The draft's best token is proposed and judged as if it had been drawn from q."""
     best = np.argmax(q, axis=-1)
-    accept = in_float64(rejection.accept_probabilities, p[:, :-1], q, best)
+    accept = in_float64(rules.accept_probabilities, p[:, :-1], q, best)
     return chain(np.where(best == x, accept, 0)), token_lengths(p, q, x)[1]
 
 

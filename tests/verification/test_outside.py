@@ -8,12 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.contracts import Proposal, Rule
+from mlx_specdec.interfaces import Proposal, Rule
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
-from mlx_specdec.verification.block import BlockRule
-from mlx_specdec.verification.coupled import Coupled, LenientGreedy
-from mlx_specdec.verification.rejection import TokenRule
-from mlx_specdec.verification.typical import TypicalRule
+from mlx_specdec.verification.rules import BlockRule, Coupled, LenientGreedy, TokenRule, TypicalRule
 
 from ..drafting.test_confidence import Drawn
 

@@ -10,14 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.contracts import Proposal
+from mlx_specdec.interfaces import Proposal
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise, noise_of
-from mlx_specdec.verification.chain import one_hot
-from mlx_specdec.verification.rejection import (
-    TokenRule,
-    accept_probabilities,
-    correction,
-)
+from mlx_specdec.verification.rules import TokenRule, accept_probabilities, correction, one_hot
 
 
 def law_of(*weights: float) -> np.ndarray:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.contracts import Proposal, Rule
+from mlx_specdec.interfaces import Proposal, Rule
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise, noise_of
-from mlx_specdec.verification.block import BlockRule
-from mlx_specdec.verification.coupled import Coupled, LenientGreedy
-from mlx_specdec.verification.rejection import TokenRule
-from mlx_specdec.verification.typical import TypicalRule
+from mlx_specdec.verification.rules import BlockRule, Coupled, LenientGreedy, TokenRule, TypicalRule
 
 SYMBOLS = 6
 ROWS = 4

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.contracts import Proposal
+from mlx_specdec.interfaces import Proposal
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
-from mlx_specdec.verification.typical import TypicalRule, threshold
+from mlx_specdec.verification.rules import TypicalRule, threshold
 
 
 def test_the_threshold_falls_with_entropy_and_never_exceeds_epsilon() -> None:

@@ -15,8 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.sampling.distribution import Distribution
-from mlx_specdec.sampling.filters import exclude_top_choices
+from mlx_specdec.sampling.distribution import Distribution, exclude_top_choices
 from mlx_specdec.sampling.noise import Coins
 from mlx_specdec.sampling.settings import Sampling
 

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from ...errors import CheckpointError
 from ..configuration import check_weights
-from ..disk.reading import read_json
+from ..disk import read_json
 from ..tensors import DTYPES, Reader
 from .safetensors import SafetensorsFile
 from .torch.file import TorchFile

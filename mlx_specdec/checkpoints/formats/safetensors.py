@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError, first_line
-from ..disk.reading import open_map, reading
+from ..disk import open_map, reading
 from ..tensors import (
     DTYPES,
     ELEMENTS,

@@ -1,29 +1,125 @@
-"""A repository of the Hugging Face Hub -> a directory of its cache that holds a whole model.
-
-huggingface_hub does the transfer, with its cache, its tokens and its offline mode (HF_HUB_OFFLINE).
-Added here are the choice of files, and that all are there and as the Hub's list promised.
-"""
+"""Which of a repository's files are a model."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub as hub
 from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
 from ...errors import CheckpointError, SourceError, SpecdecError
-from .. import shards
-from ..disk import sizes
-from .choice import choose
-from .headers import fetch_header
+from .. import disk as sizes
+from .. import mtp_layers, shards
+from ..formats.medusa import SAFETENSORS, TORCH
+from ..formats.safetensors import LONGEST_HEADER, read_header
 from .problems import told
 from .transfer import fetch
+
+_PLAIN = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
+_BESIDE = re.compile(
+    r"(?!.*\.index\.).*(\.json|\.tiktoken|\.jinja)"
+    r"|spiece\.model|tokenizer\.model|vocab\.txt|merges\.txt"
+)
+"""Small files: configuration and tokenizer."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """beside: small files. index: of the weights; None where their names are known without one.
+    weights: the names that are known; those that an index names are not among them."""
+
+    beside: tuple[str, ...]
+    index: str | None
+    weights: tuple[str, ...]
+
+
+def choose(name: str, files: Collection[str]) -> Choice:
+    """What to fetch of the repository `name`. files: its paths, as the Hub lists them. Raises
+    SourceError where there are no weights, or several models."""
+    plain = sorted(file for file in files if _PLAIN.fullmatch(file))
+    heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
+    alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
+    # Of the rest mlx-lm reads none: adapters, and Mistral's own layout.
+    ours = [file for file in plain if re.match(r"model|(?!.*\.safetensors$)", file)]
+    chosen = shards.choose(ours)
+    weights = chosen.names if chosen else ()
+    if not weights and not alone:
+        raise SourceError(_no_weights(name, plain))
+    if chosen and chosen.format == "gguf" and len(several := shards.models(weights)) > 1:
+        raise SourceError(
+            f"{name} holds {len(several)} models in GGUF: fetch one, as in `hf download {name} "
+            f"{weights[0]}`, and give the path of its file"
+        )
+    index = chosen.index if chosen else None
+    beside = tuple(file for file in plain if _BESIDE.fullmatch(file))
+    return Choice(beside, index, (*(() if index else weights), *alone))
+
+
+def _no_weights(name: str, files: Collection[str]) -> str:
+    sentence = f"{name} holds no weights that can be read here"
+    if other := shards.foreign([file for file in files if file.isprintable()]):
+        sentence += f", only such as {other:.80}"
+    return f"{sentence}: choose a repository with safetensors files"
+
+
+GUESS = 100_000
+"""Bytes in which most headers fit; a second request brings the rest of a longer one."""
+PIECE = 1 << 16
+_MAY_BE_COPIES = re.compile(r"(^|\.)(lm_head|shared|embed_tokens)\.")
+
+
+def fetch_header(name: str, commit: str, listed: RepoSibling, file: Path) -> None:
+    """Write `file`. listed: what the Hub's list says of it.
+
+    Raises SourceError where the Hub sends no parts of files, CheckpointError for a damaged header,
+    and what huggingface_hub raises.
+    """
+    url, size = hub.hf_hub_url(name, listed.rfilename, revision=commit), listed.size or 0
+    begun = _part(url, 0, min(GUESS, size))
+    end = 8 + int.from_bytes(begun[:8], "little")
+    if len(begun) < end <= min(size, LONGEST_HEADER):
+        begun += _part(url, len(begun), end - len(begun))
+    with file.open("wb") as stream:
+        stream.write(begun[:end])
+        stream.truncate(size)
+    place = end
+    for tensor, info in read_header(file).items():
+        if _MAY_BE_COPIES.search(tensor):
+            middle = place + info.nbytes // 2
+            piece = _part(url, middle, min(PIECE, place + info.nbytes - middle))
+            with file.open("r+b") as stream:
+                stream.seek(middle)
+                stream.write(piece)
+        place += info.nbytes
+
+
+def _part(url: str, begin: int, count: int) -> bytes:
+    """So many bytes of what is there, and no more."""
+    if count <= 0:
+        return b""
+    headers = {**build_hf_headers(), "Range": f"bytes={begin}-{begin + count - 1}"}
+    part = bytearray()
+    timeout = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
+    with http_stream_backoff("GET", url, headers=headers, timeout=timeout) as answer:
+        hf_raise_for_status(answer)
+        if begin and answer.status_code != 206:
+            raise SourceError(
+                "the Hub sends no parts of files: download the model, and inspect that"
+            )
+        for data in answer.iter_bytes():
+            part += data
+            if len(part) >= count:
+                break
+    return bytes(part[:count])
+
 
 CONFIG = "config.json"
 CHUNK_BYTES = 1 << 20

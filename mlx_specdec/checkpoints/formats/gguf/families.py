@@ -6,11 +6,30 @@ but for what the table says, and a test holds its logits to those of the same we
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .layout import COUNT, FLAG, NUMBER, Kind
+import numpy as np
+
+from ....errors import first_line
+from ... import t5_keys as keys
+from ...tensors import Malformed
+from .header import (
+    COUNT,
+    EMBEDDING,
+    FLAG,
+    HEAD,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    Finder,
+    Kind,
+    Metadata,
+    Place,
+    tensor_names,
+)
 
 
 @dataclass(frozen=True)
@@ -122,3 +141,245 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "starcoder2": Family("starcoder2", "Starcoder2ForCausalLM", {}, _GELU, epsilon="norm_epsilon"),
 }
+
+
+_FACTORS = "rope_freqs.weight"
+_ORIGINAL_LENGTH, _LOW, _HIGH = 8192, 1.0, 4.0
+"""Of Llama 3.1's rotary scaling, the same in all of its models."""
+_ALWAYS = ("architectures", "hidden_act", "max_position_embeddings", "tie_word_embeddings")
+"""Keys of config.json that other readers want, whether mlx-lm does or not."""
+_MIXTRAL_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def describe_decoder_only(metadata: Metadata, finder: Finder) -> dict[str, Any]:
+    """config.json of the model, whose tensors `finder` gets. Raises Malformed."""
+    family = FAMILIES[metadata.architecture]
+    if metadata.architecture == "llama" and metadata.get(".expert_count", COUNT, 0):
+        family = MIXTRAL
+    config = _config(metadata, family, finder)
+    scaling = _scaling(metadata, finder, config["head_dim"], config["rope_theta"])
+    if scaling is not None:
+        if not family.scales:
+            raise Malformed(
+                f"scales the rotary positions of a {family.model_type}, which mlx-lm does not"
+            )
+        config["rope_scaling"] = scaling
+    model, arguments = _model(config)
+    _take_tensors(metadata, finder, family, config, model)
+    finder.check_left(family.model_type, _FACTORS)
+    known = {field.name for field in dataclasses.fields(arguments)} | {*_ALWAYS}
+    return {key: value for key, value in config.items() if key in known}
+
+
+def _config(metadata: Metadata, family: Family, finder: Finder) -> dict[str, Any]:
+    """config.json with more keys than any one model has."""
+    heads = metadata.get(".attention.head_count", COUNT)
+    hidden = metadata.get(".embedding_length", COUNT)
+    inner = metadata.get(".feed_forward_length", COUNT)
+    shape = finder.shape(EMBEDDING)
+    if len(shape) != 2 or not (heads and hidden and inner):
+        raise Malformed(
+            f"is damaged: {heads} heads, widths {hidden} and {inner}, embeddings of shape {shape}"
+        )
+    width = metadata.get(".attention.key_length", COUNT, hidden // heads)
+    if width != metadata.get(".attention.value_length", COUNT, width):
+        raise Malformed("has keys and values of different widths, which is not supported")
+    key_heads = metadata.get(".attention.head_count_kv", COUNT, heads)
+    if not key_heads or heads % key_heads:
+        raise Malformed(f"is damaged: {heads} heads cannot share {key_heads} heads of keys")
+    layers = finder.check_layers(metadata.get(".block_count", COUNT))
+    epsilon = "rms_epsilon" if family.epsilon == "rms_norm_eps" else "epsilon"
+    config: dict[str, Any] = {
+        "model_type": family.model_type,
+        "architectures": [family.architecture],
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": width,
+        "vocab_size": shape[0],
+        "max_position_embeddings": metadata.get(".context_length", COUNT),
+        family.epsilon: metadata.get(f".attention.layer_norm_{epsilon}", POSITIVE),
+        "rope_theta": metadata.get(".rope.freq_base", POSITIVE, 10000.0),
+        "partial_rotary_factor": _rotated_part(metadata, family, width),
+        "query_pre_attn_scalar": hidden // heads if layers == family.largest else width,
+        "tie_word_embeddings": HEAD not in finder.entries,
+        "attention_bias": "blk.0.attn_q.bias" in finder.entries,
+        "attention_out_bias": "blk.0.attn_output.bias" in finder.entries,
+        "use_qkv_bias": "blk.0.attn_q.bias" in finder.entries,
+        "mlp_bias": "blk.0.ffn_up.bias" in finder.entries,
+        **family.constant,
+        **{name: metadata.get(key, kind) for name, (key, kind) in family.stated.items()},
+    }
+    experts = config.get("num_experts", config.get("num_local_experts", 0))
+    used = config.get("num_experts_per_tok", experts)
+    if used > experts or (experts and not used):
+        raise Malformed(f"is damaged: it uses {used} of {experts} experts")
+    return config
+
+
+def _rotated_part(metadata: Metadata, family: Family, width: int) -> float:
+    """How much of a head's width is rotated, for mlx-lm to multiply with it and cut to an int."""
+    rotated = metadata.get(".rope.dimension_count", COUNT, width)
+    if not 2 <= rotated <= width or rotated % 2 or not (rotated == width or family.partial):
+        raise Malformed("turns only part of each head's width, which is not supported")
+    part = rotated / width
+    return part if int(part * width) == rotated else (rotated + 0.25) / width
+
+
+def _model(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's model for a config, its arrays lazy, and the class of its arguments."""
+    from mlx_lm.utils import _get_classes
+
+    try:
+        model, arguments = _get_classes(dict(config))
+        return model(arguments.from_dict(dict(config))), arguments
+    except Exception as problem:  # its classes check nothing: whatever fails first tells
+        reason = first_line(problem)
+        raise Malformed(f"is no {config['model_type']} for mlx-lm: {reason:.200}") from None
+
+
+def _take_tensors(
+    metadata: Metadata, finder: Finder, family: Family, config: Mapping[str, Any], model: Any
+) -> None:
+    """All tensors of the model; a file is not asked for the head that its embedding is."""
+    from mlx.utils import tree_flatten
+
+    names = tensor_names(metadata.architecture, config["num_hidden_layers"])
+    turned = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for ours, array in tree_flatten(model.parameters()):
+        # Of a tied model that it has made with a head mlx-lm leaves the head out, if it can.
+        can_tie = hasattr(model, "tie_word_embeddings")
+        if ours == "lm_head.weight" and config["tie_word_embeddings"] and can_tie:
+            continue
+        theirs = names(_name_in_map(ours))
+        if family is MIXTRAL and ".switch_mlp." in ours and theirs not in finder.entries:
+            _take_single_experts(finder, ours, theirs, array.shape)
+            continue
+        heads = turned.get(ours.split(".")[-2], 0) if family.permuted else 0
+        excess = 1 if family.shifted and theirs.endswith("norm.weight") else 0
+        finder.take(ours, Place(theirs, array.shape, heads, excess))
+
+
+def _name_in_map(ours: str) -> str:
+    """A tensor of mlx-lm's as the gguf package knows it: joined experts have other names there."""
+    block, _, part = ours.rpartition(".switch_mlp.")
+    if block.endswith("block_sparse_moe"):
+        part = f"{_MIXTRAL_PARTS[part.split('.')[0]]}.weight"
+    return f"{block}.experts.{part}" if block else ours
+
+
+def _take_single_experts(finder: Finder, ours: str, joined: str, shape: tuple[int, ...]) -> None:
+    """Files of 2023 hold each expert by itself."""
+    theirs = joined.removesuffix("_exps.weight")
+    if f"{theirs}.0.weight" not in finder.entries:
+        raise Malformed(f"lacks the tensor {joined}: download it again")
+    block, part = _name_in_map(ours).split(".experts.")
+    for expert in range(finder.check_layers(shape[0])):
+        place = Place(f"{theirs}.{expert}.weight", shape[1:])
+        finder.take(f"{block}.experts.{expert}.{part}", place)
+
+
+def _scaling(metadata: Metadata, finder: Finder, width: int, theta: float) -> dict[str, Any] | None:
+    kind = metadata.get(".rope.scaling.type", TEXT, "none")
+    old = metadata.get(".rope.scale_linear", NUMBER, 1.0)
+    factor = metadata.get(".rope.scaling.factor", NUMBER, old)
+    if factor < 0:
+        raise Malformed(f"is damaged: it scales rotary positions by {factor}")
+    if _FACTORS in finder.entries:
+        if finder.shape(_FACTORS) != (width // 2,):
+            raise Malformed(f"is damaged: {_FACTORS} has shape {finder.shape(_FACTORS)}")
+        return _llama3(finder.read(_FACTORS, width // 2), width, theta)
+    if kind not in ("none", "linear"):
+        raise Malformed(f"scales rotary positions by {kind!r:.40}, which is not supported")
+    return None if factor in (0, 1) else {"rope_type": "linear", "type": "linear", "factor": factor}
+
+
+def _llama3(factors: np.ndarray[Any, Any], width: int, theta: float) -> dict[str, Any] | None:
+    """Llama 3.1's four numbers for `factors`, by which each frequency is divided, held to them."""
+    if (factors == 1).all():
+        return None
+    factor = float(factors.max())
+    with np.errstate(all="ignore"):  # what does not make sense does not fit
+        waves = 2 * np.pi * theta ** (np.arange(0, width, 2) / width)
+        smooth = np.clip((_ORIGINAL_LENGTH / waves - _LOW) / (_HIGH - _LOW), 0, 1)
+        expected = 1 / ((1 - smooth) / factor + smooth)
+    if not np.allclose(factors, expected, rtol=1e-4):
+        raise Malformed(f"has {_FACTORS} that are not those of Llama 3.1, which is not supported")
+    return {
+        "rope_type": "llama3",
+        "factor": round(factor, 4),
+        "low_freq_factor": _LOW,
+        "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": _ORIGINAL_LENGTH,
+    }
+
+
+_SAMPLED_ROWS = 256
+_SAME_DIRECTION = 0.8
+"""Above this cosine a head is the embedding, packed another way; trained apart they are near 0."""
+
+
+def describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
+    """config.json of the model, whose tensors `finder` gets. Raises Malformed."""
+    layers = finder.check_layers(metadata.get(".block_count", COUNT))
+    decoder_layers = finder.check_layers(metadata.get(".decoder_block_count", COUNT, layers))
+    if "dec.blk.0.attn_norm.weight" not in finder.entries:
+        raise Malformed("holds an encoder alone, which cannot generate text")
+    own_head = _has_own_head(finder)
+    config = _t5_config(metadata, finder, layers, decoder_layers, own_head)
+    theirs = tensor_names(metadata.architecture, max(layers, decoder_layers))
+    for ours, shape in keys.t5_shapes(config, own_head=own_head).items():
+        finder.take(ours, Place(theirs(ours), shape))
+    # A copy of the embedding, and the bias of cross attention that old checkpoints hold.
+    unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
+    finder.check_left(config["model_type"], HEAD, *unused)
+    return config
+
+
+def _t5_config(
+    metadata: Metadata, finder: Finder, layers: int, decoder_layers: int, own_head: bool
+) -> dict[str, Any]:
+    every_layer = layers > 1 and "enc.blk.1.attn_rel_b.weight" in finder.entries
+    gated = "enc.blk.0.ffn_gate.weight" in finder.entries
+    model_type = "umt5" if every_layer else "t5"
+    return {
+        "model_type": model_type,
+        "architectures": [f"{model_type.upper()}ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "vocab_size": finder.shape(EMBEDDING)[0],
+        "d_model": metadata.get(".embedding_length", COUNT),
+        "d_kv": metadata.get(".attention.key_length", COUNT),
+        "d_ff": metadata.get(".feed_forward_length", COUNT),
+        "num_layers": layers,
+        "num_decoder_layers": decoder_layers,
+        "num_heads": metadata.get(".attention.head_count", COUNT),
+        "relative_attention_num_buckets": metadata.get(".attention.relative_buckets_count", COUNT),
+        # llama.cpp computes with these two whatever the original had.
+        "relative_attention_max_distance": 128,
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "layer_norm_epsilon": metadata.get(
+            ".attention.layer_norm_rms_epsilon",
+            POSITIVE,
+            metadata.get(".attention.layer_norm_epsilon", POSITIVE, 1e-6),
+        ),
+        "decoder_start_token_id": metadata.get(".decoder_start_token_id", COUNT, 0),
+        "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id", COUNT, 0),
+        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id", COUNT, 1),
+        "tie_word_embeddings": not own_head,
+        "scale_decoder_outputs": not own_head,
+    }
+
+
+def _has_own_head(finder: Finder) -> bool:
+    """Whether there is a head that is more than a copy of the embedding."""
+    if HEAD not in finder.entries:
+        return False
+    if finder.shape(HEAD) != finder.shape(EMBEDDING):
+        raise Malformed(f"is damaged: {HEAD} and {EMBEDDING} differ in shape")
+    head, embedding = (finder.read(name, _SAMPLED_ROWS) for name in (HEAD, EMBEDDING))
+    with np.errstate(all="ignore"):
+        lengths = float(np.linalg.norm(head)) * float(np.linalg.norm(embedding))
+        return not float((head * embedding).sum()) > _SAME_DIRECTION * lengths

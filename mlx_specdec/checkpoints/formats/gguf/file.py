@@ -16,16 +16,26 @@ import numpy as np
 
 from ....errors import CheckpointError
 from ... import shards
-from ...disk.reading import open_map
+from ...disk import open_map
 from ...tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
-from ..meta.params import rotary_rows
-from .decoder_only import describe_decoder_only
-from .families import FAMILIES
-from .header import Entry, Header, read_header
-from .layout import COUNT, EMBEDDING, HEAD, TEXT, Finder, Metadata, Place
-from .t5 import describe_t5
+from ..meta.file import rotary_rows
+from .families import FAMILIES, describe_decoder_only, describe_t5
+from .header import (
+    COUNT,
+    EMBEDDING,
+    HEAD,
+    TEXT,
+    ElementType,
+    Entry,
+    Finder,
+    Header,
+    Metadata,
+    Place,
+    element_type,
+    expand,
+    read_header,
+)
 from .tokenizer import build, settings
-from .types import ElementType, element_type, expand
 
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SMALL = 1 << 20

@@ -17,10 +17,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...disk.reading import open_map
+from ...disk import open_map
 from ...tensors import Contents, Malformed, Reader, TensorInfo, naming, shortened, to_mlx
-from .objects import ADMITTED, Names, Storage, Tensor, named_tensors, storage
-from .unpickle import LONGEST_PICKLE, load
+from .objects import ADMITTED, LONGEST_PICKLE, Names, Storage, Tensor, load, named_tensors, storage
 
 ZIP_MAGIC = b"PK\x03\x04"
 LONGEST_DIRECTORY = 1 << 23

@@ -1,1 +1,0 @@
-"""Measuring a pair on a file of prompts: methods, measurement, analysis, report."""

@@ -1,0 +1,249 @@
+"""Files that can be opened, as JSON or as a memory map: nothing is read that nobody asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import shutil
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from ..errors import CheckpointError, OptionError, SourceError
+
+DEEPEST = 50
+"""JSON objects and lists in each other; those of real files have seven."""
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
+"""How a pointer of Git LFS begins, and more bytes than one has."""
+
+
+def check_regular(file: Path) -> None:
+    """Raises CheckpointError for a pipe, a socket or a device, links to one included, and for a
+    pointer of Git LFS; what cannot be looked at is told when it is opened."""
+    try:
+        there = file.stat()
+        kind = stat.S_IFMT(there.st_mode)
+        small = kind == stat.S_IFREG and there.st_size < _POINTER_BYTES
+        pointer = small and file.read_bytes().startswith(_POINTER)
+    except OSError:
+        return
+    if kind in _KINDS:
+        raise CheckpointError(f"{file} is {_KINDS[kind]}: put a file there")
+    if pointer:
+        raise CheckpointError(
+            f"{file} is a pointer of Git LFS, not the file itself: run `git lfs pull` where it was "
+            "cloned"
+        )
+
+
+def check_directory(directory: Path) -> None:
+    """Raises SourceError for a directory whose files this user may not see."""
+    try:
+        os.scandir(directory).close()
+        os.stat(os.path.join(directory, os.curdir))
+    except PermissionError:
+        raise SourceError(
+            f"{directory} may not be read: give yourself the right, as in `chmod u+rx`"
+        ) from None
+    except OSError:
+        return
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Raises CheckpointError as `check_regular`, and where the block raises OSError."""
+    check_regular(file)
+    try:
+        yield
+    except OSError as problem:
+        raise CheckpointError(f"{file} cannot be read: {problem.strerror}") from problem
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a file. Raises CheckpointError where it cannot be read or is no JSON object."""
+    try:
+        with reading(file):
+            value = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{file} is not JSON: download it again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} is not a JSON object: download it again")
+    if _is_deeper(value, DEEPEST):
+        raise CheckpointError(f"{file} is refused: it nests more than {DEEPEST} objects and lists")
+    return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    # Whoever walks through such a value by recursion would overrun Python's stack.
+    level = [value]
+    for _ in range(levels):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for part in inner for each in part if isinstance(each, dict | list)]
+    return bool(level)
+
+
+def open_map(file: Path) -> mmap.mmap:
+    """A read-only map of a whole file. Raises CheckpointError, also for an empty file."""
+    try:
+        with reading(file), file.open("rb") as stream:
+            opened = _Map(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        raise CheckpointError(f"{file} is empty: download it again") from None
+    _maps.add(opened)
+    return opened
+
+
+class _Map(mmap.mmap):
+    """One that can be referred to weakly."""
+
+
+_maps: WeakSet[_Map] = WeakSet()
+
+
+def drop_pages() -> None:
+    """Release the pages that were read through maps, which would count as memory of this process
+    while the map exists. Reading them again takes them from the system's cache, or the file."""
+    for each in [*_maps] if hasattr(mmap, "MADV_DONTNEED") else ():
+        if not each.closed:
+            each.madvise(mmap.MADV_DONTNEED)
+
+
+SHARD_BYTES = 4_000_000_000
+SHARE_OF_MEMORY = 0.25
+"""A shard of the result is at most this part of the machine's memory, unless asked for."""
+ASSUMED_MEMORY = 8 * 2**30
+"""Where the system does not tell."""
+CONTROL_GROUPS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+USABLE = 0.9
+"""Of a machine's memory: the rest is the system's, and the working space of passes."""
+_UNITS = ("", "K", "M", "G", "T")
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
+
+
+def memory(groups: Sequence[Path] = CONTROL_GROUPS) -> int:
+    """Bytes of the machine's memory, or of this process's share where it has a smaller one.
+
+    groups: files with the limit of a control group, of which those that exist count.
+    """
+    import mlx.core as mx
+
+    if mx.metal.is_available():
+        return int(mx.device_info()["memory_size"])
+    limits = [file.read_text(encoding="ascii").strip() for file in groups if file.is_file()]
+    return min([_physical(), *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def _physical() -> int:
+    try:  # not SC_PAGE_SIZE, which some Pythons on macOS do not know
+        return os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return ASSUMED_MEMORY
+
+
+def usable_memory() -> int:
+    """Bytes that models may take on MLX's default device: what Metal recommends, else a share of
+    the accelerator's memory or of the machine's."""
+    import mlx.core as mx
+
+    info: Mapping[str, str | int] = mx.device_info()
+    recommended = info.get("max_recommended_working_set_size")
+    if recommended:
+        return int(recommended)
+    own = info.get("total_memory") or info.get("memory_size")
+    total = int(own) if own and mx.default_device() != mx.Device(mx.cpu) else memory()
+    return int(USABLE * total)
+
+
+def free(place: Path) -> int | None:
+    """Bytes free on the disk where `place` is or would be; None where that cannot be told."""
+    try:
+        there = next(path for path in (place, *place.absolute().parents) if path.is_dir())
+        return shutil.disk_usage(there).free
+    except (OSError, StopIteration):
+        return None  # whatever is wrong with it is told when it is written to
+
+
+def default_shard_bytes() -> int:
+    """4 GB, less on a small machine."""
+    return max(1, min(SHARD_BYTES, int(SHARE_OF_MEMORY * memory())))
+
+
+def parse(text: str) -> int:
+    """Bytes that "4GB", "4g", "3.5GiB" or "1000" mean. Raises OptionError for anything else."""
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
+        raise OptionError(f"{text!r:.40} is no size: write 4GB, 500MB or 2GiB")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** _UNITS.index(match[2].upper()))
+
+
+def show(nbytes: int) -> str:
+    """In the largest unit that leaves a number above one: "45.3 GB"."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if nbytes >= 1000**power:
+            return f"{nbytes / 1000**power:.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
+BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """Of one file: its size and what sha256sum gives."""
+
+    nbytes: int
+    sha256: str
+
+
+class Digests:
+    """The digests of some files. A context manager: leaving the block ends the work early."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(1, "digests")
+        self._all = [(file.name, self._pool.submit(self._one, file)) for file in files]
+
+    def __enter__(self) -> Digests:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._stop.set()
+        self._pool.shutdown()
+
+    def result(self) -> Mapping[str, FileDigest]:
+        """File's name -> its digest, once all are there. Raises CheckpointError."""
+        ended = ((name, digest.result()) for name, digest in self._all)
+        return {name: digest for name, digest in ended if digest is not None}
+
+    def _one(self, file: Path) -> FileDigest | None:
+        whole, nbytes, buffer = hashlib.sha256(), 0, memoryview(bytearray(BUFFER_BYTES))
+        with reading(file), file.open("rb", buffering=0) as stream:
+            while not self._stop.is_set() and (count := stream.readinto(buffer)):
+                whole.update(buffer[:count])
+                nbytes += count
+        return None if self._stop.is_set() else FileDigest(nbytes, whole.hexdigest())
+
+
+def combined(files: Mapping[str, FileDigest]) -> str:
+    """One digest of several files: that of the lines which sha256sum prints of them, by name."""
+    lines = (f"{digest.sha256}  {name}\n" for name, digest in sorted(files.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

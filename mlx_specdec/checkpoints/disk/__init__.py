@@ -1,1 +1,0 @@
-"""Files and directories as such: where results go, what is left behind, digests and maps."""

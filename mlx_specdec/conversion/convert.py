@@ -1,0 +1,304 @@
+"""A converted model -> a repository of the Hub: decoder-only models by mlx-lm's own helper, T5
+models and drafters, which mlx-lm cannot load, with a card of our own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..checkpoints import destination, files, mtp_layers
+from ..checkpoints import disk as sizes
+from ..checkpoints import t5_keys as keys
+from ..checkpoints.disk import Digests
+from ..checkpoints.formats.meta.file import PARAMS
+from ..checkpoints.formats.safetensors import SafetensorsFile
+from ..checkpoints.hub.problems import is_network
+from ..checkpoints.quantization import Numbers
+from ..checkpoints.shards import FORMATS
+from ..checkpoints.source import as_directory, originals, resolve
+from ..checkpoints.writer import (
+    Change,
+    Written,
+    stored_nbytes,
+    write_beside,
+    write_config,
+    write_weights,
+)
+from ..errors import OptionError, OutputError, first_line
+from .plans import Plan, plan_for
+from .report import Report as Report
+from .verify import TextChange, Verified, check_fits, compare
+from .verify import verify as run_verify
+
+_REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
+
+
+def check_repository(name: str) -> None:
+    """Raises OptionError for what cannot be the name of a repository."""
+    if not _REPOSITORY.fullmatch(name):
+        raise OptionError(f"{name!a:.100} cannot be a repository: give --upload-repo USER/NAME")
+
+
+def upload(
+    directory: Path, repository: str, *, base_model: str | None, by_mlx_lm: bool, drafts: bool
+) -> None:
+    """Write a model card into `directory` and upload all of it. base_model: the Hub name that it
+    was converted from, if it was one. drafts: it is no whole model. Raises OutputError."""
+    usage = "" if by_mlx_lm else f"--model {repository}"
+    usage = f"--model TARGET --draft-model {repository}" if drafts else usage
+    _write_card(directory / "README.md", repository, base_model, usage)
+    try:
+        if not (by_mlx_lm and _by_mlx_lm(directory, repository)):
+            import huggingface_hub as hub
+
+            api = hub.HfApi()
+            api.create_repo(repo_id=repository, exist_ok=True)
+            api.upload_folder(folder_path=str(directory), repo_id=repository, repo_type="model")
+    except Exception as problem:  # whatever its HTTP library raises has no common base
+        first = "check the network" if is_network(problem) else "run `hf auth login`"
+        raise OutputError(
+            f"{directory} is converted, and cannot be uploaded to {repository}: "
+            f"{first_line(problem):.300}: {first}, then run `hf upload {repository} {directory}`"
+        ) from problem
+
+
+def _by_mlx_lm(directory: Path, repository: str) -> bool:
+    """Let mlx-lm's helper write the card and upload; whether it could do the second."""
+    import huggingface_hub as hub
+    from mlx_lm.utils import upload_to_hub
+
+    try:
+        upload_to_hub(str(directory), repository)
+    except AttributeError:
+        # mlx-lm 0.32 asks for a function that huggingface_hub 2 has no more, after all else.
+        if hasattr(hub.HfApi, "upload_large_folder"):
+            raise
+        return False
+    return True
+
+
+def _write_card(file: Path, repository: str, base_model: str | None, usage: str) -> None:
+    lines = ["---", "library_name: mlx", "tags:", "- mlx"]
+    lines += [f"base_model: {base_model}"] if base_model is not None else []
+    lines += ["---", "", f"# {repository}", ""]
+    if usage:
+        lines += ["Converted with mlx-specdec; provenance.json says from what and how.", ""]
+        lines += [f'    mlx-specdec generate {usage} "..."', ""]
+    try:
+        file.write_text("\n".join(lines), encoding="utf-8")
+    except OSError as problem:
+        raise OutputError(f"{file} cannot be written: {problem.strerror}") from problem
+
+
+SCRATCH = "scratch"
+WRITTEN = (
+    *("config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *(mtp_layers.FILE, "provenance.json", "README.md", *files.CARRIED),
+)
+"""Patterns of the files of a result."""
+OTHER_FILES_BYTES = 10_000_000
+"""For the files beside the weights."""
+GROWTH_TO_ANNOUNCE = 1.5
+"""A result this much larger than its source is announced before it is written."""
+SHARE_TO_QUANTIZE = 0.5
+"""A model of which less is quantized was probably meant to be smaller."""
+
+
+def convert(
+    model: str,
+    mlx_path: Path | None = None,
+    *,
+    dtype: str | None = None,
+    quantize: bool = False,
+    q_bits: int | None = None,
+    q_group_size: int | None = None,
+    q_mode: str = "affine",
+    quant_predicate: str | None = None,
+    dequantize: bool = False,
+    upload_repo: str | None = None,
+    revision: str | None = None,
+    overwrite: bool = False,
+    shard_bytes: int | None = None,
+    verify: bool = False,
+    compare_logits: Callable[[Path, Path], float] | None = None,
+    compare_text: Callable[[Path, Path], TextChange] | None = None,
+    announce: Callable[[str], None] = lambda sentence: None,
+    progress: Callable[[int, int], None] | None = None,
+    download_progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Write a T5 or decoder-only checkpoint as mlx-lm would, or a drafter on hidden states, and
+    check what was written.
+
+    The names are those of mlx-lm's converter and of the command's flags, which tell more of them.
+    mlx_path: weights/NAME where None. dtype, q_bits, q_group_size: as stored, and those of q_mode.
+    shard_bytes: the most bytes in one file of the result; 4 GB where None, a quarter of the memory
+    on a small machine. What a conversion takes of memory stays below 1.2 times that and 300 MB.
+    compare_logits: gives the largest difference of log-probabilities of (source, result);
+    compare_text: what became of a fixed text. Both are asked before the result is moved into place;
+    see `verify.verify`. progress: called with (done, total) bytes, read once to write and once to
+    check; download_progress: with those of a download. announce: told before the work begins what
+    the user may not expect of the result's size.
+
+    Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
+    OptionError, OutputError.
+    """
+    shard_bytes = sizes.default_shard_bytes() if shard_bytes is None else shard_bytes
+    numbers = Numbers.checked(
+        dtype=dtype,
+        quantize=quantize,
+        bits=q_bits,
+        group_size=q_group_size,
+        mode=q_mode,
+        mixed=quant_predicate,
+        dequantize=dequantize,
+    )
+    if shard_bytes < 1:
+        raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
+    if verify and compare_logits is None:
+        raise OptionError("to verify needs compare_logits: mlx_specdec.conversion.compare has one")
+    if upload_repo is not None:
+        check_repository(upload_repo)
+    local = Path(os.path.expanduser(model))
+    path = _destination(model, local, mlx_path)
+    destination.check_free(path, overwrite=overwrite, source=local, written=WRITTEN)
+    source = resolve(model, revision=revision, progress=download_progress)
+    name, commit = _name(model, source)
+    with as_directory(source) as directory:
+        plan = plan_for(directory, numbers)
+        own = originals(plan.paths, source, directory)
+        nbytes = stored_nbytes(plan.outlines, plan.changes(dtype)) + plan.beside_nbytes
+        before = sum(file.stat().st_size for file in own)
+        if nbytes > GROWTH_TO_ANNOUNCE * before:
+            why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
+            announce(f"the source's {sizes.show(before)} become {sizes.show(nbytes)}: {why}")
+        if verify and plan.not_run:
+            raise OptionError(f"{plan.not_run}: leave --verify out, every tensor is compared")
+        if verify:
+            check_fits(plan.total_parameters)
+        destination.check_room(path, nbytes + plan.scratch_nbytes + OTHER_FILES_BYTES)
+        steps = _Steps(2 * plan.nbytes, progress or (lambda done, total: None))
+        described = [source / name for name in ("config.json", PARAMS)]
+        with (
+            Digests([*own, *filter(Path.is_file, described)]) as digests,
+            destination.directory(path, nbytes) as work,
+        ):
+            written = _write(work, directory, plan, numbers, shard_bytes, steps)
+            beside = sorted(work.glob(mtp_layers.FILE))
+            results = [*sorted(work.glob("model*")), *beside, work / "config.json"]
+            with Digests(results) as result_digests:
+                scratch, within = work / SCRATCH, files.Weights(work)
+                differences = compare(within, plan.tensors(scratch), plan.changes(dtype), steps.add)
+                for file in beside:
+                    pairs = plan.beside.items()
+                    compare(SafetensorsFile(file), pairs, lambda name, tensor: Change(), steps.add)
+                shutil.rmtree(scratch, ignore_errors=True)
+                verified = Verified(None, None, plan.not_run)
+                if not plan.not_run:
+                    verified = run_verify(
+                        directory,
+                        work,
+                        written.parameters,
+                        differences,
+                        compare_logits=compare_logits,
+                        compare_text=compare_text,
+                        asked=verify,
+                        shard_bytes=shard_bytes,
+                    )
+                result = result_digests.result()
+            report = Report(
+                path=path,
+                name=name,
+                revision=commit,
+                format=FORMATS[plan.format],
+                source=digests.result(),
+                result=result,
+                dtype=numbers.describe(),
+                written=written,
+                tensor_report=plan.report,
+                notes=(*plan.notes, *_notes(plan, numbers, directory)),
+                differences=differences,
+                verified=verified,
+            )
+            report.write(work)
+        steps.finish()
+    if upload_repo is not None:
+        upload(
+            path,
+            upload_repo,
+            base_model=None if os.path.exists(local) else model,
+            by_mlx_lm=not plan.not_run and not keys.is_encoder_decoder(plan.config),
+            drafts=bool(plan.not_run),
+        )
+    return report
+
+
+def _write(
+    work: Path, directory: Path, plan: Plan, numbers: Numbers, shard_bytes: int, steps: _Steps
+) -> Written:
+    written = write_weights(
+        work,
+        plan.tensors(work / SCRATCH),
+        plan.changes(numbers.dtype),
+        shard_bytes=shard_bytes,
+        count=lambda name, tensor: plan.parameters(name),
+        progress=steps.add,
+    )
+    if plan.beside:
+        write_beside(work / mtp_layers.FILE, plan.beside, steps.add)
+    for file in files.tokenizer_files(directory):
+        shutil.copyfile(file, work / file.name)
+    # The type has either of two names.
+    names = () if numbers.dtype is None else ("dtype", "torch_dtype")
+    config = {**plan.config, **{name: numbers.dtype for name in names if name in plan.config}}
+    write_config(work, config, plan.quantization_entry(numbers.quantization))
+    return written
+
+
+def _name(model: str, source: Path) -> tuple[str, str | None]:
+    """What to call a source, without the rest of a local path, and the commit of the Hub's."""
+    if os.path.exists(os.path.expanduser(model)):
+        return source.resolve().name, None
+    return model, source.name if source.parent.name == "snapshots" else None
+
+
+class _Steps:
+    def __init__(self, total: int, report: Callable[[int, int], None]) -> None:
+        self._done, self._total, self._report = 0, total, report
+        self.add(0)
+
+    def add(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._done < self._total:
+            self._report(self._done, self._total)
+
+    def finish(self) -> None:
+        self._report(self._total, self._total)
+
+
+def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
+    if mlx_path is not None:
+        path = Path(mlx_path).expanduser()
+        return path if path.name not in ("", "..") else path.resolve()
+    name = local.resolve().name if os.path.exists(local) else model.rstrip("/").rpartition("/")[2]
+    if os.path.isfile(local):
+        name = Path(name).stem
+    if not name.strip():
+        name = resolve(model).name
+    return Path("weights") / name
+
+
+def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:
+    if numbers.quantization is not None:
+        share = sum(map(plan.parameters, plan.quantized)) / max(1, plan.total_parameters)
+        if share < SHARE_TO_QUANTIZE:
+            yield (
+                f"quantized only {share:.0%} of the weights: the rows of the others do not divide "
+                f"into groups of {numbers.quantization.group_size}, try a smaller --q-group-size"
+            )
+    # ByT5's tokenizer is the class alone.
+    alone = plan.config.get("tokenizer_class") == "ByT5Tokenizer"
+    if not plan.not_run and not alone and not files.has_vocabulary(directory):
+        yield "the source has no tokenizer files: the result cannot read text yet"

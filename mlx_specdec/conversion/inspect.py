@@ -1,0 +1,303 @@
+"""What is told of a checkpoint that was inspected."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints import files, shards
+from ..checkpoints.disk import check_directory, read_json
+from ..checkpoints.formats import medusa
+from ..checkpoints.source import as_directory, originals, resolve_headers
+from ..checkpoints.tensors import LARGEST_EXTENT, Contents, TensorInfo
+from ..errors import CheckpointError, SourceError, SpecdecError
+from ..models.drafters import kinds as speculators
+from ..models.drafters.files import SpeculatorFiles
+from .plans import Plan, plan_for
+from .report import TensorReport
+
+_SIZES = (
+    *("d_model", "hidden_size", "n_embd", "d_ff", "intermediate_size"),
+    *("num_layers", "num_hidden_layers", "n_layer", "num_decoder_layers"),
+    *("num_heads", "num_attention_heads", "n_head", "num_key_value_heads", "vocab_size"),
+)
+_QUANTIZED = ("Q", "IQ", "TQ", "MXFP", "NVFP")  # so begin the names of GGUF's quantized types
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor. name, dtype, shape, nbytes: as the files have them. becomes: its name in a
+    converted model, "" where it does not go there under one name. note: why not, or what else."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    becomes: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a checkpoint holds.
+
+    files: name -> bytes, of the weights. sizes: from the configuration. nbytes: of all tensors,
+    those that share bytes counted once; kept_nbytes: without copies and what is dropped.
+    parameters: of those, scales not counted where there is no `problem`. quantization, tokenizer:
+    in words, "" for none. tensor_report: what a conversion would make of the tensors, None where
+    `problem` says why it cannot be converted. drafter: of one on hidden states,
+    `SpeculatorFiles.facts`.
+    """
+
+    path: Path
+    format: str
+    model_type: str
+    files: Mapping[str, int]
+    sizes: Mapping[str, int]
+    tensors: tuple[Row, ...]
+    parameters: int
+    nbytes: int
+    kept_nbytes: int
+    quantization: str
+    tokenizer: str
+    tensor_report: TensorReport | None
+    problem: str
+    drafter: Mapping[str, Any] | None = None
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of what is kept, scales included."""
+        return 8 * self.kept_nbytes / max(1, self.parameters)
+
+    @property
+    def dtypes(self) -> dict[str, tuple[int, int]]:
+        """Type -> how many tensors, and their bytes, the most bytes first."""
+        sums: dict[str, tuple[int, int]] = {}
+        for row in self.tensors:
+            count, nbytes = sums.get(row.dtype, (0, 0))
+            sums[row.dtype] = (count + 1, nbytes + row.nbytes)
+        return dict(sorted(sums.items(), key=lambda pair: -pair[1][1]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON has it."""
+        report = self.tensor_report
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "model_type": self.model_type or None,
+            "files": dict(self.files),
+            "sizes": dict(self.sizes),
+            "parameters": self.parameters,
+            "bytes": self.nbytes,
+            "bits_per_weight": self.bits_per_weight,
+            "dtypes": {
+                dtype: {"tensors": count, "bytes": nbytes}
+                for dtype, (count, nbytes) in self.dtypes.items()
+            },
+            "quantization": self.quantization or None,
+            "tokenizer": self.tokenizer or None,
+            "tied": None if report is None else dict(report.tied),
+            "dropped": None if report is None else dict(report.dropped),
+            "problem": self.problem or None,
+            "drafter": None if self.drafter is None else dict(self.drafter),
+            "tensors": [{**vars(row), "becomes": row.becomes or None} for row in self.tensors],
+        }
+
+
+def inspection_of(
+    path: Path,
+    kind: str,
+    parts: Sequence[Path],
+    config: Mapping[str, Any],
+    contents: Contents,
+    *,
+    tokenizer: str = "",
+    plan: Plan | None = None,
+    problem: str,
+) -> Inspection:
+    """Of a checkpoint whose files are known. kind: of the format. parts: the files of weights."""
+    report = None if plan is None else plan.report
+    rows = tuple(_row(name, contents, report) for name in contents.stored)
+    known = report or contents
+    left = {*contents.shared, *known.tied, *known.dropped}
+    inner = config.get("text_config")
+    whole = {**config, **(inner if isinstance(inner, Mapping) else {})}
+    return Inspection(
+        path=path,
+        format=shards.FORMATS[kind],
+        model_type=str(config.get("model_type") or ""),
+        files={file.name: file.stat().st_size for file in parts},
+        sizes={
+            name: whole[name]
+            for name in _SIZES
+            if type(whole.get(name)) is int and whole[name] <= LARGEST_EXTENT
+        },
+        tensors=rows,
+        parameters=(
+            sum(math.prod(row.shape) for row in rows if row.name not in left)
+            if plan is None
+            else plan.total_parameters
+        ),
+        nbytes=sum(row.nbytes for row in rows if row.name not in contents.shared),
+        kept_nbytes=sum(row.nbytes for row in rows if row.name not in left),
+        quantization=_quantization(contents.stored, plan),
+        tokenizer=tokenizer,
+        tensor_report=report,
+        problem=problem,
+    )
+
+
+def _row(name: str, contents: Contents, report: TensorReport | None) -> Row:
+    info, known = contents.stored[name], report or contents
+    becomes, note = "", ""
+    if name in known.tied:
+        note = f"tied to {known.tied[name]}"
+    elif name in known.dropped:
+        note = f"dropped: {known.dropped[name]}" if report else known.dropped[name]
+    elif report is not None and name in report.joined:
+        note = "joined"
+    elif report is not None:
+        becomes = report.renamed.get(name, name)
+    if name in contents.shared and not note:
+        note = f"the bytes of {contents.shared[name]}"
+    return Row(name, info.dtype, info.shape, info.nbytes, becomes, note)
+
+
+def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
+    """How weights are quantized, in words; "" where none are or nobody knows how."""
+    if plan is not None and plan.stored:
+        (how, _), *others = Counter(plan.stored.values()).most_common()
+        mode = "" if how.mode == "affine" else f", {how.mode}"
+        bits = sorted({other.bits for other, _ in others} - {how.bits})
+        some = f"; some matrices {', '.join(map(str, bits))}" if bits else ""
+        return f"{how.bits} bits in groups of {how.group_size}{mode}{some}"
+    return ", ".join(sorted({i.dtype for i in stored.values() if i.dtype.startswith(_QUANTIZED)}))
+
+
+_SINGLE = {".safetensors": "safetensors", **dict.fromkeys((".bin", ".pt", ".pth"), "torch")}
+"""Files that are tensors and no whole model: how they end, and their formats."""
+
+
+def inspect(
+    name: str,
+    *,
+    revision: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Inspection:
+    """What the checkpoint in a directory, a file or a repository of the Hub holds.
+
+    Of the Hub's safetensors files headers alone are fetched; other formats are downloaded, which
+    revision and progress are about. Raises SourceError where there is none, CheckpointError where
+    the files are damaged or of no format that is read here.
+    """
+    path = Path(os.path.expanduser(name))
+    if os.path.lexists(path):
+        return _inspect(path)
+    if path.suffix in (*_SINGLE, ".gguf"):
+        raise SourceError(f"there is no file {name!a:.200}: check the path")
+    with tempfile.TemporaryDirectory(prefix="mlx-specdec-") as place:
+        try:
+            told = _inspect(
+                resolve_headers(name, Path(place), revision=revision, progress=progress)
+            )
+        except CheckpointError as caught:
+            # The user knows nothing of the temporary directory.
+            raise CheckpointError(str(caught).replace(place, name)) from caught
+    return replace(told, path=Path(name), problem=told.problem.replace(place, name))
+
+
+def _inspect(path: Path) -> Inspection:
+    """Of what is on this disk."""
+    if not os.path.exists(path):
+        raise SourceError(f"{path!s} is a broken link: check the path")
+    if path.is_file() and path.suffix in _SINGLE:
+        problem = "a file of tensors alone: the model's directory says what they are"
+        return _inspect_file(path, path, {}, problem)
+    if path.is_file() and not shards.format_of(path):
+        raise CheckpointError(f"{path} is of no format that is read here")
+    if path.is_dir():
+        check_directory(path)
+        if medusa.is_medusa(path):
+            return _inspect_heads(path)
+        # Of one that is not supported what is there is shown all the same.
+        with suppress(CheckpointError):
+            if drafter := speculators.read(path):
+                return _inspect_drafter(path, drafter)
+    with as_directory(path) as directory:
+        return _inspect_model(path, directory)
+
+
+def _inspect_file(path: Path, file: Path, config: Mapping[str, Any], problem: str) -> Inspection:
+    kind = _SINGLE[file.suffix]
+    contents = files.READERS[kind](file).contents
+    return inspection_of(path, kind, [file], config, contents, problem=problem)
+
+
+def _inspect_heads(path: Path) -> Inspection:
+    config = read_json(path / "config.json")
+    base = f"{config.get(medusa.BASE)!a:.200}"
+    problem = f"Medusa heads of the base model {base} are used as they are"
+    config = {**config, "model_type": "Medusa heads"}
+    return _inspect_file(path, medusa.file_of(path), config, problem)
+
+
+def _inspect_drafter(path: Path, drafter: SpeculatorFiles) -> Inspection:
+    weights, config = files.Weights(path), read_json(path / "config.json")
+    inner = config.get("transformer_layer_config")
+    config = {**config, **(inner if isinstance(inner, Mapping) else {}), "model_type": drafter.kind}
+    told = inspection_of(
+        path,
+        weights.format,
+        list(weights.paths),
+        config,
+        weights.contents,
+        plan=plan_for(path),
+        problem="",
+    )
+    return replace(told, drafter=drafter.facts())
+
+
+def _inspect_model(path: Path, directory: Path) -> Inspection:
+    weights = files.Weights(directory)
+    config: Mapping[str, Any] = {}
+    plan, problem = None, ""
+    try:
+        config = files.read_config(directory)
+        plan = plan_for(directory)
+    except SpecdecError as caught:
+        problem = str(caught).replace(str(directory), str(path))
+    return inspection_of(
+        path,
+        weights.format,
+        originals(weights.paths, path, directory),
+        config,
+        weights.contents,
+        tokenizer=_tokenizer(directory, made=directory != path),
+        plan=plan,
+        problem=problem,
+    )
+
+
+def _tokenizer(directory: Path, made: bool) -> str:
+    file = directory / "tokenizer.json"
+    names = [each.name for each in files.tokenizer_files(directory)]
+    if not file.is_file():
+        known = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt", ".tiktoken")
+        return next((name for name in names if name.endswith(known)), "")
+    try:
+        model = read_json(file).get("model")
+    except CheckpointError:
+        return "tokenizer.json, damaged"
+    words = "tokenizer.json"
+    if isinstance(model, Mapping):
+        entries = model.get("vocab")
+        count = len(entries) if isinstance(entries, list | dict) else 0
+        words += f", {model.get('type', 'of no type')}, {count} entries"
+    return words + (", made from the source's own" if made else "")

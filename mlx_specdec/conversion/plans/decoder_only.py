@@ -1,0 +1,187 @@
+"""The plan of a decoder-only model: whatever mlx-lm makes of the source, unchanged.
+
+What mlx-lm's own classes only rename is read from the source piece by piece; what they compute
+(joined experts, for one) as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.convert import mixed_quant_predicate_builder
+
+from ...checkpoints import files, mtp_layers
+from ...checkpoints.quantization import Numbers, Quantization, is_known
+from ...checkpoints.tensors import Tensor
+from ...checkpoints.writer import Change, write_weights
+from ...errors import CheckpointError, OptionError
+from ...models.mlx_lm.loader import open_model
+from ..report import TensorReport, report_tensors
+from .plan import Plan, summary_of
+
+
+def decoder_only_plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
+    """See `plan_for`."""
+    source = files.Weights(directory)
+    for file in source.paths:
+        if source.format == "safetensors" and not file.name.startswith("model"):
+            raise CheckpointError(
+                f"{file} is not read by mlx-lm: give it a name that starts with model"
+            )
+    given = _lazy_arrays(source)
+    opened = open_model(directory, config, given)
+    whole = opened.config
+    stored_as = {id(array): name for name, array in given.items()}
+    origins = {
+        name: stored_as[id(array)]
+        for name, array in opened.weights.items()
+        if id(array) in stored_as
+    }
+    quantized: dict[str, Quantization] = {}
+    if numbers.quantization is not None:
+        if "quantization" in whole:
+            raise OptionError(f"{directory} is quantized already: leave --quantize out")
+        quantized = _choose(opened.model, numbers.quantization, numbers.mixed)
+    if "vision_tower" not in getattr(opened.model, "model", {}):
+        whole.pop("vision_config", None)
+    casts = getattr(opened.model, "cast_predicate", lambda name: True)
+    outlines = {
+        name: mx.zeros(array.shape, dtype=array.dtype) for name, array in opened.weights.items()
+    }
+    stored = opened.quantized
+    computed = outlines.keys() - origins.keys()
+    beside = mtp_layers.kept(directory, config, source)
+    del opened, given  # their arrays keep what they were made from
+
+    def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
+        fresh = {}
+        if computed:
+            fresh = open_model(directory, config, _computable(source, scratch)).weights
+        for name in outlines:
+            if name in origins:
+                yield name, source.tensor(origins[name])
+            else:
+                yield name, Tensor.of(fresh.pop(name))
+
+    return Plan(
+        config=whole,
+        tensors=tensors,
+        outlines=outlines,
+        report=_report(source, origins, sorted(computed), whole, beside),
+        format=source.format,
+        paths=source.paths,
+        scratch_nbytes=(
+            sum(info.nbytes for info in source.infos.values())
+            if computed and not source.lazy
+            else 0
+        ),
+        stored=stored,
+        quantized=quantized,
+        keeps_dtype=lambda name: not casts(name),
+        notes=(*source.notes, *_notes(numbers.quantization, quantized, beside)),
+        beside=beside,
+    )
+
+
+def _notes(
+    default: Quantization | None,
+    quantized: Mapping[str, Quantization],
+    beside: Mapping[str, Tensor],
+) -> Iterator[str]:
+    if beside:
+        yield (
+            f"the layers for multi-token prediction ({len(beside)} tensors) are kept as they are, "
+            f"in {mtp_layers.FILE}"
+        )
+    for other in dict.fromkeys(how for how in quantized.values() if how != default):
+        names = [name for name, how in quantized.items() if how == other]
+        yield f"quantized to {other.bits} bits, as mlx-lm asks: {summary_of(names)}"
+
+
+def _report(
+    source: files.Weights,
+    origins: Mapping[str, str],
+    computed: list[str],
+    config: Mapping[str, Any],
+    beside: Collection[str],
+) -> TensorReport:
+    """What mlx-lm makes of each tensor. Which of them went into what it computes, it does not say:
+    these are all that it neither hands through nor is known to leave out."""
+    kept = {**origins, **{name: name for name in beside if name in source.infos}}
+    left = sorted(source.infos.keys() - kept.values())
+    tied: dict[str, str] = {}
+    dropped: dict[str, str] = {}
+    for name in left:
+        if name.endswith("lm_head.weight") and config.get("tie_word_embeddings"):
+            twin = name.replace("lm_head", "model.embed_tokens")
+            tied[name] = twin if twin in source.infos else "the embedding"
+        elif name.endswith(("inv_freq", "rope.freqs")):
+            dropped[name] = "it follows from config.json"
+        elif not computed:
+            dropped[name] = "mlx-lm's model has no such tensor"
+    joined = [name for name in left if name not in tied and name not in dropped]
+    return report_tensors(
+        source.contents, kept, tied=tied, dropped=dropped, joined=joined, computed=computed
+    )
+
+
+def _lazy_arrays(source: files.Weights) -> dict[str, mx.array]:
+    """Lazy arrays for mlx-lm to work on; of torch's archives arrays that hold nothing."""
+    if source.lazy:
+        return {name: source.read(name) for name in source.infos}
+    return {name: source.tensor(name).outline for name in source.infos}
+
+
+def _computable(source: files.Weights, scratch: Path) -> dict[str, mx.array]:
+    """Lazy arrays to compute with. Those of torch's archives cannot be lazy, and go by way of
+    safetensors in `scratch`, which has to stay until all is computed."""
+    if source.lazy:
+        return _lazy_arrays(source)
+    if not scratch.is_dir():
+        scratch.mkdir()
+        pairs = ((name, source.tensor(name)) for name in source.infos)
+        write_weights(scratch, pairs, lambda name, tensor: Change(), shard_bytes=2**62)
+    return dict(files.tensors(scratch))
+
+
+def _choose(model: Any, default: Quantization, mixed: str) -> dict[str, Quantization]:
+    """What mlx-lm's own converter would quantize, and how. Raises OptionError for nothing."""
+    own = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+    if mixed:
+        own = _mixed(model, default, mixed)
+    chosen = {}
+    for path, module in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module):
+        answer = own(path, module) if hasattr(module, "to_quantized") else False
+        how = default
+        if isinstance(answer, Mapping):
+            how = Quantization(
+                answer.get("bits", default.bits),
+                answer.get("group_size", default.group_size),
+                answer.get("mode", "affine"),
+            )
+            if not is_known(how):
+                raise OptionError(f"mlx-lm quantizes {path} in a way that is not supported here")
+        widths = {default.group_size, how.group_size}
+        if answer and not any(module.weight.shape[-1] % width for width in widths):
+            chosen[f"{path}.weight"] = how
+    if not chosen:
+        raise OptionError(
+            f"no layer's width is a multiple of {default.group_size}: give a smaller --q-group-size"
+        )
+    return chosen
+
+
+def _mixed(model: Any, default: Quantization, mixed: str) -> Any:
+    """mlx-lm's predicate of this name. Raises OptionError for a model that it does not suit."""
+    try:
+        return mixed_quant_predicate_builder(mixed, model, default.group_size)
+    except ValueError as problem:
+        raise OptionError(
+            f"{mixed} does not suit this model, mlx-lm says ({problem}): leave --quant-predicate "
+            "out"
+        ) from problem

@@ -1,0 +1,175 @@
+"""What becomes of every tensor, and what a conversion did and checked: in lines for people, and
+whole as provenance.json, which is the same for the same conversion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from .. import __version__
+from ..checkpoints.disk import FileDigest, combined
+from ..checkpoints.tensors import Contents
+from ..checkpoints.writer import Written
+from .verify import Differences, Verified
+
+PROVENANCE = "provenance.json"
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """Every tensor of a source, in the source's names.
+
+    read: how many there are. renamed: source's name -> result's, where they differ. tied: left
+    out -> the tensor with the same values that stays. joined: went into tensors that were computed
+    from them. computed: the results of that. dropped: left out -> why.
+    """
+
+    read: int
+    renamed: Mapping[str, str]
+    tied: Mapping[str, str]
+    joined: tuple[str, ...]
+    computed: tuple[str, ...]
+    dropped: Mapping[str, str]
+
+    def describe(self) -> tuple[str, ...]:
+        """In sentences; every tied and dropped tensor is named, each with its reason."""
+        parts = [f"{len(self.renamed)} renamed"] if self.renamed else []
+        parts += [f"{len(self.joined)} joined into {len(self.computed)}"] if self.joined else []
+        parts += [f"{len(self.tied)} tied"] if self.tied else []
+        parts += [f"{len(self.dropped)} dropped"] if self.dropped else []
+        lines = [f"read {self.read} tensors: {', '.join(parts) or 'all kept under their names'}"]
+        reasons = {name: f"tied, {twin} has the same values" for name, twin in self.tied.items()}
+        reasons |= {name: f"dropped, {why}" for name, why in self.dropped.items()}
+        for why in dict.fromkeys(reasons.values()):
+            lines.append(f"{why}: {', '.join(n for n, each in reasons.items() if each == why)}")
+        return tuple(lines)
+
+
+def report_tensors(
+    contents: Contents,
+    kept: Mapping[str, str],
+    *,
+    tied: Mapping[str, str],
+    dropped: Mapping[str, str],
+    joined: Iterable[str] = (),
+    computed: Iterable[str] = (),
+) -> TensorReport:
+    """kept: result's name -> the name under which the reader hands it out. tied, dropped and joined
+    name tensors as the reader does; what the reader itself left out is added."""
+    origins = contents.origins
+    return TensorReport(
+        read=len(contents.stored),
+        renamed={origins[place]: name for name, place in kept.items() if origins[place] != name},
+        tied={
+            **contents.tied,
+            **{origins[name]: origins.get(twin, twin) for name, twin in tied.items()},
+        },
+        joined=tuple(origins[name] for name in joined),
+        computed=tuple(computed),
+        dropped={**contents.dropped, **{origins[name]: why for name, why in dropped.items()}},
+    )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion wrote, from what, and how it was checked.
+
+    name: of the source, on the Hub or of its directory or file. revision: the commit on the Hub,
+    None for what is local. format: of the source, in words. source, result: file -> its digest, of
+    weights and configuration. dtype: in words.
+    """
+
+    path: Path
+    name: str
+    revision: str | None
+    format: str
+    source: Mapping[str, FileDigest]
+    result: Mapping[str, FileDigest]
+    dtype: str
+    written: Written
+    tensor_report: TensorReport
+    notes: tuple[str, ...]
+    differences: Differences
+    verified: Verified
+
+    @property
+    def parameters(self) -> int:
+        """Weights, scales of quantized ones not counted."""
+        return self.written.parameters
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors written."""
+        return self.written.nbytes
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of the whole model, scales included."""
+        return 8 * self.nbytes / max(1, self.parameters)
+
+    def write(self, directory: Path) -> None:
+        """Write provenance.json. Raises OSError."""
+        differences, text = self.differences, self.verified.text
+        whole = {
+            **maker(),
+            "source": {
+                "name": self.name,
+                "revision": self.revision,
+                "format": self.format,
+                **_digests(self.source),
+            },
+            "result": {
+                "dtype": self.dtype,
+                "tensors": self.written.tensors,
+                "parameters": self.parameters,
+                "bytes": self.nbytes,
+                "bits_per_weight": round(self.bits_per_weight, 4),
+                "largest_difference": differences.plain,
+                "largest_difference_of_quantized": differences.quantized,
+                "largest_difference_of_log_probabilities": self.verified.logits,
+                "fixed_text": None if text is None else asdict(text),
+                **_digests(self.result),
+            },
+            "tensors": asdict(self.tensor_report),
+        }
+        # Bytes of a name that are no text become escapes, which JSON has as well.
+        (directory / PROVENANCE).write_text(
+            json.dumps(whole, indent=2, ensure_ascii=False) + "\n",
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
+
+    def describe(self) -> str:
+        """All of it in a few lines; digests are short, the file has them in full."""
+        plain, quantized = self.differences.plain, self.differences.quantized
+        size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
+        checked = f"read back {self.differences.tensors} tensors: largest difference {plain:.3g}"
+        if plain:
+            checked += f" ({self.differences.plain_name})"
+        if quantized is not None:
+            checked += f", of quantized weights {quantized:.3g} ({self.differences.quantized_name})"
+        lines = (
+            f"wrote {self.path}: {size}, {self.dtype}, {self.bits_per_weight:.2f} bits each",
+            f"source {self.name}: {self.format}, digest {combined(self.source)[:16]}",
+            *self.tensor_report.describe(),
+            f"digest of the result {combined(self.result)[:16]}, all of this in {PROVENANCE}",
+            *self.notes,
+            checked,
+            *self.verified.describe(),
+        )
+        return "\n".join(lines)
+
+
+def maker() -> dict[str, str]:
+    """What made a model, as provenance.json has it."""
+    return {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__}  # type: ignore[attr-defined]
+
+
+def _digests(files: Mapping[str, FileDigest]) -> dict[str, Any]:
+    each = {name: {"bytes": one.nbytes, "sha256": one.sha256} for name, one in files.items()}
+    return {"digest": combined(files), "files": each}

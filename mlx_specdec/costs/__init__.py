@@ -1,1 +1,0 @@
-"""What passes and rounds cost, measured or learned, and the speedup that follows."""

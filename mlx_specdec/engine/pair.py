@@ -1,0 +1,113 @@
+"""What generations share: a loaded target, its tokenizer, and what it brings to draft with."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..errors import OptionError
+from ..interfaces import Progress, ignore_progress
+from ..models.base import Base
+from ..models.drafters.medusa import MedusaHeads
+from ..models.drafters.network import Speculator
+from ..proposers import documents as document_cache
+from ..proposers.documents import DocumentIndex, IndexKey
+from ..proposers.trial import Trial
+from ..sampling.constraint import Alphabet, Constraint
+from ..sampling.grammar import Grammar
+from ..text import prompts as documents
+from ..text.tokenizer import Tokenizer
+from ..text.vocabulary import Translation, written_texts
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its tokenizer, and a draft model where there is one; shared by many generations.
+
+    vocabulary: number of token ids that target and tokenizer both know; every distribution has
+    this width. translation: for a draft whose vocabulary is another. documents: what lookup
+    searches beside prompt and text. heads: of the target, where it has some. speculator: in the
+    draft's place one that reads the target's hidden states; with no draft named, the one that the
+    target's checkpoint carries. unusable: drafters that the target brings and that cannot be used
+    -> why. draft_bytes: what either takes beside the target, in bytes. task_prefix: what the target
+    wants every prompt to begin with; mostly nothing. notes: lines for the user on how weights are
+    computed with. trials: of drafters with weights, by name.
+    """
+
+    name: str
+    draft_name: str | None
+    target: Base
+    draft: Base | None
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    vocabulary: int
+    dtype: str
+    load_seconds: float
+    translation: Translation | None = None
+    documents: DocumentIndex | None = None
+    heads: MedusaHeads | None = None
+    speculator: Speculator | None = None
+    unusable: Mapping[str, str] = field(default_factory=dict, compare=False)
+    draft_bytes: int = 0
+    task_prefix: str = ""
+    notes: tuple[str, ...] = ()
+    trials: defaultdict[str, Trial] = field(
+        default_factory=lambda: defaultdict(Trial), compare=False, repr=False
+    )
+
+    def constraint(
+        self, grammar: Grammar | None, bias: Mapping[int, float] | None = None
+    ) -> Constraint | None:
+        """Of a text of the target that has not begun, None without a grammar; see
+        Options.constraint. bias: of the logits, which bans tokens with -inf. Raises OptionError
+        where no text of the model's fits."""
+        if grammar is None:
+            return None
+        ends = [id for id in self.eos_token_ids if id < self.vocabulary]
+        if not ends:
+            raise OptionError(
+                "json-schema, regex and grammar need a token that ends a text, and the model has "
+                "none: name one with extra-eos-token"
+            )
+        banned = [id for id, value in (bias or {}).items() if value == -math.inf]
+        return alphabet_of(self.tokenizer, self.vocabulary).constraint(grammar, ends, banned)
+
+
+@functools.lru_cache(maxsize=2)
+def alphabet_of(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
+    """What a model writes with a tokenizer. Takes up to a second."""
+    texts = written_texts(tokenizer)[:vocabulary]
+    words = (id for id, text in enumerate(texts) if text and len(text) > 1 and text[:1] == b" ")
+    first = next((id for id in words if id not in tokenizer.special_ids), None)
+    return Alphabet(
+        texts,
+        tokenizer.special_ids,
+        tokenizer.encode,
+        spaced=first is not None and not tokenizer.decode([first]).startswith(" "),
+    )
+
+
+def with_documents(
+    pair: Pair, files: Sequence[str | Path], *, progress: Progress | None = None
+) -> Pair:
+    """The same models, with documents for the proposer "ngram" to search beside prompt and text.
+
+    files: UTF-8 texts. Their index is built once and kept in the platform's cache directory.
+    Raises DocumentError.
+    """
+    paths, report = [Path(file) for file in files], progress or ignore_progress
+    digest = document_cache.digest(paths, documents.digest)
+    key = IndexKey(digest, pair.tokenizer.digest, pair.vocabulary)
+    index = document_cache.read(key)
+    if index is None:
+        # Tokenizing takes three quarters of the time.
+        read = documents.tokens(
+            paths, pair.tokenizer, lambda done, total: report(3 * done, 4 * total)
+        )
+        index = document_cache.build(key, read)
+        report(1, 1)
+    return replace(pair, documents=index)

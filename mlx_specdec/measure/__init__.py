@@ -1,0 +1,3 @@
+"""Measuring a pair on a file of prompts: methods, measurement, analysis, report."""
+
+from __future__ import annotations

@@ -1,0 +1,316 @@
+"""Confidence intervals of a speedup, by drawing sequences again. Plain numbers only.
+
+Plain decoding and the other method were measured side by side on the same prompt, so they are drawn
+together, and what slowed both cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..draft_length.speedup import speedups
+from .methods import Length, Method, Sample
+from .passes import PassCosts
+from .samples import Case, Key, Measurements
+
+if TYPE_CHECKING:
+    from .cluster import ClusterFigures
+
+
+DRAWS = 2000
+COVERAGE = 0.95
+FEWEST = 5
+"""Sequences below which there is no interval: drawing so few again says next to nothing."""
+
+
+class Paired(NamedTuple):
+    """One sequence by plain decoding and by another method; seconds: the medians of repeats."""
+
+    plain_seconds: float
+    seconds: float
+    plain_tokens: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure, and the interval that holds it with 95 % confidence, if there is one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def interval(self) -> str:
+        """In words; empty where there is none."""
+        none = self.low is None or self.high is None
+        return "" if none else f"{self.low:.2f} to {self.high:.2f}"
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """overall: tokens per second over plain decoding's, all sequences taken together. per_text:
+    the median over the sequences of the same ratio."""
+
+    overall: Estimate
+    per_text: Estimate
+
+
+def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> SpeedUp | None:
+    """Ratio to plain decoding with its interval; None without sequences that took any time.
+
+    The interval comes from drawing, `draws` times, as many sequences as there are (Efron's
+    percentiles).
+    """
+    texts = [text for text in texts if min(text) > 0]
+    if not texts:
+        return None
+    count = len(texts)
+    plain_seconds, seconds, plain_tokens, tokens = np.array(texts, dtype=float).T
+    drawn = np.random.default_rng(seed).integers(0, count, (draws, count))
+    # Row 0 is what was measured.
+    drawn = np.concatenate([np.arange(count)[None], drawn])
+    speed, plain_speed = (
+        made[drawn].sum(axis=1) / took[drawn].sum(axis=1)
+        for made, took in ((tokens, seconds), (plain_tokens, plain_seconds))
+    )
+    ratios = (tokens / seconds) / (plain_tokens / plain_seconds)
+    per_text = np.median(ratios[drawn], axis=1)
+    return SpeedUp(_estimate(speed / plain_speed, count), _estimate(per_text, count))
+
+
+def _estimate(ratios: NDArray[np.float64], count: int) -> Estimate:
+    """ratios: as measured, then as drawn."""
+    value = float(ratios[0])
+    if count < FEWEST:
+        return Estimate(value)
+    tail = (1 - COVERAGE) / 2 * 100
+    low, high = np.percentile(ratios[1:], [tail, 100 - tail])
+    return Estimate(value, float(low), float(high))
+
+
+@dataclass(frozen=True)
+class RoundParts:
+    """Seconds of an average round, every round timed in parts; other is what is neither model's."""
+
+    draft: float
+    verify: float
+    other: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A text that was to be plain decoding's own and is not. margin: the least lead of a chosen
+    token in either text, below which two kernels may disagree."""
+
+    prompt: int
+    turn: int
+    position: int
+    margin: float | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one method came to.
+
+    acceptance: entry i - 1 is the share of rounds in which the first i drafted tokens all stayed
+    (a_i). by_category: speedups of the prompts of each category. predicted: S(num_draft).
+    texts: how many were measured. differences: of `compared` texts, where same text is promised.
+    """
+
+    name: str
+    family: str
+    num_draft: Length
+    same_text: bool
+    texts: int
+    tokens_per_second: float | None
+    speed_up: SpeedUp | None
+    by_category: Mapping[str, SpeedUp]
+    tokens_per_round: float | None
+    acceptance_rate: float | None
+    acceptance: tuple[float, ...]
+    parts: RoundParts | None
+    predicted: float | None
+    compared: int
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All figures. plain_step: seconds of a token in plain decoding. predictions: by proposer,
+    S(gamma) for gamma = 1 and on. costs: of passes, measured between the texts. cluster: where
+    several machines share the target."""
+
+    methods: tuple[Figures, ...]
+    plain_step: float
+    predictions: Mapping[str, tuple[float, ...]]
+    costs: PassCosts | None
+    texts: int
+    repeats: int
+    skipped: Mapping[int, str]
+    interrupted: bool
+    cluster: ClusterFigures | None = None
+
+
+def analyse(measured: Measurements, costs: PassCosts | None) -> Analysis | None:
+    """All figures, or None where plain decoding has not made one text."""
+    speed = _tokens_per_second(measured.plain)
+    if speed is None:
+        return None
+    step = 1 / speed
+    predictions = _predictions(measured, costs, step)
+    return Analysis(
+        methods=tuple(_figures(measured, method, predictions) for method in measured.methods),
+        plain_step=step,
+        predictions=predictions,
+        costs=costs,
+        texts=len({case for case, _ in measured.plain}),
+        repeats=1 + max(repeat for _, repeat in measured.plain),
+        skipped=measured.skipped,
+        interrupted=measured.interrupted,
+    )
+
+
+def overall(figures: Figures) -> float:
+    """Its speedup over all sequences; 0 where there is none."""
+    return figures.speed_up.overall.value if figures.speed_up is not None else 0.0
+
+
+def fastest(methods: Iterable[Figures]) -> Figures | None:
+    """The one with the highest speedup, if any has one."""
+    return max((one for one in methods if one.speed_up is not None), key=overall, default=None)
+
+
+def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
+    """a_i for i = 1 and on, of all rounds that drafted so many."""
+    stats = [sample.stats for sample in samples if sample.stats is not None]
+    drafted = zip_longest(*(one.drafted_by_position for one in stats), fillvalue=0)
+    accepted = zip_longest(*(one.accepted_by_position for one in stats), fillvalue=0)
+    totals = zip(map(sum, accepted), map(sum, drafted), strict=True)
+    return tuple(kept / count for kept, count in totals if count)
+
+
+def tokens_per_round(samples: Iterable[Sample]) -> float | None:
+    """The acceptance length, of those whose rounds were told."""
+    told = [(sample.counted, sample.rounds) for sample in samples if sample.rounds]
+    return _ratio(sum(counted for counted, _ in told), sum(rounds for _, rounds in told))
+
+
+def difference(case: Case, own: Sample, sample: Sample) -> Difference:
+    """Where a text leaves plain decoding's own."""
+    pairs = zip(own.tokens, sample.tokens, strict=False)
+    shorter = min(len(own.tokens), len(sample.tokens))
+    stats = [one.stats for one in (own, sample) if one.stats is not None]
+    margins = [one.smallest_margin.value for one in stats if one.smallest_margin is not None]
+    return Difference(
+        prompt=case.prompt,
+        turn=case.turn,
+        position=next((at for at, (a, b) in enumerate(pairs) if a != b), shorter),
+        # A margin without a second candidate is infinite.
+        margin=min(filter(math.isfinite, margins), default=None),
+    )
+
+
+def _predictions(
+    measured: Measurements, costs: PassCosts | None, step: float
+) -> dict[str, tuple[float, ...]]:
+    """Only a draft model is predicted: no formula knows when lookup finds something."""
+    fixed = [m for m in measured.methods if m.family == "draft" and m.num_draft != "auto"]
+    if costs is None or costs.draft is None or not fixed:
+        return {}
+    samples = [sample for method in fixed for sample in measured.samples[method.name].values()]
+    # Without parts the loop's own time is taken to be nothing.
+    others = [parts.other for method in fixed if (parts := _round_parts(measured, method))]
+    cost = costs.in_steps(step, sum(others) / len(others) if others else 0.0)
+    lengths = [sample.counted for sample in measured.plain.values()]
+    gains = speedups(cost, acceptance_by_position(samples), lengths)
+    return {"draft": gains[1:]} if gains[1:] else {}
+
+
+def _figures(
+    measured: Measurements, method: Method, predictions: Mapping[str, Sequence[float]]
+) -> Figures:
+    samples = measured.samples[method.name]
+    stats = [sample.stats for sample in samples.values() if sample.stats is not None]
+    length, promised = method.num_draft, predictions.get(method.family, ())
+    by_category = {
+        name: speed_up(_paired(measured, method, name))
+        for name in dict.fromkeys(case.category for case in measured.cases)
+        if name is not None
+    }
+    return Figures(
+        name=method.name,
+        family=method.family,
+        num_draft=length,
+        same_text=method.same_text,
+        texts=len({case for case, _ in samples}),
+        tokens_per_second=_tokens_per_second(samples),
+        speed_up=speed_up(_paired(measured, method)),
+        by_category={name: ratio for name, ratio in by_category.items() if ratio is not None},
+        tokens_per_round=tokens_per_round(samples.values()),
+        acceptance_rate=_ratio(
+            sum(entry.accepted for entry in stats), sum(entry.drafted for entry in stats)
+        ),
+        acceptance=acceptance_by_position(samples.values()),
+        parts=_round_parts(measured, method),
+        predicted=dict(enumerate(promised, start=1)).get(length) if length != "auto" else None,
+        compared=len(samples) if method.same_text else 0,
+        differences=tuple(_differences(measured, method)) if method.same_text else (),
+    )
+
+
+def _tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
+    """Of all texts together, each with the median of its repeats."""
+    by_case: dict[int, list[Sample]] = {}
+    for (case, _), sample in samples.items():
+        by_case.setdefault(case, []).append(sample)
+    seconds = sum(median(one.seconds for one in repeats) for repeats in by_case.values())
+    return _ratio(sum(repeats[0].counted for repeats in by_case.values()), seconds)
+
+
+def _paired(measured: Measurements, method: Method, category: str | None = None) -> list[Paired]:
+    """Of each case the repeats in which both plain decoding and the method ran."""
+    plain, other = measured.plain, measured.samples[method.name]
+    by_case: dict[int, list[tuple[Sample, Sample]]] = {}
+    for key in sorted(plain.keys() & other.keys()):
+        if category in (None, measured.cases[key[0]].category):
+            by_case.setdefault(key[0], []).append((plain[key], other[key]))
+    return [
+        Paired(
+            median(one.seconds for one, _ in pairs),
+            median(two.seconds for _, two in pairs),
+            pairs[0][0].counted,
+            pairs[0][1].counted,
+        )
+        for pairs in by_case.values()
+    ]
+
+
+def _differences(measured: Measurements, method: Method) -> Iterable[Difference]:
+    for key, sample in sorted(measured.samples[method.name].items()):
+        own = measured.plain.get(key)
+        if own is None or own.tokens == sample.tokens:
+            continue
+        yield difference(measured.cases[key[0]], own, sample)
+
+
+def _round_parts(measured: Measurements, method: Method) -> RoundParts | None:
+    samples = measured.parts.get(method.name, {}).values()
+    stats = [sample.stats for sample in samples if sample.stats is not None]
+    rounds = sum(entry.rounds for entry in stats)
+    if not rounds:
+        return None
+    parts = ([getattr(one.seconds, name) for one in stats] for name in ("draft", "verify", "other"))
+    return RoundParts(*(sum(seconds) / rounds for seconds in parts))
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

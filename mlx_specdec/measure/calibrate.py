@@ -1,0 +1,60 @@
+"""What rounds of a pair cost on this machine, measured before any text needs it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from ..decoding.stopwatch import Stopwatch
+from ..draft_length import cache as cost_cache
+from ..draft_length.survey import Survey
+from ..engine.drafters import cost_key, drafters, make_proposer
+from ..engine.generate import make_decoding, make_rule
+from ..engine.pair import Pair
+from ..errors import OptionError
+from ..interfaces import Progress, ignore_progress
+from ..options import Options
+
+NOISY = 0.15
+"""Relative standard error of a typical cost, above which texts teach more than a calibration."""
+
+
+def calibrate(
+    pair: Pair, *, temperature: float = 0.0, turns: int = 8, progress: Progress | None = None
+) -> dict[int, float]:
+    """Measure what a round of 1 .. 16 draft tokens costs, in plain steps, and keep it for auto.
+
+    turns: how often each length is measured; medians count. Raises OptionError without a draft, and
+    where the turns differ so much that their medians mean little: what was known then stays.
+    """
+    options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
+    endless = replace(pair, eos_token_ids=frozenset())
+    chosen = drafters(pair, options)
+    own = tuple(each for each in chosen if each.nbytes)
+    if not own:
+        raise OptionError("there is nothing to calibrate without a draft model: name one")
+    survey, report = Survey(own[0].most), progress or ignore_progress
+    report(0, turns)
+    while survey.turns < turns:
+        proposer = make_proposer(own[:1], options, survey)
+        ids = [pair.vocabulary // 2] * 8
+        watch = Stopwatch([survey])
+        decoding = make_decoding(
+            endless, pair.target, ids, options, proposer, make_rule(options), survey, watch
+        )
+        ended = False
+        while survey.turns < turns and not ended:
+            ended = decoding.step()[0].finish_reason is not None
+            report(survey.turns, turns)
+    report(turns, turns)
+    if survey.noise > NOISY:
+        raise OptionError(
+            f"this machine is too noisy to measure, costs would be off by {survey.noise:.0%}: end "
+            "other programs, or give more turns; what was known stays in "
+            f"{cost_cache.directory()}"
+        )
+    costs = survey.measured()
+    for together in {own[:1], chosen}:
+        key = cost_key(pair, together, own[0], options)
+        cost_cache.write(key, survey.learned())
+    return costs

@@ -1,0 +1,227 @@
+"""Two configurations -> what their pair would need and gain on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..checkpoints import disk as sizes
+from ..draft_length.speedup import RoundCost, between
+from ..engine.loading import SELF_BITS
+from ..errors import OptionError, SpecdecError, first_line
+from ..interfaces import Context, Progress, ignore_progress
+from ..models.base import Base
+from ..models.outline import Outline, outline
+from ..options import SELF
+from .cluster import Link, cluster, with_speeds
+from .estimate_drafter import AskedDrafter, DrafterOutline
+from .estimate_passes import FIRST_SIZES, NEEDED, SIZES_BETWEEN, extended, measure, parts
+from .estimate_result import ALPHAS, Estimate, Side, Speeds, best
+from .passes import Clock, PassCosts, PassTimer, opened
+
+PROMPTS_SHARE = 0.1
+"""Of the time, for the prompt of each model."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One model as it was asked for; see `models.outline.outline`. name: for messages."""
+
+    name: str
+    config: Mapping[str, Any]
+    dtype: str = "auto"
+    q_bits: int | None = None
+
+    def outline(self, depth: int | None = None) -> Outline:
+        """Its outline, of `depth` layers where given."""
+        return outline(self.config, self.name, dtype=self.dtype, q_bits=self.q_bits, depth=depth)
+
+
+def own_draft(target: Asked, q_bits: int | None = None) -> Asked:
+    """The draft "self": the target's own layers at q_bits a weight."""
+    config = {k: v for k, v in target.config.items() if not k.startswith("quantization")}
+    return Asked(SELF, config, target.dtype, q_bits or SELF_BITS)
+
+
+def estimate(
+    target: Asked,
+    draft: Asked | AskedDrafter,
+    *,
+    prompt_tokens: int = 128,
+    max_tokens: int = 128,
+    turns: int = 9,
+    seconds: float = 60.0,
+    clock: Clock = time.perf_counter,
+    cut: Callable[[Outline], tuple[int, int] | None] = parts,
+    limit: Callable[[], int] = sizes.usable_memory,
+    link: Link | None = None,
+    announce: Callable[[Estimate], None] = lambda known: None,
+    progress: Progress = ignore_progress,
+) -> Estimate:
+    """Measure both with random weights, if they fit, and predict.
+
+    draft: a model, or a drafter that reads the target's hidden states. prompt_tokens, max_tokens:
+    of the text that the caches are for; passes are measured behind such a prompt. turns: how often
+    everything is measured. seconds: in which as much is measured as fits, building the models
+    included; where an answer needs more, there are no speeds. cut: at which two depths a model is
+    measured. limit: bytes of memory. link: between machines such as this one that are to share the
+    target. announce: called with what is known before anything is measured.
+
+    Raises CheckpointError for a configuration of no supported model, and for a drafter that was
+    made for another target; PromptError for a prompt that is too long for it; OptionError for
+    models of different kinds, and for settings that do not suit them or MLX here.
+    """
+    known = target.outline()
+    its = _drafter(draft, target, known)
+    text = prompt_tokens, max_tokens
+    riding = isinstance(its, DrafterOutline)
+    sides = (
+        _side(target.name, known, text, cut(known)),
+        _side(draft.name, its, text, None if isinstance(its, DrafterOutline) else cut(its)),
+    )
+    told = cluster(link, known, sides[0].caches_bytes) if link else None
+    kind = its.kind if riding else "draft"
+    needed = Estimate(kind, *sides, *text, limit(), None, told)
+    # A target that no single machine holds is measured on a few of its layers.
+    whole = sides[0].measured_layers is None
+    announce(needed)
+    if not needed.fits or (whole and sum(side.bytes for side in sides) > needed.memory_limit_bytes):
+        return needed
+    deadline = clock() + seconds
+    try:
+        prompts = _Prompts(prompt_tokens, clock, deadline, seconds)
+        models = _models(target, sides[0])
+        timers = [_target_timer(prompts.behind(model), clock) for model in models]
+        if isinstance(its, DrafterOutline):
+            # The larger part, where there are two: what it lends is the whole model's.
+            timers.append(its.timer(models[-1], prompt_tokens, clock))
+        elif isinstance(draft, Asked):
+            timers += [
+                _draft_timer(prompts.behind(model), clock) for model in _models(draft, sides[1])
+            ]
+        measure(timers, turns=turns, deadline=deadline, clock=clock, progress=progress)
+    except SpecdecError:
+        raise
+    except (RuntimeError, ValueError) as problem:
+        raise OptionError(
+            f"MLX cannot run these models as asked for on this device: {first_line(problem)}"
+        ) from problem
+    measured = [costs for timer in timers if (costs := timer.costs()) is not None]
+    longest = [max(costs.passes, default=0) for costs in measured if costs.step]
+    if len(measured) < len(timers) or min(longest) < NEEDED:
+        return replace(needed, late=True)
+    of_target, of_draft = (
+        extended(measured.pop(0), measured.pop(0), side.measured_layers, side.layers)
+        if side.measured_layers is not None
+        else measured.pop(0)
+        for side in sides
+    )
+    most = its.most if isinstance(its, DrafterOutline) else None
+    alone = speeds(of_target, of_draft, most)
+    if told is not None:
+        cost = _cost(of_target, of_draft)
+        told = with_speeds(told, cost, alone.step_seconds, alone.predictions)
+    return replace(needed, speeds=alone, cluster=told, read_tokens=prompts.least)
+
+
+def _drafter(
+    draft: Asked | AskedDrafter, target: Asked, known: Outline
+) -> Outline | DrafterOutline:
+    """Raises as `estimate` does."""
+    if isinstance(draft, AskedDrafter):
+        draft.files.check_config(target.config)
+        return draft.outline(known)
+    its = draft.outline()
+    if known.kind != its.kind:
+        raise OptionError(
+            f"the draft model is {its.kind} and the target {known.kind}: give a draft of the "
+            "target's own kind"
+        )
+    return its
+
+
+def _side(
+    name: str,
+    known: Outline | DrafterOutline,
+    text: tuple[int, int],
+    measured: tuple[int, int] | None,
+) -> Side:
+    return Side(
+        name=name,
+        dtype=known.dtype,
+        vocabulary=known.vocabulary,
+        weights_bytes=known.nbytes,
+        caches_bytes=known.cache_nbytes(*text),
+        layers=len(known.layers),
+        measured_layers=measured,
+    )
+
+
+def _models(asked: Asked, side: Side) -> list[Base]:
+    """The whole model, or two parts of it, of which the smaller one shares the other's weights."""
+    if side.measured_layers is None:
+        return [asked.outline().model()]
+    few, more = (asked.outline(depth) for depth in side.measured_layers)
+    larger = more.model()
+    return [few.model(given=more.weights()), larger]
+
+
+class _Prompts:
+    """Contexts behind a prompt, or as much of it as there is time for: what a pass takes depends
+    little on what lies before it. least: the shortest that was read."""
+
+    def __init__(self, tokens: int, clock: Clock, deadline: float, seconds: float) -> None:
+        self.least = tokens
+        self._tokens, self._clock = tokens, clock
+        self._deadline, self._share = deadline, seconds * PROMPTS_SHARE
+
+    def behind(self, model: Base) -> Context:
+        """Reads longer and longer prompts, each as long as the time of those before promises."""
+        until = min(self._deadline, self._clock() + self._share)
+        length, per_token = 1, 0.0
+        while True:
+            started = self._clock()
+            context = opened(model, [7919 * at % model.vocabulary for at in range(1, length + 1)])
+            now = self._clock()
+            # The first one warms up, and says no more than what a token takes at most.
+            per_token = (now - started) / length
+            longer = next(
+                (n for n in (self._tokens, 4 * length) if now + n * per_token <= until), length
+            )
+            if length == self._tokens or longer <= length:
+                self.least = min(self.least, length)
+                return context
+            length = min(longer, self._tokens)
+
+
+def _target_timer(context: Context, clock: Clock) -> PassTimer:
+    return PassTimer(context, sizes=FIRST_SIZES, between=SIZES_BETWEEN, steps=True, clock=clock)
+
+
+def _draft_timer(context: Context, clock: Clock) -> PassTimer:
+    return PassTimer(context, draft=context, clock=clock)
+
+
+def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Speeds:
+    """What the times of a target and a draft promise. most: tokens of its longest draft."""
+    cost = _cost(target, draft)
+    longest = max(cost.passes)
+    drafted = longest - 1 if most is None else min(most, longest - 1)
+    return Speeds(
+        step_seconds=target.step,
+        draft_seconds=draft.draft or 0.0,
+        draft_cost=cost.draft,
+        passes=tuple(between(cost.passes, size) for size in range(1, longest + 1)),
+        start=cost.start,
+        replays=cost.replays,
+        samples=min(target.samples, draft.samples),
+        spread=max(target.spread, draft.spread),
+        predictions=tuple(best(cost, alpha, drafted) for alpha in ALPHAS),
+    )
+
+
+def _cost(target: PassCosts, draft: PassCosts) -> RoundCost:
+    """What the parts of a round cost on one machine."""
+    return replace(target, draft=draft.draft, start=draft.start).in_steps(target.step)

@@ -1,0 +1,188 @@
+"""What is compared, plain decoding, draft lengths and proposers, and the passes timed beside."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..decoding.statistics import Statistics
+from ..decoding.stopwatch import Timed
+from ..engine.drafters import FREE, drafters, proposer_kind
+from ..engine.generate import Pair, stream_generate
+from ..errors import OptionError, PromptError
+from ..models.base import check_prompt
+from ..options import Options
+from .passes import Clock, PassTimer, opened
+
+ALWAYS_TIMED = 9
+"""Passes over 1 .. ALWAYS_TIMED tokens are always measured: that is where V bends."""
+TURNS = 20
+"""Fewer turns than this leave medians that jump."""
+
+Length = int | Literal["auto"]
+Runner = Callable[[Sequence[int]], "Sample"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One text by one method.
+
+    tokens: ids, an EOS included. counted: how many of them were made in `seconds`; baselines make
+    the first one in their prompt pass. rounds: verdicts, a plain step being one; None where nobody
+    tells. stats: of our own methods.
+    """
+
+    tokens: tuple[int, ...]
+    counted: int
+    seconds: float
+    rounds: int | None = None
+    text: str = ""
+    stats: Statistics | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decode.
+
+    family: who proposes ("plain", "draft", "ngram"), or which program it is ("mlx-lm").
+    num_draft: tokens a round, 0 for plain decoding. same_text: whether plain decoding's very
+    tokens are promised. in_parts: the same text with every round timed in parts.
+    """
+
+    name: str
+    family: str
+    num_draft: Length
+    same_text: bool
+    run: Runner
+    in_parts: Runner | None = None
+
+
+def own_methods(
+    pairs: Sequence[Pair], options: Options, proposers: Sequence[str], lengths: Sequence[Length]
+) -> list[Method]:
+    """Plain decoding, then every length of every proposer.
+
+    pairs: one target, with each of the drafts that are compared. Without proposers: of each its
+    draft, else its heads, else lookup; and, if "auto" is among the lengths, what `generate` does
+    without flags. Raises OptionError for a proposer that no pair has.
+    """
+    # Methods are handed token ids: the chat template was applied before.
+    options = replace(options, system_prompt=None, chat_template_config={})
+    compared: list[tuple[Pair, str, Length]] = [
+        (pair, proposer, length)
+        for pair, proposer in _compared(pairs, options, proposers)
+        for length in lengths
+    ]
+    simulated = options.simulated_acceptance is not None
+    if not proposers and "auto" in lengths and not simulated:
+        compared += [(each, "auto", "auto") for each in pairs if _own(each, options) != FREE]
+    names = ["auto" if name == n else f"{name} {n}" for _, name, n in compared]
+    methods = [Method("plain", "plain", 0, True, _runner(pairs[0], replace(options, regular=True)))]
+    for name, (pair, proposer, length) in zip(names, compared, strict=True):
+        each = replace(options, regular=False, proposer=proposer, num_draft=length)
+        methods.append(
+            Method(
+                name=name if names.count(name) == 1 else f"{name}, {pair.draft_name}",
+                family=proposer_kind(drafters(pair, each)),
+                num_draft=length,
+                same_text=keeps_text(each),
+                run=_runner(pair, each),
+                in_parts=None if length == "auto" else _runner(pair, each, timed="all"),
+            )
+        )
+    return methods
+
+
+def _own(pair: Pair, options: Options) -> str:
+    """Who drafts in a pair where nobody is named."""
+    chosen = drafters(pair, replace(options, num_draft=1, proposer=None))
+    return chosen[0].name if chosen else FREE
+
+
+def _compared(
+    pairs: Sequence[Pair], options: Options, proposers: Sequence[str]
+) -> list[tuple[Pair, str]]:
+    """Each proposer with every pair in which it is another one. Raises OptionError as drafters
+    does, where none has it."""
+    if not proposers:
+        return [(pair, _own(pair, options)) for pair in pairs]
+    compared: list[tuple[Pair, str]] = []
+    for proposer in proposers:
+        known: dict[tuple[tuple[str, str], ...], Pair] = {}
+        missing: OptionError | None = None
+        for pair in pairs:
+            try:
+                chosen = drafters(pair, replace(options, num_draft=1, proposer=proposer))
+            except OptionError as problem:
+                missing = problem
+            else:
+                known.setdefault(tuple((one.name, one.identity) for one in chosen), pair)
+        if missing is not None and not known:
+            raise missing
+        compared += [(pair, proposer) for pair in known.values()]
+    return compared
+
+
+def keeps_text(options: Options) -> bool:
+    """Whether plain decoding's very tokens are promised, not only its distribution."""
+    if options.lossy:
+        return False
+    return options.temperature == 0 or options.rule_name == "coupled"
+
+
+def any_token(pair: Pair) -> int:
+    """One that the pair has, to try a program out with."""
+    return min(pair.vocabulary - 1, 2)
+
+
+def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
+    """How many tokens a text may have. Raises PromptError where the model takes none."""
+    longest = pair.target.max_length
+    check_prompt(prompt, pair.target.vocabulary, longest)
+    prefix = len(pair.target.prefix(prompt))
+    if longest is not None and prefix >= longest:
+        raise PromptError(f"the prompt has {prefix} tokens and the model takes {longest}")
+    return min(options.max_tokens, sys.maxsize if longest is None else longest - prefix)
+
+
+def _runner(pair: Pair, options: Options, *, timed: Timed = "wanted") -> Runner:
+    def run(prompt: Sequence[int]) -> Sample:
+        result = stream_generate(pair, prompt, options, timed=timed).result()
+        seconds = result.stats.seconds
+        return Sample(
+            tokens=result.tokens,
+            counted=len(result.tokens),
+            seconds=seconds.decoding,
+            rounds=result.stats.rounds,
+            text=result.text,
+            stats=result.stats,
+        )
+
+    return run
+
+
+def pass_timer(
+    pairs: Sequence[Pair],
+    prompt: Sequence[int],
+    lengths: Sequence[Length],
+    clock: Clock = time.perf_counter,
+) -> PassTimer:
+    """Times passes behind a prompt, those of rounds with `lengths` drafted tokens among them.
+
+    pairs: one target; of several draft models none is timed. Turns belong between the texts that
+    the costs are held against, so that both see the same machine. A draft that cannot take the
+    prompt is left out, as it abstains while decoding; raises PromptError where the target cannot.
+    """
+    draft = None
+    drafting = [pair for pair in pairs if pair.draft is not None]
+    if len(drafting) == 1 and (model := drafting[0].draft) is not None:
+        translation = drafting[0].translation
+        fed = prompt if translation is None else translation.feed(prompt)
+        with suppress(PromptError):
+            draft = opened(model, fed)
+    sizes = sorted({*range(1, ALWAYS_TIMED + 1), *(n + 1 for n in lengths if n != "auto")})
+    return PassTimer(opened(pairs[0].target, prompt), sizes=sizes, draft=draft, clock=clock)

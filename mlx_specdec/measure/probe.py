@@ -1,0 +1,169 @@
+"""Which layers of its target a drafter should read: what is accepted with those that its files
+name, and with those one lower and one higher, since files of the same kind count them differently.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..engine.generate import Pair, stream_generate
+from ..errors import OptionError
+from ..interfaces import FINAL, Progress, after, ignore_progress
+from ..models.drafters import try_out
+from ..models.drafters.dflash import IDS as BLOCK_IDS
+from ..models.drafters.eagle3 import IDS as EAGLE_IDS
+from ..models.mlx_lm.taps import layer_of
+from ..options import Options
+from ..proposers.hidden_state import HiddenStateDrafter
+from ..proposers.trial import LEAST_ACCEPTED
+
+SHIFTS = (0, -1, 1)
+PROMPTS = (
+    "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
+    "def read_numbers(path):\n    ",
+    "What is the difference between a virus and a bacterium? Explain it step by step.",
+    "The house is small, but the garden is large and full of old trees.",
+    "Here is a list of the planets and what each of them is known for:",
+    "A train leaves at nine and travels at 80 kilometres an hour. How far is it at noon?",
+)
+SETTINGS = Options(max_tokens=64, num_draft=4, cost_cache=False)
+"""Greedy: all numberings then draft for the same texts."""
+DEVIATIONS = 2
+"""Standard deviations by which another numbering has to be better."""
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """What was accepted with one choice of layers.
+
+    shift: from the files' own. layers: whose outputs were read, counted from 0. rounds: in which
+    tokens were drafted. first: in how many of them the first one was accepted. drafted, accepted:
+    all tokens.
+    """
+
+    shift: int
+    layers: tuple[int, ...]
+    rounds: int
+    first: int
+    drafted: int
+    accepted: int
+
+    @property
+    def first_rate(self) -> float:
+        """How often the first drafted token of a round was accepted."""
+        return self.first / self.rounds
+
+    @property
+    def rate(self) -> float:
+        """Share of all drafted tokens that was accepted."""
+        return self.accepted / self.drafted
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        own = {**vars(self), "layers": list(self.layers)}
+        return {**own, "first_token_acceptance": self.first_rate, "acceptance_rate": self.rate}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was measured. numberings: the files' own first. texts: that were drafted for."""
+
+    model: str
+    drafter: str
+    kind: str
+    texts: int
+    numberings: tuple[Numbering, ...]
+
+    @property
+    def best(self) -> Numbering:
+        """The files' own, if no other is clearly better."""
+        own, best = self.numberings[0], max(self.numberings, key=lambda each: each.first_rate)
+        # Of shares that two samples have of the same whole.
+        deviation = math.sqrt(sum(_variance(each) for each in (own, best)))
+        return best if best.first_rate - own.first_rate > DEVIATIONS * deviation else own
+
+    @property
+    def fits(self) -> bool:
+        """Whether the best one is right often enough for a drafter that was made for the target."""
+        return self.best.first_rate >= LEAST_ACCEPTED
+
+    @property
+    def advice(self) -> str:
+        """What to do, in a sentence."""
+        if not self.fits:
+            return (
+                "hardly any draft token is accepted with any of these layers: the drafter was "
+                "made for another target, or for the model that this one was fine-tuned from"
+            )
+        if self.best.shift == 0:
+            return "the layers that its files name serve best: leave them as they are"
+        key = EAGLE_IDS if self.kind in ("eagle3", "peagle") else BLOCK_IDS
+        by_input = [layer + 1 for layer in self.best.layers]
+        return (
+            f"the layers one {'higher' if self.best.shift > 0 else 'lower'} serve better: write "
+            f'"{key}": {by_input} into the drafter\'s config.json, which names layers by their '
+            "inputs"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON has it."""
+        return {
+            "model": self.model,
+            "drafter": self.drafter,
+            "kind": self.kind,
+            "texts": self.texts,
+            "numberings": [each.as_dict() for each in self.numberings],
+            "best_shift": self.best.shift if self.fits else None,
+            "advice": self.advice,
+        }
+
+
+def probe(
+    pair: Pair, prompts: Sequence[str] = PROMPTS, *, progress: Progress | None = None
+) -> Probe:
+    """Let a drafter on hidden states draft for the target's own greedy texts, with each numbering
+    of layers that the target has. Raises OptionError where there is nothing to compare."""
+    network, report = pair.speculator, progress or ignore_progress
+    if network is None:
+        raise OptionError(f"{pair.draft_name} reads no hidden states: there are no layers to probe")
+    if FINAL in network.taps:
+        raise OptionError(
+            f"{pair.draft_name} reads what the target's head is given, which is counted in one "
+            "way: there are no layers to probe"
+        )
+    depth = pair.target.layers
+    own = [layer_of(name, depth) for name in network.taps]
+    choices = {shift: tuple(layer + shift for layer in own) for shift in SHIFTS}
+    exist = {shift: each for shift, each in choices.items() if {*each} <= {*range(depth)}}
+    report(0, len(exist) * len(prompts))
+    measured = []
+    for turn, (shift, layers) in enumerate(exist.items()):
+        moved = copy.copy(network)
+        moved.taps = tuple(map(after, layers))
+        try_out(moved, pair.target)
+        counts = [0, 0, 0, 0]
+        for number, prompt in enumerate(prompts, start=1):
+            proposer = HiddenStateDrafter(moved, SETTINGS.sampling, pair.vocabulary)
+            stats = stream_generate(pair, prompt, SETTINGS, proposer=proposer).result().stats
+            firsts = (*stats.drafted_by_position[:1], *stats.accepted_by_position[:1]) or (0, 0)
+            its = (*firsts, stats.drafted, stats.accepted)
+            counts = [sum(both) for both in zip(counts, its, strict=True)]
+            report(turn * len(prompts) + number, len(exist) * len(prompts))
+        if not counts[0]:
+            raise OptionError(
+                "nothing was drafted: the target's texts end at once, which other prompts may "
+                "change, or it decodes without speculation"
+            )
+        measured.append(Numbering(shift, layers, *counts))
+    return Probe(pair.name, str(pair.draft_name), network.kind, len(prompts), tuple(measured))
+
+
+def _variance(measured: Numbering) -> float:
+    """Of its rate of first tokens; one more of either kind than was seen, so that few rounds never
+    look certain."""
+    share = (measured.first + 1) / (measured.rounds + 2)
+    return share * (1 - share) / measured.rounds

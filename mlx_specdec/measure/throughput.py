@@ -1,0 +1,240 @@
+"""Whole files at several batch sizes: plain, speculative and other programs, methods in turns.
+
+All prompts are there from the start, and all time counts, that of the prompt passes too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from statistics import median
+
+import mlx.core as mx
+
+from ..engine.drafters import drafters, proposer_kind
+from ..engine.generate import Pair
+from ..engine.many import stream_many
+from ..engine.prepare import encode
+from ..errors import DecodingError, PromptError
+from ..interfaces import Progress, ignore_progress
+from ..options import Options
+from ..text.prompts import Prompt
+from .analysis import Difference, difference, tokens_per_round
+from .methods import Length, Sample, keeps_text, room
+from .passes import Clock
+from .samples import Case, turned
+
+Prompts = Sequence[Sequence[int]]
+Texts = Iterator[tuple[int, Sample]]
+"""The number of a prompt and its whole text, as they are complete; seconds are not told."""
+
+
+@dataclass(frozen=True)
+class FileMethod:
+    """One way to decode a file; the fields are those of a Method. in_mlx: whether MLX allocates its
+    memory."""
+
+    name: str
+    family: str
+    batch_size: int
+    same_text: bool
+    run: Callable[[Prompts], Texts]
+    in_mlx: bool = True
+
+
+@dataclass(frozen=True)
+class FileFigures:
+    """What one method came to: medians over the repeats.
+
+    speed_up: tokens per second over plain decoding's, one text at a time. over_plain: over plain
+    decoding's at the same batch size. peak_memory_bytes: of the process, weights included, where
+    MLX knows. differences: of `compared` texts, where plain decoding's are promised.
+    """
+
+    name: str
+    family: str
+    batch_size: int
+    tokens_per_second: float | None
+    texts_per_second: float | None
+    speed_up: float | None
+    over_plain: float | None
+    tokens_per_round: float | None
+    peak_memory_bytes: int | None
+    compared: int
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """All figures; the first ones are plain decoding's, one text at a time."""
+
+    methods: tuple[FileFigures, ...]
+    texts: int
+    repeats: int
+    skipped: Mapping[int, str]
+    interrupted: bool
+
+
+@dataclass(frozen=True)
+class FileRun:
+    """All texts by the numbers of their prompts. seconds: of all together."""
+
+    samples: Mapping[int, Sample]
+    seconds: float
+    peak_memory_bytes: int | None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens, EOS included."""
+        return sum(sample.counted for sample in self.samples.values()) / self.seconds
+
+
+Runs = dict[int, FileRun]
+"""Of one method, by repeat."""
+
+
+def file_methods(
+    pair: Pair, options: Options, proposer: str | None, length: Length, sizes: Sequence[int]
+) -> tuple[list[FileMethod], list[str]]:
+    """Plain decoding one text at a time, plain and speculative at every size, and a sentence where
+    a model cannot take several sequences. Raises OptionError for a proposer that the pair lacks."""
+    # Methods are handed token ids: the chat template was applied before.
+    options = replace(options, system_prompt=None, chat_template_config={})
+    plain = replace(options, regular=True)
+    drafting = replace(options, regular=False, proposer=proposer, num_draft=length)
+    kind = proposer_kind(drafters(pair, drafting))
+    name = "auto" if kind == length else f"{kind} {length}"
+    methods, reasons = [], []
+    for size in sorted({1, *sizes}):
+        methods.append(FileMethod("plain", "plain", size, True, _runner(pair, plain, size)))
+        if size in sizes:
+            run = _runner(pair, drafting, size)
+            methods.append(FileMethod(name, kind, size, keeps_text(drafting), run))
+        if size > 1:
+            runs = (stream_many(pair, [], each, batch_size=size) for each in (plain, drafting))
+            reasons += [run.why_not for run in runs if run.why_not is not None]
+    return methods, [f"{why}: its texts were made in turns" for why in dict.fromkeys(reasons)]
+
+
+def _runner(pair: Pair, options: Options, size: int) -> Callable[[Prompts], Texts]:
+    def run(prompts: Prompts) -> Texts:
+        for part in stream_many(pair, prompts, options, batch_size=size):
+            if part.error is not None:
+                raise DecodingError(part.error)
+            if (made := part.result) is not None:
+                tokens, stats = made.tokens, made.stats
+                yield part.number, Sample(tokens, len(tokens), 0.0, stats.rounds, stats=stats)
+
+    return run
+
+
+def encoded(
+    pair: Pair, prompts: Sequence[Prompt], options: Options
+) -> tuple[dict[int, list[int]], dict[int, str]]:
+    """Token ids of the first turns by their prompts' numbers, and why others cannot be taken.
+
+    Raises PromptError where none can.
+    """
+    taken: dict[int, list[int]] = {}
+    skipped: dict[int, str] = {}
+    for number, prompt in enumerate(prompts):
+        try:
+            ids = encode(pair, prompt.turns[0], options)
+            room(pair, options, ids)
+        except PromptError as problem:
+            skipped[number] = str(problem)
+        else:
+            taken[number] = ids
+    if not taken:
+        raise PromptError(f"no prompt can be measured; the first: {skipped[0]}")
+    return taken, skipped
+
+
+def measure_files(
+    prompts: Mapping[int, Sequence[int]],
+    methods: Sequence[FileMethod],
+    *,
+    skipped: Mapping[int, str],
+    repeats: int = 3,
+    warmup: int = 1,
+    progress: Progress = ignore_progress,
+    clock: Clock = time.perf_counter,
+) -> Throughput | None:
+    """All figures, or those of the runs that were complete before Ctrl-C; None where plain decoding
+    has none. The first method is plain decoding, one text at a time.
+
+    prompts, skipped: by their numbers in the file. warmup: batches that do not count.
+    """
+    ids, runs = list(prompts.values()), [Runs() for _ in methods]
+    warm = [ids[: warmup * method.batch_size] for method in methods]
+    total = sum(map(len, warm)) + repeats * len(methods) * len(prompts)
+    counter = count(1)
+
+    def run(method: FileMethod, prompts: Prompts) -> FileRun:
+        samples: dict[int, Sample] = {}
+        mx.reset_peak_memory()
+        started = clock()
+        for number, sample in method.run(prompts):
+            samples[number] = sample
+            progress(next(counter), total)
+        seconds = clock() - started
+        return FileRun(samples, seconds, mx.get_peak_memory() if method.in_mlx else None)
+
+    progress(0, total)
+    both = list(zip(methods, runs, strict=True))
+    interrupted = True
+    with suppress(KeyboardInterrupt):
+        for method, few in zip(methods, warm, strict=True):
+            run(method, few)
+        for repeat in range(repeats):
+            for method, done in turned(both, repeat):
+                done[repeat] = run(method, ids)
+        interrupted = False
+    if not runs[0]:
+        return None
+    plain = {method.batch_size: done for method, done in both if method.family == "plain"}
+    figures = (
+        _figures(method, done, runs[0], plain[method.batch_size], list(prompts))
+        for method, done in both
+    )
+    return Throughput(tuple(figures), len(prompts), len(runs[0]), skipped, interrupted)
+
+
+def _figures(
+    method: FileMethod, runs: Runs, first: Runs, plain: Runs, numbers: Sequence[int]
+) -> FileFigures:
+    own = next(iter(first.values())).samples
+    held = [] if not method.same_text else [run.samples for run in runs.values()]
+    peaks = [run.peak_memory_bytes for run in runs.values() if run.peak_memory_bytes is not None]
+    return FileFigures(
+        name=f"{method.name}, batch {method.batch_size}",
+        family=method.family,
+        batch_size=method.batch_size,
+        tokens_per_second=_median(run.tokens_per_second for run in runs.values()),
+        texts_per_second=_median(len(run.samples) / run.seconds for run in runs.values()),
+        speed_up=_ratio(runs, first),
+        over_plain=_ratio(runs, plain) if runs is not plain else None,
+        tokens_per_round=tokens_per_round(s for run in runs.values() for s in run.samples.values()),
+        peak_memory_bytes=max(peaks, default=None),
+        compared=sum(map(len, held)),
+        differences=tuple(
+            difference(Case(numbers[number], 0, None), own[number], sample)
+            for samples in held
+            for number, sample in sorted(samples.items())
+            if own[number].tokens != sample.tokens
+        ),
+    )
+
+
+def _ratio(runs: Runs, others: Runs) -> float | None:
+    """The median over the repeats that both have, so that what slowed both cancels."""
+    both = sorted(runs.keys() & others.keys())
+    return _median(runs[n].tokens_per_second / others[n].tokens_per_second for n in both)
+
+
+def _median(values: Iterator[float]) -> float | None:
+    listed = list(values)
+    return median(listed) if listed else None

@@ -1,0 +1,369 @@
+"""torch and transformers, where they are installed, and our networks as models of theirs.
+
+The only module that imports torch, and only when it is asked to. Nothing here reaches a network:
+the Hub is switched off before the import. Weights come from memory, as they are computed with here,
+so that both sides have the very same ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from .. import process as blas
+from ..checkpoints import files
+from ..checkpoints.source import as_directory, resolve_config
+from ..engine.generate import Pair
+from ..errors import first_line
+from ..models.mlx_lm.model import DecoderOnlyModel
+from ..models.self_draft import expanded
+from ..models.t5.network import T5
+from ..options import SELF, Options
+from .methods import Length, Method, Runner, Sample, any_token, room
+from .passes import Clock
+from .throughput import FileMethod, Prompts, Texts
+
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+HEAD = "lm_head.weight"
+_OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtype")
+"""Of config.json: what is said about weights that are not read from there, and code."""
+
+
+class NoBaselineError(Exception):
+    """A baseline cannot run here. The message says why in one line; the user did nothing wrong."""
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """Both packages, imported. threads: of torch, while it works."""
+
+    torch: Any
+    transformers: Any
+    threads: int
+
+    @contextmanager
+    def at_work(self, seed: int) -> Iterator[None]:
+        """No gradients, this many threads, torch's own generator seeded.
+
+        torch and MLX may share one BLAS: its number of threads is put back afterwards.
+        """
+        with blas.threads_kept(), self.torch.inference_mode():
+            self.torch.set_num_threads(self.threads)
+            self.torch.manual_seed(seed)
+            yield
+
+    def describe(self) -> str:
+        """Versions, number format and threads, for the setting of a benchmark."""
+        return (
+            f"transformers {self.transformers.__version__} on torch {self.torch.__version__}: CPU, "
+            f"float32, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        )
+
+
+def hugging_face() -> HuggingFace:
+    """Import both. Raises NoBaselineError where one is missing or does not load."""
+    # Importing torch may count threads already.
+    with blas.threads_kept():
+        torch = _import("torch")
+        os.environ.update(dict.fromkeys(OFFLINE, "1"))
+        transformers = _import("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    return HuggingFace(torch, transformers, threads())
+
+
+def try_out(run: Callable[[], object]) -> None:
+    """Find out before a long measurement. Raises NoBaselineError."""
+    try:
+        run()
+    except Exception as problem:  # another program's, about models that it cannot run so
+        raise NoBaselineError(f"it cannot generate: {first_line(problem)}") from problem
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise NoBaselineError(f"{name} is not installed") from None
+    except (ImportError, OSError, RuntimeError) as problem:
+        raise NoBaselineError(f"{name} does not load: {first_line(problem)}") from problem
+
+
+def threads() -> int:
+    """OMP_NUM_THREADS, or the cores that this process may use.
+
+    What torch would take by itself is no measure: it follows the BLAS that was loaded for MLX.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isascii() and asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def weights(network: nn.Module) -> dict[str, np.ndarray]:
+    """Every weight under its name in the checkpoint, float32, quantized ones dequantized."""
+    given = dict(tree_flatten(network.parameters()))
+    for path, module in network.named_modules():
+        if hasattr(module, "bits"):
+            given = {name: a for name, a in given.items() if not name.startswith(f"{path}.")}
+            whole = tree_flatten(expanded(module).parameters())
+            given.update((f"{path}.{name}", array) for name, array in whole)
+    return {name: np.array(array.astype(mx.float32)) for name, array in given.items()}
+
+
+def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
+    """config.json as transformers is to read it.
+
+    T5's scaling before the head: transformers takes it from tie_word_embeddings, mostly.
+    """
+    told = {name: value for name, value in config.items() if name not in _OURS}
+    if isinstance(network, T5):
+        told["tie_word_embeddings"] = network.config.scales_output
+        told.pop("scale_decoder_outputs", None)
+    return told
+
+
+def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -> Any:
+    """transformers' model, in float32 on the CPU, that computes what `network` does.
+
+    config: the contents of config.json. Raises NoBaselineError where transformers does not have the
+    model, or divides its weights into other tensors.
+    """
+    model = _empty(hugging, settings(config, network), isinstance(network, T5))
+    given = {name: hugging.torch.from_numpy(array) for name, array in weights(network).items()}
+    _check_names(model, given)
+    model.load_state_dict(given, strict=False, assign=True)
+    model.tie_weights()
+    if HEAD in given:
+        # transformers 5 ties every T5, whatever its configuration says.
+        model.lm_head.weight = hugging.torch.nn.Parameter(given[HEAD], requires_grad=False)
+    if isinstance(network, T5):
+        # transformers 5 reads these off the configuration after the model was built, and wrongly.
+        # Its caches have as many layers as the encoder, of which only the decoder writes into them.
+        model.config.num_layers = network.config.num_decoder_layers
+        if model.config.model_type == "umt5":
+            model.config.tie_word_embeddings = network.config.scales_output
+    model.generation_config = hugging.transformers.GenerationConfig()
+    return model.eval()
+
+
+def _empty(hugging: HuggingFace, told: dict[str, Any], has_encoder: bool) -> Any:
+    transformers = hugging.transformers
+    kind = "AutoModelForSeq2SeqLM" if has_encoder else "AutoModelForCausalLM"
+    try:
+        config = transformers.AutoConfig.for_model(**told)
+        return getattr(transformers, kind).from_config(
+            config, dtype=hugging.torch.float32, trust_remote_code=False
+        )
+    except Exception as problem:  # whatever another program finds wrong is no fault of the user's
+        raise NoBaselineError(
+            f"it does not build a model of type {told.get('model_type')}: {first_line(problem)}"
+        ) from problem
+
+
+def _check_names(model: Any, given: Mapping[str, Any]) -> None:
+    """Raises NoBaselineError unless all parameters are given, those tied to others aside."""
+    known = model.state_dict()
+    strange = sorted(given.keys() - known.keys())
+    # Parameters that are tied come once, under their first name.
+    strange += sorted({name for name, _ in model.named_parameters()} - given.keys())
+    strange += sorted(
+        name for name in given.keys() & known.keys() if given[name].shape != known[name].shape
+    )
+    if strange:
+        raise NoBaselineError(f"its model has other tensors than ours, {strange[0]} among them")
+
+
+def transformers_methods(
+    pair: Pair,
+    options: Options,
+    lengths: Sequence[Length],
+    hugging: HuggingFace,
+    clock: Clock = time.perf_counter,
+) -> list[Method]:
+    """Plain, and assisted where the draft can be an assistant: always the same number of drafted
+    tokens, whatever their probability.
+
+    Sampled texts are another generator's, so that only greedy ones are held to plain decoding's,
+    and those only where both sides compute in float32. Raises NoBaselineError.
+    """
+    generation = _generation(pair, options, hugging, clock)
+    runs: dict[int, Runner] = {0: generation.run}
+    assisted = [length for length in lengths if isinstance(length, int) and length > 0]
+    # An assistant has the target's own vocabulary, and weights of its own.
+    assists = pair.draft is not None and pair.translation is None and pair.draft_name != SELF
+    if assists and assisted:
+        draft = _built(hugging, str(pair.draft_name), pair.draft)
+        runs |= {n: partial(generation.run, draft=draft, length=n) for n in assisted}
+    for run in runs.values():
+        try_out(partial(run, [any_token(pair)] * 2))
+    same_text = generation.same_text
+    return [
+        Method(f"transformers {length or 'plain'}", "transformers", length, same_text, run)
+        for length, run in runs.items()
+    ]
+
+
+def transformers_file_methods(
+    pair: Pair, options: Options, sizes: Sequence[int], hugging: HuggingFace
+) -> list[FileMethod]:
+    """Plain, so many texts in one call of `generate`, the longest prompts first. Raises
+    NoBaselineError."""
+    generation = _generation(pair, options, hugging, time.perf_counter)
+    name, token, same_text = "transformers", any_token(pair), generation.same_text
+    try_out(lambda: list(generation.run_all(2, [[token], [token, token]])))
+    runs = {size: partial(generation.run_all, size) for size in sizes}
+    return [
+        FileMethod(f"{name} plain", name, size, same_text, run, in_mlx=False)
+        for size, run in runs.items()
+    ]
+
+
+def _generation(pair: Pair, options: Options, hugging: HuggingFace, clock: Clock) -> _Generation:
+    if pair.heads is not None:
+        raise NoBaselineError("it has no Medusa heads: name their base model as the model")
+    return _Generation(pair, options, hugging, clock, _built(hugging, pair.name, pair.target))
+
+
+def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
+    with as_directory(resolve_config(name)) as directory:
+        config = files.read_config(directory)
+    return build(hugging, config, model.network)
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """Texts of one target; model: transformers'."""
+
+    pair: Pair
+    options: Options
+    hugging: HuggingFace
+    clock: Clock
+    model: Any
+
+    @property
+    def same_text(self) -> bool:
+        """Whether the texts are held to plain decoding's."""
+        return self.options.temperature == 0 and self.pair.dtype == "float32"
+
+    def run_all(self, size: int, prompts: Prompts) -> Texts:
+        """All prompts, `size` of like length in one call."""
+        torch, configured = self.hugging.torch, self.hugging.transformers.GenerationConfig
+        # Sources are padded on the right.
+        left = isinstance(self.pair.target, DecoderOnlyModel)
+        order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]), reverse=True)
+        for group in (order[start : start + size] for start in range(0, len(order), size)):
+            # The longest prompt has the least room.
+            longest = len(prompts[group[0]])
+            told = _settings(self.pair, self.options, prompts[group[0]])
+            rows = [_padded(prompts[n], longest, told["pad_token_id"], left) for n in group]
+            mask = [_padded([1] * len(prompts[n]), longest, 0, left) for n in group]
+            with self.hugging.at_work(self.options.seed):
+                made = self.model.generate(
+                    torch.tensor(rows),
+                    attention_mask=torch.tensor(mask),
+                    generation_config=configured(**told),
+                )
+            for number, row in zip(group, made.tolist(), strict=True):
+                # In front is the padded prompt, or the decoder's start token.
+                tokens = _until_eos(row[longest if left else 1 :], self.pair.eos_token_ids)
+                yield number, Sample(tokens, len(tokens), 0.0)
+
+    def run(self, prompt: Sequence[int], draft: Any = None, length: int = 0) -> Sample:
+        """length: drafted tokens a round, where there is a draft. Raises PromptError where the
+        model has no room for a token."""
+        configured = self.hugging.transformers.GenerationConfig
+        tokens = self.hugging.torch.tensor([list(prompt)])
+        rest = {}
+        if draft is not None:
+            draft.generation_config = configured(
+                num_assistant_tokens=length,
+                num_assistant_tokens_schedule="constant",
+                assistant_confidence_threshold=0.0,
+            )
+            rest["assistant_model"] = draft
+        listener = Listener(self.clock)
+        with self.hugging.at_work(self.options.seed):
+            self.model.generate(
+                tokens,
+                attention_mask=self.hugging.torch.ones_like(tokens),
+                generation_config=configured(**_settings(self.pair, self.options, prompt)),
+                streamer=listener,
+                **rest,
+            )
+        return listener.sample()
+
+
+def _settings(pair: Pair, options: Options, prompt: Sequence[int]) -> dict[str, Any]:
+    eos = sorted(pair.eos_token_ids)
+    return {
+        "max_new_tokens": room(pair, options, prompt),
+        "eos_token_id": eos or None,
+        "pad_token_id": eos[0] if eos else 0,
+        "decoder_start_token_id": pair.target.prefix(prompt)[-1],
+        **sampling(options),
+    }
+
+
+def _padded(row: Sequence[int], length: int, token: int, left: bool) -> list[int]:
+    padding = [token] * (length - len(row))
+    return [*padding, *row] if left else [*row, *padding]
+
+
+def _until_eos(tokens: Sequence[int], eos: frozenset[int]) -> tuple[int, ...]:
+    """What comes behind an EOS is padding."""
+    ends = (at for at, token in enumerate(tokens, start=1) if token in eos)
+    return tuple(tokens[: next(ends, len(tokens))])
+
+
+def sampling(options: Options) -> dict[str, Any]:
+    """The distribution in transformers' words; the order of the filters is the same."""
+    if options.temperature == 0:
+        return {"do_sample": False}
+    asked = {
+        "do_sample": True,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+    }
+    return {**asked, "min_p": options.min_p} if options.min_p else asked
+
+
+class Listener:
+    """A streamer that keeps when tokens came.
+
+    transformers hands it the prompt, then the tokens of a round at a time. The first round has the
+    prompt pass in it, so that its tokens are not counted.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heard: list[tuple[float, Any]] = []
+
+    def put(self, tokens: Any) -> None:
+        """tokens: (n,) or (1, n), on the CPU."""
+        self._heard.append((self._clock(), tokens))
+
+    def end(self) -> None:
+        """Part of a streamer; the last round has been heard."""
+
+    def sample(self) -> Sample:
+        """What was heard."""
+        rounds = [(at, each.reshape(-1).tolist()) for at, each in self._heard[1:]]
+        tokens = tuple(int(token) for _, each in rounds for token in each)
+        if not rounds:
+            return Sample((), 0, 0.0, 0)
+        (first, together), (last, _) = rounds[0], rounds[-1]
+        return Sample(tokens, len(tokens) - len(together), last - first, len(rounds) - 1)

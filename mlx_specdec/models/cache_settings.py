@@ -1,0 +1,41 @@
+"""The settings of decoder-only models' KV caches. Imports no MLX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import OptionError
+
+BITS = (2, 3, 4, 6, 8)
+
+
+GROUP_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """bits: quantize keys and values, in groups of group_size. max_size: the newest tokens that a
+    layer keeps. None leaves a model its own caches.
+
+    Raises OptionError for values that no model can use.
+    """
+
+    bits: int | None = None
+    group_size: int = 64
+    max_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bits is not None and self.bits not in BITS:
+            raise OptionError(f"kv-bits must be one of {_list(BITS)}, not {self.bits}")
+        if self.group_size not in GROUP_SIZES:
+            raise OptionError(
+                f"kv-group-size must be one of {_list(GROUP_SIZES)}, not {self.group_size}"
+            )
+        if self.max_size is not None and self.max_size < 1:
+            raise OptionError(f"max-kv-size must be 1 or more, not {self.max_size}")
+        if self.bits is not None and self.max_size is not None:
+            raise OptionError("kv-bits and max-kv-size exclude each other: leave one of them out")
+
+
+def _list(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,277 @@
+"""All ranks but 0: they do with their part of the target what rank 0 says, and nothing else.
+
+They know no prompt's text, no draft, no rule and no clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, cast
+
+import mlx.core as mx
+
+from ...errors import DecodingError, OptionError
+from ...interfaces import FINAL, Context, Scores
+from ...interfaces.reusable import Kept, Memory
+from ..base import Base
+from .orders import Channel, Message, Op, Order
+
+
+def follow(model: Base, channel: Channel) -> int:
+    """Do what comes until the end; returns the code that all ranks exit with."""
+    follower = Follower(model)
+    while True:
+        message = channel.receive()
+        for order in message.orders:
+            if order.op is Op.END:
+                return order.numbers[0]
+            if order.op is Op.SUM:
+                time_sums(model, channel, *order.numbers)
+            else:
+                follower.do(order, message)
+
+
+class Follower:
+    """The contexts of one rank. model: this rank's part."""
+
+    def __init__(self, model: Base) -> None:
+        self._model = model
+        self._contexts: dict[int, Context] = {}
+
+    def do(self, order: Order, message: Message) -> None:
+        """One order of a message."""
+        if order.op is Op.OPEN:
+            self._contexts[order.context] = self._opened(order.numbers)
+            return
+        if order.op is Op.CLOSE:
+            # One that has joined another is no more.
+            self._contexts.pop(order.context, None)
+            return
+        context = self._contexts[order.context]
+        if order.op is Op.ADVANCE:
+            batch, rows, proposed = order.numbers[:3]
+            run_pass(context, message, batch, rows, proposed, ())
+        elif order.op is Op.REWIND:
+            context.rewind(order.numbers)
+        elif order.op is Op.EVALUATE:
+            context.evaluate()
+        elif order.op is Op.JOIN:
+            context.join(self._contexts.pop(order.numbers[0]))
+        else:
+            context.filter(order.numbers)
+
+    def _opened(self, numbers: tuple[int, ...]) -> Context:
+        joins, count, *rest = numbers
+        prompts, place = [], count
+        for length in rest[:count]:
+            prompts.append(rest[place : place + length])
+            place += length
+        return self._model.open_batch(prompts) if joins else self._model.open(prompts[0])
+
+
+def run_pass(
+    context: Context, message: Message, batch: int, rows: int, proposed: int, taps: Sequence[str]
+) -> Scores:
+    """The pass that a message orders, submitted as far as ranks work on it together: all that
+    follows needs no other rank. Every rank builds it from the same array, in the same way."""
+    wanted = taps if FINAL in taps else (*taps, FINAL)
+    scores = context.advance(message.tokens(batch, rows), proposed, wanted)
+    mx.async_eval(scores.hidden[FINAL])
+    return scores
+
+
+def time_sums(model: Base, channel: Channel, rows: int, count: int) -> float:
+    """Seconds of so many sums as a pass over `rows` tokens has them; on every rank."""
+    states = mx.zeros((1, rows, model.width), dtype=model.state_dtype)
+    return channel.time_sums(states, count)
+
+
+class Leader:
+    """Tells the other ranks what to do; what can wait goes along with the next pass."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._queued: deque[Order] = deque()
+        self._numbers = itertools.count()
+        self._inside = False
+        self._interrupted = False
+        self._broken = False
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+            if before is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._interrupt)
+
+    def number(self) -> int:
+        """Of a context that is new."""
+        return next(self._numbers)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a pass was interrupted; all ranks then have to be started again."""
+        return self._broken
+
+    def queue(self, order: Order) -> None:
+        """Tell it with what comes next."""
+        self._queued.append(order)
+
+    def send(self, order: Order, tokens: mx.array | None = None) -> Message:
+        """Tell it now; what the ranks do together has to follow at once, `whole` around both."""
+        orders = []
+        while self._queued:
+            orders.append(self._queued.popleft())
+        return self._channel.send([*orders, order], tokens)
+
+    def time_sums(self, model: Base, rows: int, count: int) -> float:
+        """As `time_sums`, with all others. model: rank 0's part of the target."""
+        with self.whole():
+            self.send(Order(Op.SUM, 0, (rows, count)))
+            return time_sums(model, self._channel, rows, count)
+
+    def end(self, code: int) -> None:
+        """Tell all others to exit with this code, and wait until it has gone out. Where a pass was
+        left in its middle nobody would understand it."""
+        if not self._broken:
+            mx.eval(self.send(Order(Op.END, 0, (code,))).whole)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What no interrupt may divide: telling others, and doing one's own part.
+
+        Raises DecodingError where that has happened.
+        """
+        if self._broken:
+            raise DecodingError("the ranks have lost step: start again")
+        self._inside = self._broken = True
+        try:
+            yield
+            self._broken = False
+        finally:
+            self._inside = False
+        if self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if not self._inside:
+            raise KeyboardInterrupt
+        self._interrupted = True
+
+
+class LedModel:
+    """base.Base: a model whose contexts are led; whatever else is asked of it, the model answers,
+    and `isinstance` sees the model's own class."""
+
+    def __init__(self, model: Base, leader: Leader) -> None:
+        self._model = model
+        self._leader = leader
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "network":
+            raise OptionError(
+                "this needs all of the target's weights in one place: leave out distributed"
+            )
+        return getattr(self._model, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._model)
+
+    @property
+    def lost(self) -> bool:
+        """As Leader.lost says."""
+        return self._leader.lost
+
+    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> Context:
+        """As contracts.Model says; nothing is kept of what several ranks compute."""
+        return self._led(self._model.open(prompt), [prompt], joins=False)
+
+    def open_batch(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+    ) -> Context:
+        """As contracts.Model says; see `open`."""
+        return self._led(self._model.open_batch(prompts), prompts, joins=True)
+
+    def _led(self, context: Context, prompts: Sequence[Sequence[int]], *, joins: bool) -> Context:
+        number, lengths = self._leader.number(), map(len, prompts)
+        told = (joins, len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
+        self._leader.queue(Order(Op.OPEN, number, tuple(map(int, told))))
+        return LedContext(self._leader, number, context, getattr(self._model, "tap", None))
+
+
+def led(model: Base, leader: Leader) -> Base:
+    """The model as rank 0 uses it."""
+    return cast(Base, LedModel(model, leader))
+
+
+class LedContext:
+    """contracts.Context: sequences that all ranks know by a number. tap: refuses hidden states that
+    the model does not show."""
+
+    def __init__(
+        self, leader: Leader, number: int, context: Context, tap: Callable[[str], Any] | None
+    ) -> None:
+        self._leader = leader
+        self._number = number
+        self._context = context
+        self._tap = tap
+        weakref.finalize(self, leader.queue, Order(Op.CLOSE, number)).atexit = False
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """As contracts.Context says."""
+        return self._context.lengths
+
+    @property
+    def replays(self) -> bool:
+        """As contracts.Context says."""
+        return self._context.replays
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+        """As contracts.Context says."""
+        batch, rows = tokens.shape
+        if self._tap is not None:
+            for name in taps:
+                self._tap(name)  # refused before anybody is told
+        with self._leader.whole():
+            order = Order(Op.ADVANCE, self._number, (batch, rows, proposed))
+            message = self._leader.send(order, tokens)
+            return run_pass(self._context, message, batch, rows, proposed, taps)
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        """As contracts.Context says. The others do it with the next pass, unless it is one."""
+        order = Order(Op.REWIND, self._number, lengths)
+        if not self._context.replays:
+            self._context.rewind(lengths)
+            self._leader.queue(order)
+            return
+        with self._leader.whole():
+            self._leader.send(order)
+            self._context.rewind(lengths)
+
+    def evaluate(self) -> None:
+        """As contracts.Context says."""
+        with self._leader.whole():
+            self._leader.send(Order(Op.EVALUATE, self._number))
+            self._context.evaluate()
+
+    def join(self, other: Context) -> None:
+        """As contracts.Context says."""
+        assert isinstance(other, LedContext)
+        self._context.join(other._context)
+        self._leader.queue(Order(Op.JOIN, self._number, (other._number,)))
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """As contracts.Context says."""
+        self._context.filter(keep)
+        self._leader.queue(Order(Op.FILTER, self._number, tuple(keep)))
+
+    def memory(self, sequence: int) -> Memory:
+        """As contracts.Context says: each rank has a part, of which nothing is kept."""
+        return Memory()

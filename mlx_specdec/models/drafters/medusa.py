@@ -1,0 +1,128 @@
+"""Medusa heads: the arithmetic, and how tensors become heads of a loaded base model.
+
+Source: Medusa (Cai et al., arXiv 2401.10774, section 2.1.1): residual layers on the base's last
+hidden state, then an output layer, each head's own or the base's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ...checkpoints.formats.medusa import MedusaFiles, names
+from ...errors import CheckpointError
+from ..base import Base
+
+
+class MedusaHeads(nn.Module):
+    """All heads of one base, stacked along their first axis.
+
+    Parameters: `weights`, `biases`: per layer (heads, width, width) and (heads, width);
+    `output`: (heads, vocabulary, width), absent where heads share the base's output layer.
+
+    Heads see "final", what the base's output layer is given, scaled where a T5 scales it: in those
+    small numbers a residual layer can take away as well as add.
+    """
+
+    def __init__(self, base: Base, layers: list[tuple[mx.array, mx.array]]) -> None:
+        super().__init__()
+        self._base = base
+        self.weights = [weight for weight, _ in layers]
+        self.biases = [bias for _, bias in layers]
+
+    @property
+    def count(self) -> int:
+        """How many heads there are."""
+        return int(self.weights[0].shape[0])
+
+    @property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return self._base.vocabulary
+
+    @property
+    def own_output(self) -> bool:
+        """Whether every head has an output layer of its own."""
+        return "output" in self
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the heads' own weights in bytes."""
+        return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
+
+    def logits(self, state: mx.array, count: int) -> mx.array:
+        """(batch, 1, width) "final" -> (batch, count, vocabulary), a row for each of the first
+        heads."""
+        return self.project(self.refine(state[:, 0], count)).swapaxes(0, 1)
+
+    def refine(self, states: mx.array, count: int) -> mx.array:
+        """The residual layers: (n, width) "final" -> (count, n, width)."""
+        refined = mx.broadcast_to(states[None], (count, *states.shape))
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            inner = refined @ weight[:count].swapaxes(1, 2) + bias[:count, None]
+            refined = refined + inner * mx.sigmoid(inner)
+        return refined
+
+    def project(self, refined: mx.array) -> mx.array:
+        """The output layers of the first heads: (count, n, width) of `refine` -> (count, n,
+        vocabulary)."""
+        count, rows, width = refined.shape
+        if self.own_output:
+            return refined @ self.output[:count].swapaxes(1, 2)
+        # As rows of one text, so that the base's output layer is read once.
+        states = refined.astype(self._base.state_dtype).reshape(1, count * rows, width)
+        return self._base.head(states).reshape(count, rows, -1)
+
+    def tensors(self) -> dict[str, mx.array]:
+        """Every tensor under the name that files of heads give it."""
+        tensors: dict[str, mx.array] = {}
+        layers = len(self.weights)
+        for head in range(self.count):
+            parts = [
+                part[head] for pair in zip(self.weights, self.biases, strict=True) for part in pair
+            ]
+            if self.own_output:
+                parts.append(self.output[head])
+            named = names(head, layers, own_output=self.own_output)
+            tensors.update(zip(named, parts, strict=True))
+        return tensors
+
+
+def stacked(base: Base, tensors: Mapping[str, mx.array], count: int, layers: int) -> MedusaHeads:
+    """Heads from tensors named as in files; computed in the dtype of the base's hidden state."""
+
+    def stack(name: str) -> mx.array:
+        arrays = [tensors[f"{head}.{name}"] for head in range(count)]
+        return mx.stack(arrays).astype(base.state_dtype)
+
+    heads = MedusaHeads(
+        base,
+        [
+            (stack(f"{layer}.linear.weight"), stack(f"{layer}.linear.bias"))
+            for layer in range(layers)
+        ],
+    )
+    if f"0.{layers}.weight" in tensors:
+        heads.output = stack(f"{layers}.weight")
+    mx.eval(heads.parameters())
+    return heads
+
+
+def attach(files: MedusaFiles, base: Base) -> MedusaHeads:
+    """The heads of a directory on their base.
+
+    Raises CheckpointError where they were made for a model of another width or vocabulary.
+    """
+    for what, theirs, its in (
+        ("a hidden state of width", files.width, base.width),
+        ("a vocabulary of", files.vocabulary, base.vocabulary),
+    ):
+        if theirs is not None and theirs != its:
+            raise CheckpointError(
+                f"{files.file} has heads for {what} {theirs}, and {files.base} has {its}: they "
+                "belong to another base model"
+            )
+    return stacked(base, files.tensors, files.count, files.layers)

@@ -1,0 +1,371 @@
+"""What `speculators` leaves out of the configuration of a layer for multi-token prediction: the
+defaults of transformers, by mlx-lm's name of the family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ...checkpoints import mtp_layers
+from ...checkpoints.configuration import check_numbers, check_weights
+from ...checkpoints.files import Weights
+from ...checkpoints.mtp_layers import NUMBERED, QWEN, Carried
+from ...errors import CheckpointError, first_line
+from ..base import Base
+from ..number_format import NumberFormat
+from .files import IN_16_BITS, UNREAD, SpeculatorFiles, StoredTensors
+from .layers import Source
+from .network import Chain, ChainReading
+from .sizes import Settings, Sizes
+
+PLAIN = "qwen3"
+"""Of `speculators` alone: a family whose checkpoints carry no such layers."""
+_QWEN3: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "vocab_size": 151936,
+    "head_dim": 128,
+    "rope_theta": 10000.0,
+}
+_HYBRID: Mapping[str, Any] = {
+    **_QWEN3,
+    "hidden_size": 2048,
+    "head_dim": 256,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "partial_rotary_factor": 0.25,
+}
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    PLAIN: {
+        **_QWEN3,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+    },
+    "qwen3_next": {
+        **_HYBRID,
+        "intermediate_size": 5632,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    "qwen3_5": {
+        **_HYBRID,
+        "vocab_size": 248320,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_key_value_heads": 4,
+    },
+    "qwen3_5_moe": {
+        **_HYBRID,
+        "vocab_size": 248320,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+}
+
+
+MLX_LM_TYPES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
+LAYER = "layers.0."
+_PARTS = {
+    **dict.fromkeys(("fc", "eh_proj", "input_proj"), "fc"),
+    **dict.fromkeys(("norm", "shared_head.norm", "final_layernorm"), "norm"),
+    **dict.fromkeys(("pre_fc_norm_embedding", "enorm", "token_layernorm"), "pre_fc_norm_embedding"),
+    **dict.fromkeys(("pre_fc_norm_hidden", "hnorm", "hidden_layernorm"), "pre_fc_norm_hidden"),
+}
+"""What the families call what stands around the layer."""
+_LENT = ("embed_tokens.weight", "shared_head.head.weight", "lm_head.weight")
+"""The target's own, which some files repeat."""
+_BEFORE = re.compile(
+    r"(?:(?:language_)?model\.)*(?:mtp\.layers|mtp_layers|layers)\.(\d+)\.|.*mtp\."
+)
+_EXPERT = re.compile(r"(layers\.0\.mlp)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_GATE_UP, _DOWN = (f"{LAYER}mlp.experts.{part}_proj" for part in ("gate_up", "down"))
+_SWITCH = f"{LAYER}mlp.switch_mlp."
+_ALONE: Mapping[str, Any] = {
+    "num_hidden_layers": 1,
+    "full_attention_interval": 1,
+    "first_k_dense_replace": 0,
+    "moe_layer_freq": 1,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+"""What makes a model of one layer that attends, and has experts where the family has them."""
+_OF_OTHER_LAYERS = ("layer_types", "quantization", "quantization_config", "text_config")
+
+
+@dataclass(frozen=True)
+class MtpFiles(SpeculatorFiles):
+    """block: the configuration of a model of this one layer, as mlx-lm reads it. renamed: the
+    layer's tensors have mlx-lm's names already."""
+
+    block: Mapping[str, Any]
+    renamed: bool
+
+    @property
+    def inputs(self) -> int:
+        """A token's embedding beside the hidden state before it."""
+        return 2 * self.target_width
+
+
+def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether these are layers for multi-token prediction and nothing else."""
+    return bool(names) and all(map(mtp_layers.known(config), names))
+
+
+def read(kind: str, directory: Path, config: Mapping[str, Any]) -> MtpFiles:
+    """See `speculators.read`."""
+    weights = Weights(directory)
+    inner = config.get("transformer_layer_config")
+    if not isinstance(inner, Mapping):
+        carried = Carried(tuple(weights.infos), weights.read, mtp_layers.is_original(weights))
+        return _files(directory, config, carried)
+    family = mtp_layers.family(inner)
+    default = DEFAULTS.get(MLX_LM_TYPES.get(family, family))
+    if default is None:
+        raise CheckpointError(
+            f"{directory} holds a layer for multi-token prediction of the type {family!a:.60}, "
+            f"which is not supported: {', '.join(sorted(DEFAULTS))} are"
+        )
+    said = {key: value for key, value in inner.items() if value is not None}
+    # transformers stores the norms of Qwen 3 whole.
+    carried = Carried(tuple(weights.infos), weights.read, family != PLAIN)
+    return _files(directory, {**default, **said}, carried)
+
+
+def of_target(directory: Path, config: Mapping[str, Any]) -> MtpFiles | None:
+    """The layers that a target's own checkpoint carries; None for none. config: of the target.
+    Raises CheckpointError for some that are damaged or cannot be used."""
+    carried = mtp_layers.carried(directory, config)
+    if carried is not None:
+        return _files(directory, config, carried)
+    if mtp_layers.foreign(directory, config):
+        raise CheckpointError(
+            f"layers for multi-token prediction of the type {mtp_layers.family(config)!a:.60} are "
+            f"not supported: those of {', '.join(sorted(NUMBERED | QWEN - set(MLX_LM_TYPES)))} are"
+        )
+    return None
+
+
+def _files(directory: Path, config: Mapping[str, Any], carried: Carried) -> MtpFiles:
+    text, family = mtp_layers.text_config(config), mtp_layers.family(config)
+    if text.get("mtp_use_dedicated_embeddings"):
+        raise CheckpointError(
+            f"{directory} has an embedding of its own for multi-token prediction, which is not "
+            "supported"
+        )
+    tensors = _own_names(directory, carried)
+    if family not in NUMBERED:
+        centered = carried.original and family in QWEN
+        try:
+            tensors = _as_mlx_lm(directory, tensors, zero_centered=centered)
+        except ValueError as problem:
+            raise CheckpointError(
+                f"{directory} has experts for multi-token prediction that do not fit together "
+                f"({first_line(problem):.100}): download it again"
+            ) from problem
+    block = _block(text, family, experts=any(".mlp.gate." in name for name in tensors))
+    check_numbers(directory, block, len(tensors))
+    settings = Settings(directory / "config.json", block)
+    width = settings.whole("hidden_size")
+    return MtpFiles(
+        directory=directory,
+        kind="mtp",
+        sizes=Sizes(width, settings.above_zero("rms_norm_eps", 1e-6)),
+        tapped=None,
+        taps=0,
+        target_width=width,
+        vocabulary=settings.whole("vocab_size"),
+        target_ids=None,
+        tensors=StoredTensors.made(directory, tensors),
+        block=block,
+        renamed=family not in NUMBERED,
+    )
+
+
+def _own_names(directory: Path, carried: Carried) -> dict[str, mx.array]:
+    """The tensors of one layer, `fc`, the norms around it, and the rest under `layers.0`."""
+    numbers, tensors = set(), {}
+    for name in carried.names:
+        before = _BEFORE.match(name)
+        rest = name if before is None else name[before.end() :]
+        if rest in (*_LENT, *UNREAD):
+            continue
+        if before is not None and before[1] is not None:
+            numbers.add(before[1])
+        path, _, kind = rest.rpartition(".")
+        own = f"{_PARTS[path]}.{kind}" if path in _PARTS else LAYER + rest
+        tensors[own] = carried.read(name)
+    if len(numbers) > 1:
+        raise CheckpointError(
+            f"{directory} has {len(numbers)} layers for multi-token prediction: one is supported, "
+            "from which several tokens are drafted"
+        )
+    return tensors
+
+
+def _as_mlx_lm(
+    directory: Path, tensors: dict[str, mx.array], *, zero_centered: bool
+) -> dict[str, mx.array]:
+    """Of Qwen's: experts joined in one tensor, as mlx-lm names them, and norms around 1."""
+    if zero_centered:
+        tensors = {
+            name: array + 1 if name.endswith("norm.weight") or "pre_fc_norm" in name else array
+            for name, array in tensors.items()
+        }
+    if _GATE_UP in tensors:
+        both = tensors.pop(_GATE_UP)
+        gate, up = mx.split(both, 2, axis=-2)
+        tensors |= {f"{_SWITCH}gate_proj.weight": gate, f"{_SWITCH}up_proj.weight": up}
+    if _DOWN in tensors:
+        tensors[f"{_SWITCH}down_proj.weight"] = tensors.pop(_DOWN)
+    apart: dict[str, dict[int, mx.array]] = {}
+    for name in list(tensors):
+        if match := _EXPERT.fullmatch(name):
+            apart.setdefault(match[3], {})[int(match[2])] = tensors.pop(name)
+    for part, experts in apart.items():
+        numbers = range(len(experts))
+        if missing := {*numbers} - {*experts}:
+            raise CheckpointError(
+                f"{directory} lacks {part} of expert {min(missing)} for multi-token prediction: "
+                "download it again"
+            )
+        tensors[f"{_SWITCH}{part}.weight"] = mx.stack([experts[number] for number in numbers])
+    return tensors
+
+
+def _block(text: Mapping[str, Any], family: str, *, experts: bool) -> dict[str, Any]:
+    """The configuration of a model of this layer alone."""
+    kind = MLX_LM_TYPES.get(family, family)
+    block = {**text, **_rotation(text, kind), **_ALONE, "model_type": kind}
+    if not experts:
+        block |= {"num_experts": 0, "n_routed_experts": None}
+    return {key: value for key, value in block.items() if key not in _OF_OTHER_LAYERS}
+
+
+def _rotation(text: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Of positions, which newer configurations describe in one place, and mlx-lm reads where older
+    ones do."""
+    stated = text.get("rope_parameters")
+    if kind not in (PLAIN, "qwen3_next") or not isinstance(stated, Mapping):
+        return {}
+    flat = {key: stated[key] for key in ("rope_theta", "partial_rotary_factor") if key in stated}
+    if stated.get("rope_type", "default") != "default":
+        flat["rope_scaling"] = dict(stated)
+    return flat
+
+
+class Given(nn.Module):
+    """Takes the place of what a model has around its layers."""
+
+    def __call__(self, states: mx.array) -> mx.array:
+        """What it is given."""
+        return states
+
+
+class Mtp(Chain):
+    """The layer of a checkpoint, which mlx-lm computes as a model of one layer without embedding,
+    norm and head."""
+
+    def __init__(self, files: MtpFiles, target: Base) -> None:
+        # Not at the top: the kinds are told apart for T5s too, whose path imports no mlx-lm.
+        from ..mlx_lm.outline import network_of, own_randomness
+
+        super().__init__(files, target)
+        self.pre_fc_norm_embedding = nn.RMSNorm(files.sizes.width, files.sizes.eps)
+        self.pre_fc_norm_hidden = nn.RMSNorm(files.sizes.width, files.sizes.eps)
+        with own_randomness():
+            whole: Any = network_of(files.block, str(files.directory))
+        self._renamed = whole.sanitize
+        self._own_bits = getattr(whole, "quant_predicate", None) or (lambda path, module: True)
+        self._casts = getattr(whole, "cast_predicate", lambda path: True)
+        self.block = whole.model
+        self.block.embed_tokens = self.block.norm = Given()
+
+    def open(self) -> ChainReading:
+        """A sequence of which nothing was read."""
+        from ..mlx_lm.context import BatchedCache
+
+        return ChainReading(self, 1, BatchedCache)
+
+    def step(
+        self,
+        tokens: mx.array,
+        states: mx.array,
+        caches: list[Any],
+        offset: int,
+        sources: Sequence[Source | None] = (),
+    ) -> tuple[mx.array, mx.array]:
+        """As Chain says; no source is attended to."""
+        embedded = self.pre_fc_norm_embedding(self.embed(tokens))
+        both = mx.concatenate([embedded, self.pre_fc_norm_hidden(states)], axis=-1)
+        normed = self.norm(self.block(self.fc(both), cache=caches))
+        return normed, normed
+
+    def load(self, files: SpeculatorFiles, numbers: NumberFormat) -> None:
+        """As Speculator says. Matrices may be stored as MLX quantizes them."""
+        from ..mlx_lm.loader import cannot_build
+        from ..mlx_lm.loading import in_asked_numbers
+
+        assert isinstance(files, MtpFiles)
+        try:
+            weights = self._as_mlx_lm(files)
+            nn.quantize(self, class_predicate=partial(_stored_bits, weights))
+            shapes = {name: array.shape for name, array in tree_flatten(self.parameters())}
+            check_weights(shapes, {name: array.shape for name, array in weights.items()})
+            self.load_weights(list(weights.items()))
+            # Building a pass shows what config.json has that cannot be run.
+            width = files.sizes.width
+            self.open().read(mx.zeros((1, 2, width)), mx.zeros((1, 2), dtype=mx.int32))
+        except CheckpointError as problem:
+            raise CheckpointError(f"{files.directory}: {problem}") from None
+        except Exception as problem:  # mlx-lm's classes check nothing: whatever fails first tells
+            raise CheckpointError(f"{files.directory}: {cannot_build(problem)}") from problem
+        in_asked_numbers(self, str(files.directory), numbers)
+        mx.eval(self.parameters())
+
+    def quant_predicate(self, path: str, module: nn.Module) -> Any:
+        """What fewer bits are taken for, and how many; as mlx-lm's models have it."""
+        return path not in IN_16_BITS and self._own_bits(path, module)
+
+    def cast_predicate(self, path: str) -> bool:
+        """What may be cast to another type; as mlx-lm's models have it."""
+        return bool(self._casts(path))
+
+    def _as_mlx_lm(self, files: MtpFiles) -> dict[str, mx.array]:
+        """The tensors under this network's names; the layer's are joined, split and named as mlx-lm
+        does with the first layer of a model."""
+        weights = {name: files.tensors[name] for name in files.tensors if LAYER not in name}
+        layer = {f"model.{name}": files.tensors[name] for name in files.tensors if LAYER in name}
+        renamed = layer if files.renamed else self._renamed(layer)
+        return weights | {
+            name.replace("model.", "block.", 1): array for name, array in renamed.items()
+        }
+
+
+def _stored_bits(weights: dict[str, mx.array], path: str, module: nn.Module) -> Any:
+    from mlx_lm.utils import infer_quant_config
+
+    able = hasattr(module, "to_quantized") and f"{path}.scales" in weights
+    return able and infer_quant_config(path, module, weights)
+
+
+network = Mtp

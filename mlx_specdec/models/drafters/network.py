@@ -1,0 +1,313 @@
+"""What the networks of all kinds share: their place between a target's states and its tokens.
+
+A target lends its embedding and its head to those that have none of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ...errors import OptionError
+from ...interfaces import FINAL, after
+from ..base import Base
+from ..kv_cache import STEP, KVCache
+from ..number_format import NumberFormat
+from ..rows import Rows, RowsContext
+from .files import IN_16_BITS, SpeculatorFiles
+from .layers import Attention, Layer, Source
+
+
+class Speculator(nn.Module):
+    """A network that drafts from hidden states of `target`.
+
+    Parameters are named as in files. taps: the hidden states that it reads, in the order in which
+    they stand side by side; one that names no layer reads what the target's head is given.
+    target_ids: see SpeculatorFiles. layers: its own, which a kind makes.
+    """
+
+    layers: list[Layer]
+
+    def __init__(self, files: SpeculatorFiles, target: Base) -> None:
+        super().__init__()
+        self._target = target
+        self.kind = files.kind
+        self.sizes = files.sizes
+        layers = files.tapped_of(target.layers)
+        self.taps = tuple(after(layer) for layer in layers) or (FINAL,)
+        present, width = files.tensors, files.sizes.width
+        self.fc = nn.Linear(files.inputs, width, bias="fc.bias" in present)
+        if "norm.weight" in present:
+            self.norm = nn.RMSNorm(width, files.sizes.eps)
+        if "embed_tokens.weight" in present:
+            self.embed_tokens = nn.Embedding(files.vocabulary, width)
+        if "lm_head.weight" in present:
+            self.lm_head = nn.Linear(width, present.shapes["lm_head.weight"][0], bias=False)
+        if files.encoder_width is not None:
+            self.encoder_norm = nn.RMSNorm(files.encoder_width, files.sizes.eps)
+        self.target_ids = files.target_ids
+        self._places = _places(files.target_ids, target.vocabulary)
+
+    @property
+    def stops(self) -> bool:
+        """Whether it tells how likely what it drafts is to stay."""
+        return "confidence_head" in self
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the drafter's own weights in bytes."""
+        return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
+
+    def cache_nbytes(self, source: int, columns: int) -> int:
+        """As models.base.Base says, of a sequence's own keys and values."""
+        of_source, of_column = self._row_nbytes
+        return source * of_source + -(-columns // STEP) * STEP * of_column
+
+    @cached_property
+    def _row_nbytes(self) -> tuple[int, int]:
+        """Bytes for each token of a source, and for each token of a text."""
+        reading = self.open()
+        if "encoder_norm" in self:
+            reading.attend(mx.zeros((1, 1, self.encoder_norm.weight.shape[0])))
+        width = sum(map(self.width_of, self.taps))
+        reading.read(mx.zeros((1, 1, width), dtype=self.dtype), mx.zeros((1, 1), dtype=mx.int32))
+        return reading.nbytes_per_token
+
+    def load(self, files: SpeculatorFiles, numbers: NumberFormat) -> None:
+        """Take the weights of a directory. Raises OptionError for a quantization that does not suit
+        them."""
+        self.take(files, numbers, values=True)
+        mx.eval(self.parameters())
+
+    def take(self, files: SpeculatorFiles, numbers: NumberFormat, *, values: bool) -> None:
+        """Have weights in these numbers, lazily. values: those of the directory; else whichever are
+        there. Raises as `load` does."""
+        stored = files.tensors
+        numbers.check_plain(files.directory, stored.quantized)
+        size = sum(map(math.prod, stored.shapes.values()))
+        whole = not stored.quantized or numbers.expands(size)
+        if not whole:
+            as_stored = {path: how.as_dict() for path, how in stored.quantized.items()}
+            nn.quantize(self, class_predicate=lambda path, module: as_stored.get(path, False))
+        if values:
+            self.load_weights(list((stored.expanded() if whole else stored).items()))
+        dtype = numbers.floating(stored["fc.weight"].dtype)
+        self.set_dtype(dtype)
+        if numbers.q_bits is not None:
+            self._quantize(numbers.q_bits, numbers.q_group_size)
+
+    def width_of(self, tap: str) -> int:
+        """Of what the target shows under this name."""
+        return self._target.width
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(1, m) int32 of the target's -> (1, m, width)."""
+        lent = "embed_tokens" not in self
+        rows: mx.array = self._target.embed(tokens) if lent else self.embed_tokens(tokens)
+        return rows.astype(self.dtype)
+
+    def sources(self, encoded: mx.array, mask: mx.array | None = None) -> list[Source | None]:
+        """Per layer what it attends to of (batch, n, encoder's width); None each where layers do
+        not. mask: (batch, n) bool, False for padding."""
+        if "encoder_norm" not in self:
+            return [None] * len(self.layers)
+        states = self.encoder_norm(encoded.astype(self.dtype))
+        hidden = None if mask is None else mask[:, None, None]
+        given = (layer.encoder_attn.keys_values(states) for layer in self.layers)
+        # Laid out once in this order: every later pass would copy a transposed view.
+        return [
+            Source(mx.contiguous(keys), mx.contiguous(values), hidden) for keys, values in given
+        ]
+
+    def own_logits(self, states: mx.array) -> mx.array:
+        """(1, m, width), as the head is given them -> logits (1, m, the drafter's vocabulary)."""
+        if "lm_head" in self:
+            logits: mx.array = self.lm_head(states)
+            return logits
+        return self._target.head(states.astype(self._target.state_dtype))
+
+    def over_target(self, logits: mx.array) -> mx.array:
+        """The same over the target's vocabulary: tokens that the drafter lacks get -inf."""
+        if self._places is None:
+            return logits
+        nothing = mx.full((*logits.shape[:-1], 1), -mx.inf, dtype=logits.dtype)
+        return mx.concatenate([logits, nothing], axis=-1)[..., self._places]
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Of what the network computes."""
+        # A matrix may be stored in fewer bits.
+        return (self.norm if "norm" in self else self.fc).weight.dtype
+
+    def _quantize(self, bits: int, group_size: int) -> None:
+        def suits(path: str, module: nn.Module) -> bool:
+            able = hasattr(module, "to_quantized") and path not in IN_16_BITS
+            return able and module.weight.shape[-1] % group_size == 0
+
+        nn.quantize(self, group_size, bits, class_predicate=suits)
+        if not any(hasattr(module, "bits") for module in self.modules()):
+            raise OptionError(
+                f"no layer of the drafter has a width that is a multiple of {group_size}: leave "
+                "draft-q-bits out"
+            )
+
+
+class Reading(RowsContext):
+    """One sequence in a speculator: keys and values, of which those that were made of the target's
+    hidden states stay, and those that were made while guessing do not.
+
+    layers: how many have keys and values. cache: makes that of one layer.
+    """
+
+    _network: Speculator
+
+    def __init__(self, layers: int, cache: Callable[[Rows], Any] = KVCache) -> None:
+        rows = Rows(1)
+        super().__init__(rows, [cache(rows) for _ in range(layers)])
+        self._sources: list[Source | None] = [None] * layers
+
+    @property
+    def length(self) -> int:
+        """How many rows of the target's were read."""
+        return self._rows.lengths[0]
+
+    @property
+    def nbytes_per_token(self) -> tuple[int, int]:
+        """Bytes for each token of the source that is attended to, and for each row that is read;
+        one of either has to be there."""
+        own = [array for cache in self._caches for array in cache.state]
+        given = [each for source in self._sources if source is not None for each in source[:2]]
+        return (
+            sum(array.nbytes // array.shape[2] for array in given),
+            sum(array.nbytes // array.shape[2] for array in own),
+        )
+
+    def attend(self, encoded: mx.array) -> None:
+        """As drafting.speculator.Reading says."""
+        if "encoder_norm" in self._network:
+            self._sources = self._network.sources(encoded)
+
+    def evaluate(self) -> None:
+        """Compute what was read so far."""
+        mx.eval([cache.state for cache in self._caches])
+
+    def chances(self) -> mx.array | None:
+        """As drafting.speculator.Reading says; most networks do not tell."""
+        return None
+
+    def forget(self, length: int) -> None:
+        """Drop what was made behind the first `length` rows."""
+        self._rows.rewind((length,))
+
+
+def _places(target_ids: tuple[int, ...] | None, vocabulary: int) -> mx.array | None:
+    """(vocabulary,) int32: where the drafter's logits have each of the target's tokens, those that
+    it lacks behind the last one; None where both vocabularies are one."""
+    if target_ids is None:
+        return None
+    places: Any = mx.full((vocabulary,), len(target_ids), dtype=mx.int32)
+    places[mx.array(target_ids)] = mx.arange(len(target_ids), dtype=mx.int32)
+    return places
+
+
+Attend = Callable[[int, Attention, mx.array], mx.array]
+"""Of a layer's number, its attention and what that is given, (1, m, inputs): what it puts out."""
+
+
+class Chain(Speculator):
+    """A network whose own output is what its next step is given in the place of a target's hidden
+    state.
+
+    A kind has `first`, what its first layer adds to and what it attends with, from tokens and the
+    states before them; and `ends`, what the head and the next step are given, from what the last
+    layer puts out.
+    """
+
+    @property
+    def most(self) -> int:
+        """A chain has no end of its own."""
+        return sys.maxsize
+
+    def open(self) -> Reading:
+        """A sequence of which nothing was read."""
+        return ChainReading(self, len(self.layers))
+
+    def features(self, hidden: mx.array) -> mx.array:
+        """What the first step is given, (1, m, width), from the target's hidden states side by
+        side, (1, m, taps x width)."""
+        return hidden.astype(self.dtype)
+
+    def through(
+        self, tokens: mx.array, states: mx.array, sources: Sequence[Source | None], attend: Attend
+    ) -> mx.array:
+        """All layers, over (batch, m) tokens and the states before them, (batch, m, width)."""
+        residual, rows = self.first(tokens, states)
+        for number, layer in enumerate(self.layers):
+            if number:
+                residual, rows = states, layer.input_layernorm(states)
+            attended = attend(number, layer.self_attn, rows)
+            states = layer.finish(residual, attended, sources[number])
+        return states
+
+    def step(
+        self,
+        tokens: mx.array,
+        states: mx.array,
+        caches: list[Any],
+        offset: int,
+        sources: Sequence[Source | None],
+    ) -> tuple[mx.array, mx.array]:
+        """See (1, m) tokens and the states before them, the first at `offset`; returns what the
+        head is given and what the next step is. sources: see `Speculator.sources`."""
+        attend = partial(_attend, caches, offset)
+        return self.ends(self.through(tokens, states, sources, attend))
+
+
+class ChainReading(Reading):
+    """One sequence: a row for each token that the target has seen, with the one after it."""
+
+    def __init__(self, network: Chain, layers: int, cache: Callable[[Rows], Any] = KVCache) -> None:
+        super().__init__(layers, cache)
+        self._network = network
+        self._newest: tuple[mx.array, mx.array] | None = None
+        self._guessed: mx.array | None = None
+
+    def read(self, hidden: mx.array, following: mx.array) -> None:
+        """As drafting.speculator.Reading says."""
+        head, fed_back = self._step(following, self._network.features(hidden), 0)
+        self._newest = head[:, -1:], fed_back[:, -1:]
+
+    def guess(self, count: int) -> mx.array:
+        """As drafting.speculator.Reading says."""
+        assert self._newest is not None, "something was read"
+        head, self._guessed = self._newest
+        return self._logits(head)
+
+    def guess_after(self, token: mx.array) -> mx.array:
+        """As drafting.speculator.Reading says."""
+        assert self._guessed is not None, "the first token was guessed"
+        head, self._guessed = self._step(token, self._guessed, 1)
+        return self._logits(head)
+
+    def _step(self, tokens: mx.array, states: mx.array, proposed: int) -> tuple[mx.array, mx.array]:
+        place = self._rows.advance(tokens, proposed)
+        return self._network.step(tokens, states, self._caches, place.starts[0], self._sources)
+
+    def _logits(self, head: mx.array) -> mx.array:
+        return self._network.over_target(self._network.own_logits(head))
+
+
+def _attend(
+    caches: list[Any], offset: int, number: int, attention: Attention, rows: mx.array
+) -> mx.array:
+    mask = "causal" if rows.shape[1] > 1 else None
+    queries = attention.queries(rows, offset)
+    keys, values = caches[number].append(*attention.keys_values(rows, offset))
+    return attention.attend(queries, keys, values, mask)

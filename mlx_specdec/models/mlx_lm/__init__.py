@@ -1,0 +1,1 @@
+"""Decoder-only models, by wrapping those of mlx-lm."""

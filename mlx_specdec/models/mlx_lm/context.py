@@ -1,0 +1,327 @@
+"""Sequences in an mlx-lm model with plain attention: each has a length of its own.
+
+mlx-lm's attention takes positions and mask from the cache that it is given, so one class serves
+such families, and one sequence as well as many. Whether a family takes many is tried, not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
+
+from ...interfaces import Scores, rectangle
+from ..kv_cache import Buffer
+from ..rows import Place, Rows, RowsContext
+from .sharding import of_rank_0
+
+if TYPE_CHECKING:
+    from .model import DecoderOnlyModel
+import copy
+
+from ...interfaces import Context
+from ...interfaces.reusable import Memory, Whole
+from ..base import check_pass, check_rewind
+from .rewinding import RewindableCache, evaluate
+
+TRIED = ((3, 1), (7, 4), (5, 2))
+"""Tokens of each sequence of the trial, and how many of them are taken back and fed again."""
+LIMIT = 0.001
+HALF_LIMIT = 0.1
+"""Of a row's logits, relative to their norm."""
+
+
+class BatchedCache:
+    """One layer's keys and values, with what mlx-lm's models ask of a cache.
+
+    rows: of the context, whose layers all write the same place.
+    """
+
+    def __init__(self, rows: Rows, parts: int = 1) -> None:
+        self._rows = rows
+        self._written: Place | None = None
+        self._keys = [Buffer() for _ in range(parts)]
+        self._values = [Buffer() for _ in range(parts)]
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The position of the next token: of all sequences, or (batch,) int32 of each."""
+        place = self._rows.place
+        more = place.rows if self._written is place else 0
+        return place.starts[0] + more if place.even else place.offsets + more
+
+    @property
+    def state(self) -> list[mx.array]:
+        """The buffers, to be evaluated."""
+        return [buffer.array for buffer in self.buffers if buffer.array is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the buffers."""
+        return sum(array.nbytes for array in self.state)
+
+    @property
+    def keys(self) -> mx.array | None:
+        """The keys' buffer: a model in a pipeline has it wait until its states were sent."""
+        return self._keys[0].array
+
+    @keys.setter
+    def keys(self, array: mx.array) -> None:
+        self._keys[0].array = array
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Add (batch, heads, m, width) keys and values; returns all columns in use."""
+        self._written = self._rows.place
+        self._write(self._keys, keys, self._written)
+        self._write(self._values, values, self._written)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """All columns in use."""
+        end = self._rows.place.end
+        return self._read(self._keys, end), self._read(self._values, end)
+
+    def make_mask(
+        self, rows: int, return_array: bool = False, window_size: int | None = None
+    ) -> Any:
+        """As mlx-lm's caches: None, "causal" or an array."""
+        place = self._rows.place
+        if not place.even:
+            mask = place.visible(window_size)
+            return mask if self._rows.mask_axes == 4 else mask[:, None]
+        return create_attention_mask(
+            rows, offset=place.starts[0], return_array=return_array, window_size=window_size
+        )
+
+    def join(self, other: BatchedCache) -> None:
+        """Take the sequences of another cache behind the own ones; the rows were joined before."""
+        for buffer, another in zip(self.buffers, other.buffers, strict=True):
+            buffer.join(another, len(self._rows.lengths))
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Keep these sequences; the context's rows were filtered before."""
+        index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.lengths)
+        for buffer in self.buffers:
+            buffer.filter(index, used)
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """Those of keys, then those of values."""
+        return [*self._keys, *self._values]
+
+    def _write(self, buffers: list[Buffer], new: mx.array, place: Place) -> None:
+        buffers[0].write(new, place)
+
+    def _read(self, buffers: list[Buffer], end: int) -> Any:
+        return buffers[0].columns(end)
+
+
+class BatchedQuantizedCache(BatchedCache):
+    """The same with quantized entries; models look for `bits`."""
+
+    def __init__(self, rows: Rows, group_size: int, bits: int) -> None:
+        super().__init__(rows, parts=3)
+        self.group_size = group_size
+        self.bits = bits
+
+    def _write(self, buffers: list[Buffer], new: mx.array, place: Place) -> None:
+        parts = mx.quantize(new, group_size=self.group_size, bits=self.bits)
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.write(part, place)
+
+    def _read(self, buffers: list[Buffer], end: int) -> Any:
+        return tuple(buffer.columns(end) for buffer in buffers)
+
+
+MakeCache = Callable[[Rows], BatchedCache]
+
+
+def batched(own: Any) -> MakeCache | None:
+    """How to make a batched cache in the place of one of mlx-lm's; None where there is none."""
+    if type(own) is KVCache:
+        return BatchedCache
+    if type(own) is QuantizedKVCache:
+        group_size, bits = own.group_size, own.bits
+        return lambda rows: BatchedQuantizedCache(rows, group_size, bits)
+    return None
+
+
+class DecoderOnlyContext(RowsContext):
+    """contracts.Context: `count` sequences in a model with plain attention. make: one a layer.
+    mask_axes: see Rows."""
+
+    def __init__(
+        self, model: DecoderOnlyModel, make: Sequence[MakeCache], count: int, mask_axes: int = 4
+    ) -> None:
+        rows = Rows(count, mask_axes)
+        super().__init__(rows, [each(rows) for each in make])
+        self._model = model
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+        """As contracts.Context says."""
+        for name in taps:
+            self._model.tap(name)  # refused before anything is seen
+        self._rows.advance(tokens, proposed)
+        return self._model.run(tokens, self._caches, taps)
+
+    def evaluate(self) -> None:
+        """As contracts.Context says."""
+        mx.eval([cache.state for cache in self._caches])
+        mx.clear_cache()
+
+
+def fits(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> bool:
+    """Whether a model can be called with such caches at all. Nothing is computed: shapes are
+    checked as soon as the graph is built."""
+    try:
+        DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
+    except Exception:
+        # Arithmetic of its own, which looks into mlx-lm's caches.
+        return False
+    return True
+
+
+def mask_axes(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> int | None:
+    """With how many axes in their masks sequences of different lengths get the logits from a batch
+    that they get alone; None where they do not."""
+    return next((axes for axes in (4, 5) if _batches(model, make, axes)), None)
+
+
+def _batches(model: DecoderOnlyModel, make: Sequence[MakeCache], axes: int) -> bool:
+    """Whether they do but for rounding, some of whose tokens were taken back."""
+    key = mx.random.key(0)
+    tokens: list[list[int]] = [
+        mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=each).tolist()  # type: ignore[misc]
+        for each, (count, _) in zip(mx.random.split(key, len(TRIED)), TRIED, strict=True)
+    ]
+    batch = DecoderOnlyContext(model, make, len(TRIED), axes)
+    again = [row[-more:] for row, (_, more) in zip(tokens, TRIED, strict=True)]
+    try:
+        batch.advance(rectangle(tokens), proposed=max(map(len, tokens)))
+        batch.rewind(tuple(count - more for count, more in TRIED))
+        logits = batch.advance(rectangle(again)).logits
+        apart = [
+            _apart(logits[row, more - 1], model.run(mx.array([whole]), None).logits[0, -1])
+            for row, (whole, (_, more)) in enumerate(zip(tokens, TRIED, strict=True))
+        ]
+    except Exception:
+        # Arithmetic of its own, which takes one offset for all sequences.
+        return False
+    limit = LIMIT if logits.dtype == mx.float32 else HALF_LIMIT
+    return of_rank_0(model.group, all(each <= limit for each in apart))
+
+
+def _apart(one: mx.array, other: mx.array) -> float:
+    one, other = one.astype(mx.float32), other.astype(mx.float32)
+    return float(mx.linalg.norm(one - other).item() / mx.linalg.norm(other).item())  # type: ignore[arg-type]
+
+
+class ReplayingContext:
+    """One sequence in a model whose caches are windows or recurrent state.
+
+    model: whose passes these are. entries: caches of `length` tokens, one a layer, owned from here
+    on.
+    """
+
+    def __init__(self, model: DecoderOnlyModel, entries: Any, length: int = 0) -> None:
+        self._model = model
+        self._cache = RewindableCache(entries, length)
+        self._final = length
+        # Tokens since `_since` that a replay may need.
+        self._undecided: list[mx.array] = []
+        self._since = length
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens seen, rewound ones not counted."""
+        return (self._cache.length,)
+
+    @property
+    def replays(self) -> bool:
+        """Whether a rewind into a pass of several tokens costs another pass over the kept ones."""
+        return self._cache.replays
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+        """See `tokens` (1, m) int32, the last `proposed` of which may be taken back.
+
+        Raises ValueError for more than one sequence, no tokens, or a `proposed` outside of 0 .. m.
+        """
+        rows = check_pass(tokens, proposed, 1)
+        for name in taps:
+            self._model.tap(name)  # refused before anything is seen
+        start = self._cache.length
+        self._cache.before_pass(rows, proposed)
+        scores = self._model.run(tokens, self._cache.entries, taps)
+        if proposed < rows:
+            self._final = start + rows - proposed
+            self._undecided, self._since = [], start
+        elif not self._undecided:
+            self._since = start
+        if proposed and self._cache.replays:
+            self._undecided.append(tokens)
+        return scores
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        """Forget all but the first `lengths` tokens; what stays is final.
+
+        Where the caches can only go further back, the kept tokens are fed again, without waiting
+        for it. Raises RewindError for lengths outside of what is final and what was seen, and where
+        a cache does not hold the right number of tokens afterwards.
+        """
+        check_rewind(lengths, (self._final,), self.lengths)
+        [length] = lengths
+        reached = self._cache.rewind(length)
+        if reached < length:
+            tokens = mx.concatenate(self._undecided, axis=1)
+            kept = tokens[:, reached - self._since : length - self._since]
+            self._cache.before_pass(length - reached, 0)
+            self._model.run(kept, self._cache.entries)
+            # The device works on it while the host builds the next proposal; without logits.
+            mx.async_eval(self._cache.state)
+        self._final, self._undecided, self._since = length, [], length
+
+    def evaluate(self) -> None:
+        """As contracts.Context says; gives the scratch memory of the passes back."""
+        evaluate(self._cache)
+
+    def join(self, other: Context) -> None:
+        """Raises TypeError: what one sequence needs alone has no place for another."""
+        raise TypeError("a context of one sequence: see DecoderOnlyModel.open_batch")
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Nothing to do: it holds one sequence."""
+
+    def memory(self, sequence: int) -> Memory:
+        """As contracts.Context says: all that was seen, where none of it may be taken back."""
+        length = self._cache.length
+        if not length or length != self._final:
+            return Memory()
+        return Memory(whole=Whole(length, *_snapshot(self._cache.entries)))
+
+
+def _snapshot(entries: list[Any]) -> tuple[list[Any], tuple[mx.array, ...]]:
+    """A copy of mlx-lm's caches, lazily, and all arrays in it. `copy.deepcopy` shares memory until
+    either side is written to; a view of something larger gets memory of its own, so that the copy
+    takes what its arrays say."""
+    taken: dict[int, tuple[mx.array, mx.array]] = {}
+    copied = _with_own_arrays(copy.deepcopy(entries), taken)
+    return copied, tuple(own for _, own in taken.values())
+
+
+def _with_own_arrays(part: Any, taken: dict[int, tuple[mx.array, mx.array]]) -> Any:
+    """The same thing; arrays that caches share stay shared. taken: by the identity of the array
+    before, which is kept so that no other one gets it."""
+    if isinstance(part, mx.array):
+        return taken.setdefault(id(part), (part, mx.contiguous(part)))[1]
+    if isinstance(part, list):
+        part[:] = [_with_own_arrays(each, taken) for each in part]
+    elif isinstance(part, tuple):
+        return tuple(_with_own_arrays(each, taken) for each in part)
+    elif isinstance(part, dict):
+        part.update({name: _with_own_arrays(each, taken) for name, each in part.items()})
+    elif hasattr(part, "__dict__"):
+        for name, each in vars(part).items():
+            setattr(part, name, _with_own_arrays(each, taken))
+    return part

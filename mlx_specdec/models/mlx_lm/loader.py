@@ -1,0 +1,141 @@
+"""mlx-lm's loader, given our tensors: the model that it builds, and what it makes of each tensor.
+
+Nothing is computed: arrays stay lazy. Imports mlx-lm and with it transformers (about a second).
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes, load_model
+
+from ...checkpoints import destination, mtp_layers
+from ...checkpoints.configuration import check_numbers, check_runs_no_code, check_weights
+from ...checkpoints.formats import safetensors as safetensors_file
+from ...checkpoints.quantization import Quantization
+from ...errors import CheckpointError, first_line
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What mlx-lm makes of a source. model: without the source's weights. config: as it reads it.
+    weights: all that the model takes, by its names, lazily."""
+
+    model: nn.Module
+    config: dict[str, Any]
+    weights: dict[str, mx.array]
+
+    @property
+    def quantized(self) -> dict[str, Quantization]:
+        """Path of a matrix that the source has quantized -> how, as mlx-lm understands it."""
+        return {
+            path: Quantization(module.bits, module.group_size, getattr(module, "mode", "affine"))
+            for path, module in self.model.named_modules()
+            if hasattr(module, "bits") and f"{path}.scales" in self.weights
+        }
+
+
+def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, mx.array]) -> Opened:
+    """Have mlx-lm build the model and rename, join and drop `given`, all of the source's tensors.
+    It is not given layers for multi-token prediction, of which it drops some and takes others for
+    its own.
+
+    config: the contents of config.json. Raises CheckpointError for what mlx-lm cannot make sense
+    of, for tensors that do not fit, and for models that bring their own code.
+    """
+    check_runs_no_code(directory, config)
+    check_numbers(directory, config, len(given))
+    for file in directory.glob("model*.safetensors"):  # mlx-lm opens all, asked to or not
+        safetensors_file.read_header(file)
+    foretelling = mtp_layers.known(config)
+    given = {name: array for name, array in given.items() if not foretelling(name)}
+    caught: dict[str, mx.array] = {}
+    try:
+        # Some of mlx-lm's models print remarks; standard output is for text alone.
+        with contextlib.redirect_stdout(sys.stderr), _readable(directory) as read:
+            model, whole = load_model(
+                read,
+                lazy=True,
+                strict=False,
+                get_model_classes=lambda config: _catching(config, given, caught),
+            )
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as problem:  # its classes check nothing: whatever fails first tells
+        raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
+    model.__class__ = type(model).__mro__[1]
+    # A class is part of a reference cycle: until the garbage collector finds it, its methods would
+    # keep every tensor of the source in memory.
+    weights = {**caught}
+    given.clear()
+    caught.clear()
+    return Opened(model, whole, weights)
+
+
+@contextlib.contextmanager
+def _readable(directory: Path) -> Iterator[Path]:
+    """Where mlx-lm may read config.json: it takes none that begins with a byte order mark."""
+    if not (directory / "config.json").read_bytes().startswith(codecs.BOM_UTF8):
+        yield directory
+        return
+    with destination.temporary() as made:
+        for name in ("config.json", "generation_config.json", "hf_quant_config.json"):
+            if (directory / name).is_file():
+                (made / name).write_text((directory / name).read_text("utf-8-sig"), "utf-8")
+        yield made
+
+
+def cannot_build(problem: Exception) -> str:
+    """What to say where mlx-lm's classes fail in whatever way."""
+    reason = f"{problem.args[0]!s} is missing" if type(problem) is KeyError else first_line(problem)
+    return (
+        f"config.json does not describe a model that mlx-lm can build ({reason:.200}): check it, "
+        "or update mlx-lm"
+    )
+
+
+def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
+    """mlx-lm's classes of a model and its arguments. Raises CheckpointError for what it lacks."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise CheckpointError("config.json has no model_type: it does not describe a model")
+    try:
+        return _get_classes(dict(config))
+    except ValueError as problem:
+        raise CheckpointError(
+            f"model_type {kind!a:.60} is not supported by the installed mlx-lm, nor is it a T5"
+        ) from problem
+
+
+def _catching(
+    config: Mapping[str, Any], given: Mapping[str, mx.array], caught: dict[str, mx.array]
+) -> tuple[type, Any]:
+    """mlx-lm's classes; the model is given `given`, hands its weights to `caught`, keeps none."""
+    plain, arguments = classes(config)
+
+    def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
+        own = getattr(plain, "sanitize", None)
+        try:
+            return dict(given) if own is None else own(self, dict(given))
+        except KeyError as problem:
+            raise CheckpointError(
+                f"weight {problem.args[0]!s:.200} is missing: download the model again"
+            ) from problem
+
+    def load_weights(self: Any, weights: list[tuple[str, mx.array]], strict: bool = True) -> Any:
+        expected = {name: array.shape for name, array in tree_flatten(self.parameters())}
+        check_weights(expected, {name: array.shape for name, array in weights})
+        caught.update(weights)
+        return self
+
+    body = {"load_weights": load_weights, "sanitize": sanitize}
+    return type(plain.__name__, (plain,), body), arguments

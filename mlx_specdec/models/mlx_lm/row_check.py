@@ -1,0 +1,144 @@
+"""Whether a pass over several rows computes what passes over single rows compute.
+
+All speculation rests on it, and some of mlx-lm's models break it: a mask of the wrong type, or a
+window that is one token wider for all rows but the first. Differences from rounding are no failure.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from ...errors import OptionError
+from ...interfaces import after
+from .rewinding import slots
+from .sharding import of_rank_0
+
+if TYPE_CHECKING:
+    from .model import DecoderOnlyModel
+
+
+BEGUN = 5
+"""Tokens that both have seen before, at least: no row is then the first of its sequence."""
+
+
+ROWS = 4
+
+
+LAYERS = 4
+"""At least so many are computed, and all up to the first of the last new kind; the others are not,
+which keeps the price under that of a few tokens."""
+
+
+ATTEMPTS = 3
+"""With other tokens: in half precision, rounding may send a token to another expert."""
+
+
+WIDEST = 1 << 16
+"""Keys of a window that is filled; a wider one, which only users ask for, treats rows alike."""
+
+
+OUTWEIGHS = 4
+"""How much larger values are than those that leave the window after them."""
+
+
+LIMIT = 0.001
+
+
+HALF_LIMIT = 0.1
+"""Of a row's hidden states, relative to their norm."""
+
+
+def rows_agree(model: DecoderOnlyModel, entries: Sequence[list[Any]]) -> bool:
+    """Compares a pass over some rows, past the window of caches that have one, with single rows,
+    and warns where they differ. entries: empty caches for each of the ATTEMPTS."""
+    taps = _taps(model, entries[0])
+    attempts = (_agree(model, each, taps, seed) for seed, each in enumerate(entries))
+    if any(of_rank_0(model.group, agree) for agree in attempts):
+        return True
+    kind = type(model.network).__module__.rpartition(".")[2]
+    warnings.warn(
+        f"mlx-lm's {kind} models give several tokens at once other scores than one after the "
+        "other: decoding without speculation",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+def _agree(model: DecoderOnlyModel, entries: list[Any], taps: list[str], seed: int) -> bool:
+    key = mx.random.key(seed)
+    tokens = mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
+    model.run(tokens[:, :BEGUN], entries)
+    _fill(entries, key)
+    twin = copy.deepcopy(entries)
+    fed = tokens[:, BEGUN:]
+    together = _states(model, fed, entries, taps)
+    alone = [_states(model, fed[:, row : row + 1], twin, taps) for row in range(ROWS)]
+    expected = mx.concatenate(alone, axis=1)
+    norm = mx.linalg.norm(expected.astype(mx.float32), axis=-1)
+    apart = mx.linalg.norm((together - expected).astype(mx.float32), axis=-1) / norm
+    # A wrong mask shows in all rows but one, a token at another expert mostly in one.
+    second_least = mx.sort(apart[0])[1]
+    limit = LIMIT if expected.dtype == mx.float32 else HALF_LIMIT
+    return not mx.greater(second_least, limit).item()
+
+
+def _states(
+    model: DecoderOnlyModel, tokens: mx.array, entries: list[Any], taps: list[str]
+) -> mx.array:
+    scores = model.run(tokens, entries, taps)
+    return scores.hidden[taps[0]] if taps else scores.logits
+
+
+def _fill(entries: list[Any], key: mx.array) -> None:
+    """Puts attention caches past the largest window without a pass over so many tokens.
+
+    All old keys are alike, and the values that leave the window next are large: to see one too many
+    or too few of them shows however wide the window is.
+    """
+    caches = [slot.cache for slot in slots(entries)]
+    for cache in caches:
+        if type(cache) is RotatingKVCache:
+            cache.max_size = min(cache.max_size, WIDEST)
+    size = max((cache.max_size for cache in caches if type(cache) is RotatingKVCache), default=0)
+    for cache in caches:
+        if size <= BEGUN or type(cache) not in (KVCache, RotatingKVCache) or cache.keys is None:
+            continue
+        held = min(size, getattr(cache, "max_size", size))
+        heads, width = cache.values.shape[1], cache.values.shape[3]
+        # The largest are near 2 ** 15: float16 ends at twice that.
+        scale = min(held, 32) * OUTWEIGHS ** mx.arange(ROWS, 0, -1)[:, None]
+        leaving = scale * mx.random.normal((1, heads, ROWS, width), key=key)
+        values = mx.pad(leaving[:, :, :held], [(0, 0), (0, 0), (0, max(0, held - ROWS)), (0, 0)])
+        cache.values = values.astype(cache.values.dtype)
+        cache.keys = mx.zeros((*cache.keys.shape[:2], held, cache.keys.shape[3]), cache.keys.dtype)
+        cache.offset = size
+        if type(cache) is RotatingKVCache:
+            cache._idx = held
+
+
+def _taps(model: DecoderOnlyModel, entries: list[Any]) -> list[str]:
+    """The output of the first layer by which all kinds were seen; none where it is not shown."""
+    layers = list(getattr(model.network, "layers", ()))
+    kinds: dict[Hashable, int] = {}
+    for number, layer in enumerate(layers):
+        cache = entries[number] if len(entries) == len(layers) else None
+        kinds.setdefault((_look(layer), type(cache), getattr(cache, "max_size", None)), number)
+    enough = max([LAYERS - 1, *kinds.values()])
+    name = after(min(enough, len(layers) - 1))
+    try:
+        model.tap(name)
+    except (OptionError, ValueError, TypeError):
+        return []
+    return [name]
+
+
+def _look(layer: nn.Module) -> Hashable:
+    return tuple((path, type(module).__name__) for path, module in layer.named_modules())

@@ -1,0 +1,1 @@
+"""T5 and its kin, in our own arithmetic."""

@@ -1,0 +1,118 @@
+"""config.json of a T5 -> its shapes and facts, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...checkpoints.t5_keys import LARGEST, feed_forward, scales_output, whole_number
+from ...errors import CheckpointError
+from ..mlx_lm.sharding import check_even
+
+TRAINED_LENGTH, LONGER = 512, 1024
+"""Tokens of a text in pretraining, where config.json does not say: of T5 (Raffel et al., arXiv
+1910.10683, section 3.1.2), and of mT5 (2010.11934), its successor UMT5, and ByT5 (2105.13626)."""
+FEED_FORWARDS = ("relu", "gelu", "silu", "gated-relu", "gated-gelu", "gated-silu")
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """Shapes and facts of one T5. own_head: lm_head is there and not a copy of shared.
+    trained_length: of the sources that it was trained on, in tokens."""
+
+    vocab_size: int
+    d_model: int
+    d_kv: int
+    d_ff: int
+    num_heads: int
+    num_layers: int
+    num_decoder_layers: int
+    num_buckets: int
+    max_distance: int
+    epsilon: float
+    feed_forward: str
+    decoder_start_token_id: int
+    bias_per_layer: bool
+    scales_output: bool
+    own_head: bool
+    trained_length: int = TRAINED_LENGTH
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], *, own_head: bool) -> T5Config:
+        """Read config.json. Raises CheckpointError for what is missing or not supported."""
+        kind = feed_forward(config)
+        if kind not in FEED_FORWARDS:
+            raise CheckpointError(
+                f"config.json has feed_forward_proj {kind!r}; supported are "
+                f"{', '.join(FEED_FORWARDS)}"
+            )
+        layers = whole_number(config, "num_layers")
+        vocabulary = whole_number(config, "vocab_size")
+        count, farthest = _relative_positions(config)
+        if whole_number(config, "num_heads") * whole_number(config, "d_kv") > LARGEST:
+            raise CheckpointError("config.json asks for num_heads and d_kv that no model has")
+        return cls(
+            vocab_size=vocabulary,
+            d_model=whole_number(config, "d_model"),
+            d_kv=whole_number(config, "d_kv"),
+            d_ff=whole_number(config, "d_ff"),
+            num_heads=whole_number(config, "num_heads"),
+            num_layers=layers,
+            num_decoder_layers=whole_number(config, "num_decoder_layers", layers),
+            num_buckets=count,
+            max_distance=farthest,
+            epsilon=_epsilon(config),
+            feed_forward=kind,
+            decoder_start_token_id=_start_token(config, vocabulary),
+            bias_per_layer=config.get("model_type") == "umt5",
+            scales_output=scales_output(config),
+            own_head=own_head,
+            trained_length=_trained_length(config),
+        )
+
+    def check_shares(self, ranks: int) -> None:
+        """Raises OptionError where ranks cannot have equally many heads, or parts of the
+        feed-forward networks that are equally wide."""
+        parts = {"attention heads": self.num_heads, "feed-forward columns": self.d_ff}
+        check_even(parts, ranks)
+
+
+def _trained_length(config: Mapping[str, Any]) -> int:
+    longer = (
+        config.get("model_type") in ("mt5", "umt5")
+        or config.get("tokenizer_class") == "ByT5Tokenizer"
+    )
+    told = config.get("n_positions")
+    return told if type(told) is int and told > 0 else LONGER if longer else TRAINED_LENGTH
+
+
+def _epsilon(config: Mapping[str, Any]) -> float:
+    value = config.get("layer_norm_epsilon", 1e-6)
+    if type(value) not in (int, float) or not 0 < value < 1:
+        raise CheckpointError(f"config.json has layer_norm_epsilon {value!r}: need 0 < it < 1")
+    return float(value)
+
+
+def _relative_positions(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Number of buckets, and the distance at which the last one begins."""
+    count = whole_number(config, "relative_attention_num_buckets", 32)
+    farthest = whole_number(config, "relative_attention_max_distance", 128)
+    if count < 4 or count % 2 or farthest <= count // 2:
+        raise CheckpointError(
+            f"config.json has {count} relative_attention_num_buckets up to distance {farthest}: "
+            "need an even number from 4, and a distance above half of it"
+        )
+    return count, farthest
+
+
+def _start_token(config: Mapping[str, Any], vocabulary: int) -> int:
+    """Where config.json does not say, T5 starts from its padding."""
+    value = config.get("decoder_start_token_id")
+    value = config.get("pad_token_id") if value is None else value
+    value = 0 if value is None else value
+    if type(value) is not int or not 0 <= value < vocabulary:
+        raise CheckpointError(
+            f"config.json has decoder_start_token_id {value!r}: need one of the {vocabulary} tokens"
+        )
+    return value

@@ -1,0 +1,271 @@
+"""What a T5 has computed of the sources of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ...checkpoints import disk as sizes
+from ...errors import PromptError
+from ...interfaces import FINAL, Context, Scores, rectangle
+from ...interfaces.reusable import Kept, Memory, Whole
+from ..base import check_prompt
+from ..kv_cache import STEP, KVCache, padded
+from ..mlx_lm.taps import layer_of
+from ..rows import Place, Rows, RowsContext
+from .network import T5, KeysValues
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was computed of the sources of a batch.
+
+    encoded: the encoder's output for each sequence, (1, n, d_model) without padding. It is kept for
+    drafters, and is small beside the rest. projected: per decoder layer the cross-attention's keys
+    and values of it.
+    """
+
+    encoded: tuple[mx.array, ...]
+    projected: Sequence[KeysValues]
+
+    @classmethod
+    def of(cls, arrays: Sequence[mx.array]) -> Source:
+        """Of one sequence; see `arrays`."""
+        encoded, *parts = arrays
+        return cls((encoded,), list(zip(parts[::2], parts[1::2], strict=True)))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each source."""
+        return tuple(each.shape[1] for each in self.encoded)
+
+    @cached_property
+    def mask(self) -> mx.array | None:
+        """See `padding_mask`."""
+        return padding_mask(self.lengths)
+
+    def arrays(self, row: int) -> tuple[mx.array, ...]:
+        """All that there is of one sequence."""
+        own, length = slice(row, row + 1), self.lengths[row]
+        parts = (each[own, :, :length] for pair in self.projected for each in pair)
+        return (self.encoded[row], *parts)
+
+    def join(self, other: Source) -> Source:
+        """These sequences, and those of another one behind them."""
+        longest = max(self.lengths + other.lengths)
+        projected = [
+            (_both(own[0], its[0], longest), _both(own[1], its[1], longest))
+            for own, its in zip(self.projected, other.projected, strict=True)
+        ]
+        return Source(self.encoded + other.encoded, projected)
+
+    def filter(self, keep: Sequence[int]) -> Source:
+        """These sequences alone, in this order."""
+        encoded = tuple(self.encoded[row] for row in keep)
+        index, longest = mx.array(list(keep), dtype=mx.int32), max(e.shape[1] for e in encoded)
+        projected = [
+            (keys[index, :, :longest], values[index, :, :longest])
+            for keys, values in self.projected
+        ]
+        return Source(encoded, projected)
+
+
+def padding_mask(lengths: Sequence[int]) -> mx.array | None:
+    """(batch, longest) bool, False for padding; None where there is none."""
+    if min(lengths) == max(lengths):
+        return None
+    return mx.arange(max(lengths)) < mx.array(list(lengths))[:, None]
+
+
+def _both(own: mx.array, its: mx.array, columns: int) -> mx.array:
+    return mx.concatenate([padded(own, columns), padded(its, columns)])
+
+
+class EncoderDecoderModel:
+    """base.Base over a T5, whose products are joined; prompts are source texts. identity: as
+    base.Base says."""
+
+    def __init__(self, network: T5, identity: str | None = None) -> None:
+        network.join()
+        self.network = network
+        self.identity = identity
+        self._tables: list[mx.array] = []
+        self._reach = 0
+
+    @property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return self.network.config.vocab_size
+
+    @property
+    def max_length(self) -> int | None:
+        """None: relative positions have no end."""
+        return None
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size of the weights in bytes."""
+        return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))
+
+    def cache_nbytes(self, source: int, columns: int) -> int:
+        """As base.Base says."""
+        return self.network.cache_nbytes(source, columns)
+
+    def reading_nbytes(self, prompt: int, step: int) -> int:
+        """As base.Base says."""
+        return self.network.source_nbytes(prompt)
+
+    @property
+    def width(self) -> int:
+        """Width of the decoder's hidden states."""
+        return self.network.config.d_model
+
+    @property
+    def state_dtype(self) -> mx.Dtype:
+        """Of the hidden states."""
+        return self.network.decoder.final_layer_norm.weight.dtype
+
+    @property
+    def layers(self) -> int:
+        """How many layers the decoder has."""
+        return len(self.network.decoder.block)
+
+    @property
+    def rows_agree(self) -> bool:
+        """True: masks are our own."""
+        return True
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(batch, m) int32 -> (batch, m, width), what the decoder's first layer is given."""
+        return self.network.shared(tokens)
+
+    def head(self, states: mx.array) -> mx.array:
+        """The output head: (batch, m, width), as the hidden state FINAL is -> logits."""
+        return self.network.head(states)
+
+    def prefix(self, prompt: Sequence[int]) -> list[int]:
+        """The decoder's start token."""
+        return [self.network.config.decoder_start_token_id]
+
+    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> EncoderDecoderContext:
+        """A context whose source is encoded and projected with the first pass.
+
+        Raises PromptError for an empty prompt, or one with ids that the model does not have.
+        """
+        return self.open_batch([prompt], [kept])
+
+    def caution(self, prompt_tokens: int) -> str:
+        """Beyond the sources that the model was trained on, relative positions go on working, as
+        long as the machine's memory lasts. Raises PromptError."""
+        trained = self.network.config.trained_length
+        if prompt_tokens <= trained:
+            return ""
+        nbytes, memory = self.network.source_nbytes(prompt_tokens), sizes.usable_memory()
+        takes = f"reading the prompt takes about {sizes.show(nbytes)} of memory"
+        if self.nbytes + nbytes > memory:
+            raise PromptError(
+                f"the prompt has {prompt_tokens:,} tokens, and {takes}, where models may take "
+                f"{sizes.show(memory)} on this machine: shorten it"
+            )
+        return (
+            f"the prompt has {prompt_tokens:,} tokens, and the model was trained on {trained:,} at "
+            f"most: the text may be worse, and {takes}"
+        )
+
+    @property
+    def batches(self) -> bool:
+        """True: masks are our own."""
+        return True
+
+    def open_batch(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+    ) -> EncoderDecoderContext:
+        """As contracts.Model says; the first pass has the encoder run over all sources at once that
+        it has not seen before."""
+        for prompt in prompts:
+            check_prompt(prompt, self.vocabulary, None)
+        known = {row: each for row, each in enumerate(kept) if isinstance(each, Whole)}
+        new = [row for row in range(len(prompts)) if row not in known]
+
+        def read() -> Source:
+            parts = [Source.of(each.arrays) for each in known.values()]
+            if new:
+                parts.insert(0, self._encoded([prompts[row] for row in new]))
+            source = reduce(Source.join, parts)
+            order = [*new, *known]
+            sorted_rows = [order.index(row) for row in range(len(order))]
+            return source if order == sorted(order) else source.filter(sorted_rows)
+
+        return EncoderDecoderContext(self, read, len(prompts))
+
+    def _encoded(self, prompts: Sequence[Sequence[int]]) -> Source:
+        lengths = tuple(map(len, prompts))
+        encoded = self.network.encode(rectangle(prompts), padding_mask(lengths))
+        own = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
+        return Source(own, self.network.project_encoded(encoded))
+
+    def masks(self, place: Place) -> list[mx.array]:
+        """Per decoder layer what is added to the scores of the positions of a pass."""
+        if place.end > self._reach:
+            self._reach = -(-place.end // STEP) * STEP
+            self._tables = self.network.decoder.bias_tables(self._reach)
+            mx.eval(self._tables)
+        decoder = self.network.decoder
+        if place.even:
+            return decoder.masks(self._tables, self._reach, place.starts[0], place.rows)
+        return decoder.uneven_masks(self._tables, self._reach, place.positions, place.end)
+
+
+class EncoderDecoderContext(RowsContext):
+    """contracts.Context: `count` sequences in the making. read: gives what the encoder makes of
+    their sources; called when that is first needed."""
+
+    def __init__(self, model: EncoderDecoderModel, read: Callable[[], Source], count: int) -> None:
+        rows = Rows(count)
+        super().__init__(rows, [KVCache(rows) for _ in range(model.layers)])
+        self._model = model
+        self._read = read
+        self._given: Source | None = None
+
+    @property
+    def _source(self) -> Source:
+        if self._given is None:
+            self._given = self._read()
+        return self._given
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+        """As contracts.Context says."""
+        layers = {n: layer_of(n, self._model.layers) for n in taps if n != FINAL}
+        network, source = self._model.network, self._source
+        masks = self._model.masks(self._rows.advance(tokens, proposed))
+        outputs: list[mx.array] | None = [] if taps else None
+        states = network.decode(
+            tokens, self._caches, source.projected, masks, source.mask, outputs=outputs
+        )
+        hidden = {n: outputs[layers[n]] if n in layers else states for n in taps} if outputs else {}
+        return Scores(network.head(states), hidden, source.encoded)
+
+    def evaluate(self) -> None:
+        """As contracts.Context says."""
+        mx.eval(self._source.projected, [cache.state for cache in self._caches])
+        mx.clear_cache()
+
+    def join(self, other: Context) -> None:
+        """As contracts.Context says."""
+        assert isinstance(other, EncoderDecoderContext)
+        super().join(other)
+        self._given = self._source.join(other._source)
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """As contracts.Context says."""
+        super().filter(keep)
+        self._given = self._source.filter(keep)
+
+    def memory(self, sequence: int) -> Memory:
+        """As contracts.Context says: of the source, for the same one."""
+        length = self._source.lengths[sequence]
+        return Memory(whole=Whole(length, None, self._source.arrays(sequence), exact=True))

@@ -1,0 +1,47 @@
+"""T5 and its kin; see `families.Family`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.nn as nn
+
+from ...text.tokenizer import Kind
+from ..base import Base
+from .config import T5Config
+from .context import EncoderDecoderModel
+from .loading import T5Outline
+from .loading import load as load
+from .network import T5
+from .trainable import TrainableT5
+
+kind: Kind = "encoder-decoder"
+outline, trainable = T5Outline, TrainableT5
+
+
+def model(network: T5, max_length: int | None) -> Base:
+    """A T5 has no longest text."""
+    return EncoderDecoderModel(network)
+
+
+def layers(network: T5) -> Sequence[nn.Module]:
+    """Of the decoder."""
+    return list(network.decoder.block)
+
+
+def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
+    """Where config.json leaves the decoder's layers out, there are as many as the encoder's."""
+    return {**config, "num_decoder_layers": len(chosen)}
+
+
+def with_width(config: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """As many heads as fit, and a feed-forward network as wide in proportion."""
+    share = width / config["d_model"]
+    heads, inner = (max(1, round(config[name] * share)) for name in ("num_heads", "d_ff"))
+    return {**config, "d_model": width, "d_ff": inner, "num_heads": heads}
+
+
+def empty(config: Mapping[str, Any], like: T5) -> Base:
+    """With a head of its own where `like` has one."""
+    return EncoderDecoderModel(T5(T5Config.from_dict(config, own_head=like.config.own_head)))

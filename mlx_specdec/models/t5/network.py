@@ -1,0 +1,407 @@
+"""The layers of a T5, with Hugging Face's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.nn.layers.distributed import shard_inplace
+
+from ..joined import Joined
+from ..kv_cache import STEP, KVCache
+from ..mlx_lm.sharding import shard_inputs, shard_outputs
+from .config import T5Config
+
+KeysValues = Sequence[mx.array]
+"""Two, (batch, heads, n, d_kv) each."""
+
+
+def relu(states: mx.array) -> mx.array:
+    """max(x, 0); MLX's own is compiled, which costs the CPU more than it saves."""
+    return mx.maximum(states, 0)
+
+
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "relu": relu,
+    "gelu": nn.gelu,
+    "silu": nn.silu,
+    "gated-relu": relu,
+    # T5's "gated-gelu" has always meant the tanh approximation.
+    "gated-gelu": nn.gelu_approx,
+    "gated-silu": nn.silu,
+}
+
+
+class Attention(Joined):
+    """Attention without scaling of the scores, as T5 has it.
+
+    reads: which of "q", "k" and "v" read the same states.
+    """
+
+    def __init__(self, config: T5Config, reads: str, *, has_bias: bool) -> None:
+        super().__init__(reads)
+        inner = config.num_heads * config.d_kv
+        self._shape = (config.num_heads, config.d_kv)
+        self.q = nn.Linear(config.d_model, inner, bias=False)
+        self.k = nn.Linear(config.d_model, inner, bias=False)
+        self.v = nn.Linear(config.d_model, inner, bias=False)
+        self.o = nn.Linear(inner, config.d_model, bias=False)
+        if has_bias:
+            self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
+
+    def shard(self, group: mx.distributed.Group) -> None:
+        """Keep the heads of this rank; what all ranks' heads give is added up."""
+        shard_outputs(self.q, group)
+        shard_outputs(self.k, group)
+        shard_outputs(self.v, group)
+        self.o = shard_inputs(self.o, group)
+        if "relative_attention_bias" in self:
+            # A row of the table belongs to a bucket, a column to a head.
+            shard_inplace(self.relative_attention_bias, lambda path, table: 1, group=group)
+        heads, width = self._shape
+        self._shape = (heads // group.size(), width)
+
+    def project(self, states: mx.array) -> list[mx.array]:
+        """(batch, n, d_model) -> of each that reads them (batch, heads, n, d_kv)."""
+        return [self._heads(flat) for flat in self.together(states)]
+
+    def queries(self, states: mx.array) -> mx.array:
+        """As `project`, of "q" alone."""
+        return self._heads(self.q(states))
+
+    def __call__(self, queries: mx.array, given: KeysValues, mask: mx.array | None) -> mx.array:
+        """Attend from (batch, heads, m, d_kv) to given keys and values; mask is added to the
+        scores. Returns (batch, m, d_model)."""
+        mixed = mx.fast.scaled_dot_product_attention(queries, *given, scale=1.0, mask=mask)
+        batch, _, rows, _ = mixed.shape
+        if rows > 1:
+            mixed = mixed.transpose(0, 2, 1, 3)
+        return self.o(mixed.reshape(batch, rows, -1))
+
+    def _heads(self, flat: mx.array) -> mx.array:
+        batch, rows, _ = flat.shape
+        if rows == 1:
+            # One row lies the same either way, and plain decoding is nothing but single rows.
+            heads, width = self._shape
+            return flat.reshape(batch, heads, 1, width)
+        return flat.reshape(batch, rows, *self._shape).transpose(0, 2, 1, 3)
+
+
+class SelfAttentionLayer(nn.Module):
+    """Norm, self-attention, residual."""
+
+    def __init__(self, config: T5Config, *, has_bias: bool) -> None:
+        super().__init__()
+        self.SelfAttention = Attention(config, "qkv", has_bias=has_bias)
+        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
+
+    def __call__(self, states: mx.array, mask: mx.array, cache: KVCache | None) -> mx.array:
+        queries, keys, values = self.SelfAttention.project(self.layer_norm(states))
+        if cache is not None:
+            keys, values = cache.append(keys, values)
+        return states + self.SelfAttention(queries, (keys, values), mask)
+
+    def attend_in_parts(
+        self, states: mx.array, bias: mx.array, rows: int, hidden: mx.array | None
+    ) -> mx.array:
+        """The encoder's, (batch, n, d_model): `rows` of the source at a time attend to all of it.
+
+        bias: from `Stack.source_biases`. hidden: added to the scores as well.
+        """
+        queries, *given = self.SelfAttention.project(self.layer_norm(states))
+        length, mixed = states.shape[1], []
+        for first in range(0, length, rows):
+            part = queries[:, :, first : first + rows]
+            nearest = bias.shape[-1] - length - first
+            mask = bias[:, :, : part.shape[2], nearest : nearest + length]
+            mask = mask if hidden is None else mask + hidden
+            mixed.append(self.SelfAttention(part, given, mask))
+            if length > rows:
+                # One after the other, or the scores of all would be in memory together; and
+                # nobody can interrupt what is computed in one piece.
+                mx.eval(mixed[-1])
+        return states + mx.concatenate(mixed, axis=1)
+
+
+class CrossAttentionLayer(nn.Module):
+    """Norm, attention to the encoder output, residual."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.EncDecAttention = Attention(config, "kv", has_bias=False)
+        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
+
+    def __call__(self, states: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
+        queries = self.EncDecAttention.queries(self.layer_norm(states))
+        return states + self.EncDecAttention(queries, source, mask)
+
+
+class Dense(Joined):
+    """The feed-forward network, gated or not."""
+
+    def __init__(self, config: T5Config) -> None:
+        gated = config.feed_forward.startswith("gated-")
+        names = ("wi_0", "wi_1") if gated else ("wi",)
+        super().__init__(names)
+        self._act = ACTIVATIONS[config.feed_forward]
+        for name in names:
+            self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def shard(self, group: mx.distributed.Group) -> None:
+        """Keep this rank's part of what lies between; what all parts give is added up."""
+        for name in self._names:
+            shard_outputs(self[name], group)
+        self.wo = shard_inputs(self.wo, group)
+
+    def __call__(self, states: mx.array) -> mx.array:
+        first, *gate = self.together(states)
+        inner = self._act(first)
+        return self.wo(inner * gate[0] if gate else inner)
+
+
+class FeedForwardLayer(nn.Module):
+    """Norm, feed-forward, residual."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.DenseReluDense = Dense(config)
+        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
+
+    def __call__(self, states: mx.array) -> mx.array:
+        return states + self.DenseReluDense(self.layer_norm(states))
+
+
+class Block(nn.Module):
+    """One layer of a stack; `layer` is numbered as in the checkpoints."""
+
+    def __init__(self, config: T5Config, *, has_bias: bool, is_decoder: bool) -> None:
+        super().__init__()
+        self.layer: list[Any] = [SelfAttentionLayer(config, has_bias=has_bias)]
+        if is_decoder:
+            self.layer.append(CrossAttentionLayer(config))
+        self.layer.append(FeedForwardLayer(config))
+
+    @property
+    def attention(self) -> Attention:
+        """The self-attention."""
+        return self.layer[0].SelfAttention
+
+
+def buckets(distances: np.ndarray, count: int, farthest: int, *, both_ways: bool) -> np.ndarray:
+    """The bucket of each distance: exact when near, logarithmic when far (section 2.1).
+
+    distances: key position minus query position. both_ways: the encoder, which also looks ahead.
+    """
+    result = np.zeros_like(distances)
+    if both_ways:
+        count //= 2
+        result += (distances > 0) * count
+        distances = np.abs(distances)
+    else:
+        distances = np.maximum(-distances, 0)
+    exact = count // 2
+    ratio = np.log(np.maximum(distances, 1).astype(np.float32) / exact) / np.log(farthest / exact)
+    far = np.minimum(exact + (ratio * (count - exact)).astype(np.int64), count - 1)
+    return result + np.where(distances < exact, distances, far)
+
+
+class Stack(nn.Module):
+    """Encoder or decoder without embedding and head."""
+
+    def __init__(self, config: T5Config, depth: int, *, is_decoder: bool) -> None:
+        super().__init__()
+        self._config = config
+        self._is_decoder = is_decoder
+        self.block = [
+            Block(config, has_bias=index == 0 or config.bias_per_layer, is_decoder=is_decoder)
+            for index in range(depth)
+        ]
+        self.final_layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
+
+    def bias_tables(self, reach: int) -> list[mx.array]:
+        """Per layer (heads, width): the score bias of each distance up to `reach`, -inf behind.
+
+        Encoder: column reach - 1 + (key - query). Decoder: column reach - 1 - (query - key), and
+        `reach` columns of -inf for keys that lie ahead.
+        """
+        config = self._config
+        ahead = 0 if self._is_decoder else reach - 1
+        distances = np.arange(1 - reach, ahead + 1)
+        index = mx.array(
+            buckets(
+                distances,
+                config.num_buckets,
+                config.max_distance,
+                both_ways=not self._is_decoder,
+            )
+        )
+        tables = []
+        for block in self.block if config.bias_per_layer else self.block[:1]:
+            table = block.attention.relative_attention_bias(index).T
+            if self._is_decoder:
+                hidden = mx.full((table.shape[0], reach), -mx.inf, dtype=table.dtype)
+                table = mx.concatenate([table, hidden], axis=1)
+            tables.append(table)
+        return tables
+
+    def source_biases(self, length: int, rows: int) -> list[mx.array]:
+        """Per layer of the encoder (1, heads, rows, width): the score bias of a source's last
+        `rows` positions, with more keys behind it: of those before them it is a window further on.
+
+        Layers that share a bias share the array.
+        """
+        last = (length - 1) // rows * rows
+        reach = last + rows
+        keys, queries = np.arange(last + length)[None], np.arange(last, reach)[:, None]
+        index = mx.array(reach - 1 + keys - queries)
+        biases = [mx.take(table, index, axis=1)[None] for table in self.bias_tables(reach)]
+        return biases * (len(self.block) // len(biases))
+
+    def masks(
+        self, tables: Sequence[mx.array], reach: int, start: int, rows: int
+    ) -> list[mx.array]:
+        """Per layer (1, heads, rows, start + rows): what is added to the scores of new positions.
+
+        Layers that share a bias share the array.
+        """
+        width = start + rows
+        if rows == 1:
+            first = reach - 1 - start
+            masks = [table[None, :, None, first : first + width] for table in tables]
+        else:
+            keys, queries = np.arange(width)[None], np.arange(start, width)[:, None]
+            index = mx.array(reach - 1 + keys - queries)
+            masks = [mx.take(table, index, axis=1)[None] for table in tables]
+        return masks * (len(self.block) // len(masks))
+
+    def uneven_masks(
+        self, tables: Sequence[mx.array], reach: int, positions: np.ndarray, width: int
+    ) -> list[mx.array]:
+        """As `masks`, (batch, heads, rows, width), for positions (batch, rows) of many sequences,
+        `width` being the end of the longest one."""
+        keys, queries = np.arange(width), positions[..., None]
+        index = mx.array(reach - 1 + keys - queries)
+        masks = [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
+        return masks * (len(self.block) // len(masks))
+
+
+SOURCE_ROWS = 512
+"""Of a source, that attend in one pass: what a longer one takes then grows with its length alone,
+not with its square."""
+
+
+class T5(nn.Module):
+    """The whole model. Parameters are named as in Hugging Face checkpoints."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.config = config
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = Stack(config, config.num_layers, is_decoder=False)
+        self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
+        if config.own_head:
+            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    def shard(self, group: mx.distributed.Group) -> None:
+        """Keep this rank's heads and its part of the feed-forward networks, lazily, before `join`;
+        `config` is then of that part. A layer of the encoder adds up over all ranks twice, one of
+        the decoder three times. Raises OptionError where the ranks' parts are not alike."""
+        config, ranks = self.config, group.size()
+        config.check_shares(ranks)
+        for module in list(self.modules()):
+            if isinstance(module, Attention | Dense):
+                module.shard(group)
+        self.config = replace(
+            config, num_heads=config.num_heads // ranks, d_ff=config.d_ff // ranks
+        )
+
+    def join(self) -> None:
+        """One product in the place of those that read the same states; layer by layer, so that it
+        takes no more than a layer's weights beside them all."""
+        for module in self.modules():
+            if isinstance(module, Joined):
+                module.join()
+                mx.clear_cache()  # MLX keeps what the parts were in for others of their size.
+
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+        """The encoder output.
+
+        tokens: (batch, n) int32. mask: (batch, n) bool, False for padding. Returns
+        (batch, n, d_model).
+        """
+        length = tokens.shape[1]
+        parts = -(-length // SOURCE_ROWS)
+        rows = -(-length // parts)
+        biases = self.encoder.source_biases(length, rows)
+        hidden = _hide(mask, biases[0].dtype)
+        states = self.shared(tokens)
+        for block, bias in zip(self.encoder.block, biases, strict=True):
+            attend, feed_forward = block.layer
+            states = feed_forward(attend.attend_in_parts(states, bias, rows, hidden))
+        return self.encoder.final_layer_norm(states)
+
+    def source_nbytes(self, length: int) -> int:
+        """About what `encode` and `project_encoded` take for a source: bias, scores and their
+        softmax of as many rows as attend at a time, and what a layer hands on."""
+        config = self.config
+        scores = 5 * config.num_heads * min(length, SOURCE_ROWS)
+        states = 6 * config.d_model + 3 * config.d_ff
+        kept = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
+        return length * (scores + states + kept) * self.encoder.final_layer_norm.weight.dtype.size
+
+    def cache_nbytes(self, source: int, columns: int) -> int:
+        """Of the encoder's output, of its keys and values in each decoder layer, and of those of
+        `columns` positions of the decoder, in whole steps."""
+        config, number = self.config, self.encoder.final_layer_norm.weight.dtype.size
+        row = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
+        return number * (source * (config.d_model + row) + -(-columns // STEP) * STEP * row)
+
+    def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
+        """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv).
+
+        Laid out once in that order: every later pass would copy a transposed view.
+        """
+        given = (block.layer[1].EncDecAttention.project(encoded) for block in self.decoder.block)
+        return [(mx.contiguous(keys), mx.contiguous(values)) for keys, values in given]
+
+    def decode(
+        self,
+        tokens: mx.array,
+        caches: Sequence[KVCache | None],
+        source: Sequence[KeysValues],
+        masks: Sequence[mx.array],
+        source_mask: mx.array | None = None,
+        outputs: list[mx.array] | None = None,
+    ) -> mx.array:
+        """What the head is given: (batch, m, d_model), normed and scaled.
+
+        tokens: (batch, m) int32, the next positions after what the caches hold; without caches, the
+        first. source: from `project_encoded`. masks: from `Stack.masks`. source_mask: (batch, n)
+        bool, False for the source's padding. outputs: is given what each layer puts out.
+        """
+        states = self.shared(tokens)
+        hidden = _hide(source_mask, states.dtype)
+        layers = zip(self.decoder.block, caches, source, masks, strict=True)
+        for block, cache, given, mask in layers:
+            attend, cross, feed_forward = block.layer
+            states = feed_forward(cross(attend(states, mask, cache), given, hidden))
+            if outputs is not None:
+                outputs.append(states)
+        states = self.decoder.final_layer_norm(states)
+        return states * self.config.d_model**-0.5 if self.config.scales_output else states
+
+    def head(self, states: mx.array) -> mx.array:
+        """(batch, m, d_model) -> logits (batch, m, vocabulary)."""
+        return self.lm_head(states) if self.config.own_head else self.shared.as_linear(states)
+
+
+def _hide(mask: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
+    """(batch, n) bool -> (batch, 1, 1, n), 0 where True and -inf where False."""
+    if mask is None:
+        return None
+    return mx.where(mask, 0.0, -mx.inf).astype(dtype)[:, None, None]

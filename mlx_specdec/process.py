@@ -1,0 +1,169 @@
+"""The process: the BLAS that MLX uses, the cache directory, and threads that end.
+
+A faster BLAS for MLX's CPU back end on Linux x86, loaded before MLX is first imported.
+
+MLX's CPU wheel for Linux brings the reference BLAS, whose matrix products cost as many passes over
+the weights as there are rows. A library loaded earlier with global symbols takes its place: MKL
+from the PyPI package `mkl` (extra `fast-cpu`) or the system's OpenBLAS. Nothing happens on other
+platforms. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import OptionError
+
+SWITCH = "MLX_SPECDEC_BLAS"
+OPENBLAS = ("libopenblas.so.0", "libopenblas.so")
+
+_loaded: list[tuple[str, ctypes.CDLL]] = []
+
+
+def load(wanted: str | None = None) -> str:
+    """Load a BLAS if MLX is not imported yet, and return `name()`. Later calls change nothing.
+
+    wanted: "auto" (MKL, then OpenBLAS, then what MLX brings), "none", or a library's path; without
+    it the environment variable MLX_SPECDEC_BLAS decides, else "auto".
+    Raises OptionError for a path that cannot be loaded.
+    """
+    wanted = wanted or os.environ.get(SWITCH) or "auto"
+    if wanted == "none" or _loaded or "mlx.core" in sys.modules or not _replaceable():
+        return name()
+    if wanted != "auto":
+        try:
+            _load(Path(wanted).stem.removeprefix("lib"), wanted)
+        except OSError as problem:
+            raise OptionError(
+                f"{SWITCH} names a library that cannot be loaded: {problem}"
+            ) from None
+        return name()
+    for label, path in _candidates():
+        try:
+            _load(label, path)
+            break
+        except OSError:
+            continue
+    return name()
+
+
+def name() -> str:
+    """What multiplies matrices on the CPU: mkl, openblas, accelerate, bundled, or a file's name."""
+    if _loaded:
+        return _loaded[0][0]
+    return "accelerate" if sys.platform == "darwin" else "bundled"
+
+
+def is_slow() -> bool:
+    """Whether MLX's reference BLAS multiplies where a faster one could."""
+    return not _loaded and _replaceable()
+
+
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """Gives MKL its number of threads back after the block: torch sets it, too, for everybody."""
+    mkl = next((library for label, library in _loaded if label == "mkl"), None)
+    before = mkl.MKL_Get_Max_Threads() if mkl is not None else 0
+    try:
+        yield
+    finally:
+        if mkl is not None:
+            mkl.MKL_Set_Num_Threads(ctypes.c_int(before))
+
+
+def _replaceable() -> bool:
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+
+
+def _load(label: str, path: str) -> None:
+    library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    _loaded.append((label, library))
+    if label == "mkl" and "MKL_NUM_THREADS" not in os.environ:
+        # Its idle threads spin; on the last core they would take turns with the graph's builder.
+        library.MKL_Set_Num_Threads(ctypes.c_int(max(1, len(os.sched_getaffinity(0)) - 1)))
+
+
+def _candidates() -> list[tuple[str, str]]:
+    mkl = [("mkl", path) for path in _mkl_paths()]
+    return mkl + [("openblas", library) for library in OPENBLAS]
+
+
+def _mkl_paths() -> list[str]:
+    try:
+        files = metadata.files("mkl") or []
+    except metadata.PackageNotFoundError:
+        return []
+    return [str(file.locate()) for file in files if file.name.startswith("libmkl_rt.so")]
+
+
+PLACE = "MLX_SPECDEC_CACHE"
+"""Environment variable: a directory to use in place of the platform's."""
+
+
+def directory(kind: str) -> Path:
+    """Where the files of a kind lie; it need not exist."""
+    if place := os.environ.get(PLACE):
+        return Path(place) / kind
+    from platformdirs import user_cache_path
+
+    return user_cache_path("mlx-specdec") / kind
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text in the place of a file, whole or not at all; what is no file, such as a pipe,
+    is written to as it comes. Raises OSError."""
+    file = file.resolve()
+    if file.exists() and not file.is_file():
+        file.write_text(text, encoding="utf-8")
+        return
+    with replacing(file, make_parents=False) as stream:
+        stream.write(text.encode())
+
+
+@contextlib.contextmanager
+def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
+    """What is written in the block takes the file's place at its end, whole or not at all.
+
+    Raises OSError.
+    """
+    if make_parents:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".partial")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+        os.replace(name, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+class _End:
+    """Let go by a thread's own storage, which Python empties in the thread as the last thing."""
+
+    def __del__(self) -> None:
+        import mlx.core as mx
+
+        mx.clear_streams()
+
+
+_storage = threading.local()
+
+
+def clear_at_end() -> None:
+    """Clear what MLX keeps for this thread when the thread ends; once is enough."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main and not hasattr(_storage, "end"):
+        _storage.end = _End()

@@ -1,1 +1,0 @@
-"""Beginnings of texts that need not be computed again: a radix tree over tokens, and its file."""

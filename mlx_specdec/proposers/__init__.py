@@ -1,0 +1,42 @@
+"""Who guesses: the table of drafters.
+
+A drafter is a module of this package with a function `drafter(pair)`, which says what a loaded pair
+brings for it, and a sentence MISSING for pairs that bring nothing. Modules are imported when they
+are wanted.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .drafter import Brought, Drafter
+
+DRAFTERS = {
+    "ngram": "lookup",
+    "draft": "draft_model",
+    "dspark": "hidden_state",
+    "dflash2": "hidden_state",
+    "dflash": "hidden_state",
+    "peagle": "hidden_state",
+    "eagle3": "hidden_state",
+    "mtp": "mtp",
+    "eagle": "hidden_state",
+    "gemma4_assistant": "hidden_state",
+    "medusa": "medusa",
+}
+"""Name -> module. The order is the one in which `auto` prefers those that need weights."""
+
+
+def find(name: str, pair: Brought) -> Drafter | None:
+    """The named drafter of a pair; None where the pair brings nothing for it."""
+    made: Drafter | None = import_module(f".{DRAFTERS[name]}", __name__).drafter(pair)
+    # One module may know several names, of which a pair brings one.
+    return made if made is not None and made.name == name else None
+
+
+def missing(name: str, pair: Brought) -> str:
+    """What to tell a user whose pair does not have this drafter."""
+    if reason := pair.unusable.get(name):
+        return reason
+    sentence: str = import_module(f".{DRAFTERS[name]}", __name__).MISSING
+    return sentence

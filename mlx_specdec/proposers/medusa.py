@@ -1,0 +1,119 @@
+"""Heads on the target's own hidden state propose: one head for each position ahead.
+
+Their tokens are verified as a chain.
+Source: Medusa (Cai et al., arXiv 2401.10774, section 2.1.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from ..interfaces import FINAL, Noise, Proposal, Proposer, Scores, no_proposal
+from ..sampling.choices import choose
+from ..sampling.distribution import Distribution, log_probabilities_of
+from ..sampling.settings import Sampling
+from .drafter import MOST_DRAFTED, Brought, Drafter
+
+MISSING = (
+    "there are no Medusa heads to propose: give a model whose config.json has medusa_num_heads"
+)
+
+
+def drafter(pair: Brought) -> Drafter | None:
+    """Of a target with heads."""
+    if pair.heads is None:
+        return None
+    heads = pair.heads
+    return Drafter(
+        "medusa",
+        lambda asked, first: Medusa(heads, asked.sampling, pair.vocabulary),
+        most=min(heads.count, MOST_DRAFTED),
+        nbytes=heads.nbytes,
+    )
+
+
+class Heads(Protocol):
+    """What guesses: head i knows the token i + 2 places after the hidden state's own."""
+
+    @property
+    def count(self) -> int:
+        """How many heads there are, and so how many tokens a round may draft."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the heads' own weights in bytes."""
+        ...
+
+    def logits(self, state: mx.array, count: int) -> mx.array:
+        """(batch, 1, width) -> (batch, count, vocabulary), a row for each of the first `count`
+        heads."""
+        ...
+
+
+class Medusa(Proposer):
+    """Proposer that reads the hidden state which predicted the newest committed token.
+
+    heads: of the target. settings: the target's own, since p and q must be filtered alike.
+    vocabulary: the target's size; ids that the heads do not have get probability zero.
+    """
+
+    taps = (FINAL,)
+    batches = True
+
+    def __init__(self, heads: Heads, settings: Sampling, vocabulary: int) -> None:
+        self._heads = heads
+        self._settings = settings
+        self._vocabulary = vocabulary
+        self._distributions: list[Distribution] = []
+        self._states: list[mx.array | None] = []
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Forgets the last sequences."""
+        self._distributions = [
+            Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
+        ]
+        self._states = [None] * len(prompts)
+
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
+        """At most one token a head: greedy at temperature 0, else drawn with the round's draft
+        noise. What one head chose changes the next one's row through penalties alone. Abstains
+        where the target has not seen a token."""
+        seen = next((state for state in self._states if state is not None), None)
+        if seen is None:
+            return no_proposal(len(committed))
+        states = [mx.zeros_like(seen) if state is None else state for state in self._states]
+        count = min(limit, self._heads.count)
+        logits = self._heads.logits(mx.concatenate(states), count)
+        drafted: list[mx.array] = []
+        rows: list[mx.array] = []
+        for index in range(count):
+            before = mx.concatenate(drafted, axis=1) if drafted else None
+            row = logits[:, index : index + 1]
+            rows.append(log_probabilities_of(self._distributions, row, committed, before))
+            drafted.append(choose(rows[-1], noise.draft(index)))
+        sampled = any(each.samples for each in self._distributions)
+        return Proposal(
+            mx.concatenate(drafted, axis=1),
+            mx.concatenate(rows, axis=1) if sampled else None,
+            counts=tuple(0 if state is None else count for state in self._states),
+        )
+
+    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
+        """Keeps the rows that predicted the newest committed tokens."""
+        for row, (kept, its) in enumerate(zip(tokens, scores, strict=True)):
+            if kept:
+                self._states[row] = its.hidden[FINAL][:, -1:]
+
+    def join(self, other: Medusa) -> None:
+        """As contracts.Proposer says."""
+        self._distributions += other._distributions
+        self._states += other._states
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """As contracts.Proposer says."""
+        self._distributions = [self._distributions[row] for row in keep]
+        self._states = [self._states[row] for row in keep]

@@ -1,0 +1,192 @@
+"""For finding mistakes: contexts that compare their contents with the text, at twice the price.
+
+Beside every context runs a second one that is fed the
+committed tokens alone and never rewound; where both have seen the same text, their logits must
+agree. Lengths alone would not show a cache that kept the wrong rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import mlx.core as mx
+
+from .errors import OptionError, RewindError
+from .interfaces import Context, Model, Scores
+from .interfaces.reusable import Kept, Memory
+from .interfaces.rounds import RoundListener, RoundReport
+from .models.base import Base
+from .text.vocabulary import Translation
+
+TOLERANCE = 1e-3
+HALF_TOLERANCE = 0.3
+"""Of log-probabilities: passes of other widths round differently, and half precision a lot."""
+
+
+class CheckedModel:
+    """A Model whose contexts check themselves."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._opened: list[CheckedContext] = []
+
+    @property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return self._model.vocabulary
+
+    @property
+    def max_length(self) -> int | None:
+        """As the model's."""
+        return self._model.max_length
+
+    @property
+    def nbytes(self) -> int:
+        """As the model's."""
+        return self._model.nbytes
+
+    def prefix(self, prompt: Sequence[int]) -> list[int]:
+        """As the model's."""
+        return self._model.prefix(prompt)
+
+    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> CheckedContext:
+        """Two contexts on the same prompt, seen as one; the shadow computes what is known of it."""
+        context = CheckedContext(self._model, prompt, kept)
+        self._opened.append(context)
+        return context
+
+    @property
+    def batches(self) -> bool:
+        """False: what is compared is one sequence."""
+        return False
+
+    def open_batch(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+    ) -> Context:
+        """Raises OptionError."""
+        raise OptionError("contexts of several sequences do not check themselves")
+
+    def compare(self, committed: Sequence[int]) -> None:
+        """Raises RewindError where a context has seen other tokens than the committed ones."""
+        for context in self._opened:
+            context.compare(committed)
+
+
+class CheckedContext:
+    """A Context and its shadow. Reading what it is fed makes every pass wait for the last one."""
+
+    def __init__(self, model: Model, prompt: Sequence[int], kept: Kept | None = None) -> None:
+        self._vocabulary = model.vocabulary
+        self._context: Context = model.open(prompt, kept)
+        self._shadow: Context = model.open(prompt)
+        self._seen: list[int] = list(prompt[: self._context.lengths[0]])
+        if self._seen:
+            self._shadow.advance(mx.array([self._seen], dtype=mx.int32))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """As the context's."""
+        return self._context.lengths
+
+    @property
+    def replays(self) -> bool:
+        """As the context's."""
+        return self._context.replays
+
+    def evaluate(self) -> None:
+        """As the context's."""
+        self._context.evaluate()
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+        """As contracts.Context says. Raises RewindError where the shadow disagrees."""
+        start = len(self._seen)
+        scores = self._context.advance(tokens, proposed, taps)
+        row: list[int] = tokens[0].tolist()  # type: ignore[assignment]
+        self._seen += row
+        self._compare_contents(scores.logits, start, len(self._seen) - proposed)
+        return scores
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        """As contracts.Context says."""
+        self._context.rewind(lengths)
+        del self._seen[lengths[0] :]
+        if self._context.lengths != (len(self._seen),):
+            raise RewindError(
+                f"a context says that it holds {self._context.lengths} tokens after a rewind to "
+                f"{len(self._seen)}"
+            )
+
+    def join(self, other: Context) -> None:
+        """Raises TypeError."""
+        raise TypeError("a context of one sequence")
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Nothing to do: it holds one sequence."""
+
+    def memory(self, sequence: int) -> Memory:
+        """As the context's."""
+        return self._context.memory(sequence)
+
+    def compare(self, committed: Sequence[int]) -> None:
+        """Raises RewindError for the first token seen that is not the committed one."""
+        for place, (seen, right) in enumerate(zip(self._seen, committed, strict=False)):
+            if seen != right and right < self._vocabulary:
+                raise RewindError(
+                    f"a context has seen token {seen} at place {place} where {right} is committed"
+                )
+        if len(self._seen) >= len(committed):
+            raise RewindError(
+                f"a context holds {len(self._seen)} tokens of {len(committed)} committed ones: "
+                "the newest must be unseen"
+            )
+
+    def _compare_contents(self, logits: mx.array, start: int, final: int) -> None:
+        shadowed = self._shadow.lengths[0]
+        if final <= max(shadowed, start):
+            return
+        fed = mx.array([self._seen[shadowed:final]], dtype=mx.int32)
+        expected = _log_probabilities(self._shadow.advance(fed).logits[0, -1])
+        actual = _log_probabilities(logits[0, final - start - 1])
+        difference = float(mx.max(mx.abs(expected - actual)).item())  # type: ignore[arg-type]
+        limit = TOLERANCE if logits.dtype == mx.float32 else HALF_TOLERANCE
+        if not difference <= limit:
+            raise RewindError(
+                f"after {final} tokens a rewound context differs from one that was never rewound: "
+                f"log-probabilities by {difference:.3g}"
+            )
+
+
+def _log_probabilities(logits: mx.array) -> mx.array:
+    rows = logits.astype(mx.float32)
+    return mx.maximum(rows - mx.logsumexp(rows, axis=-1, keepdims=True), -60.0)
+
+
+class Shadow:
+    """Compares a model's contexts with the committed tokens after every round that rewinds."""
+
+    def __init__(self, model: CheckedModel, translation: Translation | None = None) -> None:
+        self._model = model
+        self._translation = translation
+
+    def on_round(self, report: RoundReport) -> None:
+        """As RoundListener says."""
+        if not report.pipelined and not report.ended:
+            committed = report.sequences[0].committed
+            feed = self._translation.feed if self._translation is not None else list
+            self._model.compare(feed(committed))
+
+
+def checked(
+    target: Model, draft: Base | None, translation: Translation | None
+) -> tuple[Model, Base | None, list[RoundListener]]:
+    """Return the same models, whose contexts compare themselves with shadows, and the listeners
+    that make them do so."""
+    shadowed = CheckedModel(target)
+    shadows: list[RoundListener] = [Shadow(shadowed)]
+    if draft is not None:
+        shadowed_draft = CheckedModel(draft)
+        shadows.append(Shadow(shadowed_draft, translation))
+        # Proposers only open contexts of it.
+        draft = cast(Base, shadowed_draft)
+    return shadowed, draft, shadows
