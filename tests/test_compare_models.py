@@ -17,7 +17,7 @@ from mlx_specdec.errors import OptionError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from .cli.conftest import make_llama, make_t5
+from .support.models import make_llama, make_t5
 
 
 @pytest.fixture(scope="module")

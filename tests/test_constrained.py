@@ -22,33 +22,12 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.constraint import Constraint
 
-from . import tiny
-from .letters import END, OTHER_END, PIECES, SIZE, Letters
-from .test_many import with_heads
-from .test_same_text import pair_for
+from .support import tiny
+from .support.letters import CASES, END, OTHER_END, PIECES, SIZE, bound
+from .support.pairs import with_heads
 
 PROMPT = [5, 9, 12, 7, 25, 21, 8]
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "ab": {"type": "string", "pattern": "^[abc]{2,6}$"},
-        "ba": {"type": "array", "items": {"type": "integer", "maximum": 999}, "maxItems": 3},
-    },
-    "required": ["ab", "ba"],
-    "additionalProperties": False,
-}
-CASES = {
-    "letters": {"regex": "[ab]+c?(12|ab)*"},
-    "schema": {"json_schema": SCHEMA},
-    "fixed": {"regex": "abcabc12: \\{ab\\}"},
-    "brackets": {"grammar": 'start: "[" start* "]" | "ab" | "c"'},
-}
 JSON = re.compile(r'\{"ab": "[abc]{2,6}", "ba": \[(-?\d{1,3}(, -?\d+){0,2})?\]\}')
-
-
-def bound(name: str) -> Pair:
-    """A pair whose models write letters."""
-    return replace(pair_for(name), tokenizer=Letters(), eos_token_ids=frozenset({END}))
 
 
 @pytest.fixture(

@@ -23,8 +23,8 @@ from mlx_specdec.options import Options
 from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
 from mlx_specdec.sampling.noise import SilentNoise
 
-from .cli.conftest import make_llama
-from .test_many import with_heads
+from .support.models import make_llama
+from .support.pairs import with_heads
 
 NOISE = SilentNoise().at(0, 0)
 

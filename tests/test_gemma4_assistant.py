@@ -25,9 +25,9 @@ from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 
-from . import tiny
-from .speculators import write
-from .test_same_text import Numbers
+from .support import tiny
+from .support.pairs import Numbers
+from .support.speculators import write
 
 FIXTURES = Path(__file__).parent / "fixtures" / "gemma4_assistant"
 DENSE = FIXTURES / "dense" / "assistant"

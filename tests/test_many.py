@@ -24,10 +24,9 @@ from mlx_specdec.engine.jobs import Job
 from mlx_specdec.engine.many import ManyRun, Request, generate_many, stream_many
 from mlx_specdec.engine.memory import FixedBatchSize
 from mlx_specdec.errors import DecodingError, OptionError, PromptError
-from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.options import Options
 
-from .test_same_text import SIZE, decoder_only, encoder_decoder
+from .support.pairs import SIZE, decoder_only, encoder_decoder, with_heads
 
 FAMILIES = ("llama", "own-head-scaled")
 
@@ -39,14 +38,6 @@ def pair(request: pytest.FixtureRequest) -> Pair:
         if request.param == "own-head-scaled"
         else decoder_only(request.param)
     )
-
-
-def with_heads(pair: Pair) -> Pair:
-    """Three heads, which guess at random."""
-    width, key = pair.target.width, mx.random.key(1)
-    weight = 0.1 * mx.random.normal((3, width, width), key=key)
-    heads = MedusaHeads(pair.target, [(weight, mx.zeros((3, width)))])
-    return replace(pair, heads=heads)
 
 
 def request(seed: int, **settings) -> Request:

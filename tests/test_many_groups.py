@@ -15,7 +15,7 @@ from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.interfaces import Scores
 from mlx_specdec.options import Options
 
-from .test_same_text import SIZE, decoder_only, encoder_decoder
+from .support.pairs import SIZE, decoder_only, encoder_decoder
 
 CHUNK = 32
 LONG = [(7 * place) % (SIZE - 3) + 3 for place in range(1100)]

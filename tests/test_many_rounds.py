@@ -25,8 +25,8 @@ from mlx_specdec.models.t5.context import EncoderDecoderContext
 from mlx_specdec.options import Options
 from mlx_specdec.testing import CheckedModel
 
-from . import tiny
-from .test_same_text import ONE_OF_EACH_CACHE, PROMPT, SIZE, encoder_decoder, pair_of
+from .support import tiny
+from .support.pairs import ONE_OF_EACH_CACHE, PROMPT, SIZE, encoder_decoder, pair_of
 
 ROUNDS = 105
 DRAFTED = 4

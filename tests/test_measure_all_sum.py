@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import measure_all_sum as script
 
-from .thread_ranks import Rank, adding_up, on_every, ranks
+from .support.thread_ranks import Rank, adding_up, on_every, ranks
 
 
 def test_machines_add_up_as_often_as_is_said_and_keep_their_states(

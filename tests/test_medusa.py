@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
@@ -12,36 +11,14 @@ import pytest
 from mlx_specdec.engine import generate as assemble
 from mlx_specdec.engine.generate import Pair, generate
 from mlx_specdec.errors import CheckpointError, OptionError, SourceError
-from mlx_specdec.models.base import Base
-from mlx_specdec.models.drafters.medusa import MedusaHeads, stacked
-from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
-from . import heads, tiny
-from .cli.conftest import make_llama, make_t5
-from .test_same_text import FIXTURES, PROMPT, SIZE, Numbers
+from .support import heads
+from .support.heads import TRANSLATORS, base_of, pair_of, some_heads
+from .support.models import make_llama, make_t5
+from .support.pairs import PROMPT, SIZE, Numbers
 
 DECODERS = ("llama", "gemma3_wrapped", "qwen3_next")
-TRANSLATORS = ("own-head-scaled", "tied-scaled-relu")
-
-
-@functools.cache
-def base_of(family: str) -> Base:
-    """Made once: nobody changes its weights."""
-    if family in TRANSLATORS:
-        return load_model(FIXTURES / family, dtype="float32").model
-    return DecoderOnlyModel(tiny.build(family))
-
-
-def pair_of(base: Base, on: MedusaHeads) -> Pair:
-    return Pair("target", None, base, None, Numbers(), frozenset(), SIZE, "float32", 0.0, heads=on)
-
-
-def some_heads(base: Base, own_output: bool, count: int = 3) -> MedusaHeads:
-    """Heads that are sometimes right: their output layers think that the text repeats itself."""
-    found = heads.tensors(count, 1, base.width, SIZE if own_output else None)
-    return stacked(base, {name: 0.3 * array for name, array in found.items()}, count, 1)
 
 
 # What a head's output is does not depend on how tokens are chosen: both with each family.

@@ -21,8 +21,8 @@ from mlx_specdec.engine.many import generate_many
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
-from . import mtp, speculators, tiny
-from .text.makers import byte_level
+from .support import mtp, speculators, tiny
+from .support.tokenizers import byte_level
 
 FAMILIES = tuple(mtp.CONFIGS)
 SIZE = 400

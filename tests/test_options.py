@@ -8,11 +8,12 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from mlx_specdec import Pair
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.errors import OptionError, PromptError
 from mlx_specdec.options import Options
 
-from .test_same_text import PROMPT, SIZE, Pair, decoder_only
+from .support.pairs import PROMPT, SIZE, decoder_only
 
 
 @pytest.fixture(scope="module")

@@ -2,110 +2,45 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import RotatingKVCache
 
 from mlx_specdec.engine.generate import Pair, generate, stream_generate
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces import Model
-from mlx_specdec.interfaces.rounds import RoundReport
 from mlx_specdec.models.cache_settings import CacheSettings
-from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.self_draft import self_draft
-from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
 
-from . import tiny
+from .support import tiny
+from .support.pairs import (
+    FIXTURES,
+    ONE_OF_EACH_CACHE,
+    PROMPT,
+    SIZE,
+    Numbers,
+    Switching,
+    decoder_only,
+    encoder_decoder,
+    pair_for,
+    pair_of,
+    perturbed,
+)
 
-FIXTURES = Path(__file__).parent / "fixtures" / "t5"
-SIZE = 64
-PROMPT = [5, 9, 12, 7, 33, 21, 8]
 LENGTH = 32
 LONGER = 60
 """Where something has to repeat, to be looked up."""
-ONE_OF_EACH_CACHE = ("llama", "gemma3_wrapped", "mamba2", "own-head-scaled")
-"""Rows that are counted back, windows, recurrent state, and the T5's own cache."""
 MIXED_CACHES = ("llama_sliding", "gpt_oss", "qwen3_next", "falcon_h1", "recurrent_gemma", "llama4")
 """Several kinds of caches in one model. models/test_every_family.py has all families."""
-
-
-class Numbers:
-    """Token i is the text "i "; enough of a tokenizer for texts that nobody reads."""
-
-    eos_token_ids = ()
-    special_ids: frozenset[int] = frozenset()
-    size = SIZE
-    has_chat_template = False
-
-    def encode(self, text: str) -> list[int]:
-        return [int(word) for word in text.split()]
-
-    def decode(self, ids) -> str:
-        return "".join(f"{id} " for id in ids)
-
-    def apply_chat(self, text: str, settings: object = None) -> list[int]:
-        raise AssertionError("no chat template")
-
-    def pieces(self) -> list[str | None]:
-        return [str(id) for id in range(self.size)]
-
-
-def perturbed(network, amount: float):
-    """Weights moved a little: a draft that is often, but not always, right."""
-    keys = iter(mx.random.split(mx.random.key(5), 2000))
-
-    def move(array: mx.array) -> mx.array:
-        if not mx.issubdtype(array.dtype, mx.floating) or array.ndim < 2:
-            return array
-        return array * (1 + amount * mx.random.normal(array.shape, key=next(keys)))
-
-    network.update(tree_map(move, network.parameters()))
-    return network
-
-
-def pair_of(target: Model, draft: Model | None, eos: frozenset[int] = frozenset()) -> Pair:
-    return Pair("target", "draft", target, draft, Numbers(), eos, SIZE, "float32", 0.0)
-
-
-# Made once: nobody changes their weights.
-@functools.cache
-def decoder(name: str, moved: float = 0.0) -> DecoderOnlyModel:
-    network = tiny.build(name)
-    return DecoderOnlyModel(perturbed(network, moved) if moved else network)
-
-
-@functools.cache
-def translator(kind: str, moved: float = 0.0) -> EncoderDecoderModel:
-    model = load_model(FIXTURES / kind, dtype="float32").model
-    assert isinstance(model, EncoderDecoderModel)
-    if moved:
-        perturbed(model.network, moved)
-    return model
-
-
-def decoder_only(name: str, amount: float = 0.3) -> Pair:
-    return pair_of(decoder(name), decoder(name, amount))
-
-
-def encoder_decoder(kind: str, amount: float = 0.3) -> Pair:
-    return pair_of(translator(kind), translator(kind, amount))
-
-
-def pair_for(name: str) -> Pair:
-    return encoder_decoder(name, 0.1) if (FIXTURES / name).exists() else decoder_only(name)
 
 
 def check(pair: Pair, **changes) -> None:
@@ -135,22 +70,6 @@ def test_encoder_decoder_models_write_the_same_text(kind: str, temperature: floa
     # Tied random weights repeat one token; the penalty makes the text worth comparing.
     pair = encoder_decoder(kind, 0.1)
     check(pair, temperature=temperature, frequency_penalty=2.0, seed=3)
-
-
-class Switching:
-    """A draft length that goes back and forth between pipelined plain steps and rounds."""
-
-    changes = ()
-    wants_parts = False
-
-    def __init__(self) -> None:
-        self._counts = itertools.cycle([0, 0, 4, 4, 4, 4, 1, 0, 0, 0, 6, 6, 2])
-
-    def choose(self, remaining: int, rows: int = 1) -> int:
-        return min(next(self._counts), remaining - 1)
-
-    def on_round(self, report: RoundReport) -> None:
-        pass
 
 
 FAST_CASES = {

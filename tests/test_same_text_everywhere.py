@@ -20,10 +20,9 @@ from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.options import Options
 
-from .letters import END, PIECES
-from .shipped import ROOT, prompts
-from .test_constrained import CASES, bound
-from .test_many import with_heads
+from .support.letters import CASES, END, PIECES, bound
+from .support.pairs import with_heads
+from .support.shipped import ROOT, prompts
 
 Outcome = tuple[tuple[int, ...], str, str] | str
 """Tokens, text and finish reason, or the error."""

@@ -14,7 +14,7 @@ from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.drafters.kinds import read
 from mlx_specdec.options import Options
 
-from .shipped import ROOT, check_passes, check_texts, prompts
+from .support.shipped import ROOT, check_passes, check_texts, prompts
 
 SHIPPED = {
     "py-llama-dspark": ("dspark", "python.jsonl", 2.0),

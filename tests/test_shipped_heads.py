@@ -12,7 +12,7 @@ from mlx_specdec.engine import generate as assemble
 from mlx_specdec.engine.generate import Pair
 from mlx_specdec.options import Options
 
-from .shipped import ROOT, check_passes, check_texts, prompts
+from .support.shipped import ROOT, check_passes, check_texts, prompts
 
 SHIPPED = {"py-llama-medusa": "python.jsonl", "t5-enfr-medusa": "translation.jsonl"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,32 +18,20 @@ from mlx_specdec.engine.generate import Pair, generate, stream_generate
 from mlx_specdec.engine.many import generate_many
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.interfaces import Prices, after
-from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters import attach
 from mlx_specdec.models.drafters.kinds import KINDS, read
-from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat, on_cpu
 from mlx_specdec.options import Options
 from mlx_specdec.proposers import DRAFTERS
 from mlx_specdec.proposers.hidden_state import UNREAD
 
-from . import heads, speculators, tiny
-from .cli.conftest import make_llama
-from .models.test_every_family import config_of
-from .test_same_text import FIXTURES, PROMPT, SIZE, Numbers, Switching
+from .support import heads, speculators, tiny
+from .support.drafter_pairs import MAKERS, TRANSLATOR, made, pair_of, target_of
+from .support.families import config_of
+from .support.models import make_llama
+from .support.pairs import PROMPT, SIZE, Numbers, Switching
 
-Make = Callable[..., Path]
-MAKERS: dict[str, Make] = {
-    "eagle": speculators.eagle,
-    "eagle3": speculators.eagle3,
-    "peagle": speculators.peagle,
-    "dflash": speculators.dflash,
-    "dflash2": lambda directory, **asked: speculators.dflash(directory, second=True, **asked),
-    "dspark": lambda directory, **asked: speculators.dflash(directory, markov="rnn", **asked),
-    "mtp": speculators.mtp,
-}
-TRANSLATOR = "own-head-scaled"
 TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
 FAST_CASES = {
     ("eagle", "llama", 1.0),
@@ -62,29 +49,8 @@ FAST_CASES = {
 LENGTH = 20
 
 
-@functools.cache
-def target_of(family: str) -> Base:
-    """Built once: nobody changes its weights."""
-    if family == TRANSLATOR:
-        return load_model(FIXTURES / family, dtype="float32").model
-    return DecoderOnlyModel(tiny.build(family))
-
-
-def pair_of(target: Base, directory: Path) -> Pair:
-    files = read(directory)
-    assert files is not None
-    network = attach(files, target, NumberFormat())
-    plain = Pair("target", "drafter", target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
-    return replace(plain, speculator=network)
-
-
 ATTENDING = ("dspark", "dflash2", "dflash", "eagle3")
 """Kinds that are trained here with layers that attend to the source of a T5, or laid out so."""
-
-
-def made(kind: str, family: str, tmp_path: Path, **asked) -> Pair:
-    target = target_of(family)
-    return pair_of(target, MAKERS[kind](tmp_path / kind, width=target.width, **asked))
 
 
 def asked_at(temperature: float) -> Options:

@@ -12,8 +12,8 @@ import pytest
 
 from mlx_specdec import Options, generate
 
-from .cli.conftest import make_llama
-from .test_same_text import PROMPT, decoder_only
+from .support.models import make_llama
+from .support.pairs import PROMPT, decoder_only
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDS = """

@@ -19,9 +19,9 @@ from mlx_specdec.options import Options
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.proposers.trial import Trial
 
-from . import tiny
-from .test_same_text import PROMPT, SIZE, Numbers
-from .test_speculators import made, target_of
+from .support import tiny
+from .support.drafter_pairs import made, target_of
+from .support.pairs import PROMPT, SIZE, Numbers
 
 ASKED = Options(max_tokens=26, num_draft=4, frequency_penalty=1.0, cost_cache=False)
 """Long enough for a trial: 64 drafted tokens."""

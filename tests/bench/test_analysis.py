@@ -13,7 +13,7 @@ from mlx_specdec.draft_length.speedup import expected_rounds
 from mlx_specdec.measure.analysis import acceptance_by_position, analyse
 from mlx_specdec.measure.passes import PassCosts
 
-from .makers import measured, method, sample
+from ..support.bench_samples import measured, method, sample
 
 PLAIN = method("plain", "plain", 0)
 DRAFT = method("draft 3", "draft", 3)

@@ -27,8 +27,8 @@ from mlx_specdec.measure.transformers_baseline import (
 )
 from mlx_specdec.options import SELF, Options
 
-from ..cli.conftest import make_llama, make_t5
-from .fake_hugging_face import FakeHuggingFace, FakeModel
+from ..support.fake_hugging_face import FakeHuggingFace, FakeModel
+from ..support.models import make_llama, make_t5
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,8 @@ from mlx_specdec.measure.cluster import of_cluster
 from mlx_specdec.measure.report import page
 from mlx_specdec.measure.table import cluster_table, cluster_text
 
-from ..costs.test_cluster import CASES, EXPECTED, THRESHOLDS, costs, share
-from .makers import measured, method, sample
-from .test_report import setting
+from ..support.bench_samples import measured, method, sample, setting
+from ..support.estimates import CASES, EXPECTED, THRESHOLDS, costs, share
 
 PLAIN = method("plain", "plain", 0)
 

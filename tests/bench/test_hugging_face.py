@@ -12,7 +12,7 @@ from mlx_specdec.checkpoints import files
 from mlx_specdec.measure.transformers_baseline import NoBaselineError, build, settings, weights
 from mlx_specdec.models.loading import load_model
 
-from .fake_hugging_face import FakeHuggingFace, FakeModel
+from ..support.fake_hugging_face import FakeHuggingFace, FakeModel
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

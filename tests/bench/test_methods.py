@@ -12,9 +12,9 @@ from mlx_specdec.errors import OptionError
 from mlx_specdec.measure.methods import own_methods
 from mlx_specdec.options import Options
 
-from ..speculators import dflash, eagle3
-from ..test_same_text import SIZE, Numbers
-from ..test_speculators import pair_of, target_of
+from ..support.drafter_pairs import pair_of, target_of
+from ..support.pairs import SIZE, Numbers
+from ..support.speculators import dflash, eagle3
 
 
 @pytest.fixture(scope="module")

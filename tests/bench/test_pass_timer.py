@@ -10,7 +10,7 @@ import pytest
 from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.methods import ALWAYS_TIMED, pass_timer
 
-from ..priced import Clock, PricedModel
+from ..support.priced import Clock, PricedModel
 
 PROMPT = [1, 2, 3]
 

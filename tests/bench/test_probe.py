@@ -20,12 +20,11 @@ from mlx_specdec.measure import probe as probing
 from mlx_specdec.measure.probe import SETTINGS, Numbering, Probe, probe
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from .. import tiny
-from ..cli.conftest import Run, run, strict
-from ..cli.test_bad_input import told
-from ..speculators import WIDTH, eagle3
-from ..test_speculators import MAKERS, TRANSLATOR, made
-from ..text.makers import byte_level
+from ..support import tiny
+from ..support.commands import Run, run, strict, told
+from ..support.drafter_pairs import MAKERS, TRANSLATOR, made
+from ..support.speculators import WIDTH, eagle3
+from ..support.tokenizers import byte_level
 
 __all__ = ["run"]
 LAYERS = 5

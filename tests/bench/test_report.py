@@ -7,7 +7,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 from xml.etree import ElementTree
@@ -20,35 +19,11 @@ from mlx_specdec.measure.analysis import Analysis, Estimate, Figures, SpeedUp, a
 from mlx_specdec.measure.drawing import Bar, Series, bar_chart, charts, line_chart, ticks
 from mlx_specdec.measure.passes import PassCosts
 from mlx_specdec.measure.report import page, write_report
-from mlx_specdec.measure.setting import Setting
 from mlx_specdec.measure.table import verdict
 
-from .makers import measured, method, sample
+from ..support.bench_samples import Checker, measured, method, sample, setting
 
-VOID = {"meta"}
 AXES = ("x", "y")
-
-
-def setting(**changes: object) -> Setting:
-    facts: dict[str, object] = {
-        "model": "models/big",
-        "draft_model": "models/small",
-        "dtype": "float32",
-        "prompts": "prompts.jsonl",
-        "max_tokens": 100,
-        "temperature": 0.0,
-        "rule": "coupled",
-        "lossy": False,
-        "seed": 0,
-        "device": "cpu",
-        "machine": "A processor",
-        "system": "Linux",
-        "blas": "none",
-        "python": "3.11",
-        "versions": {"mlx": "0.32"},
-        "date": "2026-11-21 08:00 UTC",
-    }
-    return Setting(**{**facts, **changes})  # type: ignore[arg-type]
 
 
 def analysis(categories: tuple[str | None, ...] = ("one", "two")) -> Analysis:
@@ -75,25 +50,6 @@ def analysis(categories: tuple[str | None, ...] = ("one", "two")) -> Analysis:
     found_all = analyse(found, PassCosts(0.015, {1: 0.15, 2: 0.2, 4: 0.3}))
     assert found_all is not None
     return found_all
-
-
-class Checker(HTMLParser):
-    """Elements opened and closed in order, and what they refer to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.references: list[str] = []
-        self.wrong: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.references += [str(value) for name, value in attrs if name in ("src", "href")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.wrong.append(tag)
 
 
 def test_the_page_is_well_formed_and_refers_to_nothing_outside() -> None:

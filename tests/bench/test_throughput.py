@@ -30,8 +30,8 @@ from mlx_specdec.measure.transformers_baseline import HuggingFace, NoBaselineErr
 from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import Prompt
 
-from ..test_same_text import SIZE, decoder_only, encoder_decoder
-from .test_report import Checker, setting
+from ..support.bench_samples import Checker, setting
+from ..support.pairs import SIZE, decoder_only, encoder_decoder
 
 GREEDY = Options(max_tokens=8, cost_cache=False)
 

@@ -273,8 +273,8 @@ def words(directory: Path, size: int) -> None:
 def on_disk(name: str, directory: Path) -> tuple[Path, Path]:
     """A tiny target and a draft that is often but not always right, as directories."""
     # The tables of every family and of their sizes.
-    tiny = importlib.import_module("tests.tiny")
-    every = importlib.import_module("tests.models.test_every_family")
+    tiny = importlib.import_module("tests.support.tiny")
+    every = importlib.import_module("tests.support.families")
     config = every.config_of(name)
     network = tiny.from_config(config)
     # Random models repeat themselves less where no token is likely everywhere.

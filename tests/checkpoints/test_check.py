@@ -19,7 +19,7 @@ from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.verify import compare
 from mlx_specdec.errors import CheckpointError, OutputError
 
-from .makers import T5, t5_weights, write_t5
+from ..support.checkpoints import T5, t5_weights, write_t5
 
 PAIRS = {name: Tensor.of(mx.arange(6, dtype=mx.float32).reshape(2, 3)) for name in "ab"}
 

@@ -13,7 +13,7 @@ from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 
-from .makers import T5, t5_weights, write_t5
+from ..support.checkpoints import T5, t5_weights, write_t5
 
 ENCODER = "encoder.block.0.layer.0.SelfAttention.q.weight"
 DECODER = "decoder.block.0.layer.0.SelfAttention.q.weight"

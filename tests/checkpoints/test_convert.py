@@ -24,7 +24,7 @@ from mlx_specdec.conversion import verify
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError, OptionError, OutputError, SourceError, SpecdecError
 
-from .makers import T5, listing, save, t5_weights, write_sharded_t5, write_t5
+from ..support.checkpoints import T5, listing, save, t5_weights, write_sharded_t5, write_t5
 
 INDEX = "model.safetensors.index.json"
 LINEAR = "encoder.block.1.layer.0.SelfAttention.q"

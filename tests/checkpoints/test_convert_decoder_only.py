@@ -17,8 +17,8 @@ from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError, OptionError
 
-from .. import tiny
-from .makers import listing, save, write_index
+from ..support import tiny
+from ..support.checkpoints import listing, save, write_index
 
 TOKENS = mx.array([[3, 14, 15, 9, 26, 5]])
 

@@ -16,8 +16,8 @@ from mlx_specdec.models.drafters import module_of
 from mlx_specdec.models.drafters.kinds import read
 from mlx_specdec.models.number_format import NumberFormat, on_cpu
 
-from ..models.test_speculators import FIXTURES, Lender, drafts_of
-from ..speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3, write
+from ..support.lender import FIXTURES, Lender, drafts_of
+from ..support.speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3, write
 
 MAKERS = {
     "eagle3": eagle3,

@@ -20,7 +20,7 @@ from mlx_specdec.errors import CheckpointError, OutputError, SourceError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from .gguf_makers import Gguf, halves, llama
+from ..support.gguf_files import Gguf, halves, llama
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gguf"
 MODELS = sorted(file.stem for file in FIXTURES.glob("*.gguf"))

@@ -14,7 +14,7 @@ from mlx_specdec.checkpoints.mtp_layers import FILE
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import OutputError
 
-from .. import mtp
+from ..support import mtp
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", pytest.param("qwen3_next", marks=pytest.mark.slow)])

@@ -19,9 +19,9 @@ from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 
-from .. import tiny
-from .makers import T5, listing, t5_weights, write_t5
-from .torch_makers import Name, save_torch, write_zip
+from ..support import tiny
+from ..support.checkpoints import T5, listing, t5_weights, write_t5
+from ..support.torch_files import Name, save_torch, write_zip
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TWINS = {

@@ -13,7 +13,7 @@ from mlx_specdec.checkpoints.destination import check_free, check_room, director
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import OutputError
 
-from .makers import listing, write_t5
+from ..support.checkpoints import listing, write_t5
 
 
 def make(path: Path, content: str = "old") -> Path:

@@ -12,8 +12,8 @@ from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.drafters.kinds import check_is_none, kind_of, read
 from mlx_specdec.models.drafters.peagle import PEagleFiles
 
-from ..speculators import VOCABULARY, WIDTH, eagle, eagle3, peagle, write
-from ..text.makers import byte_level
+from ..support.speculators import VOCABULARY, WIDTH, eagle, eagle3, peagle, write
+from ..support.tokenizers import byte_level
 
 
 def as_speculators(directory: Path, tokens: int = 6) -> Path:

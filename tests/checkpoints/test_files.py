@@ -10,7 +10,15 @@ import pytest
 from mlx_specdec.checkpoints import files
 from mlx_specdec.errors import CheckpointError
 
-from .makers import T5, raw_file, save, t5_weights, write_index, write_sharded_t5, write_t5
+from ..support.checkpoints import (
+    T5,
+    raw_file,
+    save,
+    t5_weights,
+    write_index,
+    write_sharded_t5,
+    write_t5,
+)
 
 INDEX = "model.safetensors.index.json"
 

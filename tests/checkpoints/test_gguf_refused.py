@@ -18,7 +18,7 @@ from mlx_specdec.checkpoints.source import as_directory
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 
-from .gguf_makers import Gguf, Raw, llama
+from ..support.gguf_files import Gguf, Raw, llama
 
 HUGE = 2**62
 LAST, END = "output_norm.weight", 20_736

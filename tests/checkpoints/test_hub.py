@@ -26,8 +26,8 @@ from mlx_specdec.conversion.inspect import inspect
 from mlx_specdec.errors import CheckpointError, SourceError
 from mlx_specdec.models.loading import load_model
 
-from .hub_server import NAME, Hub, digest, serve
-from .makers import T5, save, t5_weights, write_index, write_t5
+from ..support.checkpoints import T5, save, t5_weights, write_index, write_t5
+from ..support.hub_server import NAME, Hub, digest, serve
 
 LIST = f"/api/models/{NAME}"
 CONFIG = b'{"model_type": "t5"}'

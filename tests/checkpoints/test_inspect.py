@@ -16,7 +16,7 @@ from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.inspect import Inspection, inspect
 from mlx_specdec.errors import CheckpointError, SourceError
 
-from .makers import T5, t5_weights, write_t5
+from ..support.checkpoints import T5, t5_weights, write_t5
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"

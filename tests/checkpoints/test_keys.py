@@ -8,7 +8,7 @@ from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.quantization import Quantization, stored_quantization
 from mlx_specdec.errors import CheckpointError
 
-from .makers import T5
+from ..support.checkpoints import T5
 
 BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 

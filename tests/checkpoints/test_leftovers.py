@@ -15,7 +15,7 @@ from mlx_specdec.checkpoints import destination
 from mlx_specdec.checkpoints.destination import directory
 from mlx_specdec.conversion.convert import convert
 
-from .makers import listing, write_t5
+from ..support.checkpoints import listing, write_t5
 
 KILLED = """
 import os, signal, sys

@@ -19,7 +19,7 @@ from mlx_specdec.errors import CheckpointError
 from mlx_specdec.text.file_tokenizer import FileTokenizer
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from .meta_makers import META, copy_meta
+from ..support.meta_files import META, copy_meta
 
 EXPECTED = json.loads((META / "expected_ids.json").read_text(encoding="ascii"))
 SENTENCEPIECE, TIKTOKEN = META / "tokenizer.model", META / "llama3" / "tokenizer.model"

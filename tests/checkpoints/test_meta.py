@@ -20,8 +20,8 @@ from mlx_specdec.conversion.compare import compare_logits
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 
-from .meta_makers import CLOSE, META, change_part, copy_meta, distance, read_part
-from .torch_makers import save_torch
+from ..support.meta_files import CLOSE, META, change_part, copy_meta, distance, read_part
+from ..support.torch_files import save_torch
 
 MODELS = ("llama1", "llama2", "llama3")
 FIRST, SECOND = "consolidated.00.pth", "consolidated.01.pth"

@@ -17,8 +17,8 @@ from mlx_specdec.checkpoints.disk import Digests, combined
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 
-from .. import tiny
-from .makers import T5, t5_weights, write_sharded_t5, write_t5
+from ..support import tiny
+from ..support.checkpoints import T5, t5_weights, write_sharded_t5, write_t5
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"

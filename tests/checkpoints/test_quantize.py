@@ -22,8 +22,8 @@ from mlx_specdec.conversion.inspect import inspect
 from mlx_specdec.errors import OptionError, OutputError
 from mlx_specdec.models.loading import load_model
 
-from .. import tiny
-from .makers import T5, write_t5
+from ..support import tiny
+from ..support.checkpoints import T5, write_t5
 
 FORMATS = ("mxfp4", "nvfp4", "mxfp8")
 

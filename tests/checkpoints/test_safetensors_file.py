@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, load, read_header
 from mlx_specdec.errors import CheckpointError
 
-from .makers import raw_file, save
+from ..support.checkpoints import raw_file, save
 
 ARRAYS = {
     "a": mx.arange(6, dtype=mx.float32).reshape(2, 3),

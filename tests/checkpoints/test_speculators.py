@@ -14,9 +14,9 @@ from mlx_specdec.models.drafters.eagle3 import Eagle3Files
 from mlx_specdec.models.drafters.files import SpeculatorFiles
 from mlx_specdec.models.drafters.kinds import KINDS, kind_of, read
 
-from .. import speculators, tiny
-from ..speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
-from ..text.makers import byte_level
+from ..support import speculators, tiny
+from ..support.speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
+from ..support.tokenizers import byte_level
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "drafters"
 

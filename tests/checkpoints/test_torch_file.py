@@ -16,8 +16,8 @@ from mlx_specdec.checkpoints.formats.torch.file import TorchFile
 from mlx_specdec.checkpoints.tensors import DTYPES
 from mlx_specdec.errors import CheckpointError
 
-from .makers import T5, t5_weights, write_t5
-from .torch_makers import Name, encode, save_torch, tensor, write_old, write_zip
+from ..support.checkpoints import T5, t5_weights, write_t5
+from ..support.torch_files import Name, encode, save_torch, tensor, write_old, write_zip
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "torch"
 EVERY = ["every.zip.bin", "every.old.bin", "every.zip3.bin", "every.zip4.bin", "every.zip5.bin"]

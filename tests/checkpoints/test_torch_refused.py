@@ -20,7 +20,7 @@ from mlx_specdec.checkpoints.formats.torch.file import TorchFile
 from mlx_specdec.checkpoints.formats.torch.objects import ADMITTED
 from mlx_specdec.errors import CheckpointError
 
-from .torch_makers import Call, Name, Persistent, Raw, encode, tensor, write_old, write_zip
+from ..support.torch_files import Call, Name, Persistent, Raw, encode, tensor, write_old, write_zip
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "torch"
 DATA = {"0": bytes(24)}

@@ -12,9 +12,9 @@ import pytest
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import OutputError
 
-from .. import tiny
-from ..speculators import eagle3
-from .makers import write_t5
+from ..support import tiny
+from ..support.checkpoints import write_t5
+from ..support.speculators import eagle3
 
 
 class Hub:

@@ -10,7 +10,7 @@ import pytest
 from mlx_specdec import process as user_cache
 from mlx_specdec.measure import calibrate as calibration
 
-from .conftest import Run
+from ..support.commands import Run
 
 PROMPT = "Les pates a midi"
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from .conftest import Run, make_llama, make_t5
+from ..support.commands import Run, told
+from ..support.models import make_llama, make_t5
 
 PROMPT = "Les pates"
 
@@ -17,15 +18,6 @@ PROMPT = "Les pates"
 @pytest.fixture
 def broken(t5: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(t5, tmp_path / "broken"))
-
-
-def told(outcome, *parts: str) -> None:
-    """One line on standard error with all parts, nothing on standard output, exit code 2."""
-    assert outcome.code == 2, outcome.err
-    assert outcome.out == ""
-    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
-    for part in parts:
-        assert part in outcome.err, outcome.err
 
 
 @pytest.mark.parametrize(

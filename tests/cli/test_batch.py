@@ -15,11 +15,11 @@ from mlx_specdec.cli.batch_files import Journal, Lines
 from mlx_specdec.cli.batch_run import BatchRun
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from .. import tiny
-from ..text.makers import byte_level
-from .batches import ENDLESS, left_in, records, sentences, write
-from .conftest import Run, make_llama
-from .test_progress import Terminal
+from ..support import tiny
+from ..support.batches import ENDLESS, left_in, records, sentences, write
+from ..support.commands import Run, Terminal
+from ..support.models import make_llama
+from ..support.tokenizers import byte_level
 
 
 @pytest.mark.parametrize(

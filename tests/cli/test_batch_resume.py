@@ -13,8 +13,8 @@ import pytest
 
 from mlx_specdec.cli.batch_files import Journal
 
-from .batches import ENDLESS, left_in, sentences, write
-from .conftest import Run
+from ..support.batches import ENDLESS, left_in, sentences, write
+from ..support.commands import Run
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

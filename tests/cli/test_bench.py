@@ -13,8 +13,8 @@ from mlx_specdec.cli.bench import _check_report, sample
 from mlx_specdec.cli.pairs import ROOT
 from mlx_specdec.errors import OptionError
 
-from .conftest import Run, make_llama, strict
-from .test_bad_input import told
+from ..support.commands import Run, strict, told
+from ..support.models import make_llama
 
 
 @pytest.fixture(autouse=True)

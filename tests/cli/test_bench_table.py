@@ -13,9 +13,7 @@ import pytest
 from mlx_specdec.cli import bench_output as bench_table
 from mlx_specdec.measure.analysis import Estimate, SpeedUp
 
-from .conftest import Run
-from .test_bad_input import told
-from .test_progress import Terminal
+from ..support.commands import Run, Terminal, told
 
 NAMES = ("plain", "draft auto", "mlx-lm draft 3", "transformers draft 8")
 

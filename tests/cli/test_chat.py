@@ -15,7 +15,8 @@ from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.engine.generate import generate, load
 from mlx_specdec.options import Options
 
-from .conftest import Outcome, Run, make_llama
+from ..support.commands import Outcome, Run
+from ..support.models import make_llama
 
 Say = Callable[..., Outcome]
 FIRST = "USER: def\nASSISTANT:"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from .batches import records, write
-from .conftest import Run, strict
+from ..support.batches import records, write
+from ..support.commands import Run, strict
 
 SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
 NOWHERE = ("--model", "no/such-model-directory")

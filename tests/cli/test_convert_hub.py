@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints.hub_server import Hub, serve
-from tests.checkpoints.makers import write_t5
+from ..support.checkpoints import write_t5
+from ..support.hub_server import Hub, serve
 
 
 def start(address: str, directory: Path, *flags: str) -> subprocess.Popen[str]:

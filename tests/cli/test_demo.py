@@ -9,7 +9,7 @@ import pytest
 from mlx_specdec import process as blas
 from mlx_specdec.cli import pairs
 
-from .conftest import Run
+from ..support.commands import Run
 
 
 @pytest.fixture(autouse=True)

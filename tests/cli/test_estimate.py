@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from mlx_specdec.measure import estimate as estimating
 
-from .. import tiny
-from ..models.test_outline import T5
-from .conftest import Run, strict
+from ..support import tiny
+from ..support.commands import Run, strict
+from ..support.estimates import T5, only_config
 
 QUICK = ("--turns", 1, "--prompt-tokens", 8, "--max-tokens", 8)
 CLUSTER = ("--distributed", "2", "--link-us", "150")
-
-
-def only_config(directory: Path, config: dict) -> Path:
-    """A directory with nothing but config.json."""
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return directory
 
 
 @pytest.fixture

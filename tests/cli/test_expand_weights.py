@@ -9,7 +9,7 @@ import pytest
 
 from mlx_specdec.models import number_format
 
-from .conftest import Run
+from ..support.commands import Run
 
 MODEL = Path(__file__).parents[2] / "weights" / "py-llama-draft"
 ASKED = ("generate", "def f(x):", "--model", MODEL, "-m", 2, "--no-cache", "--regular-decode")

@@ -18,9 +18,10 @@ from mlx_specdec import process as user_cache
 from mlx_specdec.cli import render
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from .. import tiny
-from ..text.makers import byte_level
-from .conftest import Run, make_llama, strict
+from ..support import tiny
+from ..support.commands import Run, strict
+from ..support.models import make_llama
+from ..support.tokenizers import byte_level
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "Les pates a midi"

@@ -21,7 +21,7 @@ from mlx_specdec.cli.groups import Constraints, Penalties
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
-from .conftest import COMMANDS, Run, strict
+from ..support.commands import COMMANDS, Run, strict
 
 ROOT = Path(__file__).parents[2]
 GROUPS: tuple[flags.Flags, ...] = (

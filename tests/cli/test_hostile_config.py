@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Outcome, Run
+from ..support.commands import Outcome, Run
 
 
 def changed(source: Path, directory: Path, key: str, value: Any) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .conftest import Run
+from ..support.commands import Run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 

@@ -11,7 +11,7 @@ from mlx_specdec.cli import pairs as loading
 from mlx_specdec.cli.pairs import draft_for, known_pairs
 from mlx_specdec.errors import OptionError
 
-from .conftest import Run, strict
+from ..support.commands import Run, strict
 
 
 def test_the_table_is_consistent() -> None:

@@ -11,9 +11,8 @@ import pytest
 
 from mlx_specdec.checkpoints import disk as sizes
 
-from .batches import records, write
-from .conftest import Run
-from .test_bad_input import told
+from ..support.batches import records, write
+from ..support.commands import Run, told
 
 
 @pytest.mark.filterwarnings("default")

@@ -11,10 +11,7 @@ import pytest
 from mlx_specdec import generate, load, stream_generate
 from mlx_specdec.cli import render
 
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from ..support.commands import Terminal
 
 
 @pytest.mark.parametrize("in_bytes", [True, False])

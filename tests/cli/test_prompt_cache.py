@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Run
+from ..support.commands import Run
 
 PROMPT = "def read_lines(file): return"
 

@@ -11,10 +11,10 @@ from mlx.utils import tree_flatten
 
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from .. import tiny
-from ..models.test_every_family import config_of
-from ..text.makers import byte_level
-from .conftest import Run
+from ..support import tiny
+from ..support.commands import Run
+from ..support.families import config_of
+from ..support.tokenizers import byte_level
 
 
 @pytest.mark.filterwarnings("default")

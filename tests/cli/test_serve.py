@@ -19,7 +19,7 @@ import pytest
 
 from mlx_specdec.cli import serve as command
 
-from .conftest import Run
+from ..support.commands import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_extra = pytest.mark.skipif(

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from .. import tiny
-from ..models.test_outline import T5
-from .conftest import Run, strict
-from .test_estimate import only_config
+from ..support import tiny
+from ..support.commands import Run, strict
+from ..support.estimates import T5, only_config
 
 KINDS = ("drafted", "accepted")
 LLAMA = {**tiny.CONFIGS["llama"], "num_hidden_layers": 3}

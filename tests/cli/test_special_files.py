@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Run
+from ..support.commands import Run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PLACES = [

@@ -12,13 +12,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from .. import mtp, speculators
-from ..checkpoints.hub_server import Hub, serve
-from ..speculators import dflash, eagle3, speculators_eagle3
-from ..text.makers import byte_level
-from .batches import write
-from .conftest import Run, strict
-from .test_bad_input import told
+from ..support import mtp, speculators
+from ..support.batches import write
+from ..support.commands import Run, strict, told
+from ..support.hub_server import Hub, serve
+from ..support.speculators import dflash, eagle3, speculators_eagle3
+from ..support.tokenizers import byte_level
 
 TEXT = "some words"
 

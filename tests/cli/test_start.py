@@ -17,8 +17,7 @@ from mlx_specdec.cli.generate import read_prompt
 from mlx_specdec.decoding.stop_criteria import Emission, Piece
 from mlx_specdec.errors import PromptError
 
-from .conftest import Run
-from .test_progress import Terminal
+from ..support.commands import Run, Terminal
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "\x1b[31mred\x07\x9b5n\r\n\ttab \u202f!"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Run
+from ..support.commands import Run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SOURCE = FIXTURES / "t5" / "umt5-tied"

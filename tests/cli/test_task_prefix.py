@@ -14,7 +14,7 @@ from mlx_specdec.engine.prepare import encode
 from mlx_specdec.models.loading import task_prefix
 from mlx_specdec.options import Options
 
-from .conftest import Run
+from ..support.commands import Run
 
 ASKED = "translate: "
 WEIGHTS = Path(__file__).parents[2] / "weights"

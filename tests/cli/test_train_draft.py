@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Run
+from ..support.commands import Run
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Run
+from ..support.commands import Run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"1" * 64 + b"\nsize 9\n"

@@ -11,12 +11,10 @@ import pytest
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from ..serve.conftest import moved, running
-from ..serve.tooled import CALLS, make_tooled
+from ..support.serving import moved, running
+from ..support.tooled import CALLS, make_tooled
 
 HERE = Path(__file__).parent
-MODEL = "tiny"
-KEY = "no key is asked for"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def address_of(engine: Engine) -> Iterator[str]:
     """Where an engine is served. Skips without the extras server and grammar."""
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")
-    from ..serve.test_sockets import listening
+    from ..support.serving import listening
 
     with listening(engine) as place:
         yield f"http://127.0.0.1:{place.port}"

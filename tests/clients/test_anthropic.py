@@ -8,8 +8,7 @@ pytest.importorskip("anthropic", reason="the extra clients is not installed")
 
 import anthropic
 
-from ..serve.test_tools import ANTHROPIC
-from .conftest import KEY, MODEL
+from ..support.tooled import ANTHROPIC, KEY, MODEL
 
 GREEDY = {"temperature": 0}
 """Newer models of theirs take no temperature, and neither does their client."""

@@ -13,7 +13,7 @@ pytest.importorskip("langchain_openai", reason="the extra clients is not install
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from .conftest import KEY, MODEL
+from ..support.tooled import KEY, MODEL
 
 MAGIC = {"name": "magic_function", "arguments": {"input": 3}}
 CALLS = {

@@ -14,8 +14,7 @@ import openai
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
-from ..serve.test_tools import NAMED, TOOLS
-from .conftest import KEY, MODEL
+from ..support.tooled import KEY, MODEL, NAMED, TOOLS
 
 MESSAGES = [{"role": "user", "content": "Who?"}]
 ASKED = {"model": MODEL, "messages": MESSAGES, "max_tokens": 30, "temperature": 1.0, "seed": 4}

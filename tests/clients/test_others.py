@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import KEY, MODEL
+from ..support.tooled import KEY, MODEL
 
 
 def needs(name: str) -> pytest.MarkDecorator:

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_specdec.measure.passes import CHAIN, STEPS, PassCosts, PassTimer, opened
 
-from ..priced import STALL, Clock, PricedModel
+from ..support.priced import STALL, Clock, PricedModel
 
 PROMPT = [1, 2, 3]
 SIZES = (1, 2, 3, 5, 13)

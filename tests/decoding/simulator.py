@@ -23,7 +23,7 @@ from mlx_specdec.draft_length.budget import Budget
 from mlx_specdec.draft_length.experience import Experience
 from mlx_specdec.draft_length.learned import Known, weighed
 
-from .mocks import a_round
+from ..support.mocks import a_round
 
 # Cost of a target pass over m rows, in passes over one: m -> cost, straight lines between.
 # Published in threads of ml-explore/mlx: 4265 (M3 Ultra), 3852 (M4 Pro), 3791 (M5 Max).

@@ -22,8 +22,8 @@ from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.rules import Coupled, LenientGreedy
 
-from ..letters import alphabet, regex
-from .mocks import VOCABULARY, LetterStream, TableContext, decoding, figures, run
+from ..support.letters import alphabet, regex
+from ..support.mocks import VOCABULARY, LetterStream, TableContext, decoding, figures, run
 
 ROOM = 25
 SETTINGS = (

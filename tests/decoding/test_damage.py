@@ -8,6 +8,7 @@ import math
 import mlx.core as mx
 import pytest
 
+from mlx_specdec import Pair
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.engine.generate import generate, stream_generate
@@ -18,8 +19,8 @@ from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.rules import BlockRule, Coupled, TokenRule, TypicalRule
 
-from ..test_same_text import PROMPT, SIZE, Pair, decoder_only
-from .mocks import VOCABULARY, Guesser, TableContext, decoding, figures, run
+from ..support.mocks import VOCABULARY, Guesser, TableContext, decoding, figures, run
+from ..support.pairs import PROMPT, SIZE, decoder_only
 
 WARM = Sampling(temperature=1.0)
 

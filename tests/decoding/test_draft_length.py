@@ -21,8 +21,8 @@ from mlx_specdec.draft_length.unread import Unread
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces.rounds import RoundReport
 
+from ..support.mocks import a_round
 from .batch_simulator import BatchMachine
-from .mocks import a_round
 from .simulator import CURVES, Machine, Texts, bimodal, constant, drifting, verify_cost
 
 STEP = {0: Learned(1.0, 8.0)}

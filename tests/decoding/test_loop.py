@@ -18,7 +18,7 @@ from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.rules import BlockRule, TokenRule
 
-from .mocks import VOCABULARY, Guesser, TableContext, decoding, figures, first_round, run
+from ..support.mocks import VOCABULARY, Guesser, TableContext, decoding, figures, first_round, run
 
 ROOM = 30
 

@@ -13,7 +13,7 @@ from mlx_specdec.decoding.stopwatch import Stopwatch, Timed
 from mlx_specdec.interfaces import Proposal, Scores, no_proposal
 from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
 
-from .mocks import Guesser, TableContext, decoding, run
+from ..support.mocks import Guesser, TableContext, decoding, run
 
 
 def summary(recorder: Recorder, decoding_seconds: float = 10.0) -> Statistics:

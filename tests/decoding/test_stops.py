@@ -11,7 +11,7 @@ from mlx_specdec.draft_length.reach import Reach
 from mlx_specdec.draft_length.speedup import ending_sooner
 from mlx_specdec.proposers.hidden_state import Confidence
 
-from .mocks import a_round
+from ..support.mocks import a_round
 from .simulator import CURVES, verify_cost
 
 BLOCK, DRAFT, LOOK = 7, 0.15, 0.02

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_specdec.draft_length.survey import Survey
 
-from .mocks import a_round
+from ..support.mocks import a_round
 
 
 def surveyed(turns: int, factors: tuple[float, ...]) -> Survey:

@@ -11,7 +11,7 @@ from mlx_specdec.proposers.hidden_state import WEIGHT, Confidence, least_chances
 from mlx_specdec.sampling.noise import IndependentNoise
 from mlx_specdec.verification.rules import BlockRule, TokenRule
 
-from .test_speculator import SIZE, Scribe, begun, drafted, see
+from ..support.scribe import SIZE, Drawn, Scribe, begun, drafted, see
 
 STEEP = Prices([1.0, 1.5, 2.0, 2.5, 3.0, 3.5], 1.0)
 """A further token has to stay with a chance of one half."""
@@ -90,7 +90,7 @@ class Sure(Scribe):
 
 
 def test_a_proposal_is_cut_with_its_rows(monkeypatch) -> None:
-    monkeypatch.setattr("tests.drafting.test_speculator.Scribe", Sure)
+    monkeypatch.setattr("tests.support.scribe.Scribe", Sure)
     proposer, _ = begun(temperature=1.0)
     proposer.prices = lambda: STEEP
     see(proposer, [1, 2])
@@ -102,21 +102,6 @@ def test_a_proposal_is_cut_with_its_rows(monkeypatch) -> None:
     assert drafted(proposer, [1, 2, 3], 5) == [4, 5, 6, 7, 0]
     proposer.prices = None
     assert drafted(proposer, [1, 2, 3], 5) == [4, 5, 6, 7, 0]
-
-
-class Drawn:
-    """Random numbers for so many sequences at once; keys of their own would take seconds."""
-
-    def __init__(self, generator: np.random.Generator, count: int, symbols: int) -> None:
-        self._generator, self._count, self._symbols = generator, count, symbols
-
-    def accept(self, count: int) -> mx.array:
-        return mx.array(self._generator.random((self._count, count), np.float32))
-
-    def correction(self) -> mx.array:
-        return mx.array(
-            self._generator.gumbel(size=(self._count, self._symbols)).astype(np.float32)
-        )
 
 
 @pytest.mark.parametrize("rule", [BlockRule(), TokenRule()])

@@ -11,7 +11,7 @@ from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.text.vocabulary import Translation
 
-from ..decoding.mocks import VOCABULARY, TableContext
+from ..support.mocks import VOCABULARY, TableContext
 
 
 class Table:

@@ -14,7 +14,7 @@ from mlx_specdec.interfaces import Proposal, Proposer, Scores
 from mlx_specdec.proposers.combined import FirstOf
 from mlx_specdec.sampling.noise import SilentNoise
 
-from ..decoding.mocks import a_round
+from ..support.mocks import a_round
 
 NOISE = SilentNoise().at(0, 0)
 

@@ -11,7 +11,7 @@ from mlx_specdec.proposers.given import Forced
 from mlx_specdec.sampling.constraint import Constraint
 from mlx_specdec.sampling.noise import SilentNoise
 
-from ..letters import alphabet, regex
+from ..support.letters import alphabet, regex
 
 PIECES = ("<end>", "a", "b", "ab", "c")
 

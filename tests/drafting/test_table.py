@@ -13,7 +13,7 @@ from mlx_specdec.engine.generate import Pair, generate, load, stream_generate
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
-from ..cli.conftest import make_llama, make_t5
+from ..support.models import make_llama, make_t5
 from . import repeat
 
 DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"

@@ -15,9 +15,8 @@ from mlx_specdec.measure.estimate_passes import parts
 from mlx_specdec.measure.estimate_result import ALPHAS, best
 from mlx_specdec.models.outline import outline
 
-from .. import tiny
-from ..models.test_outline import T5
-from .test_pair import LLAMA, QUICK, ticking
+from ..support import tiny
+from ..support.estimates import LLAMA, QUICK, T5, ticking
 
 RDMA, WIFI = Link(2, 100e-6), Link(2, 5e-3)
 

@@ -7,7 +7,7 @@ import pytest
 from mlx_specdec.measure.estimate_passes import extrapolate, parts, pattern
 from mlx_specdec.models.outline import outline
 
-from .. import tiny
+from ..support import tiny
 
 MIB = 1 << 20
 

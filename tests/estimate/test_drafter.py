@@ -17,20 +17,20 @@ from mlx_specdec.measure.passes import CHAIN, PassCosts
 from mlx_specdec.models.drafters.kinds import outline, read
 from mlx_specdec.models.kv_cache import STEP
 
-from .. import tiny
-from ..models.test_encoder_attention import MAKERS
-from ..models.test_outline import T5
-from ..speculators import (
+from ..support import tiny
+from ..support.estimates import LLAMA, QUICK, T5, ticking
+from ..support.speculators import (
     HEAD_DIM,
     KV_HEADS,
+    MAKERS,
     dflash,
     eagle,
     eagle3,
     peagle,
     speculators_eagle3,
 )
-from ..test_gemma4_assistant import FIXTURES as GEMMA
-from .test_pair import LLAMA, QUICK, ticking
+
+GEMMA = Path(__file__).parents[1] / "fixtures" / "gemma4_assistant"
 
 TARGETS = {"llama": LLAMA, "t5": T5}
 MOST = {"dflash": 3, "dflash2": 3, "dspark": 4}

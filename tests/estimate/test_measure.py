@@ -9,7 +9,7 @@ import pytest
 from mlx_specdec.measure.estimate_passes import FIRST_SIZES, NEEDED, SIZES_BETWEEN, measure
 from mlx_specdec.measure.passes import PassTimer, opened
 
-from ..priced import Clock, PricedModel
+from ..support.priced import Clock, PricedModel
 
 PROMPT = [1, 2, 3]
 SIZES = sorted((*FIRST_SIZES, *SIZES_BETWEEN))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from mlx_specdec.models.outline import outline
 
-from .. import tiny
+from ..support import tiny
 
 
 def test_caches_grow_with_the_text() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 
@@ -14,19 +13,11 @@ from mlx_specdec.measure.estimate_passes import FIRST_SIZES, extended, parts
 from mlx_specdec.measure.estimate_result import LONGEST_DRAFT, Estimate
 from mlx_specdec.measure.passes import STEPS, PassCosts
 
-from .. import tiny
-from ..models.test_outline import T5
-from ..priced import Clock, PricedModel
+from ..support import tiny
+from ..support.estimates import LLAMA, QUICK, T5, ticking
+from ..support.priced import Clock, PricedModel
 
-LLAMA = {**tiny.CONFIGS["llama"], "num_hidden_layers": 10}
-QUICK = {"prompt_tokens": 8, "max_tokens": 8, "turns": 1, "seconds": 1000.0}
 DRAFT_T5 = {**T5, "num_decoder_layers": 1}
-
-
-def ticking():
-    """A clock that moves on by one whenever it is read."""
-    ticks = itertools.count()
-    return lambda: float(next(ticks))
 
 
 def test_speeds_are_seconds_in_the_unit_of_a_plain_step() -> None:

@@ -27,8 +27,8 @@ from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.models.t5.network import T5
 from mlx_specdec.options import Options
 
-from ..test_same_text import PROMPT, pair_of, perturbed
-from .test_joined import FIXTURES, built
+from ..support.pairs import PROMPT, pair_of, perturbed
+from ..support.t5 import FIXTURES, built
 
 Group = mx.distributed.Group | None
 Texts = dict[str, list[int]]

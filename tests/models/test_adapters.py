@@ -12,8 +12,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
-from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_adapters, load_model
 
 from mlx_specdec.engine.generate import generate
@@ -22,30 +20,9 @@ from mlx_specdec.models import loading
 from mlx_specdec.models.self_draft import self_draft
 from mlx_specdec.options import Options
 
-from .. import tiny
-from ..test_same_text import PROMPT, pair_of
-
-LORA = {"rank": 4, "scale": 10.0, "dropout": 0.5}
-
-
-def write_adapter(base: Path, directory: Path, kind: str = "lora", **changes: Any) -> Path:
-    """As mlx-lm's training writes it, with weights that do something."""
-    directory.mkdir()
-    told = {"fine_tune_type": kind, "num_layers": 2, "lora_parameters": LORA, **changes}
-    (directory / "adapter_config.json").write_text(json.dumps(told))
-    model, _ = load_model(base)
-    if kind != "full":
-        model.freeze()
-        linear_to_lora_layers(model, 2, LORA, use_dora=kind == "dora")
-    names = sorted(name for name, _ in tree_flatten(model.trainable_parameters()))
-    given = dict(tree_flatten(model.parameters()))
-    keys = mx.random.split(mx.random.key(3), len(names))
-    weights = {
-        name: given[name] + 0.05 * mx.random.normal(given[name].shape, key=key)
-        for name, key in zip(names, keys, strict=True)
-    }
-    mx.save_safetensors(str(directory / "adapters.safetensors"), weights)
-    return directory
+from ..support import tiny
+from ..support.models import LORA, write_adapter
+from ..support.pairs import PROMPT, pair_of
 
 
 @pytest.fixture

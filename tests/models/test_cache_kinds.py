@@ -9,7 +9,7 @@ from mlx_specdec.errors import OptionError
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel, cache_maker
 
-from .. import tiny
+from ..support import tiny
 
 
 @pytest.mark.parametrize(

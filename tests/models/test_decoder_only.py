@@ -24,9 +24,9 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
-from .. import tiny
-from ..reading import read
-from ..test_same_text import pair_of
+from ..support import tiny
+from ..support.pairs import pair_of
+from ..support.reading import read
 
 
 def load(directory: Path, **settings: Any) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:

@@ -15,9 +15,9 @@ import pytest
 from mlx_specdec.interfaces import FINAL
 from mlx_specdec.models.drafters.eagle3 import Eagle3
 
-from .. import speculators
+from ..support import speculators
+from ..support.lender import LIMIT, Lender, Run, network_of
 from . import eagle_by_hand
-from .test_speculators import LIMIT, Lender, Run, network_of
 
 WIDTH, VOCABULARY = speculators.WIDTH, speculators.VOCABULARY
 ACCEPTED = (0, 3, 1, 4, 0, 0, 2, 4, 1)

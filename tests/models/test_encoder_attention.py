@@ -24,18 +24,12 @@ from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 
-from .. import tiny
-from ..speculators import VOCABULARY, WIDTH, dflash, eagle3
+from ..support import tiny
+from ..support.lender import LIMIT, Lender, Run, differ, network_of
+from ..support.speculators import MAKERS, VOCABULARY, WIDTH, dflash, eagle3
 from . import dflash_by_hand, eagle3_by_hand
-from .test_speculators import LIMIT, Lender, Run, differ, network_of
 
 T5 = Path(__file__).parents[1] / "fixtures" / "t5" / "own-head-scaled"
-MAKERS = {
-    "eagle3": eagle3,
-    "dflash": dflash,
-    "dflash2": lambda directory, **asked: dflash(directory, second=True, **asked),
-    "dspark": lambda directory, **asked: dflash(directory, markov="gated", **asked),
-}
 SOURCES = [[5, 9, 12, 7, 33, 21, 8], [4, 11], [30, 2, 19, 44, 6, 13, 27, 40, 3, 17, 22]]
 LENGTHS = (2, 7, 8, 12, 13, 24)
 

@@ -15,32 +15,13 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_specdec.models.joined import Joined
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.self_draft import self_draft, twin_of
-from mlx_specdec.models.t5.config import T5Config
 from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.models.t5.network import T5
 from mlx_specdec.models.trainable import trainable
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
-SHAPE: dict[str, Any] = {
-    "model_type": "t5",
-    "vocab_size": 96,
-    "d_model": 64,
-    "d_kv": 16,
-    "d_ff": 128,
-    "num_heads": 4,
-    "num_layers": 2,
-    "feed_forward_proj": "gated-gelu",
-}
+from ..support.t5 import FIXTURES, SHAPE, SOURCE, TOKENS, built
+
 WIDE = {**SHAPE, "d_model": 512, "d_kv": 64, "num_heads": 8, "d_ff": 2048}
-SOURCE = [5, 6, 7, 1]
-TOKENS = mx.array([[0, 3, 9, 4, 33, 7]])
-
-
-def built(**changes: Any) -> T5:
-    mx.random.seed(1)
-    network = T5(T5Config.from_dict({**SHAPE, **changes}, own_head=True))
-    mx.eval(network.parameters())
-    return network
 
 
 def logits(network: T5) -> np.ndarray:

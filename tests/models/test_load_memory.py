@@ -14,9 +14,9 @@ from mlx.utils import tree_flatten
 from mlx_specdec.models import number_format
 from mlx_specdec.models.loading import load_model
 
-from .. import tiny
-from ..checkpoints.makers import T5, t5_weights, write_t5
-from ..checkpoints.torch_makers import save_torch
+from ..support import tiny
+from ..support.checkpoints import T5, t5_weights, write_t5
+from ..support.torch_files import save_torch
 
 MARGIN = 4_000_000
 """Bytes of anything else: prompts, passes, tables."""

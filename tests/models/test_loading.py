@@ -20,7 +20,7 @@ from mlx_specdec.models.t5.config import T5Config
 from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.models.t5.network import T5
 
-from .. import tiny
+from ..support import tiny
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 

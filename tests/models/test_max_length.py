@@ -12,8 +12,8 @@ from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.options import Options
 
-from .. import tiny
-from ..test_same_text import PROMPT, pair_of
+from ..support import tiny
+from ..support.pairs import PROMPT, pair_of
 
 WINDOW = CacheSettings(max_size=8)
 

@@ -11,22 +11,12 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.outline import with_layers
 from mlx_specdec.models.outline import outline
 
-from .. import tiny
-from ..cli.conftest import make_t5
-from ..reading import read
+from ..support import tiny
+from ..support.estimates import T5
+from ..support.models import make_t5
+from ..support.reading import read
 
 SHIPPED = Path(__file__).parents[2] / "weights"
-T5 = {
-    "model_type": "t5",
-    "vocab_size": 96,
-    "d_model": 64,
-    "d_kv": 16,
-    "d_ff": 64,
-    "num_heads": 2,
-    "num_layers": 3,
-    "num_decoder_layers": 5,
-    "tie_word_embeddings": False,
-}
 
 
 def config_of(directory: Path) -> dict:

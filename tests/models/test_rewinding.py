@@ -29,8 +29,8 @@ from mlx_specdec.interfaces import Context
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.rewinding import RewindableCache
 
-from .. import tiny
-from ..reading import read
+from ..support import tiny
+from ..support.reading import read
 
 LENGTH = 4 * tiny.WINDOW + 5
 LONG = 370

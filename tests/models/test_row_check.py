@@ -20,17 +20,11 @@ from mlx_specdec.models.mlx_lm.row_check import rows_agree
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.lookup import PromptLookup
 
-from .. import tiny
-from ..test_same_text import PROMPT, pair_of
-from .test_every_family import config_of
+from ..support import tiny
+from ..support.families import config_of, model_of
+from ..support.pairs import PROMPT, pair_of
 
 WRONG = ("phi3small", "plamo3")
-
-
-def model_of(name: str, dtype: mx.Dtype = mx.float32, **changes: object) -> DecoderOnlyModel:
-    network = tiny.from_config({**config_of(name), **changes})
-    network.set_dtype(dtype)
-    return DecoderOnlyModel(network)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16])

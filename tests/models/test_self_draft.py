@@ -17,7 +17,7 @@ from mlx_specdec.models.self_draft import quantized_twin, self_draft
 from mlx_specdec.models.t5.config import T5Config
 from mlx_specdec.models.t5.network import T5
 
-from .. import tiny
+from ..support import tiny
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 TOKENS = mx.array([[3, 9, 4, 33, 7]])

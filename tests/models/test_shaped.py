@@ -15,8 +15,8 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.training.draft import shaped
 
-from .. import tiny
-from ..test_same_text import FIXTURES
+from ..support import tiny
+from ..support.pairs import FIXTURES
 
 T5 = FIXTURES / "tied-scaled-relu"
 

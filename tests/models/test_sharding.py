@@ -21,10 +21,10 @@ from mlx_specdec.models.t5 import loading as t5_loading
 from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.models.t5.network import T5, Attention, Dense
 
-from .. import tiny
-from ..thread_ranks import Rank, adding_up, on_every, ranks, run_ranks
+from ..support import tiny
+from ..support.t5 import FIXTURES, SHAPE, SOURCE, TOKENS, built
+from ..support.thread_ranks import Rank, adding_up, on_every, ranks, run_ranks
 from . import shared_texts
-from .test_joined import FIXTURES, SHAPE, SOURCE, TOKENS, built
 
 KINDS = sorted(path.name for path in FIXTURES.iterdir())
 FLOAT = NumberFormat("float32")

@@ -16,9 +16,10 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.trainable import Trainable, trainable
 
-from .. import tiny
-from ..reading import read
-from ..test_same_text import FIXTURES
+from ..support import tiny
+from ..support.pairs import FIXTURES
+from ..support.reading import read
+from ..support.t5 import t5_models
 
 PROMPTS = [[3, 4, 5], [6] * 12, [7, 8]]
 TEXTS = [list(range(9, 21)), [21, 22], [5] * 7]
@@ -41,10 +42,6 @@ def check_same(model: Model, draft: Trainable) -> None:
 def test_padded_texts_get_the_logits_that_each_gets_alone(name: str) -> None:
     model = DecoderOnlyModel(tiny.build(name))
     check_same(model, trainable(model))
-
-
-def t5_models() -> list[str]:
-    return sorted(path.parent.name for path in FIXTURES.glob("*/config.json"))
 
 
 @pytest.mark.parametrize("name", t5_models())

@@ -15,7 +15,7 @@ from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.drafters.kinds import read
 from mlx_specdec.models.drafters.layers import rope_of
 
-from ..speculators import HEAD_DIM, eagle3
+from ..support.speculators import HEAD_DIM, eagle3
 
 PAIRS, THETA, FACTOR, LEARNED = HEAD_DIM // 2, 500.0, 8.0, 64
 TOLD = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": LEARNED}

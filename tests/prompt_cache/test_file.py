@@ -24,12 +24,12 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
-from .. import tiny
-from ..models.test_adapters import write_adapter
-from ..models.test_row_check import model_of
-from ..test_same_text import FIXTURES, PROMPT, encoder_decoder, pair_of, perturbed
-from ..test_speculators import made
-from .test_same_text import ROOM, SYSTEM, known, run
+from ..support import tiny
+from ..support.cached import ROOM, SYSTEM, known, run
+from ..support.drafter_pairs import made
+from ..support.families import model_of
+from ..support.models import write_adapter
+from ..support.pairs import FIXTURES, PROMPT, encoder_decoder, pair_of, perturbed
 
 DRAFTING = Options(max_tokens=16, num_draft=3, cost_cache=False)
 TEXT = SYSTEM + PROMPT

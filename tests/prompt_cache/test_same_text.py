@@ -14,21 +14,19 @@ from mlx_specdec.engine.generate import Pair, generate, stream_generate
 from mlx_specdec.engine.many import ManyRun, Request
 from mlx_specdec.engine.memory import FixedBatchSize
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.interfaces.reusable import TARGET, Columns
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
-from .. import tiny
-from ..models.test_row_check import model_of
-from ..test_medusa import base_of, some_heads
-from ..test_medusa import pair_of as with_heads
-from ..test_same_text import PROMPT, encoder_decoder, pair_of, perturbed
-from ..test_speculators import made
+from ..support import tiny
+from ..support.cached import ROOM, SYSTEM, known, run
+from ..support.drafter_pairs import made
+from ..support.families import model_of
+from ..support.heads import base_of, some_heads
+from ..support.heads import pair_of as with_heads
+from ..support.pairs import PROMPT, encoder_decoder, pair_of, perturbed
 
 LENGTH = 14
-ROOM = 1 << 24
-SYSTEM = [11, 40, 23, 5, 9, 31, 7, 8, 60, 2, 19, 33]
 TRANSLATOR = "own-head-scaled"
 
 
@@ -91,10 +89,6 @@ def asked(temperature: float, **more: object) -> Options:
         cost_cache=False,
         **more,
     )
-
-
-def run(pair: Pair, prompt: Sequence[int], options: Options, cache: PromptCache) -> Result:
-    return stream_generate(pair, list(prompt), options, cache=cache).result()
 
 
 FAST = {("llama", 1.0), ("llama, eagle3", 0.0), ("t5", 0.0)}
@@ -168,13 +162,6 @@ def test_of_a_translation_nothing_is_kept_but_its_source(tmp_path: Path) -> None
     assert first.stats.drafted > 0
     assert (again.tokens, again.labels.cached_tokens) == (first.tokens, len(PROMPT))
     assert [(node.end, set(node.columns)) for node in cache.tree] == [(len(PROMPT), set())]
-
-
-def known(cache: PromptCache, text: Sequence[int]) -> list[tuple[str, int, tuple[mx.array, ...]]]:
-    found = cache.find(text, len(text))
-    parts = {TARGET: found.target, **found.proposer}
-    kept = [(name, each) for name, each in sorted(parts.items()) if isinstance(each, Columns)]
-    return [(name, each.length, each.arrays) for name, each in kept]
 
 
 @pytest.mark.usefixtures("shadowed")

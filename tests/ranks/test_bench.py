@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from . import loopback
+from ..support import loopback
 
 pytestmark = pytest.mark.slow
 LAYERS = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import queue
 import threading
 from collections.abc import Sequence
 
@@ -13,35 +12,11 @@ import pytest
 from mlx_specdec.errors import DecodingError, OptionError
 from mlx_specdec.interfaces import FINAL
 from mlx_specdec.models.distributed.leader import Follower, Leader, follow, led
-from mlx_specdec.models.distributed.orders import SIZE, Channel, Op, Order
+from mlx_specdec.models.distributed.orders import SIZE, Op, Order
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
-from .. import tiny
-
-
-class Line:
-    """A group of two in one process: what rank 0 enters, rank 1 gets."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self._sent: queue.Queue[mx.array] = queue.Queue()
-
-    def first(self, own: mx.array) -> mx.array:
-        mx.eval(own)
-        self.sizes.append(own.size)
-        self._sent.put(own)
-        return own
-
-    def second(self, own: mx.array) -> mx.array:
-        assert not mx.any(own).item(), "all but rank 0 bring zeros"
-        came = self._sent.get(timeout=10)
-        assert came.shape == own.shape
-        return own + came
-
-
-def ends() -> tuple[Line, Channel, Channel]:
-    line = Line()
-    return line, Channel(0, line.first), Channel(1, line.second)
+from ..support import tiny
+from ..support.channel import ends
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, SIZE, 3 * SIZE])

@@ -14,9 +14,8 @@ import pytest
 
 from mlx_specdec import Options, generate, load
 
-from .. import speculators, tiny
-from . import loopback
-from .loopback import Ranks
+from ..support import loopback, speculators, tiny
+from ..support.loopback import Ranks
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["t5 t9 t12", "t7 t33 t21 t8", "t40", "t3 t3 t3 t9 t11", "t60 t2 t18"]

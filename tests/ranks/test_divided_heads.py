@@ -10,7 +10,7 @@ from mlx_specdec.errors import OptionError
 from mlx_specdec.models.mlx_lm import sharding as decoder_sharding
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
-from .. import thread_ranks, tiny
+from ..support import thread_ranks, tiny
 
 TOKENS = mx.array([[5, 9, 12]])
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from . import loopback
-from .loopback import Ended, Ranks
+from ..support import loopback
+from ..support.loopback import Ended, Ranks
 
 pytestmark = pytest.mark.slow
 SOON = 10.0

@@ -17,7 +17,7 @@ from mlx_specdec.cli import launch as launching
 from mlx_specdec.cli.launch import Machines, mlx_launch
 from mlx_specdec.errors import OptionError
 
-from . import loopback
+from ..support import loopback
 
 WORDS = ["generate", "--model", "m", "t1"]
 

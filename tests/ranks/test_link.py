@@ -10,8 +10,8 @@ from mlx_specdec.models.distributed.group import Ranks
 from mlx_specdec.models.distributed.orders import SIZE
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
-from .. import thread_ranks, tiny
-from ..thread_ranks import Rank, adding_up
+from ..support import thread_ranks, tiny
+from ..support.thread_ranks import Rank, adding_up
 
 
 class Shapes:

@@ -11,8 +11,7 @@ import pytest
 
 from mlx_specdec import load
 
-from .. import mtp, tiny
-from . import loopback
+from ..support import loopback, mtp, tiny
 from .cases import told
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from mlx_specdec.errors import OutputError
 from mlx_specdec.models.distributed import group, watch
 from mlx_specdec.models.distributed.watch import Watch, connections, neighbor
 
-from .. import thread_ranks
+from ..support import thread_ranks
 
 WAITS = (
     "import sys, time; from mlx_specdec.models.distributed.watch import give_up_after; "

@@ -18,7 +18,7 @@ from mlx_specdec.sampling.distribution import Distribution, allow_only
 from mlx_specdec.sampling.grammar import compiled, with_stack
 from mlx_specdec.sampling.settings import Sampling
 
-from ..letters import alphabet, regex
+from ..support.letters import alphabet, regex
 
 PIECES = ("<end>", "a", "b", "c", "ab", "bca", "<other end>")
 ENDS = (0, 6)

@@ -30,7 +30,7 @@ from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.requests import Asked, Asking
 from mlx_specdec.serve.service import Service
 
-from .conftest import LIMITS, OPTIONS
+from ..support.serving import LIMITS, OPTIONS
 
 LONGEST = 64
 FITS = fields.MOST_CHARACTERS * LONGEST

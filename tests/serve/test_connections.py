@@ -24,7 +24,7 @@ from starlette.routing import Route
 from mlx_specdec.serve import server
 from mlx_specdec.serve.server import Connection
 
-from .test_engine import wait_until
+from ..support.serving import wait_until
 
 PATIENCE = 60.0
 LARGE = 16 << 20

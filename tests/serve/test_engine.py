@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -19,38 +18,9 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
 from mlx_specdec.serve.engine import FAILED_PASSES, STOPPING, Engine, QueueFull
 
-from .conftest import OPTIONS, running
+from ..support.serving import OPTIONS, PROMPT, Heard, ask, running, wait_until
 
-PROMPT = [5, 9, 40, 41, 42, 5, 9]
 ENDLESS = replace(OPTIONS, max_tokens=4000)
-
-
-class Heard:
-    """A listener that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.parts: queue.Queue[Part] = queue.Queue()
-
-    def __call__(self, part: Part) -> None:
-        self.parts.put(part)
-
-    def last(self) -> Part:
-        while not (part := self.parts.get(timeout=60)).last:
-            pass
-        return part
-
-
-def ask(engine: Engine, options=OPTIONS, prompt: list[int] = PROMPT) -> tuple[int, Heard]:
-    heard = Heard()
-    [number] = engine.submit([Request(prompt, options)], heard)
-    return number, heard
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_a_request_is_heard_of_until_it_ends(engine: Engine, alone: Callable[..., str]) -> None:

@@ -22,19 +22,19 @@ from mlx_specdec.engine.many import Request
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
 
-from .conftest import OPTIONS, running
-from .test_engine import ask
-from .test_http import CHAT, COMPLETIONS, TEXT, client_of, ok, streamed
+from ..support.serving import (
+    CHAT,
+    COMPLETIONS,
+    OPTIONS,
+    SCHEMA,
+    TEXT,
+    ask,
+    client_of,
+    ok,
+    running,
+    streamed,
+)
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-z]{1,4}$"},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 JSON = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
 OF_OPENAI = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
 GRAMMAR = 'start: "(" ("é" | "ab"){1,3} ")"'

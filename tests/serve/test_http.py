@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from starlette.testclient import TestClient
 
 from mlx_specdec.decoding.stop_criteria import TokenLogprob
 from mlx_specdec.engine.generate import Pair, generate, load
-from mlx_specdec.engine.many import ManyRun, Request
+from mlx_specdec.engine.many import Request
 from mlx_specdec.engine.memory import Extent
 from mlx_specdec.options import Options
 from mlx_specdec.serve.answers import Talk
@@ -31,41 +30,28 @@ from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.wire import Choice, TextWire, event
 from mlx_specdec.text.vocabulary import token_bytes
 
-from ..cli.conftest import make_llama
-from .conftest import LIMITS, OPTIONS, running
-from .test_engine import wait_until
+from ..support.models import make_llama
+from ..support.serving import (
+    CHAT,
+    COMPLETIONS,
+    LIMITS,
+    OPEN,
+    OPTIONS,
+    TEXT,
+    broken_after,
+    client_of,
+    ok,
+    running,
+    streamed,
+    wait_until,
+)
 
-TEXT = "def read_lines"
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-OPEN = Access()
 KEY = {"Authorization": "Bearer secret"}
-
-
-def client_of(engine: Engine, limits: Limits = LIMITS, access: Access = OPEN) -> TestClient:
-    app = make_app(Service(engine, "tiny", limits), access)
-    return TestClient(app, raise_server_exceptions=False)
 
 
 @pytest.fixture(scope="module")
 def client(engine: Engine) -> TestClient:
     return client_of(engine)
-
-
-def ok(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
-    answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def streamed(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
-    answer = client.post(path, json={**body, "stream": True})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.headers["cache-control"] == "no-cache"
-    *events, last, rest = answer.text.split("\n\n")
-    assert (last, rest) == ("data: [DONE]", "")
-    return [json.loads(each.removeprefix("data: ")) for each in events if each[0] != ":"]
 
 
 def test_a_completion_has_what_clients_read(
@@ -833,22 +819,6 @@ def test_a_name_that_somebody_made_point_here_is_refused(
     # On another address, and for pages of any origin, every name is as good.
     for access in (Access(), Access(origins=["*"], loopback_name="mymachine")):
         assert client_of(engine, access=access).get("/", headers={"Host": host}).status_code == 200
-
-
-@contextmanager
-def broken_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    step, count = ManyRun.step, 0
-
-    def counted(self: ManyRun):
-        nonlocal count
-        count += 1
-        if count > steps:
-            raise ValueError("/a/path/of/ours")
-        return step(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ManyRun, "step", counted)
-        yield
 
 
 def test_nobody_waits_where_an_engine_has_failed(

@@ -27,9 +27,8 @@ from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.wire import Choice
 from mlx_specdec.text.markers import Markers
 
-from .conftest import OPTIONS
-from .test_http import broken_after, client_of
-from .test_reading import TOOLS, of_parser
+from ..support.serving import OPTIONS, broken_after, client_of
+from ..support.tool_parsers import TOOLS, of_parser
 
 PATH = "/v1/messages"
 BODY = {

@@ -16,8 +16,7 @@ from starlette.testclient import TestClient
 from mlx_specdec.engine.generate import Pair
 from mlx_specdec.engine.prompt_cache_files import Store
 
-from .conftest import running
-from .test_http import CHAT, COMPLETIONS, client_of, ok, streamed
+from ..support.serving import CHAT, COMPLETIONS, client_of, ok, running, streamed
 
 QUESTION = {"role": "user", "content": "def read_lines"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 import re
@@ -14,26 +13,13 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from mlx_specdec.serve import reading as calls
 from mlx_specdec.serve.reading import Call, Event, Reader, calls_of, texts_of
-from mlx_specdec.text.markers import CallFormat, Marker, Markers
+from mlx_specdec.text.markers import Marker, Markers
+
+from ..support.tool_parsers import TOOLS, of_parser
 
 THINKING = Markers(Marker("<think>", (5,)), Marker("</think>", (6,)))
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-        },
-    }
-]
 JSON = '<tool_call>\n{"name": "get", "arguments": {"city": "Bonn"}}\n</tool_call>'
 BONN = ("get", {"city": "Bonn"})
-
-
-def of_parser(name: str) -> CallFormat:
-    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    begin, end = module.tool_call_start, module.tool_call_end
-    return CallFormat(name, Marker(begin, (7,)), Marker(end, (8,)), module.parse_tool_call, {})
 
 
 def read(text: str, sizes: list[int], name: str = "json_tools", **more: Any) -> list[Event]:

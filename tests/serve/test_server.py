@@ -21,8 +21,7 @@ from mlx_specdec.serve import server
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.server import Settings
 
-from .conftest import LIMITS, OPTIONS
-from .test_sockets import post
+from ..support.serving import LIMITS, OPTIONS, post
 
 
 def free_port() -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,71 +17,14 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="the extra server is not installed")
 
-import uvicorn
 
 from mlx_specdec.engine.generate import Pair
-from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
-from mlx_specdec.serve.server import Connection
-from mlx_specdec.serve.service import Service
 
-from .conftest import LIMITS, running
-from .test_engine import wait_until
+from ..support.serving import Place, answer_of, listening, post, running, wait_until
 
 TEXT = "def read_lines"
-PATIENCE = 60.0
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where somebody listens."""
-
-    port: int
-    engine: Engine
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
-
-    def ask(self, **body: Any) -> tuple[int, dict[str, Any]]:
-        """The status and the whole answer."""
-        with self.connect() as connection:
-            connection.sendall(post(body))
-            return answer_of(connection)
-
-
-def post(body: dict[str, Any], path: str = "/v1/completions", close: bool = True) -> bytes:
-    content = json.dumps(body).encode()
-    ending = "Connection: close\r\n" if close else ""
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n{ending}"
-    return head.encode() + b"\r\n" + content
-
-
-def answer_of(connection: socket.socket) -> tuple[int, Any]:
-    """Everything that comes until the other side closes."""
-    data = b""
-    while chunk := connection.recv(65536):
-        data += chunk
-    head, _, content = data.partition(b"\r\n\r\n")
-    status = int(head.split()[1])
-    return status, json.loads(content) if content[:1] == b"{" else content
-
-
-@contextmanager
-def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
-    app = make_app(Service(engine, "tiny", limits), Access())
-    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", http=Connection)
-    server = uvicorn.Server(config)
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield Place(listener.getsockname()[1], engine)
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join()
-        listener.close()
 
 
 @pytest.fixture(scope="module")

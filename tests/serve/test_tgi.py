@@ -23,8 +23,7 @@ from mlx_specdec.serve.requests import Asked
 from mlx_specdec.serve.tgi import TgiWire
 from mlx_specdec.serve.wire import Choice
 
-from .conftest import OPTIONS
-from .test_http import TEXT, client_of
+from ..support.serving import OPTIONS, TEXT, client_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 

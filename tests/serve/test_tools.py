@@ -20,21 +20,13 @@ from mlx_specdec.serve.call_grammar import Tags
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.text.markers import INNER
 
-from .conftest import running
-from .test_formats import SCHEMA
-from .test_http import CHAT, COMPLETIONS, client_of, ok, streamed
-from .tooled import TEMPLATE, make_tooled
+from ..support.serving import CHAT, COMPLETIONS, SCHEMA, client_of, ok, running, streamed
+from ..support.tooled import ANTHROPIC, NAMED, TEMPLATE, TOOLS, function, make_tooled
 
 USER = {"role": "user", "content": "Who?"}
 ARGUMENTS = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
 
 
-def function(name: str, parameters: Any = SCHEMA) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-TOOLS = [function("keep"), function("drop", None)]
-NAMED = {"type": "function", "function": {"name": "keep"}}
 CALL = '{"name": "keep", "arguments": {"name": "ab", "age": 7}}'
 SAID = ("Hm.", "Yes.", "So.")
 
@@ -523,7 +515,6 @@ def test_what_tags_cannot_hold_is_refused_by_name(parameters: Any, said: str) ->
 
 
 MESSAGES = "/v1/messages"
-ANTHROPIC = [{"name": "keep", "description": "Keeps.", "input_schema": SCHEMA}]
 
 
 def test_anthropics_clients_call_tools(client: TestClient) -> None:

@@ -12,8 +12,8 @@ import pytest
 from mlx_specdec.engine.pair import alphabet_of
 from mlx_specdec.text.tokenizer import Kind, load_tokenizer
 
-from ..letters import regex
-from .makers import byte_level, sentence_piece, unigram
+from ..support.letters import regex
+from ..support.tokenizers import byte_level, sentence_piece, unigram
 
 TOKENIZERS = {
     "byte-level": (byte_level, "decoder-only"),

@@ -11,7 +11,7 @@ from mlx_specdec.errors import DocumentError
 from mlx_specdec.text import prompts as documents
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
-from .makers import byte_level, unigram
+from ..support.tokenizers import byte_level, unigram
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from mlx_specdec.errors import CheckpointError
 from mlx_specdec.text.tokenizer import load_tokenizer
 from mlx_specdec.text.tokenizer_files import GROWTH, LARGEST, Growth
 
-from .makers import byte_level, sentence_piece
+from ..support.tokenizers import byte_level, sentence_piece
 
 REFUSED = "it makes far more of .* than any tokenizer does"
 

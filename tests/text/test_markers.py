@@ -12,7 +12,7 @@ from mlx_specdec.text.markers import NONE, Markers, markers_of
 from mlx_specdec.text.stream import TextStream
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
-from .makers import byte_level, unigram
+from ..support.tokenizers import byte_level, unigram
 
 QWEN = "<tool_call>{{ tool_call.name }}"
 

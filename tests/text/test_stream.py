@@ -12,7 +12,7 @@ from mlx_specdec.decoding.stop_criteria import StopCriteria
 from mlx_specdec.text.stream import KEPT_WINDOW, LONGEST_WINDOW, StopStrings, TextStream
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
-from .makers import TEXT, byte_level, sentence_piece, unigram
+from ..support.tokenizers import TEXT, byte_level, sentence_piece, unigram
 
 BYT5 = Path(__file__).parents[1] / "fixtures" / "t5-text" / "byt5"
 

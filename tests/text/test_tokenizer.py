@@ -17,7 +17,7 @@ from mlx_specdec.text import chat
 from mlx_specdec.text.prompts import prompt_ids
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
-from .makers import TEXT, byte_level, sentence_piece, unigram
+from ..support.tokenizers import TEXT, byte_level, sentence_piece, unigram
 
 
 @pytest.mark.parametrize("make", [unigram, sentence_piece])

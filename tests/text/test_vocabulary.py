@@ -11,7 +11,7 @@ from mlx_specdec.errors import VocabularyError
 from mlx_specdec.text.tokenizer import load_tokenizer
 from mlx_specdec.text.vocabulary import common_size, shared_tokens
 
-from .makers import byte_level, unigram
+from ..support.tokenizers import byte_level, unigram
 
 
 class Listed:

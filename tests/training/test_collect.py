@@ -13,7 +13,7 @@ from mlx_specdec.options import Options
 from mlx_specdec.training.collect import Sample, _pieces, batches
 from mlx_specdec.training.config import DataConfig
 
-from ..cli.conftest import make_t5
+from ..support.models import make_t5
 
 
 def test_batches_hold_every_prompt_once_and_lengths_that_are_close() -> None:

@@ -22,8 +22,8 @@ from mlx_specdec.training.config import DataConfig, DistillConfig, DraftConfig
 from mlx_specdec.training.draft import Closeness, train
 from mlx_specdec.training.run import Trained
 
-from .. import heads, tiny
-from ..cli.conftest import make_llama, make_t5
+from ..support import heads, tiny
+from ..support.models import make_llama, make_t5
 
 TEXTS = [f"{first} {second}" for first in ("some", "other", "more") for second in ("words", "of")]
 MAKE = {"llama": make_llama, "t5": make_t5}

@@ -15,9 +15,9 @@ from mlx_specdec.models.trainable import trainable
 from mlx_specdec.training import draft as draft_files
 from mlx_specdec.training.draft import Initial
 
-from .. import tiny
-from ..models.test_trainable import t5_models
-from ..test_same_text import FIXTURES
+from ..support import tiny
+from ..support.pairs import FIXTURES
+from ..support.t5 import t5_models
 
 FAMILIES = ["llama", "gemma3_wrapped", "mixtral", "deepseek_v3", "mamba2", "falcon_h1", "lfm2"]
 

@@ -16,7 +16,7 @@ from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, DistillConfig
 from mlx_specdec.training.draft import DraftTask
 
-from ..cli.conftest import make_llama, make_t5
+from ..support.models import make_llama, make_t5
 
 SAMPLES = [Sample(" ".join(["some words and more"] * count)) for count in (3, 1, 2, 1, 4, 2, 1)]
 COLLECTING = DataConfig(length=60, texts_at_once=2, temperatures=(0.0,))

@@ -21,8 +21,8 @@ from mlx_specdec.training.config import DataConfig, DrafterConfig
 from mlx_specdec.training.drafter import TASKS, train
 from mlx_specdec.training.run import Trained
 
-from .. import heads
-from ..cli.conftest import make_llama, make_t5
+from ..support import heads
+from ..support.models import make_llama, make_t5
 
 TEXTS = ["some words", "other words of"] * 4
 """What is held out was learned: nothing of random models can be foreseen otherwise."""

@@ -18,8 +18,8 @@ from mlx_specdec.training.config import HeadsConfig
 from mlx_specdec.training.fit import Fit
 from mlx_specdec.training.medusa import DECAY, HeadTask, initial_heads
 
-from .. import tiny
-from ..test_same_text import FIXTURES
+from ..support import tiny
+from ..support.pairs import FIXTURES
 
 SIZE = tiny.VOCABULARY
 

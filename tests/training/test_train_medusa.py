@@ -21,8 +21,8 @@ from mlx_specdec.training.config import DataConfig, HeadsConfig
 from mlx_specdec.training.medusa import train
 from mlx_specdec.training.run import Trained
 
-from .. import heads
-from ..cli.conftest import make_llama, make_t5
+from ..support import heads
+from ..support.models import make_llama, make_t5
 
 TEXTS = ["some words", "other words than these", "words again and again", "the last"]
 

@@ -20,10 +20,10 @@ import pytest
 from mlx_specdec.sampling.constraint import Constraint
 from mlx_specdec.sampling.distribution import allow_only
 
-from ..letters import alphabet, regex
-from .test_block import Kept, Model, block_lengths, token_lengths
-from .test_coupled_enumeration import Law, distance, law
-from .test_coupled_enumeration import toy as fractions
+from ..support.block_enumeration import Kept, Model, block_lengths, token_lengths
+from ..support.coupled_enumeration import Law, distance, law
+from ..support.coupled_enumeration import toy as fractions
+from ..support.letters import alphabet, regex
 
 PIECES = ("<end>", "a", "b", "ab")
 END = 0

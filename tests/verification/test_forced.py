@@ -7,7 +7,7 @@ from mlx_specdec.interfaces import Proposal
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.verification.rules import ForcedAcceptance
 
-from ..decoding.mocks import Guesser, TableContext, decoding, run
+from ..support.mocks import Guesser, TableContext, decoding, run
 
 WIDTH = 7
 

@@ -12,7 +12,7 @@ import pytest
 
 from mlx_specdec.verification import rules
 
-from .test_block import (
+from ..support.block_enumeration import (
     SYMBOLS,
     Kept,
     Model,

@@ -12,7 +12,7 @@ from mlx_specdec.interfaces import Proposal, Rule
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
 from mlx_specdec.verification.rules import BlockRule, Coupled, LenientGreedy, TokenRule, TypicalRule
 
-from ..drafting.test_confidence import Drawn
+from ..support.scribe import Drawn
 
 SYMBOLS = 4
 DRAWING = [TokenRule(), TokenRule(0.9), BlockRule(), TypicalRule(0.09, 0.3)]

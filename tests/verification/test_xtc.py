@@ -19,7 +19,8 @@ from mlx_specdec.sampling.distribution import Distribution, exclude_top_choices
 from mlx_specdec.sampling.noise import Coins
 from mlx_specdec.sampling.settings import Sampling
 
-from . import test_block, test_coupled_enumeration
+from ..support import block_enumeration as test_block
+from ..support import coupled_enumeration as test_coupled_enumeration
 
 SYMBOLS, TOKENS, THRESHOLD, PROBABILITY = 3, 3, 0.2, 0.3
 Tosses = tuple[bool, ...]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .conftest import strict
+from .commands import strict
 
 WORDS = ["les", "pates", "a", "midi", "cuire", "deux", "oeufs", "dans", "une", "grande"]
 ENDLESS = ("--logit-bias", "1=-1e9")

@@ -275,3 +275,11 @@ def mtp(
     }
     made = {**random({**shapes, **(extra or {})}, seed), **(tensors or {})}
     return write(directory, {**config, **changes}, made)
+
+
+MAKERS = {
+    "eagle3": eagle3,
+    "dflash": dflash,
+    "dflash2": lambda directory, **asked: dflash(directory, second=True, **asked),
+    "dspark": lambda directory, **asked: dflash(directory, markov="gated", **asked),
+}

@@ -15,7 +15,7 @@ from pathlib import Path
 import mlx.core as mx
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from .. import tiny
+from . import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "t5 t9 t12 t7 t33 t21 t8"

@@ -14,7 +14,7 @@ import numpy as np
 from mlx_specdec.checkpoints.formats.torch.file import TorchFile
 from mlx_specdec.models.loading import load_model
 
-from .torch_makers import save_torch
+from .torch_files import save_torch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 META = FIXTURES / "meta"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from .. import tiny
-from ..text.makers import byte_level
+from . import tiny
+from .serving import SCHEMA
+from .tokenizers import byte_level
 
 CALLS = ("<tool_call>", "</tool_call>")
 MARKS = ("<think>", "</think>", *CALLS)
@@ -42,3 +44,16 @@ def make_tooled(
     size = load_tokenizer(directory, kind="decoder-only").size
     tiny.write("llama", directory, 0, vocab_size=size)
     return directory
+
+
+MODEL = "tiny"
+KEY = "no key is asked for"
+
+
+def function(name: str, parameters: Any = SCHEMA) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [function("keep"), function("drop", None)]
+NAMED = {"type": "function", "function": {"name": "keep"}}
+ANTHROPIC = [{"name": "keep", "description": "Keeps.", "input_schema": SCHEMA}]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
+from mlx_specdec.engine.generate import Pair
+from mlx_specdec.models.base import Base
+from mlx_specdec.models.drafters.medusa import MedusaHeads, stacked
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+
+from . import tiny
+from .pairs import FIXTURES, SIZE, Numbers
 
 
 def tensors(
@@ -50,3 +60,24 @@ def write(
         str(directory / "medusa_lm_head.safetensors"), tensors(count, layers, width, vocabulary)
     )
     return directory
+
+
+TRANSLATORS = ("own-head-scaled", "tied-scaled-relu")
+
+
+@functools.cache
+def base_of(family: str) -> Base:
+    """Made once: nobody changes its weights."""
+    if family in TRANSLATORS:
+        return load_model(FIXTURES / family, dtype="float32").model
+    return DecoderOnlyModel(tiny.build(family))
+
+
+def pair_of(base: Base, on: MedusaHeads) -> Pair:
+    return Pair("target", None, base, None, Numbers(), frozenset(), SIZE, "float32", 0.0, heads=on)
+
+
+def some_heads(base: Base, own_output: bool, count: int = 3) -> MedusaHeads:
+    """Heads that are sometimes right: their output layers think that the text repeats itself."""
+    found = tensors(count, 1, base.width, SIZE if own_output else None)
+    return stacked(base, {name: 0.3 * array for name, array in found.items()}, count, 1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html.parser import HTMLParser
 
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.measure.methods import Length, Method, Sample
 from mlx_specdec.measure.samples import Case, Measurements
+from mlx_specdec.measure.setting import Setting
 
 
 def sample(
@@ -58,3 +60,47 @@ def measured(
         },
         parts={name: dict(enumerate(made)) for name, made in (parts or {}).items()},
     )
+
+
+VOID = {"meta"}
+
+
+def setting(**changes: object) -> Setting:
+    facts: dict[str, object] = {
+        "model": "models/big",
+        "draft_model": "models/small",
+        "dtype": "float32",
+        "prompts": "prompts.jsonl",
+        "max_tokens": 100,
+        "temperature": 0.0,
+        "rule": "coupled",
+        "lossy": False,
+        "seed": 0,
+        "device": "cpu",
+        "machine": "A processor",
+        "system": "Linux",
+        "blas": "none",
+        "python": "3.11",
+        "versions": {"mlx": "0.32"},
+        "date": "2026-11-21 08:00 UTC",
+    }
+    return Setting(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+class Checker(HTMLParser):
+    """Elements opened and closed in order, and what they refer to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+        self.wrong: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [str(value) for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlx_specdec.engine.generate import Pair, generate
 from mlx_specdec.options import Options
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def prompts(file: str, count: int) -> list[str]:

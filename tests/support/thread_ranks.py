@@ -21,7 +21,7 @@ import mlx.core as mx
 import pytest
 
 Result = TypeVar("Result")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SECONDS = 240
 
 

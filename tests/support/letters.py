@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
+from mlx_specdec.engine.generate import Pair
 from mlx_specdec.sampling.constraint import Alphabet
+
+from .pairs import pair_for
 
 END, OTHER_END = 1, 2
 PIECES = [
@@ -78,3 +82,25 @@ def regex(pattern: str) -> str:
     grammar = compiled(None, pattern, None)
     assert grammar is not None
     return grammar
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "ab": {"type": "string", "pattern": "^[abc]{2,6}$"},
+        "ba": {"type": "array", "items": {"type": "integer", "maximum": 999}, "maxItems": 3},
+    },
+    "required": ["ab", "ba"],
+    "additionalProperties": False,
+}
+CASES = {
+    "letters": {"regex": "[ab]+c?(12|ab)*"},
+    "schema": {"json_schema": SCHEMA},
+    "fixed": {"regex": "abcabc12: \\{ab\\}"},
+    "brackets": {"grammar": 'start: "[" start* "]" | "ab" | "c"'},
+}
+
+
+def bound(name: str) -> Pair:
+    """A pair whose models write letters."""
+    return replace(pair_for(name), tokenizer=Letters(), eos_token_ids=frozenset({END}))

@@ -1,0 +1,27 @@
+"""Runs with a prompt cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlx_specdec.decoding.run import Result
+from mlx_specdec.engine.generate import Pair, stream_generate
+from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.interfaces.reusable import TARGET, Columns
+from mlx_specdec.options import Options
+
+ROOM = 1 << 24
+SYSTEM = [11, 40, 23, 5, 9, 31, 7, 8, 60, 2, 19, 33]
+
+
+def run(pair: Pair, prompt: Sequence[int], options: Options, cache: PromptCache) -> Result:
+    return stream_generate(pair, list(prompt), options, cache=cache).result()
+
+
+def known(cache: PromptCache, text: Sequence[int]) -> list[tuple[str, int, tuple[mx.array, ...]]]:
+    found = cache.find(text, len(text))
+    parts = {TARGET: found.target, **found.proposer}
+    kept = [(name, each) for name, each in sorted(parts.items()) if isinstance(each, Columns)]
+    return [(name, each.length, each.arrays) for name, each in kept]

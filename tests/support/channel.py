@@ -1,0 +1,34 @@
+"""Two ends of a channel between ranks."""
+
+from __future__ import annotations
+
+import queue
+
+import mlx.core as mx
+
+from mlx_specdec.models.distributed.orders import Channel
+
+
+class Line:
+    """A group of two in one process: what rank 0 enters, rank 1 gets."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self._sent: queue.Queue[mx.array] = queue.Queue()
+
+    def first(self, own: mx.array) -> mx.array:
+        mx.eval(own)
+        self.sizes.append(own.size)
+        self._sent.put(own)
+        return own
+
+    def second(self, own: mx.array) -> mx.array:
+        assert not mx.any(own).item(), "all but rank 0 bring zeros"
+        came = self._sent.get(timeout=10)
+        assert came.shape == own.shape
+        return own + came
+
+
+def ends() -> tuple[Line, Channel, Channel]:
+    line = Line()
+    return line, Channel(0, line.first), Channel(1, line.second)

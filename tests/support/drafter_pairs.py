@@ -1,0 +1,52 @@
+"""Tiny targets with hidden-state drafters of each kind."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from mlx_specdec.engine.generate import Pair
+from mlx_specdec.models.base import Base
+from mlx_specdec.models.drafters import attach
+from mlx_specdec.models.drafters.kinds import read
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.models.number_format import NumberFormat
+
+from . import speculators, tiny
+from .pairs import FIXTURES, SIZE, Numbers
+
+Make = Callable[..., Path]
+MAKERS: dict[str, Make] = {
+    "eagle": speculators.eagle,
+    "eagle3": speculators.eagle3,
+    "peagle": speculators.peagle,
+    "dflash": speculators.dflash,
+    "dflash2": lambda directory, **asked: speculators.dflash(directory, second=True, **asked),
+    "dspark": lambda directory, **asked: speculators.dflash(directory, markov="rnn", **asked),
+    "mtp": speculators.mtp,
+}
+TRANSLATOR = "own-head-scaled"
+
+
+@functools.cache
+def target_of(family: str) -> Base:
+    """Built once: nobody changes its weights."""
+    if family == TRANSLATOR:
+        return load_model(FIXTURES / family, dtype="float32").model
+    return DecoderOnlyModel(tiny.build(family))
+
+
+def pair_of(target: Base, directory: Path) -> Pair:
+    files = read(directory)
+    assert files is not None
+    network = attach(files, target, NumberFormat())
+    plain = Pair("target", "drafter", target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
+    return replace(plain, speculator=network)
+
+
+def made(kind: str, family: str, tmp_path: Path, **asked) -> Pair:
+    target = target_of(family)
+    return pair_of(target, MAKERS[kind](tmp_path / kind, width=target.width, **asked))

@@ -1,0 +1,79 @@
+"""Tiny models with real tokenizers on disk, and adapters for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.utils import load_model
+
+from mlx_specdec.models.t5.config import T5Config
+from mlx_specdec.models.t5.network import T5
+from mlx_specdec.text.tokenizer import load_tokenizer
+
+from . import tiny
+from .tokenizers import byte_level, unigram
+
+
+def make_t5(directory: Path, seed: int = 0, extra: tuple[str, ...] = ()) -> Path:
+    """A random T5 with a real tokenizer."""
+    size = load_tokenizer(unigram(directory, extra=extra), kind="encoder-decoder").size
+    config = {
+        "model_type": "t5",
+        "vocab_size": size,
+        "d_model": 32,
+        "d_kv": 16,
+        "d_ff": 64,
+        "num_heads": 2,
+        "num_layers": 1,
+        "num_decoder_layers": 2,
+        "decoder_start_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": False,
+    }
+    network = T5(T5Config.from_dict(config, own_head=True))
+    keys = iter(mx.random.split(mx.random.key(seed), 200))
+
+    def draw(array: mx.array) -> mx.array:
+        return mx.random.normal(array.shape, key=next(keys)) * array.shape[-1] ** -0.5
+
+    weights = {name: draw(array) for name, array in tree_flatten(network.parameters())}
+    # Without this an untrained model may end a text at once.
+    weights["lm_head.weight"][1] = 0
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def make_llama(directory: Path, seed: int = 0, padding: int = 0, **settings: object) -> Path:
+    """A random Llama with a real tokenizer. padding: columns of its logits that are no tokens."""
+    size = load_tokenizer(byte_level(directory, **settings), kind="decoder-only").size
+    tiny.write("llama", directory, seed, vocab_size=size + padding)
+    return directory
+
+
+LORA = {"rank": 4, "scale": 10.0, "dropout": 0.5}
+
+
+def write_adapter(base: Path, directory: Path, kind: str = "lora", **changes: Any) -> Path:
+    """As mlx-lm's training writes it, with weights that do something."""
+    directory.mkdir()
+    told = {"fine_tune_type": kind, "num_layers": 2, "lora_parameters": LORA, **changes}
+    (directory / "adapter_config.json").write_text(json.dumps(told))
+    model, _ = load_model(base)
+    if kind != "full":
+        model.freeze()
+        linear_to_lora_layers(model, 2, LORA, use_dora=kind == "dora")
+    names = sorted(name for name, _ in tree_flatten(model.trainable_parameters()))
+    given = dict(tree_flatten(model.parameters()))
+    keys = mx.random.split(mx.random.key(3), len(names))
+    weights = {
+        name: given[name] + 0.05 * mx.random.normal(given[name].shape, key=key)
+        for name, key in zip(names, keys, strict=True)
+    }
+    mx.save_safetensors(str(directory / "adapters.safetensors"), weights)
+    return directory

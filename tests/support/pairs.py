@@ -1,0 +1,118 @@
+"""Pairs of tiny models that are made once, and a tokenizer of numbers for them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_map
+
+from mlx_specdec.engine.generate import Pair
+from mlx_specdec.interfaces import Model
+from mlx_specdec.interfaces.rounds import RoundReport
+from mlx_specdec.models.drafters.medusa import MedusaHeads
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.models.t5.context import EncoderDecoderModel
+
+from . import tiny
+
+
+def with_heads(pair: Pair) -> Pair:
+    """Three heads, which guess at random."""
+    width, key = pair.target.width, mx.random.key(1)
+    weight = 0.1 * mx.random.normal((3, width, width), key=key)
+    heads = MedusaHeads(pair.target, [(weight, mx.zeros((3, width)))])
+    return replace(pair, heads=heads)
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
+SIZE = 64
+PROMPT = [5, 9, 12, 7, 33, 21, 8]
+ONE_OF_EACH_CACHE = ("llama", "gemma3_wrapped", "mamba2", "own-head-scaled")
+"""Rows that are counted back, windows, recurrent state, and the T5's own cache."""
+
+
+class Numbers:
+    """Token i is the text "i "; enough of a tokenizer for texts that nobody reads."""
+
+    eos_token_ids = ()
+    special_ids: frozenset[int] = frozenset()
+    size = SIZE
+    has_chat_template = False
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids) -> str:
+        return "".join(f"{id} " for id in ids)
+
+    def apply_chat(self, text: str, settings: object = None) -> list[int]:
+        raise AssertionError("no chat template")
+
+    def pieces(self) -> list[str | None]:
+        return [str(id) for id in range(self.size)]
+
+
+def perturbed(network, amount: float):
+    """Weights moved a little: a draft that is often, but not always, right."""
+    keys = iter(mx.random.split(mx.random.key(5), 2000))
+
+    def move(array: mx.array) -> mx.array:
+        if not mx.issubdtype(array.dtype, mx.floating) or array.ndim < 2:
+            return array
+        return array * (1 + amount * mx.random.normal(array.shape, key=next(keys)))
+
+    network.update(tree_map(move, network.parameters()))
+    return network
+
+
+def pair_of(target: Model, draft: Model | None, eos: frozenset[int] = frozenset()) -> Pair:
+    return Pair("target", "draft", target, draft, Numbers(), eos, SIZE, "float32", 0.0)
+
+
+# Made once: nobody changes their weights.
+@functools.cache
+def decoder(name: str, moved: float = 0.0) -> DecoderOnlyModel:
+    network = tiny.build(name)
+    return DecoderOnlyModel(perturbed(network, moved) if moved else network)
+
+
+@functools.cache
+def translator(kind: str, moved: float = 0.0) -> EncoderDecoderModel:
+    model = load_model(FIXTURES / kind, dtype="float32").model
+    assert isinstance(model, EncoderDecoderModel)
+    if moved:
+        perturbed(model.network, moved)
+    return model
+
+
+def decoder_only(name: str, amount: float = 0.3) -> Pair:
+    return pair_of(decoder(name), decoder(name, amount))
+
+
+def encoder_decoder(kind: str, amount: float = 0.3) -> Pair:
+    return pair_of(translator(kind), translator(kind, amount))
+
+
+def pair_for(name: str) -> Pair:
+    return encoder_decoder(name, 0.1) if (FIXTURES / name).exists() else decoder_only(name)
+
+
+class Switching:
+    """A draft length that goes back and forth between pipelined plain steps and rounds."""
+
+    changes = ()
+    wants_parts = False
+
+    def __init__(self) -> None:
+        self._counts = itertools.cycle([0, 0, 4, 4, 4, 4, 1, 0, 0, 0, 6, 6, 2])
+
+    def choose(self, remaining: int, rows: int = 1) -> int:
+        return min(next(self._counts), remaining - 1)
+
+    def on_round(self, report: RoundReport) -> None:
+        pass

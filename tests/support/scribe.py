@@ -1,0 +1,106 @@
+"""A hidden-state drafter that writes down what it reads."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_specdec.interfaces import Scores
+from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
+from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.sampling.settings import Sampling
+
+
+class Drawn:
+    """Random numbers for so many sequences at once; keys of their own would take seconds."""
+
+    def __init__(self, generator: np.random.Generator, count: int, symbols: int) -> None:
+        self._generator, self._count, self._symbols = generator, count, symbols
+
+    def accept(self, count: int) -> mx.array:
+        return mx.array(self._generator.random((self._count, count), np.float32))
+
+    def correction(self) -> mx.array:
+        return mx.array(
+            self._generator.gumbel(size=(self._count, self._symbols)).astype(np.float32)
+        )
+
+
+SIZE = 8
+SILENT = SilentNoise()
+
+
+class Scribe:
+    """A network whose favorite is the token after the newest; both states of a row are its token's
+    number, the second one negative."""
+
+    kind, taps, most, nbytes = "scribe", ("after.1", "after.0"), 5, 1
+
+    def __init__(self) -> None:
+        self.readings: list[Notes] = []
+
+    def open(self) -> Notes:
+        self.readings.append(Notes())
+        return self.readings[-1]
+
+
+class Notes:
+    """rows: (token, the one after it) of all that was read. passes: how many rows came at once."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int]] = []
+        self.passes: list[int] = []
+        self.guessed = 0
+        self.asked = 0
+
+    @property
+    def length(self) -> int:
+        assert not self.guessed, "guesses are dropped before anybody asks"
+        return len(self.rows)
+
+    def read(self, hidden: mx.array, following: mx.array) -> None:
+        assert not self.guessed
+        assert hidden.shape == (1, following.shape[1], 2)
+        assert mx.array_equal(hidden[..., 0], -hidden[..., 1]), "in the order of the taps"
+        self.passes.append(following.shape[1])
+        for state, after in zip(hidden[0, :, 0].tolist(), following[0].tolist(), strict=True):
+            self.rows.append((int(state), after))
+
+    def guess(self, count: int) -> mx.array:
+        self.asked = count
+        return self._likes(self.rows[-1][1])
+
+    def guess_after(self, token: mx.array) -> mx.array:
+        self.guessed += 1
+        return self._likes(int(token.item()))
+
+    def forget(self, length: int) -> None:
+        assert length == len(self.rows)
+        self.guessed = 0
+
+    def evaluate(self) -> None:
+        pass
+
+    def _likes(self, token: int) -> mx.array:
+        return 3.0 * (mx.arange(SIZE) == (token + 1) % SIZE)[None, None].astype(mx.float32)
+
+
+def shown(tokens: list[int]) -> list[Scores]:
+    states = mx.array([[[float(token)] for token in tokens]])
+    return [Scores(mx.zeros((1, len(tokens), SIZE)), {"after.1": states, "after.0": -states})]
+
+
+def begun(**settings) -> tuple[HiddenStateDrafter, Scribe]:
+    network = Scribe()
+    proposer = HiddenStateDrafter(network, Sampling(**settings), SIZE)
+    proposer.begin([[1, 2, 3]])
+    return proposer, network
+
+
+def see(proposer: HiddenStateDrafter, tokens: list[int]) -> None:
+    proposer.observe([tokens], shown(tokens))
+
+
+def drafted(proposer: HiddenStateDrafter, committed: list[int], limit: int) -> list[int]:
+    [tokens] = proposer.propose([committed], limit, SILENT).tokens.tolist()
+    return tokens

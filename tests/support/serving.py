@@ -1,0 +1,212 @@
+"""Engines, clients and requests for tests of the server."""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import uvicorn
+from mlx.utils import tree_map
+from starlette.testclient import TestClient
+
+from mlx_specdec.engine.generate import load
+from mlx_specdec.engine.many import ManyRun, Part, Request
+from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.options import Options
+from mlx_specdec.serve.app import Access, make_app
+from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.server import Connection
+from mlx_specdec.serve.service import Service
+
+OPTIONS = Options(proposer="auto", num_draft=2, max_tokens=24, cost_cache=False)
+LIMITS = Limits()
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% if calm %} {{ calm }}{% endif %}{% endif %}"
+)
+
+
+def moved(source: Path, target: Path) -> Path:
+    """The same model, its weights moved a little: a draft that is often right."""
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    weights = dict(mx.load(str(source / "model.safetensors")))
+    near = tree_map(lambda array: array * (1 + 0.05 * mx.sin(100 * array)), weights)
+    mx.save_safetensors(str(target / "model.safetensors"), near)
+    return target
+
+
+@contextmanager
+def running(
+    directories: tuple[Path, Path | None],
+    options: Options = OPTIONS,
+    *,
+    batch_size: int = 4,
+    waiting: int = LIMITS.waiting,
+    store: Store | None = None,
+    memory_budget: int | None = None,
+) -> Iterator[Engine]:
+    """An engine that has loaded."""
+    engine = Engine(
+        lambda: (load(*directories), options),
+        batch_size=batch_size,
+        waiting=waiting,
+        store=store,
+        memory_budget=memory_budget,
+    )
+    loaded = threading.Event()
+    engine.start(then=loaded.set)
+    assert loaded.wait(60) and engine.problem is None
+    try:
+        yield engine
+    finally:
+        engine.close()
+        assert engine.join(60)
+
+
+PROMPT = [5, 9, 40, 41, 42, 5, 9]
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.parts: queue.Queue[Part] = queue.Queue()
+
+    def __call__(self, part: Part) -> None:
+        self.parts.put(part)
+
+    def last(self) -> Part:
+        while not (part := self.parts.get(timeout=60)).last:
+            pass
+        return part
+
+
+def ask(engine: Engine, options=OPTIONS, prompt: list[int] = PROMPT) -> tuple[int, Heard]:
+    heard = Heard()
+    [number] = engine.submit([Request(prompt, options)], heard)
+    return number, heard
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,4}$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TEXT = "def read_lines"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+OPEN = Access()
+
+
+def client_of(engine: Engine, limits: Limits = LIMITS, access: Access = OPEN) -> TestClient:
+    app = make_app(Service(engine, "tiny", limits), access)
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def ok(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def streamed(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
+    answer = client.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    *events, last, rest = answer.text.split("\n\n")
+    assert (last, rest) == ("data: [DONE]", "")
+    return [json.loads(each.removeprefix("data: ")) for each in events if each[0] != ":"]
+
+
+@contextmanager
+def broken_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    step, count = ManyRun.step, 0
+
+    def counted(self: ManyRun):
+        nonlocal count
+        count += 1
+        if count > steps:
+            raise ValueError("/a/path/of/ours")
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ManyRun, "step", counted)
+        yield
+
+
+PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where somebody listens."""
+
+    port: int
+    engine: Engine
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+    def ask(self, **body: Any) -> tuple[int, dict[str, Any]]:
+        """The status and the whole answer."""
+        with self.connect() as connection:
+            connection.sendall(post(body))
+            return answer_of(connection)
+
+
+def post(body: dict[str, Any], path: str = "/v1/completions", close: bool = True) -> bytes:
+    content = json.dumps(body).encode()
+    ending = "Connection: close\r\n" if close else ""
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n{ending}"
+    return head.encode() + b"\r\n" + content
+
+
+def answer_of(connection: socket.socket) -> tuple[int, Any]:
+    """Everything that comes until the other side closes."""
+    data = b""
+    while chunk := connection.recv(65536):
+        data += chunk
+    head, _, content = data.partition(b"\r\n\r\n")
+    status = int(head.split()[1])
+    return status, json.loads(content) if content[:1] == b"{" else content
+
+
+@contextmanager
+def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
+    app = make_app(Service(engine, "tiny", limits), Access())
+    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", http=Connection)
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield Place(listener.getsockname()[1], engine)
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+        listener.close()
