@@ -10,12 +10,12 @@ from ..sampling.settings import Sampling
 
 if TYPE_CHECKING:
     from ..interfaces import Model, Proposer, TargetModel
+    from ..models.drafters.medusa import MedusaHeads
+    from ..models.drafters.network import Speculator
     from ..sampling.constraint import Constraint
     from ..sampling.grammar import Grammar
     from ..text.vocabulary import Translation
     from .documents import DocumentIndex
-    from .hidden_state import Network
-    from .medusa import Heads
 
 
 MOST_DRAFTED = 16
@@ -36,9 +36,9 @@ class Brought(Protocol):
     @property
     def translation(self) -> Translation | None: ...
     @property
-    def heads(self) -> Heads | None: ...
+    def heads(self) -> MedusaHeads | None: ...
     @property
-    def speculator(self) -> Network | None: ...
+    def speculator(self) -> Speculator | None: ...
     @property
     def documents(self) -> DocumentIndex | None: ...
     @property

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
-from typing import Protocol
 
 import mlx.core as mx
 
 from ..interfaces import Noise, Prices, Proposal, Proposer, Scores, no_proposal
 from ..interfaces.reusable import Kept, Memory
+from ..models.drafters.network import Speculator
 from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
 from .draft_model import draw
@@ -107,89 +107,13 @@ def drafter(pair: Brought) -> Drafter | None:
     )
 
 
-class Reading(Protocol):
-    """One sequence in a network."""
-
-    @property
-    def length(self) -> int:
-        """How many of the target's rows were read."""
-        ...
-
-    def attend(self, encoded: mx.array) -> None:
-        """The target's encoder has made this of the source, (1, n, width). Called before anything
-        is read, where the target has an encoder."""
-        ...
-
-    def read(self, hidden: mx.array, following: mx.array) -> None:
-        """See the target's hidden states side by side, (1, m, taps x width), of tokens that are
-        committed, and for each of them the committed token after it, (1, m) int32. Lazy."""
-        ...
-
-    def guess(self, count: int) -> mx.array:
-        """Begin `count` tokens behind the newest that was read: logits (1, 1, the target's
-        vocabulary) of the first."""
-        ...
-
-    def guess_after(self, token: mx.array) -> mx.array:
-        """Those of the next one, behind the guessed `token`, (1, 1) int32."""
-        ...
-
-    def chances(self) -> mx.array | None:
-        """How likely each of the tokens guessed so far is to stay, if all before it do, (1, count)
-        float32; None where the network does not tell. A token's own says nothing of which one was
-        drawn."""
-        ...
-
-    def forget(self, length: int) -> None:
-        """Drop all rows but the first `length`."""
-        ...
-
-    def evaluate(self) -> None:
-        """Compute what was read, and wait for it."""
-        ...
-
-    def memory(self, sequence: int) -> Memory:
-        """As contracts.Context says; the sequence is 0."""
-        ...
-
-    def recall(self, kept: Sequence[Kept | None]) -> None:
-        """Begin with what another sequence has kept; nothing was read yet."""
-        ...
-
-
-class Network(Protocol):
-    """What a target's hidden states are read by."""
-
-    kind: str
-    taps: tuple[str, ...]
-
-    @property
-    def stops(self) -> bool:
-        """Whether it tells how likely what it drafts is to stay."""
-        ...
-
-    @property
-    def most(self) -> int:
-        """How many tokens a round may draft."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Size of its own weights in bytes."""
-        ...
-
-    def open(self) -> Reading:
-        """A sequence of which nothing was read."""
-        ...
-
-
 class HiddenStateDrafter(Proposer):
     """Proposer of one sequence.
 
     settings: the target's own, since p and q must be filtered alike. vocabulary: the target's size.
     """
 
-    def __init__(self, network: Network, settings: Sampling, vocabulary: int) -> None:
+    def __init__(self, network: Speculator, settings: Sampling, vocabulary: int) -> None:
         self.taps = network.taps
         # Of what the target does not read again it shows no hidden states.
         self.needs = (network.kind,)

@@ -7,11 +7,11 @@ Source: Medusa (Cai et al., arXiv 2401.10774, section 2.1.1).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import mlx.core as mx
 
 from ..interfaces import FINAL, Noise, Proposal, Proposer, Scores, no_proposal
+from ..models.drafters.medusa import MedusaHeads
 from ..sampling.choices import choose
 from ..sampling.distribution import Distribution, log_probabilities_of
 from ..sampling.settings import Sampling
@@ -35,25 +35,6 @@ def drafter(pair: Brought) -> Drafter | None:
     )
 
 
-class Heads(Protocol):
-    """What guesses: head i knows the token i + 2 places after the hidden state's own."""
-
-    @property
-    def count(self) -> int:
-        """How many heads there are, and so how many tokens a round may draft."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the heads' own weights in bytes."""
-        ...
-
-    def logits(self, state: mx.array, count: int) -> mx.array:
-        """(batch, 1, width) -> (batch, count, vocabulary), a row for each of the first `count`
-        heads."""
-        ...
-
-
 class Medusa(Proposer):
     """Proposer that reads the hidden state which predicted the newest committed token.
 
@@ -64,7 +45,7 @@ class Medusa(Proposer):
     taps = (FINAL,)
     batches = True
 
-    def __init__(self, heads: Heads, settings: Sampling, vocabulary: int) -> None:
+    def __init__(self, heads: MedusaHeads, settings: Sampling, vocabulary: int) -> None:
         self._heads = heads
         self._settings = settings
         self._vocabulary = vocabulary

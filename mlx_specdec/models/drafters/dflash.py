@@ -386,7 +386,7 @@ class DFlashReading(Reading):
         self._index = 0
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         offset = self._rows.advance(following, 0).starts[0]
         context = self._network.context(hidden)
         for layer, cache in zip(self._network.layers, self._caches, strict=True):
@@ -394,7 +394,7 @@ class DFlashReading(Reading):
         self._newest = following[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         assert self._newest is not None, "something was read"
         skipped = self._network.skipped
         states = self._block(self._newest)
@@ -407,7 +407,7 @@ class DFlashReading(Reading):
         return self.guess_after(self._newest)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         network = self._network
         assert self._logits is not None and self._states is not None, "a block was begun"
         self._index += 1
@@ -421,7 +421,7 @@ class DFlashReading(Reading):
         return logits
 
     def chances(self) -> mx.array | None:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         return mx.concatenate(self._chances, axis=1) if self._chances else None
 
     def _block(self, newest: mx.array) -> mx.array:

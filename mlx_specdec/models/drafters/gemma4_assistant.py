@@ -5,7 +5,6 @@ Source: google/gemma-4-*-it-assistant, as transformers reads them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -306,11 +305,6 @@ class Assistant(Speculator):
         self.taps = (FINAL, *(tap for each in self._lenders.values() for tap in each.taps))
 
     @property
-    def most(self) -> int:
-        """A chain has no end of its own."""
-        return sys.maxsize
-
-    @property
     def lenders(self) -> dict[str, Lender]:
         """By the kind of attention."""
         return self._lenders
@@ -363,7 +357,7 @@ class AssistantReading(Reading):
         self._guessed: mx.array | None = None
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         network = self._network
         offset = self._rows.advance(following, 0).starts[0]
         final, *lent = network.apart(hidden.astype(network.dtype))
@@ -373,13 +367,13 @@ class AssistantReading(Reading):
         self._newest = following[:, -1:], final[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         assert self._newest is not None, "something was read"
         token, self._guessed = self._newest
         return self.guess_after(token)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         assert self._guessed is not None, "a first token was guessed"
         network, place = self._network, self.length
         lenders = zip(network.lenders.items(), self._caches, strict=True)

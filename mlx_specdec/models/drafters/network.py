@@ -80,6 +80,15 @@ class Speculator(nn.Module):
         reading.read(mx.zeros((1, 1, width), dtype=self.dtype), mx.zeros((1, 1), dtype=mx.int32))
         return reading.nbytes_per_token
 
+    @property
+    def most(self) -> int:
+        """The largest number of tokens that a round may draft. A chain has no end of its own."""
+        return sys.maxsize
+
+    def open(self) -> Reading:
+        """Begin a sequence of which nothing was read."""
+        raise NotImplementedError
+
     def load(self, files: SpeculatorFiles, numbers: NumberFormat) -> None:
         """Take the weights of a directory. Raises OptionError for a quantization that does not suit
         them."""
@@ -160,7 +169,7 @@ class Speculator(nn.Module):
 
 
 class Reading(RowsContext):
-    """One sequence in a speculator: keys and values, of which those that were made of the target's
+    """One sequence in a network: keys and values, of which those that were made of the target's
     hidden states stay, and those that were made while guessing do not.
 
     layers: how many have keys and values. cache: makes that of one layer.
@@ -190,20 +199,37 @@ class Reading(RowsContext):
         )
 
     def attend(self, encoded: mx.array) -> None:
-        """As drafting.speculator.Reading says."""
+        """Attend to what the target's encoder made of the source, (1, n, width). Called before
+        anything is read, where the target has an encoder."""
         if "encoder_norm" in self._network:
             self._sources = self._network.sources(encoded)
 
+    def read(self, hidden: mx.array, following: mx.array) -> None:
+        """See the target's hidden states side by side, (1, m, taps x width), of committed tokens,
+        and for each of them the committed token after it, (1, m) int32. Lazy."""
+        raise NotImplementedError
+
+    def guess(self, count: int) -> mx.array:
+        """Begin `count` tokens behind the newest one that was read, and return the logits (1, 1,
+        the target's vocabulary) of the first."""
+        raise NotImplementedError
+
+    def guess_after(self, token: mx.array) -> mx.array:
+        """Return the logits of the next token, behind the guessed `token`, (1, 1) int32."""
+        raise NotImplementedError
+
     def evaluate(self) -> None:
-        """Compute what was read so far."""
+        """Compute what was read so far, and wait for it."""
         mx.eval([cache.state for cache in self._caches])
 
     def chances(self) -> mx.array | None:
-        """As drafting.speculator.Reading says; most networks do not tell."""
+        """Return how likely each of the tokens guessed so far is to be accepted if all before it
+        are, (1, count) float32; None where the network does not tell. A token's own number does not
+        depend on which one was drawn."""
         return None
 
     def forget(self, length: int) -> None:
-        """Drop what was made behind the first `length` rows."""
+        """Drop all rows but the first `length`."""
         self._rows.rewind((length,))
 
 
@@ -229,11 +255,6 @@ class Chain(Speculator):
     states before them; and `ends`, what the head and the next step are given, from what the last
     layer puts out.
     """
-
-    @property
-    def most(self) -> int:
-        """A chain has no end of its own."""
-        return sys.maxsize
 
     def open(self) -> Reading:
         """A sequence of which nothing was read."""
@@ -280,18 +301,18 @@ class ChainReading(Reading):
         self._guessed: mx.array | None = None
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         head, fed_back = self._step(following, self._network.features(hidden), 0)
         self._newest = head[:, -1:], fed_back[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         assert self._newest is not None, "something was read"
         head, self._guessed = self._newest
         return self._logits(head)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         assert self._guessed is not None, "the first token was guessed"
         head, self._guessed = self._step(token, self._guessed, 1)
         return self._logits(head)

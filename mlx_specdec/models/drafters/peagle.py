@@ -113,16 +113,16 @@ class PEagleReading(Reading):
 
     @property
     def length(self) -> int:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         return super().length + (0 if self._waiting is None else self._waiting[1].shape[1])
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         self._see(0)
         self._waiting = hidden.astype(self._network.dtype), following
 
     def guess(self, count: int) -> mx.array:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         masked = self._see(count - 1)
         assert self._newest is not None, "something was read"
         network, states = self._network, mx.concatenate([self._newest, masked], axis=1)
@@ -131,13 +131,13 @@ class PEagleReading(Reading):
         return self._logits[:, :1]
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """As drafting.speculator.Reading says; all that is to come was guessed at once."""
+        """As Reading says; all that is to come was guessed at once."""
         assert self._logits is not None, "the first token was guessed"
         self._index += 1
         return self._logits[:, self._index : self._index + 1]
 
     def evaluate(self) -> None:
-        """As drafting.speculator.Reading says."""
+        """As Reading says."""
         self._see(0)
         super().evaluate()
 
