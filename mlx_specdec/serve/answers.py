@@ -21,12 +21,13 @@ from ..decoding.run import STUCK
 from ..decoding.stop_criteria import Emission
 from ..engine.many import Part
 from .engine import STOPPING, Engine, QueueFull
+from .figures import Choice
 from .guard import tell
 from .messages import MessagesWire
 from .problems import Problem, busy, failed, wrong
 from .requests import Asked
 from .tgi import TgiWire
-from .wire import KEEP_ALIVE, Choice, Told, event
+from .wire import KEEP_ALIVE, Told, event
 from .wire import Wire as OpenAIWire
 
 

@@ -1,17 +1,47 @@
-"""Figures beside answers: tokens as OpenAI counts them, times as llama.cpp, drafts as vLLM."""
+"""The choices of an answer, and the figures over them: tokens as OpenAI counts them, times as
+llama.cpp, drafts as vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..decoding.run import Result
+from ..decoding.stop_criteria import Emission, TokenLogprob
 from ..proposers.given import PREDICTION
 
-if TYPE_CHECKING:
-    from .wire import Choice
-
 Told = dict[str, Any]
+REASONS = {"eos": "stop", "stop": "stop"}
+"""How ends are called on the wire; every other one is that of a text that was cut."""
+
+
+@dataclass
+class Choice:
+    """One answer in the making. stop: the stop string that ended it, "" where none did. result:
+    once it has ended by itself."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: int = 0
+    reason: str | None = None
+    stop: str = ""
+    result: Result | None = None
+
+    def take(self, emission: Emission, result: Result | None) -> None:
+        """What a step gave."""
+        self.texts.append(emission.text)
+        self.logprobs += emission.logprobs
+        self.tokens += len(emission.tokens)
+        self.stop = emission.stop
+        self.result = result
+        if result is not None:
+            self.reason = REASONS.get(result.finish_reason, "length")
+
+    def cut(self) -> None:
+        """No more comes, whatever was to come."""
+        self.reason = self.reason or "length"
 
 
 def usage(choices: Sequence[Choice], prompt_tokens: int) -> Told:

@@ -14,11 +14,11 @@ from ..decoding.stop_criteria import Emission
 from ..text.markers import NONE
 from .body import Body
 from .chat import text_of
-from .figures import cached_tokens
+from .figures import Choice, cached_tokens
 from .problems import CONTEXT, Problem
 from .reading import Arguments, Call, Event, Reader, Text, calls_of
 from .requests import Asked, Asking
-from .wire import Choice, Told
+from .wire import Told
 
 SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative")
 """Fields that are fields of a chat completion."""

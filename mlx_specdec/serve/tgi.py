@@ -11,9 +11,10 @@ from typing import Any
 from ..decoding.stop_criteria import Emission, TokenLogprob
 from . import formats
 from .body import Body
+from .figures import Choice
 from .problems import Problem
 from .requests import Asked, Asking
-from .wire import LEAST, Choice, Told
+from .wire import LEAST, Told
 
 SAME = (
     "frequency_penalty",

@@ -11,49 +11,19 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from ..decoding.run import Result
 from ..decoding.stop_criteria import Emission, TokenLogprob
-from .figures import speculative_decoding, timings, usage
+from .figures import Choice, speculative_decoding, timings, usage
 from .problems import Problem
 from .reading import Call, Event, Reader, Text, calls_of, texts_of
 from .requests import Asked
 
 Told = dict[str, Any]
-REASONS = {"eos": "stop", "stop": "stop"}
-"""How ends are called on the wire; every other one is that of a text that was cut."""
 LEAST = -9999.0
 """Of a logprob on the wire: JSON has no infinity."""
 KEEP_ALIVE = b": keep-alive\n\n"
-
-
-@dataclass
-class Choice:
-    """One answer in the making. stop: the stop string that ended it, "" where none did. result:
-    once it has ended by itself."""
-
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    tokens: int = 0
-    reason: str | None = None
-    stop: str = ""
-    result: Result | None = None
-
-    def take(self, emission: Emission, result: Result | None) -> None:
-        """What a step gave."""
-        self.texts.append(emission.text)
-        self.logprobs += emission.logprobs
-        self.tokens += len(emission.tokens)
-        self.stop = emission.stop
-        self.result = result
-        if result is not None:
-            self.reason = REASONS.get(result.finish_reason, "length")
-
-    def cut(self) -> None:
-        """No more comes, whatever was to come."""
-        self.reason = self.reason or "length"
 
 
 class Wire(ABC):

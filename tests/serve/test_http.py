@@ -24,10 +24,11 @@ from mlx_specdec.options import Options
 from mlx_specdec.serve.answers import Talk
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.figures import Choice
 from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.requests import Asked, Asking
 from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.wire import Choice, TextWire, event
+from mlx_specdec.serve.wire import TextWire, event
 from mlx_specdec.text.vocabulary import token_bytes
 
 from ..support.models import make_llama

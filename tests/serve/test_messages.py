@@ -19,12 +19,12 @@ from mlx_specdec.engine.many import Request
 from mlx_specdec.serve import messages
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.figures import Choice
 from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.messages import MessagesWire
 from mlx_specdec.serve.reading import Reader
 from mlx_specdec.serve.requests import Asked
 from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.wire import Choice
 from mlx_specdec.text.markers import Markers
 
 from ..support.serving import OPTIONS, broken_after, client_of

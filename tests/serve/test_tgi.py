@@ -18,10 +18,10 @@ from mlx_specdec.decoding.stop_criteria import Emission, Piece, TokenLogprob
 from mlx_specdec.engine.generate import Pair
 from mlx_specdec.engine.many import Request
 from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.figures import Choice
 from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.requests import Asked
 from mlx_specdec.serve.tgi import TgiWire
-from mlx_specdec.serve.wire import Choice
 
 from ..support.serving import OPTIONS, TEXT, client_of
 
