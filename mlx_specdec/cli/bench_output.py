@@ -137,7 +137,7 @@ class Together:
 
     def told(self, analysis: Analysis) -> Analysis:
         """With what was found out."""
-        from ..measure.cluster import of_cluster
+        from ..measure.analysis import of_cluster
 
         seconds, known = self._timer.seconds(), self._cluster
         if not seconds:

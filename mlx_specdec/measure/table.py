@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .analysis import Analysis, Figures, fastest, overall
-from .cluster import ClusterFigures
+from .analysis import Analysis, ClusterFigures, Figures, fastest, overall
 from .setting import Setting
 from .throughput import FileFigures, Throughput
 

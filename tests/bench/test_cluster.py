@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.measure.analysis import Analysis, RoundParts, analyse
-from mlx_specdec.measure.cluster import of_cluster
+from mlx_specdec.measure.analysis import Analysis, RoundParts, analyse, of_cluster
 from mlx_specdec.measure.report import page
 from mlx_specdec.measure.table import cluster_table, cluster_text
 
