@@ -61,7 +61,7 @@ def _end_ranks(code: object) -> None:
 
 def _ranks() -> Ranks | None:
     """Where a model is shared by several: MLX was imported then, and not otherwise."""
-    group = sys.modules.get(f"{PACKAGE}.ranks.group")
+    group = sys.modules.get(f"{PACKAGE}.models.distributed.group")
     return None if group is None else group.met()
 
 

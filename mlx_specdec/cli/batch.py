@@ -12,20 +12,21 @@ import typer
 from ..errors import OptionError
 from . import interrupts, render
 from .batch_files import Journal, Lines
-from .drafting import Drafting, count_or_auto, load_drafting
-from .flags import REQUIRED, Flags, command, flag, options
-from .groups import (
+from .flags import (
+    REQUIRED,
     ChatTemplate,
     Constraints,
     CostCache,
-    KVCache,
+    Flags,
     Lenience,
-    Memory,
-    Models,
     Penalties,
     Rule,
     Sampling,
+    command,
+    flag,
+    options,
 )
+from .loading import Drafting, KVCache, Memory, Models, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
     from .batch_run import BatchRun

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from .. import process as user_cache
 from ..draft_length.online import ROUNDS_FOR_COSTS
 from . import render
-from .flags import Flags, command, flag
-from .groups import TEMPERATURE, Models
-from .pairs import load_pair, named
+from .flags import TEMPERATURE, Flags, command, flag
+from .loading import Models, load_pair, named
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from ..process import write_text
 from . import interrupts, render
 from . import render as figures
-from .drafting import Drafting, count_or_auto, load_drafting
-from .flags import Flags, command, flag, options
-from .groups import ChatTemplate, CostCache, KVCache, Lenience, Models, Penalties, Rule
+from .flags import ChatTemplate, CostCache, Flags, Lenience, Penalties, Rule, command, flag, options
+from .loading import Drafting, KVCache, Models, count_or_auto, load_drafting
 from .serve import Defaults
 
 if TYPE_CHECKING:

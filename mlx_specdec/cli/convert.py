@@ -9,7 +9,7 @@ from typing import Literal
 from ..checkpoints import disk as sizes
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag
-from .groups import REVISION
+from .loading import REVISION
 
 
 @dataclass(frozen=True)

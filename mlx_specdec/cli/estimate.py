@@ -11,9 +11,8 @@ from ..checkpoints.disk import show
 from ..errors import OptionError
 from ..options import SELF
 from . import render
-from .flags import Flags, command, flag
-from .groups import MAX_TOKENS, Json, Sources
-from .pairs import named
+from .flags import MAX_TOKENS, Flags, Json, command, flag
+from .loading import Sources, named
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 from dataclasses import dataclass
 
 from ..options import Options
-from .drafting import Drafting, load_drafting
-from .flags import Flags, command, flag, options
-from .groups import (
+from .flags import (
     ChatTemplate,
     Constraints,
     CostCache,
+    Flags,
     Json,
-    KVCache,
     Lenience,
-    Models,
     Penalties,
     Sampling,
     Verification,
+    command,
+    flag,
+    options,
 )
-from .pairs import SHIPPED_PROMPT
+from .loading import SHIPPED_PROMPT, Drafting, KVCache, Models, load_drafting
 
 if TYPE_CHECKING:
     from ..decoding.run import Run

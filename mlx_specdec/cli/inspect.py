@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoints.disk import show
 from ..errors import OptionError
 from . import render
-from .flags import REQUIRED, Flags, command, flag
-from .groups import MODEL, REVISION, Json
-from .pairs import load_pair
+from .flags import REQUIRED, Flags, Json, command, flag
+from .loading import MODEL, REVISION, load_pair
 
 _PARTS = ("weight", "scales", "biases")
 _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")

@@ -13,11 +13,9 @@ from urllib.parse import urlsplit
 from .. import process as blas
 from ..checkpoints.disk import parse
 from ..errors import OptionError
-from . import groups
-from .drafting import Drafting, load_drafting
-from .flags import Flags, command, flag, options
-from .groups import ChatTemplate, CostCache, KVCache, Lenience, Memory, Models, Penalties, Rule
-from .pairs import named
+from . import flags as groups
+from .flags import ChatTemplate, CostCache, Flags, Lenience, Penalties, Rule, command, flag, options
+from .loading import Drafting, KVCache, Memory, Models, load_drafting, named
 
 if TYPE_CHECKING:
     from ..engine.generate import Pair

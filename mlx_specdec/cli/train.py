@@ -14,8 +14,7 @@ from ..errors import OptionError
 from ..training.config import DataConfig, DistillConfig, DraftConfig, DrafterConfig, HeadsConfig
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag
-from .groups import Model
-from .pairs import load_pair
+from .loading import Model, load_pair
 
 if TYPE_CHECKING:
     from ..training.anchors import Drafted

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,6 @@ from ..draft_length.speedup import RoundCost, break_even, speedups
 from .methods import Length, Method, Sample
 from .passes import PassCosts
 from .samples import Case, Key, Measurements
-
-if TYPE_CHECKING:
-    pass
-
 
 DRAWS = 2000
 COVERAGE = 0.95

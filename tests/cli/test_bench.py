@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.cli.bench import _check_report, sample
-from mlx_specdec.cli.pairs import ROOT
+from mlx_specdec.cli.loading import ROOT
 from mlx_specdec.errors import OptionError
 
 from ..support.commands import Run, strict, told

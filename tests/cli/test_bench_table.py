@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.cli import bench_output as bench_table
+from mlx_specdec.cli import bench
 from mlx_specdec.measure.analysis import Estimate, SpeedUp
 
 from ..support.commands import Run, Terminal, told
@@ -57,7 +57,7 @@ def table(monkeypatch: pytest.MonkeyPatch, columns: int) -> str:
         notes=(),
     )
     terminal = Terminal()
-    bench_table.show(analysis, setting, terminal)
+    bench.show(analysis, setting, terminal)
     return re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
 
 

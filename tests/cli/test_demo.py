@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec import process as blas
-from mlx_specdec.cli import pairs
+from mlx_specdec.cli import loading
 
 from ..support.commands import Run
 
@@ -15,15 +15,15 @@ from ..support.commands import Run
 @pytest.fixture(autouse=True)
 def tiny_pair(monkeypatch: pytest.MonkeyPatch, t5: Path, t5_draft: Path) -> None:
     """A tiny translator in the place of the shipped one."""
-    monkeypatch.setattr(pairs, "SHIPPED_TARGET", str(t5))
-    monkeypatch.setattr(pairs, "SHIPPED_DRAFT", str(t5_draft))
+    monkeypatch.setattr(loading, "SHIPPED_TARGET", str(t5))
+    monkeypatch.setattr(loading, "SHIPPED_DRAFT", str(t5_draft))
     monkeypatch.setattr(blas, "is_slow", lambda: False)
 
 
 def test_the_demo_shows_its_sentence_and_ends_with_a_comparison(run: Run) -> None:
     done = run("generate", "-m", 20)
     lines = done.err.splitlines()
-    assert done.code == 0 and lines[0] == f"prompt: {pairs.SHIPPED_PROMPT}"
+    assert done.code == 0 and lines[0] == f"prompt: {loading.SHIPPED_PROMPT}"
     speedup, _, said = lines[-1].partition(" times as fast as plain decoding (")
     assert float(speedup) > 0 and "tokens/s), the same text; next: mlx-specdec generate" in said
     assert done.out == run("generate", "-m", 20, "--regular-decode").out

@@ -15,9 +15,9 @@ import pytest
 import typer.main
 
 from mlx_specdec.cli import app as program
-from mlx_specdec.cli import flags, groups
-from mlx_specdec.cli.drafting import Drafting
-from mlx_specdec.cli.groups import Constraints, Penalties
+from mlx_specdec.cli import flags
+from mlx_specdec.cli.flags import Constraints, Penalties
+from mlx_specdec.cli.loading import Drafting
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
@@ -25,12 +25,12 @@ from ..support.commands import COMMANDS, Run, strict
 
 ROOT = Path(__file__).parents[2]
 GROUPS: tuple[flags.Flags, ...] = (
-    groups.ChatTemplate(),
+    flags.ChatTemplate(),
     Drafting(),
-    groups.CostCache(),
-    groups.Verification(),
-    groups.Lenience(),
-    groups.Sampling(),
+    flags.CostCache(),
+    flags.Verification(),
+    flags.Lenience(),
+    flags.Sampling(),
     Penalties(),
     Constraints(),
 )

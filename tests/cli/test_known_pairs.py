@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.checkpoints.source import resolve
-from mlx_specdec.cli import pairs as loading
+from mlx_specdec.cli import loading
 from mlx_specdec.cli.pairs import draft_for, known_pairs
 from mlx_specdec.errors import OptionError
 

@@ -1,0 +1,320 @@
+"""The flags that name models and drafters, and loading what they name. Imports no MLX by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import process
+from ..checkpoints.disk import parse, show
+from ..errors import OptionError
+from ..models.cache_settings import CacheSettings
+from ..options import SELF, Options, proposers
+from . import render
+from .flags import REQUIRED, Flags, flag
+from .pairs import AUTO, draft_for
+
+if TYPE_CHECKING:
+    from ..engine.generate import Pair
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED_TARGET = "weights/t5-enfr"
+SHIPPED_DRAFT = "weights/t5-enfr-draft"
+SHIPPED_PROMPT = (
+    "translate English to French: Let's go to the store and buy some groceries including eggs, "
+    "avocadoes, and bread."
+)
+SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
+"""Prompt files of the shipped targets and their heads, by the name of the target's directory."""
+NOT_SHIPPED = (
+    "the sample models come with a clone of the repository only: name a pair, such as --model "
+    "google/flan-t5-large --draft-model google/flan-t5-small; mlx-specdec pairs lists more"
+)
+SEARCHING = ("auto", "ngram")
+"""Proposers that search documents."""
+DRAFTLESS = ("ngram", "medusa", "none")
+"""Proposers for which no draft is loaded."""
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+MODEL = "directory or a name on the Hugging Face Hub."
+REVISION = "The branch, tag or commit of the model on the Hub."
+DTYPE = "The number format to compute in."
+
+
+@dataclass(frozen=True)
+class Model(Flags):
+    """One model, which a command cannot do without."""
+
+    panel = "Model"
+    model: str = flag(REQUIRED, f"The model: a {MODEL}", "--model-name")
+    dtype: Dtype = flag("auto", DTYPE)
+
+
+@dataclass(frozen=True)
+class Sources(Flags):
+    """A target and a draft model by name, and what they compute in."""
+
+    panel = "Model"
+    model: str | None = flag(
+        None, f"The target: a {MODEL}", "--model-name", show_default="the shipped translator"
+    )
+    draft_model: str | None = flag(
+        None,
+        "The draft, a model or a drafter on hidden states: a directory, a name on the Hub, self "
+        "for the target at fewer bits, or auto for the one in the table of pairs.",
+        "--draft-model-name",
+    )
+    revision: str | None = flag(None, REVISION)
+    dtype: Dtype = flag("auto", DTYPE)
+    q_bits: int | None = flag(None, "Quantize the target to this many bits on load.")
+    draft_q_bits: int | None = flag(
+        None, "Quantize the draft to this many bits on load.", "--draft-bits"
+    )
+
+
+@dataclass(frozen=True)
+class Models(Sources):
+    """A pair that is loaded."""
+
+    adapter_path: Path | None = flag(
+        None, "An adapter for the target: a directory that mlx-lm has trained.", metavar="DIR"
+    )
+    draft_vocab: Literal["same", "intersect"] = flag(
+        "same", "With intersect, a draft of another vocabulary drafts what both models can write."
+    )
+    expand_weights: bool | None = flag(
+        None,
+        "Compute with whole weights where a model's are quantized.",
+        show_default="on a CPU, up to a quarter of the memory for each model",
+    )
+    distributed: Literal["tensor", "pipeline"] | None = flag(
+        None,
+        "Share the target between the machines that mlx-specdec launch or mlx.launch has started: "
+        "a part of each layer (tensor), or some of the layers (pipeline).",
+    )
+    status_file: Path | None = flag(
+        None,
+        "With --distributed, a file for the exit code, which mlx.launch does not tell.",
+        metavar="FILE",
+    )
+
+    def loading(self) -> dict[str, Any]:
+        """The arguments of `assemble.load` beside the two names."""
+        others = ("model", "draft_model", "status_file")
+        return {k: v for k, v in vars(self).items() if k not in others}
+
+    def begin(self, groups: Mapping[str, Flags]) -> None:
+        """Meet the other ranks; all but rank 0 end here when rank 0 does."""
+        if self.distributed is None:
+            if self.status_file is not None:
+                raise OptionError("status-file is for distributed: leave it out")
+            return
+        caches = [each.settings() for each in groups.values() if isinstance(each, KVCache)]
+        meet(self, caches[0] if caches else None)
+
+
+@dataclass(frozen=True)
+class KVCache(Flags):
+    """What decoder-only models keep of earlier tokens."""
+
+    panel = "Model"
+    kv_bits: int | None = flag(None, "Quantize the KV cache to 2, 3, 4, 6 or 8 bits.")
+    kv_group_size: int = flag(64, "The number of values in the KV cache that share one scale.")
+    max_kv_size: int | None = flag(None, "Keep only this many of the newest tokens.")
+
+    def settings(self) -> CacheSettings:
+        """Raises OptionError."""
+        return CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)
+
+
+@dataclass(frozen=True)
+class Memory(Flags):
+    """The memory for texts that are decoded together."""
+
+    panel = "Model"
+    memory_budget: str | None = flag(
+        None,
+        "The memory that all texts together may take beside the models, such as 8GB; what does not "
+        "fit waits.",
+        metavar="SIZE",
+        show_default="what the machine has left",
+    )
+
+    def size(self) -> int | None:
+        """Return the budget in bytes, None for the default. Raises OptionError."""
+        nbytes = None if self.memory_budget is None else parse(self.memory_budget)
+        if nbytes == 0:
+            raise OptionError("--memory-budget must be more than 0: give a size such as 8GB")
+        return nbytes
+
+
+@dataclass(frozen=True)
+class Drafting(Flags):
+    """Who drafts, and how much."""
+
+    panel = "Drafting"
+    proposer: str | None = flag(
+        None,
+        "The drafter: a draft model (draft), n-gram lookup in the prompt and the text (ngram), "
+        "Medusa heads (medusa), a drafter on the target's hidden states by its kind (dspark, "
+        "dflash2, dflash, peagle, eagle3, mtp, eagle, gemma4_assistant), lookup before one of the "
+        "others (auto), or none.",
+        metavar="NAME",
+        autocompletion=proposers,
+    )
+    num_draft: str = flag(
+        "auto",
+        "The number of draft tokens in a round; auto learns it on this machine.",
+        "--num-draft-tokens",
+        metavar="N|auto",
+    )
+    speculate: int | None = flag(
+        None, "The same number, drafted by n-gram lookup where nothing else is named."
+    )
+    ngram_min: int | None = flag(
+        None,
+        "The shortest match that lookup trusts, in tokens.",
+        show_default="2, or 4 before another drafter",
+    )
+    ngram_choice: Literal["recent", "frequent"] = flag(
+        "recent", "The continuation that lookup takes where there are several."
+    )
+    lookup_file: list[Path] | None = flag(
+        None,
+        "A text that lookup searches as well; the flag may be repeated.",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+    )
+    regular_decode: bool = flag(False, "Decode plainly, without speculation.")
+
+    @property
+    def searches(self) -> bool:
+        """Whether documents are searched."""
+        return bool(self.lookup_file) and not self.regular_decode
+
+    def chosen_proposer(self, models: Models) -> str | None:
+        """The drafter that the flags ask for together. Raises OptionError."""
+        proposer: str | None = self.proposer
+        if self.lookup_file and proposer is None:
+            proposer = "auto"
+        elif self.speculate is not None and self.guessed(models):
+            proposer = "ngram"
+        if self.searches and proposer not in SEARCHING:
+            raise OptionError("--lookup-file is for lookup: give --proposer ngram or auto")
+        return proposer
+
+    def guessed(self, models: Models) -> bool:
+        """Whether neither a drafter nor a draft model was named."""
+        return self.proposer is None and models.draft_model is None
+
+    def for_options(self) -> dict[str, Any]:
+        number = self.num_draft if self.speculate is None else str(self.speculate)
+        return {
+            **super().for_options(),
+            "regular": self.regular_decode,
+            "num_draft": count_or_auto("--num-draft", number),
+        }
+
+
+def named(sources: Sources) -> tuple[str, str | None]:
+    """Target and draft as named; where no target is, the shipped ones. Raises OptionError where the
+    shipped ones are not there, and for a draft "auto" of an unknown target."""
+    target = sources.model or SHIPPED_TARGET
+    if sources.model is None and not any((place / target).is_dir() for place in (Path(), ROOT)):
+        raise OptionError(NOT_SHIPPED)
+    if sources.draft_model == AUTO:
+        return target, draft_for(target)
+    return target, sources.draft_model or (SHIPPED_DRAFT if sources.model is None else None)
+
+
+def load_pair(
+    model: str, draft_model: str | None = None, *, told: bool = True, **settings: Any
+) -> Pair:
+    """Load what was named, with a progress bar of a download; takes settings and raises as
+    assemble.load does. told: say how the weights of large models are computed with."""
+    process.load()
+    from ..engine.generate import load
+
+    with render.progress("downloading", in_bytes=True) as report:
+        pair = load(model, draft_model, progress=report, **settings)
+    for note in pair.notes if told else ():
+        render.tell(note)
+    return pair
+
+
+def meet(models: Models, caches: CacheSettings | None) -> None:
+    """Meet the ranks that share the target. Returns on rank 0; the others end with it."""
+    process.load()
+    from ..models.distributed.group import join
+
+    ranks = join(models.status_file)
+    # Rank 0 alone needs a draft, and says whatever is wrong.
+    target, _ = ranks.together(lambda: named(replace(models, draft_model=None)))
+    if ranks.rank:
+        load_pair(target, told=False, caches=caches, **models.loading())
+
+
+def load_drafting(
+    models: Models,
+    drafting: Drafting,
+    caches: CacheSettings,
+    asked: Options,
+    *,
+    random_weights: bool = False,
+    told: bool = True,
+) -> tuple[Pair, Options]:
+    """Load what drafts and what it drafts for, documents included, and settle who that is.
+
+    told: say what a draft takes that nobody named. Raises as `pairs.load_pair` and
+    `assemble.with_documents` do."""
+    model, draft_model = named(models)
+    if asked.regular or asked.proposer in DRAFTLESS:
+        draft_model = None
+    pair = load_pair(
+        model,
+        draft_model,
+        caches=caches,
+        random_weights=random_weights,
+        told=told,
+        **models.loading(),
+    )
+    if drafting.searches:
+        from ..engine.generate import with_documents
+
+        with render.progress("indexing what to look up") as report:
+            pair = with_documents(pair, drafting.lookup_file or (), progress=report)
+    if draft_model == SELF and pair.draft is not None and told:
+        render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
+    if pair.heads is not None and drafting.guessed(models) and not drafting.lookup_file:
+        asked = replace(asked, proposer=None)
+    return pair, asked
+
+
+def count_or_auto(name: str, text: str) -> int | Literal["auto"]:
+    """What a flag says that takes a number or auto. Raises OptionError."""
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"{name} must be a number or auto, not {text!r}") from None
+
+
+def sample(model: str) -> Path:
+    """The prompts for a target that comes with the repository; OptionError for any other."""
+    name = SAMPLES.get(Path(model).name.removesuffix("-medusa"))
+    if name is None or not (ROOT / "prompts" / name).is_file():
+        raise OptionError("no prompts: name a file with one prompt a line")
+    return ROOT / "prompts" / name
+
+
+def check_for_translator(file: Path) -> None:
+    """Raises OptionError for the repository's prompts of another target."""
+    of_translator = SAMPLES[Path(SHIPPED_TARGET).name]
+    if file.resolve().parent == ROOT / "prompts" and file.name != of_translator:
+        raise OptionError(
+            f"{file} is not for the translator, which is measured without --model: name the "
+            "target, for example --model weights/py-llama"
+        )
