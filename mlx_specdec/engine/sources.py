@@ -16,9 +16,8 @@ from ..errors import OptionError
 from ..interfaces import Progress
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Ranks
-from ..models.loading import Loaded, load_model
+from ..models.loading import Loaded, load_model, outline
 from ..models.number_format import NumberFormat
-from ..models.outline import outline
 from ..text.tokenizer import StandInTokenizer, Tokenizer, load_tokenizer
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ from ..engine.loading import SELF_BITS
 from ..errors import OptionError, SpecdecError, first_line
 from ..interfaces import Context, Progress, ignore_progress
 from ..models.base import Base
-from ..models.outline import Outline, outline
+from ..models.loading import outline
+from ..models.outline import Outline
 from ..options import SELF
 from .cluster import Link, cluster, with_speeds
 from .estimate_drafter import AskedDrafter, DrafterOutline

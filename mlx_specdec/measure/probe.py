@@ -13,10 +13,10 @@ from typing import Any
 from ..engine.generate import Pair, stream_generate
 from ..errors import OptionError
 from ..interfaces import FINAL, Progress, after, ignore_progress
+from ..models.base import layer_of
 from ..models.drafters import try_out
 from ..models.drafters.dflash import IDS as BLOCK_IDS
 from ..models.drafters.eagle3 import IDS as EAGLE_IDS
-from ..models.mlx_lm.taps import layer_of
 from ..options import Options
 from ..proposers.hidden_state import HiddenStateDrafter
 from ..proposers.trial import LEAST_ACCEPTED

@@ -27,7 +27,7 @@ from ..checkpoints.source import as_directory, resolve_config
 from ..engine.generate import Pair
 from ..errors import first_line
 from ..models.mlx_lm.model import DecoderOnlyModel
-from ..models.self_draft import expanded
+from ..models.number_format import expanded
 from ..models.t5.network import T5
 from ..options import SELF, Options
 from .methods import Length, Method, Runner, Sample, any_token, room

@@ -8,8 +8,8 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import PromptError, RewindError
-from ..interfaces import TargetModel
+from ..errors import OptionError, PromptError, RewindError
+from ..interfaces import TargetModel, after
 
 
 class Base(TargetModel, Protocol):
@@ -94,3 +94,14 @@ def check_rewind(lengths: tuple[int, ...], final: Sequence[int], seen: Sequence[
             raise RewindError(
                 f"cannot go to {length} tokens: {most} were seen and {least} are final"
             )
+
+
+def layer_of(name: str, layers: int) -> int:
+    """The layer whose output is called `name`. Raises OptionError where there is none."""
+    number = name.removeprefix("after.")
+    if name.startswith("after.") and number.isdecimal() and int(number) < layers:
+        return int(number)
+    raise OptionError(
+        f"the model has no hidden state {name!r}: it has 'final' and "
+        f"{after(0)!r} to {after(layers - 1)!r}"
+    )

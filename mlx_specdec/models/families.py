@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,16 +18,14 @@ from ..text.tokenizer import Kind
 from .base import Base
 from .cache_settings import CacheSettings
 from .number_format import NumberFormat
-
-if TYPE_CHECKING:
-    from .outline import Outline
-    from .trainable import Trainable
+from .outline import Outline
+from .trainable import Trainable
 
 Config = Mapping[str, Any]
 
 
 class Family(Protocol):
-    """What `loading`, `outline`, `trainable`, `shaped` and `self_draft` ask of a family."""
+    """What one family does in a way of its own, as a module."""
 
     kind: Kind
 
@@ -48,7 +46,7 @@ class Family(Protocol):
     def outline(
         self, config: Config, name: str, numbers: NumberFormat, depth: int | None
     ) -> Outline:
-        """See `outline.outline`."""
+        """See `loading.outline`."""
         ...
 
     def trainable(self, network: Any) -> Trainable:

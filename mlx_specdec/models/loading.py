@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from ..checkpoints import files
 from ..errors import OptionError
@@ -15,7 +16,9 @@ from ..text.tokenizer import Kind
 from . import families
 from .base import Base
 from .cache_settings import CacheSettings
-from .number_format import NumberFormat
+from .number_format import NumberFormat, dequantize, twin_of
+from .outline import Outline
+from .trainable import Trainable
 
 
 @dataclass(frozen=True)
@@ -79,3 +82,51 @@ def task_prefix(config: Mapping[str, Any]) -> str:
     prefixes = [one.get("prefix") for one in settings if isinstance(one, Mapping)]
     known = {prefix for prefix in prefixes if isinstance(prefix, str) and prefix.strip()}
     return known.pop() if len(known) == 1 else ""
+
+
+def trainable(model: Base) -> Trainable:
+    """A copy of a model to train; `model` stays as it is.
+
+    Raises OptionError where a model's layers cannot be dequantized, or have no gradient.
+    """
+    network = twin_of(model.network)
+    dequantize(network)
+    trained = families.of_model(model).trainable(network)
+    _check_gradient(trained, type(network).__module__.rpartition(".")[2])
+    return trained
+
+
+def _check_gradient(trained: Trainable, kind: str) -> None:
+    """One small pass there and back. Raises OptionError."""
+    inputs = trained.inputs([[1, 2], [1]], [[2, 1], [1]])
+    try:
+        learn = nn.value_and_grad(
+            trained.network, lambda *given: trained.logits(*given).square().mean()
+        )
+        mx.eval(learn(*inputs))
+    except (ValueError, RuntimeError, AttributeError) as problem:
+        raise OptionError(
+            f"drafts of type {kind} cannot be trained: take another kind"
+        ) from problem
+
+
+def outline(
+    config: Mapping[str, Any],
+    name: str,
+    *,
+    dtype: str = "auto",
+    q_bits: int | None = None,
+    q_group_size: int = 64,
+    depth: int | None = None,
+) -> Outline:
+    """The outline of the model that a configuration describes.
+
+    name: for messages. dtype, q_bits, q_group_size: as `loading.load_model` has them, where "as
+    stored" is what config.json says. depth: a model of so many layers instead; an encoder then has
+    one, since no step runs it.
+
+    Raises OptionError for settings that do not suit, CheckpointError for a configuration that does
+    not describe a supported model, or not one that can have this depth.
+    """
+    numbers = NumberFormat(dtype, q_bits, q_group_size)
+    return families.of_config(config).outline(config, name, numbers, depth)

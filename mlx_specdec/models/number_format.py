@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from ..checkpoints import disk as sizes
 from ..checkpoints.quantization import DTYPES, PARTS, check_affine
@@ -113,3 +114,71 @@ def evaluate(network: nn.Module) -> None:
     for _, array in tree_flatten(network.parameters()):
         mx.eval(array)
         mx.clear_cache()
+
+
+def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
+    """The plain layer that a quantized one was made of, as far as its bits tell."""
+    weight = mx.dequantize(
+        module.weight,
+        module.scales,
+        module.get("biases"),
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+    )
+    plain: nn.Module
+    if isinstance(module, nn.QuantizedEmbedding):
+        plain = nn.Embedding(1, 1)
+    else:
+        plain = nn.Linear(1, 1, bias="bias" in module)
+        if "bias" in module:
+            plain.bias = module.bias
+    plain.weight = weight
+    return plain
+
+
+def twin_of(network: nn.Module) -> nn.Module:
+    """Another tree of modules over the same arrays: what is put into one is not in the other."""
+    twin: nn.Module = _twin(network, {})
+    return twin
+
+
+def _twin(part: Any, known: dict[int, Any]) -> Any:
+    """The same tree of modules over the same arrays; what is shared in one is in the other."""
+    if id(part) in known:
+        return known[id(part)]
+    if isinstance(part, nn.Module):
+        other = known[id(part)] = copy.copy(part)
+        for name, value in part.items():
+            other[name] = _twin(value, known)
+        return other
+    if isinstance(part, list):
+        return [_twin(value, known) for value in part]
+    if isinstance(part, dict):
+        return {name: _twin(value, known) for name, value in part.items()}
+    return part
+
+
+_QUANTIZED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
+
+
+def dequantize(network: nn.Module) -> None:
+    """Quantized layers become plain ones, and every floating array float32, in place.
+
+    Raises OptionError for quantized layers of a kind that is not known.
+    """
+    plain = [
+        (path, expanded(m)) for path, m in network.named_modules() if isinstance(m, _QUANTIZED)
+    ]
+    network.update_modules(tree_unflatten(plain))
+    left = next((path for path, module in network.named_modules() if hasattr(module, "bits")), None)
+    if left is not None:
+        raise OptionError(
+            f"{left} is quantized in a way that cannot be trained: dequantize the model"
+        )
+    wide = tree_map(
+        lambda a: a.astype(mx.float32) if mx.issubdtype(a.dtype, mx.floating) else a,
+        network.parameters(),
+    )
+    network.update(wide)
+    mx.eval(network.parameters())

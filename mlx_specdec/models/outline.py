@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 
 from ..text.tokenizer import Kind
-from . import families
 from .base import Base
-from .number_format import NumberFormat
 
 BLOCK = 1 << 20
 """Numbers drawn; longer arrays repeat them, which is seven times as fast on a CPU."""
@@ -70,28 +67,6 @@ def _repeat(block: mx.array, like: mx.array, gain: float) -> mx.array:
     """An array of its own memory; without the product small ones would all share the block's."""
     flat = mx.tile(block, -(-like.size // block.size))[: like.size]
     return (flat * mx.array(gain, dtype=block.dtype)).reshape(like.shape)
-
-
-def outline(
-    config: Mapping[str, Any],
-    name: str,
-    *,
-    dtype: str = "auto",
-    q_bits: int | None = None,
-    q_group_size: int = 64,
-    depth: int | None = None,
-) -> Outline:
-    """The outline of the model that a configuration describes.
-
-    name: for messages. dtype, q_bits, q_group_size: as `loading.load_model` has them, where "as
-    stored" is what config.json says. depth: a model of so many layers instead; an encoder then has
-    one, since no step runs it.
-
-    Raises OptionError for settings that do not suit, CheckpointError for a configuration that does
-    not describe a supported model, or not one that can have this depth.
-    """
-    numbers = NumberFormat(dtype, q_bits, q_group_size)
-    return families.of_config(config).outline(config, name, numbers, depth)
 
 
 class Outline(ABC):

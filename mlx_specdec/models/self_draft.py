@@ -6,17 +6,13 @@ memory; of a T5 the whole encoder is.
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
-import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import OptionError, first_line
 from . import families
 from .base import Base
-from .number_format import evaluate
+from .number_format import evaluate, expanded, twin_of
 
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 BITS = (2, 3, 4, 5, 6, 8)
@@ -88,46 +84,3 @@ def _quantized(module: nn.Module, bits: int, group_size: int) -> nn.Module | Non
     if not hasattr(module, "to_quantized") or module.weight.shape[-1] % group_size:
         return None
     return module.to_quantized(group_size=group_size, bits=bits)
-
-
-def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
-    """The plain layer that a quantized one was made of, as far as its bits tell."""
-    weight = mx.dequantize(
-        module.weight,
-        module.scales,
-        module.get("biases"),
-        group_size=module.group_size,
-        bits=module.bits,
-        mode=module.mode,
-    )
-    plain: nn.Module
-    if isinstance(module, nn.QuantizedEmbedding):
-        plain = nn.Embedding(1, 1)
-    else:
-        plain = nn.Linear(1, 1, bias="bias" in module)
-        if "bias" in module:
-            plain.bias = module.bias
-    plain.weight = weight
-    return plain
-
-
-def twin_of(network: nn.Module) -> nn.Module:
-    """Another tree of modules over the same arrays: what is put into one is not in the other."""
-    twin: nn.Module = _twin(network, {})
-    return twin
-
-
-def _twin(part: Any, known: dict[int, Any]) -> Any:
-    """The same tree of modules over the same arrays; what is shared in one is in the other."""
-    if id(part) in known:
-        return known[id(part)]
-    if isinstance(part, nn.Module):
-        other = known[id(part)] = copy.copy(part)
-        for name, value in part.items():
-            other[name] = _twin(value, known)
-        return other
-    if isinstance(part, list):
-        return [_twin(value, known) for value in part]
-    if isinstance(part, dict):
-        return {name: _twin(value, known) for name, value in part.items()}
-    return part

@@ -18,7 +18,7 @@ from ..models.base import Base
 from ..models.drafters.layers import Attention, Source
 from ..models.drafters.network import Speculator
 from ..models.t5.context import EncoderDecoderModel
-from ..models.t5.trainable import Ids
+from ..models.trainable import Ids
 from .collect import Rows
 from .config import DrafterConfig
 from .fit import HELD_OUT, Task

@@ -32,10 +32,10 @@ from ..engine.generate import Pair
 from ..errors import OptionError, VocabularyError
 from ..models import families
 from ..models.base import Base
-from ..models.self_draft import twin_of
+from ..models.loading import trainable
+from ..models.number_format import dequantize, twin_of
 from ..models.t5.network import T5
-from ..models.t5.trainable import Ids
-from ..models.trainable import Trainable, dequantize, trainable
+from ..models.trainable import Ids, Trainable
 from ..options import SELF
 from .collect import Rows
 from .config import DataConfig, DistillConfig, DraftConfig

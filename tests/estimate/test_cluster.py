@@ -13,7 +13,7 @@ from mlx_specdec.measure.cluster import Link, cluster, with_speeds
 from mlx_specdec.measure.estimate import Asked, estimate
 from mlx_specdec.measure.estimate_passes import parts
 from mlx_specdec.measure.estimate_result import ALPHAS, best
-from mlx_specdec.models.outline import outline
+from mlx_specdec.models.loading import outline
 
 from ..support import tiny
 from ..support.estimates import LLAMA, QUICK, T5, ticking

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mlx_specdec.models.outline import outline
+from mlx_specdec.models.loading import outline
 
 from ..support import tiny
 

@@ -20,8 +20,8 @@ from mlx_specdec.engine.many import generate_many
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.mlx_lm.sharding import refine
 from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.sharding import refine
 from mlx_specdec.models.t5 import loading as t5_loading
 from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.models.t5.network import T5

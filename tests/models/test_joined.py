@@ -13,11 +13,11 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_specdec.models.joined import Joined
-from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.self_draft import self_draft, twin_of
+from mlx_specdec.models.loading import load_model, trainable
+from mlx_specdec.models.number_format import twin_of
+from mlx_specdec.models.self_draft import self_draft
 from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.models.t5.network import T5
-from mlx_specdec.models.trainable import trainable
 
 from ..support.t5 import FIXTURES, SHAPE, SOURCE, TOKENS, built
 

@@ -7,9 +7,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.loading import load_model, outline
 from mlx_specdec.models.mlx_lm.outline import with_layers
-from mlx_specdec.models.outline import outline
 
 from ..support import tiny
 from ..support.estimates import T5

@@ -15,8 +15,8 @@ from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import sharding as decoder_sharding
-from mlx_specdec.models.mlx_lm.sharding import check_even, refine, whole_groups
 from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.models.sharding import check_even, refine, whole_groups
 from mlx_specdec.models.t5 import loading as t5_loading
 from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.models.t5.network import T5, Attention, Dense

@@ -10,8 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.checkpoints.files import read_config
-from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.trainable import trainable
+from mlx_specdec.models.loading import load_model, trainable
 from mlx_specdec.training import draft as draft_files
 from mlx_specdec.training.draft import Initial
 

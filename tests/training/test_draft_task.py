@@ -10,7 +10,7 @@ import pytest
 
 from mlx_specdec.engine import generate as assemble
 from mlx_specdec.engine.generate import Pair, generate
-from mlx_specdec.models.trainable import trainable
+from mlx_specdec.models.loading import trainable
 from mlx_specdec.options import Options
 from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, DistillConfig

@@ -6,24 +6,20 @@ such families, and one sequence as well as many. Whether a family takes many is 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
 
-from ...interfaces import Scores, rectangle
-from ..kv_cache import Buffer
-from ..rows import Place, Rows, RowsContext
-from .sharding import of_rank_0
-
-if TYPE_CHECKING:
-    from .model import DecoderOnlyModel
-import copy
-
-from ...interfaces import Context
+from ...interfaces import Context, Scores, rectangle
 from ...interfaces.reusable import Memory, Whole
 from ..base import check_pass, check_rewind
+from ..kv_cache import Buffer
+from ..rows import Place, Rows, RowsContext
+from ..sharding import of_rank_0
+from .network import TappedNetwork
 from .rewinding import RewindableCache, evaluate
 
 TRIED = ((3, 1), (7, 4), (5, 2))
@@ -153,7 +149,7 @@ class DecoderOnlyContext(RowsContext):
     mask_axes: see Rows."""
 
     def __init__(
-        self, model: DecoderOnlyModel, make: Sequence[MakeCache], count: int, mask_axes: int = 4
+        self, model: TappedNetwork, make: Sequence[MakeCache], count: int, mask_axes: int = 4
     ) -> None:
         rows = Rows(count, mask_axes)
         super().__init__(rows, [each(rows) for each in make])
@@ -172,7 +168,7 @@ class DecoderOnlyContext(RowsContext):
         mx.clear_cache()
 
 
-def fits(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> bool:
+def fits(model: TappedNetwork, make: Sequence[MakeCache]) -> bool:
     """Whether a model can be called with such caches at all. Nothing is computed: shapes are
     checked as soon as the graph is built."""
     try:
@@ -183,13 +179,13 @@ def fits(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> bool:
     return True
 
 
-def mask_axes(model: DecoderOnlyModel, make: Sequence[MakeCache]) -> int | None:
+def mask_axes(model: TappedNetwork, make: Sequence[MakeCache]) -> int | None:
     """With how many axes in their masks sequences of different lengths get the logits from a batch
     that they get alone; None where they do not."""
     return next((axes for axes in (4, 5) if _batches(model, make, axes)), None)
 
 
-def _batches(model: DecoderOnlyModel, make: Sequence[MakeCache], axes: int) -> bool:
+def _batches(model: TappedNetwork, make: Sequence[MakeCache], axes: int) -> bool:
     """Whether they do but for rounding, some of whose tokens were taken back."""
     key = mx.random.key(0)
     tokens: list[list[int]] = [
@@ -225,7 +221,7 @@ class ReplayingContext:
     on.
     """
 
-    def __init__(self, model: DecoderOnlyModel, entries: Any, length: int = 0) -> None:
+    def __init__(self, model: TappedNetwork, entries: Any, length: int = 0) -> None:
         self._model = model
         self._cache = RewindableCache(entries, length)
         self._final = length

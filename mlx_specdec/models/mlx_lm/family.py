@@ -15,7 +15,7 @@ from ...errors import CheckpointError, OptionError
 from ...interfaces import FINAL
 from ...text.tokenizer import Kind
 from ..base import Base
-from ..t5.trainable import Ids, padded, places
+from ..trainable import Ids, padded, places
 from .loading import load as load
 from .loading import max_length as longest_text
 from .model import DecoderOnlyModel

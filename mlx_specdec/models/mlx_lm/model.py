@@ -26,16 +26,16 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from ...errors import CheckpointError, OptionError, first_line
-from ...interfaces import FINAL, Context, Scores
+from ...errors import OptionError, first_line
+from ...interfaces import Context
 from ...interfaces.reusable import Kept, Whole
 from .. import agreement
 from ..base import check_prompt
 from ..cache_settings import CacheSettings
 from ..kv_cache import STEP
 from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched, fits, mask_axes
+from .network import TappedNetwork, type_name
 from .row_check import ATTEMPTS, rows_agree
-from .taps import Shown, Tap, inner_of, layer_of, lent_of, state_of, tapped
 
 MakeCaches = Callable[[], list[Any]]
 
@@ -52,7 +52,7 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
     if others:
         flag = "max-kv-size" if settings.bits is None else "kv-bits"
         raise OptionError(
-            f"{_name(network)} models bring caches of their own ({', '.join(others)}): leave "
+            f"{type_name(network)} models bring caches of their own ({', '.join(others)}): leave "
             f"{flag} out"
         )
     if settings.max_size is not None:
@@ -108,28 +108,22 @@ def _try(network: nn.Module, caches: list[Any], settings: CacheSettings) -> None
         network(mx.zeros((1, 2), dtype=mx.int32), cache=caches)
     except ValueError as problem:
         raise OptionError(
-            f"{_name(network)} cannot use a quantized cache with groups of "
+            f"{type_name(network)} cannot use a quantized cache with groups of "
             f"{settings.group_size}: {first_line(problem)}"
         ) from None
     except Exception as problem:
         # Arithmetic of its own, which takes no packed keys.
         raise OptionError(
-            f"{_name(network)} models cannot read a quantized cache: leave kv-bits out"
+            f"{type_name(network)} models cannot read a quantized cache: leave kv-bits out"
         ) from problem
 
 
-def _name(network: nn.Module) -> str:
-    return type(network).__module__.rpartition(".")[2]
-
-
-class DecoderOnlyModel:
+class DecoderOnlyModel(TappedNetwork):
     """base.Base over an mlx-lm model.
 
-    model: the loaded module, called as `model(tokens, cache=entries)`; kept as `network`.
-    max_length: longest committed text in tokens, or None. caches: raises OptionError for kinds that
-    the model cannot use. identity: as base.Base says. group: of the ranks that share the model;
-    every pass is then submitted at once as far as they work on it together.
-    pipeline: they share its layers.
+    model, group, pipeline: see TappedNetwork. max_length: longest committed text in tokens, or
+    None. caches: raises OptionError for kinds that the model cannot use. identity: as base.Base
+    says.
     """
 
     def __init__(
@@ -142,30 +136,11 @@ class DecoderOnlyModel:
         *,
         pipeline: bool = False,
     ) -> None:
-        self.network = model
-        self.group = group
-        self._pipeline = pipeline
+        super().__init__(model, group, pipeline=pipeline)
         self.identity = identity
         self._max_length = max_length
         self._make_caches = cache_maker(model, caches or CacheSettings())
         self._quantizes_cache = caches is not None and caches.bits is not None
-        self._taps: dict[str, Tap] = {}
-        self._first: Tap | None = None
-        self._state: tuple[int, mx.Dtype] | None = None
-        # Shapes are known as soon as the graph is built; nothing is computed here.
-        probe = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
-        self._vocabulary: int = probe.shape[-1]
-        masked = getattr(model, "_dummy_tokenizer_ids", None)  # of phi3small
-        if masked is not None and (most := max(masked.tolist())) >= self._vocabulary:
-            raise CheckpointError(
-                f"mlx-lm masks token ids up to {most} of this type of model, and config.json has a "
-                f"vocabulary of {self._vocabulary}: to write past its end would end the process"
-            )
-
-    @property
-    def vocabulary(self) -> int:
-        """Width of the logits, padding included."""
-        return self._vocabulary
 
     @property
     def max_length(self) -> int | None:
@@ -204,61 +179,12 @@ class DecoderOnlyModel:
         floating = (each.dtype.size for each in arrays if mx.issubdtype(each.dtype, mx.floating))
         return max(floating, default=4)
 
-    @property
-    def width(self) -> int:
-        """Width of the hidden states. Raises OptionError where a model does not show them."""
-        return self._seen_state()[0]
-
-    @property
-    def state_dtype(self) -> mx.Dtype:
-        """Of the hidden states. Raises OptionError as `width` does."""
-        return self._seen_state()[1]
-
-    @property
-    def layers(self) -> int:
-        """How many layers put out a hidden state."""
-        return len(self.network.layers)  # of a pipeline those of this rank
-
     @cached_property
     def rows_agree(self) -> bool:
         """As base.Base says; some of mlx-lm's models fail it. Found out when first asked for."""
         return agreement.once(
             self.identity, lambda: rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
         )
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """(batch, m) int32 -> (batch, m, width): what the first layer is given, scaled where the
-        family scales it. Raises OptionError where a model does not show it."""
-        if self._pipeline:
-            raise self._closed("what their first layer is given, in a pipeline")
-        # Only the model's own call knows what it does to its embedding.
-        self._first = self._first or tapped(self.network.layers[0])
-        self._first.stop(True)
-        try:
-            self.network(tokens, cache=make_prompt_cache(self.network))
-        except Shown as shown:
-            state = state_of(shown.state)
-        else:
-            state = None
-        finally:
-            self._first.stop(False)
-        if state is None:
-            raise self._closed("what their first layer is given")
-        return state
-
-    def head(self, states: mx.array) -> mx.array:
-        """The model's own output head: (batch, m, width), as FINAL is -> logits.
-
-        Raises OptionError as `width` does.
-        """
-        # Heads are scaled, soft-capped or tied: only the model's own call knows how.
-        tap = self.tap(FINAL)
-        tap.give(states)
-        try:
-            logits: mx.array = self.network(mx.zeros(states.shape[:2], dtype=mx.int32))
-        finally:
-            tap.give(None)
-        return logits
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """The prompt itself."""
@@ -295,7 +221,7 @@ class DecoderOnlyModel:
         for prompt in prompts:
             check_prompt(prompt, self._vocabulary, self._max_length)
         if self._mask_axes is None:
-            raise OptionError(f"{self._kind} models decode one sequence at a time")
+            raise OptionError(f"{type_name(self.network)} models decode one sequence at a time")
         context = DecoderOnlyContext(self, self._batched, len(prompts), self._mask_axes)
         context.recall(kept)
         return context
@@ -310,59 +236,3 @@ class DecoderOnlyModel:
         made = [batched(own) for own in self._make_caches()]
         kinds = [make for make in made if make is not None]
         return kinds if len(kinds) == len(made) and fits(self, kinds) else []
-
-    def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
-        """One pass over `tokens` (batch, m) int32, which `entries`, the caches, remember; None:
-        over whole texts, of which nothing is remembered. taps: hidden states to return."""
-        if not taps and self.group is None:
-            return Scores(self.network(tokens, cache=entries))
-        together = () if self.group is None or FINAL in taps else (FINAL,)
-        armed: Mapping[str, Tap] = {name: self.tap(name) for name in (*taps, *together)}
-        for tap in armed.values():
-            tap.arm()
-        logits = self.network(tokens, cache=entries)
-        states = {name: state_of(tap.take(), name) for name, tap in armed.items()}
-        if self.group is not None:
-            # In the order of passes on every rank, whoever looks at the result, and when.
-            mx.async_eval(states[FINAL])
-        return Scores(logits, {name: state for name, state in states.items() if state is not None})
-
-    def tap(self, name: str) -> Tap:
-        """The tap that shows a hidden state; the model is prepared on the first call.
-
-        Raises OptionError for a state that the model does not have or does not show.
-        """
-        if name not in self._taps:
-            inner = name == FINAL
-            if self._pipeline and not inner:
-                raise OptionError(
-                    f"in a pipeline no rank has all layers, and what is {name} is not sent to the "
-                    "drafter: take distributed tensor, or another drafter"
-                )
-            module = inner_of(self.network) if inner else lent_of(name, self.network.layers)
-            if module is None:
-                module = self.network.layers[layer_of(name, self.layers)]
-            tap = tapped(module)
-            tap.arm()
-            self.network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(self.network))
-            state = state_of(tap.take(), name)
-            # Some models keep the head inside: what comes out of them are logits.
-            if state is None or (inner and state.shape[-1] == self._vocabulary):
-                raise self._closed("the input of their head" if inner else f"what is {name}")
-            if inner:
-                self._state = (state.shape[-1], state.dtype)
-            self._taps[name] = tap
-        return self._taps[name]
-
-    def _closed(self, what: str) -> OptionError:
-        return OptionError(f"models of type {self._kind} do not show {what}")
-
-    @property
-    def _kind(self) -> str:
-        """mlx-lm's name of the family."""
-        return type(self.network).__module__.rpartition(".")[2]
-
-    def _seen_state(self) -> tuple[int, mx.Dtype]:
-        """Width and type of the hidden states."""
-        self.tap(FINAL)
-        return self._state or (0, mx.float32)

@@ -26,7 +26,7 @@ from .model import DecoderOnlyModel
 
 
 class DecoderOnlyOutline(Outline):
-    """Outline of any model that mlx-lm implements; see `outline.outline`."""
+    """Outline of any model that mlx-lm implements; see `loading.outline`."""
 
     kind: Kind = "decoder-only"
 

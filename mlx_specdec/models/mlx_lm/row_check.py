@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,12 +17,9 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from ...errors import OptionError
 from ...interfaces import after
+from ..sharding import of_rank_0
+from .network import TappedNetwork, type_name
 from .rewinding import slots
-from .sharding import of_rank_0
-
-if TYPE_CHECKING:
-    from .model import DecoderOnlyModel
-
 
 BEGUN = 5
 """Tokens that both have seen before, at least: no row is then the first of its sequence."""
@@ -55,24 +52,23 @@ HALF_LIMIT = 0.1
 """Of a row's hidden states, relative to their norm."""
 
 
-def rows_agree(model: DecoderOnlyModel, entries: Sequence[list[Any]]) -> bool:
+def rows_agree(model: TappedNetwork, entries: Sequence[list[Any]]) -> bool:
     """Compares a pass over some rows, past the window of caches that have one, with single rows,
     and warns where they differ. entries: empty caches for each of the ATTEMPTS."""
     taps = _taps(model, entries[0])
     attempts = (_agree(model, each, taps, seed) for seed, each in enumerate(entries))
     if any(of_rank_0(model.group, agree) for agree in attempts):
         return True
-    kind = type(model.network).__module__.rpartition(".")[2]
     warnings.warn(
-        f"mlx-lm's {kind} models give several tokens at once other scores than one after the "
-        "other: decoding without speculation",
+        f"mlx-lm's {type_name(model.network)} models give several tokens at once other scores than "
+        "one after the other: decoding without speculation",
         RuntimeWarning,
         stacklevel=2,
     )
     return False
 
 
-def _agree(model: DecoderOnlyModel, entries: list[Any], taps: list[str], seed: int) -> bool:
+def _agree(model: TappedNetwork, entries: list[Any], taps: list[str], seed: int) -> bool:
     key = mx.random.key(seed)
     tokens = mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
     model.run(tokens[:, :BEGUN], entries)
@@ -91,7 +87,7 @@ def _agree(model: DecoderOnlyModel, entries: list[Any], taps: list[str], seed: i
 
 
 def _states(
-    model: DecoderOnlyModel, tokens: mx.array, entries: list[Any], taps: list[str]
+    model: TappedNetwork, tokens: mx.array, entries: list[Any], taps: list[str]
 ) -> mx.array:
     scores = model.run(tokens, entries, taps)
     return scores.hidden[taps[0]] if taps else scores.logits
@@ -124,7 +120,7 @@ def _fill(entries: list[Any], key: mx.array) -> None:
             cache._idx = held
 
 
-def _taps(model: DecoderOnlyModel, entries: list[Any]) -> list[str]:
+def _taps(model: TappedNetwork, entries: list[Any]) -> list[str]:
     """The output of the first layer by which all kinds were seen; none where it is not shown."""
     layers = list(getattr(model.network, "layers", ()))
     kinds: dict[Hashable, int] = {}

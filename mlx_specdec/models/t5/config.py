@@ -8,7 +8,7 @@ from typing import Any
 
 from ...checkpoints.t5_keys import LARGEST, feed_forward, scales_output, whole_number
 from ...errors import CheckpointError
-from ..mlx_lm.sharding import check_even
+from ..sharding import check_even
 
 TRAINED_LENGTH, LONGER = 512, 1024
 """Tokens of a text in pretraining, where config.json does not say: of T5 (Raffel et al., arXiv

@@ -13,9 +13,8 @@ from ...checkpoints import disk as sizes
 from ...errors import PromptError
 from ...interfaces import FINAL, Context, Scores, rectangle
 from ...interfaces.reusable import Kept, Memory, Whole
-from ..base import check_prompt
+from ..base import check_prompt, layer_of
 from ..kv_cache import STEP, KVCache, padded
-from ..mlx_lm.taps import layer_of
 from ..rows import Place, Rows, RowsContext
 from .network import T5, KeysValues
 

@@ -5,16 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ...text.tokenizer import Kind
 from ..base import Base
+from ..trainable import Ids, padded, places
 from .config import T5Config
 from .context import EncoderDecoderModel
 from .loading import T5Outline
 from .loading import load as load
 from .network import T5
-from .trainable import TrainableT5
+
+
+class TrainableT5:
+    """The encoder reads prompts, the decoder says texts."""
+
+    def __init__(self, network: T5) -> None:
+        self.network = network
+
+    def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
+        """Sources and which of their places are any, decoder inputs, and the rows' places."""
+        start = self.network.config.decoder_start_token_id
+        sources, lengths = padded(prompts), [len(prompt) for prompt in prompts]
+        mask = np.arange(sources.shape[1]) < np.array(lengths)[:, None]
+        fed = padded([[start, *text[:-1]] for text in texts])
+        wanted = places([(0, len(text)) for text in texts], fed.shape[1])
+        return mx.array(sources), mx.array(mask), mx.array(fed), mx.array(wanted)
+
+    def logits(self, *inputs: mx.array) -> mx.array:
+        """As Trainable says."""
+        sources, mask, fed, wanted = inputs
+        network, length = self.network, fed.shape[1]
+        encoded = network.project_encoded(network.encode(sources, mask))
+        tables = network.decoder.bias_tables(length)
+        masks = network.decoder.masks(tables, length, 0, length)
+        states = network.decode(fed, [None] * len(encoded), encoded, masks, mask)
+        rows = states.reshape(-1, states.shape[-1])[wanted]
+        return network.head(rows[None])[0]
+
 
 kind: Kind = "encoder-decoder"
 outline, trainable = T5Outline, TrainableT5

@@ -203,7 +203,7 @@ def _dequantized(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> 
 
 
 class T5Outline(Outline):
-    """Outline of a T5; see `outline.outline`."""
+    """Outline of a T5; see `loading.outline`."""
 
     kind: Kind = "encoder-decoder"
 

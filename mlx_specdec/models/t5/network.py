@@ -13,7 +13,7 @@ from mlx.nn.layers.distributed import shard_inplace
 
 from ..joined import Joined
 from ..kv_cache import STEP, KVCache
-from ..mlx_lm.sharding import shard_inputs, shard_outputs
+from ..sharding import shard_inputs, shard_outputs
 from .config import T5Config
 
 KeysValues = Sequence[mx.array]

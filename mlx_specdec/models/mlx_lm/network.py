@@ -1,0 +1,249 @@
+"""A network of mlx-lm, and hidden states of it that it was written without showing.
+
+A tapped module gets a subclass of its own class, so its parameters, its name in the model and
+whatever else is known of it stay as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from ...errors import CheckpointError, OptionError
+from ...interfaces import FINAL, Scores
+from ..base import layer_of
+
+LENT = {"keys": "k_norm", "values": "v_norm"}
+"""What a layer's attention calls the modules that keys and values come out of, head by head."""
+
+
+def lent_of(name: str, layers: Sequence[Any]) -> nn.Module | None:
+    """The module that puts out what is called `name` where that is a layer's keys or values; None
+    where it is not, or where the layer does not show them."""
+    part, _, number = name.partition(".")
+    if part not in LENT or not number.isdecimal() or int(number) >= len(layers):
+        return None
+    return getattr(getattr(layers[int(number)], "self_attn", None), LENT[part], None)
+
+
+class Shown(Exception):
+    """Ends a call of a model as soon as the input of a module is known."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
+class Tap(threading.local):
+    """Keeps what a module returns for one call after `arm`, or answers in its place.
+
+    Every thread has its own; the module stays tapped.
+    """
+
+    _armed = False
+    _stops = False
+    _kept: Any = None
+    _given: mx.array | None = None
+
+    def arm(self) -> None:
+        """The next result is kept."""
+        self._armed, self._kept = True, None
+
+    def give(self, result: mx.array | None) -> None:
+        """The next call returns this and computes nothing; None: it computes again."""
+        self._given = result
+
+    def stop(self, at_input: bool) -> None:
+        """Calls raise Shown with the module's input, or compute again."""
+        self._stops = at_input
+
+    def take(self) -> Any:
+        """The kept result, which is then let go; None where the module was not called."""
+        kept, self._kept, self._armed = self._kept, None, False
+        return kept
+
+    def called(self, plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """What the tapped module does when it is called. plain: what it did before."""
+        if self._stops:
+            raise Shown(next(iter((*args, *kwargs.values())), None))
+        if self._given is not None:
+            given, self._given = self._given, None
+            return given
+        result = plain(module, *args, **kwargs)
+        if self._armed:
+            self._kept, self._armed = result, False
+        return result
+
+
+def tapped(module: nn.Module) -> Tap:
+    """A tap on a module."""
+    plain, tap = type(module), Tap()
+
+    def call(inner: Any, *args: Any, **kwargs: Any) -> Any:
+        return tap.called(plain.__call__, inner, *args, **kwargs)
+
+    module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    return tap
+
+
+def state_of(result: Any, name: str = "") -> mx.array | None:
+    """The hidden state called `name` in what a module returns: itself, or the first of several;
+    else None. Of keys and values the heads are put side by side."""
+    first = result[0] if isinstance(result, (tuple, list)) and result else result
+    if name.partition(".")[0] in LENT and isinstance(first, mx.array) and first.ndim == 4:
+        first = first.flatten(2)
+    return first if isinstance(first, mx.array) and first.ndim == 3 else None
+
+
+def inner_of(model: nn.Module) -> nn.Module:
+    """The module whose result the output head is given, through any multimodal wrapper."""
+    outer = _innermost(model)
+    children = (getattr(outer, name, None) for name in ("model", "transformer", "backbone"))
+    return _innermost(next((c for c in children if isinstance(c, nn.Module)), outer))
+
+
+def _innermost(module: nn.Module) -> nn.Module:
+    while isinstance(inner := getattr(module, "language_model", None), nn.Module):
+        module = inner
+    return module
+
+
+def type_name(network: nn.Module) -> str:
+    """Return what mlx-lm calls models of this type."""
+    return type(network).__module__.rpartition(".")[2]
+
+
+class TappedNetwork:
+    """A loaded module of mlx-lm, called as `network(tokens, cache=entries)`.
+
+    group: of the ranks that share it; every pass is then submitted at once as far as they work on
+    it together. pipeline: they share its layers.
+    """
+
+    def __init__(
+        self, network: nn.Module, group: mx.distributed.Group | None = None, *, pipeline: bool
+    ) -> None:
+        self.network = network
+        self.group = group
+        self._pipeline = pipeline
+        self._taps: dict[str, Tap] = {}
+        self._first: Tap | None = None
+        self._state: tuple[int, mx.Dtype] | None = None
+        # Shapes are known as soon as the graph is built; nothing is computed here.
+        probe = network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(network))
+        self._vocabulary: int = probe.shape[-1]
+        masked = getattr(network, "_dummy_tokenizer_ids", None)  # of phi3small
+        if masked is not None and (most := max(masked.tolist())) >= self._vocabulary:
+            raise CheckpointError(
+                f"mlx-lm masks token ids up to {most} of this type of model, and config.json has a "
+                f"vocabulary of {self._vocabulary}: to write past its end would end the process"
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        """Width of the logits, padding included."""
+        return self._vocabulary
+
+    @property
+    def width(self) -> int:
+        """Width of the hidden states. Raises OptionError where a model does not show them."""
+        return self._seen_state()[0]
+
+    @property
+    def state_dtype(self) -> mx.Dtype:
+        """Of the hidden states. Raises OptionError as `width` does."""
+        return self._seen_state()[1]
+
+    @property
+    def layers(self) -> int:
+        """How many layers put out a hidden state."""
+        return len(self.network.layers)  # of a pipeline those of this rank
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(batch, m) int32 -> (batch, m, width): what the first layer is given, scaled where the
+        family scales it. Raises OptionError where a model does not show it."""
+        if self._pipeline:
+            raise self._closed("what their first layer is given, in a pipeline")
+        # Only the model's own call knows what it does to its embedding.
+        self._first = self._first or tapped(self.network.layers[0])
+        self._first.stop(True)
+        try:
+            self.network(tokens, cache=make_prompt_cache(self.network))
+        except Shown as shown:
+            state = state_of(shown.state)
+        else:
+            state = None
+        finally:
+            self._first.stop(False)
+        if state is None:
+            raise self._closed("what their first layer is given")
+        return state
+
+    def head(self, states: mx.array) -> mx.array:
+        """The model's own output head: (batch, m, width), as FINAL is -> logits.
+
+        Raises OptionError as `width` does.
+        """
+        # Heads are scaled, soft-capped or tied: only the model's own call knows how.
+        tap = self.tap(FINAL)
+        tap.give(states)
+        try:
+            logits: mx.array = self.network(mx.zeros(states.shape[:2], dtype=mx.int32))
+        finally:
+            tap.give(None)
+        return logits
+
+    def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
+        """One pass over `tokens` (batch, m) int32, which `entries`, the caches, remember; None:
+        over whole texts, of which nothing is remembered. taps: hidden states to return."""
+        if not taps and self.group is None:
+            return Scores(self.network(tokens, cache=entries))
+        together = () if self.group is None or FINAL in taps else (FINAL,)
+        armed: Mapping[str, Tap] = {name: self.tap(name) for name in (*taps, *together)}
+        for tap in armed.values():
+            tap.arm()
+        logits = self.network(tokens, cache=entries)
+        states = {name: state_of(tap.take(), name) for name, tap in armed.items()}
+        if self.group is not None:
+            # In the order of passes on every rank, whoever looks at the result, and when.
+            mx.async_eval(states[FINAL])
+        return Scores(logits, {name: state for name, state in states.items() if state is not None})
+
+    def tap(self, name: str) -> Tap:
+        """The tap that shows a hidden state; the model is prepared on the first call.
+
+        Raises OptionError for a state that the model does not have or does not show.
+        """
+        if name not in self._taps:
+            inner = name == FINAL
+            if self._pipeline and not inner:
+                raise OptionError(
+                    f"in a pipeline no rank has all layers, and what is {name} is not sent to the "
+                    "drafter: take distributed tensor, or another drafter"
+                )
+            module = inner_of(self.network) if inner else lent_of(name, self.network.layers)
+            if module is None:
+                module = self.network.layers[layer_of(name, self.layers)]
+            tap = tapped(module)
+            tap.arm()
+            self.network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(self.network))
+            state = state_of(tap.take(), name)
+            # Some models keep the head inside: what comes out of them are logits.
+            if state is None or (inner and state.shape[-1] == self._vocabulary):
+                raise self._closed("the input of their head" if inner else f"what is {name}")
+            if inner:
+                self._state = (state.shape[-1], state.dtype)
+            self._taps[name] = tap
+        return self._taps[name]
+
+    def _closed(self, what: str) -> OptionError:
+        return OptionError(f"models of type {type_name(self.network)} do not show {what}")
+
+    def _seen_state(self) -> tuple[int, mx.Dtype]:
+        """Width and type of the hidden states."""
+        self.tap(FINAL)
+        return self._state or (0, mx.float32)
