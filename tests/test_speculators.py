@@ -24,6 +24,7 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat, on_cpu
 from mlx_specdec.options import Options
 from mlx_specdec.proposers import DRAFTERS
+from mlx_specdec.proposers.drafter import Setup
 from mlx_specdec.proposers.hidden_state import UNREAD
 
 from .support import heads, speculators, tiny
@@ -229,8 +230,7 @@ def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
     drafted = []
     for prices in (None, Prices([1.0, 1.3, 1.6, 1.9, 2.2], 1.0)):
         [drafter] = assemble.drafters(pair, options)
-        proposer = drafter.make(options, False)
-        proposer.prices = lambda prices=prices: prices
+        proposer = drafter.make(Setup(options, prices=lambda prices=prices: prices))
         result = stream_generate(pair, PROMPT, options, proposer=proposer).result()
         assert result.tokens == generate(pair, PROMPT, replace(options, regular=True)).tokens
         drafted.append(result.stats.drafted / result.stats.rounds)
@@ -242,11 +242,15 @@ def test_where_lengths_are_learned_a_drafter_hears_what_rounds_cost(tmp_path: Pa
         pair = made(kind, "llama", tmp_path)
         for asked in ("auto", 3):
             options = Options(num_draft=asked, cost_cache=False)
-            chosen = [each for each in assemble.drafters(pair, options) if each.name == kind]
+            setups: list[Setup] = []
+            chosen = [
+                replace(each, make=setups.append)
+                for each in assemble.drafters(pair, options)
+                if each.name == kind
+            ]
             lengths = make_draft_length(pair, chosen, options)
-            proposer = assemble.make_proposer(chosen, options, lengths)
-            assert proposer is not None
-            assert (proposer.prices is not None) is (told and asked == "auto")
+            assemble.make_proposer(chosen, options, lengths)
+            assert (setups[0].prices is not None) is (told and asked == "auto")
 
 
 def test_taps_change_no_logit(tmp_path: Path) -> None:

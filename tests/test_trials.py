@@ -16,8 +16,8 @@ from mlx_specdec.engine.many import ManyRun, Request, generate_many
 from mlx_specdec.engine.memory import FixedBatchSize
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
+from mlx_specdec.proposers.drafter import Trial
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
-from mlx_specdec.proposers.trial import Trial
 
 from .support import tiny
 from .support.drafter_pairs import made, target_of

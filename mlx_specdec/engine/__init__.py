@@ -18,7 +18,7 @@ from ..models.drafters import kinds as speculators
 from ..models.drafters.medusa import MedusaHeads, attach
 from ..models.loading import Loaded
 from ..options import SELF
-from ..proposers.trial import Trial
+from ..proposers.drafter import Trial
 from ..text.tokenizer import Tokenizer
 from .loading import Wanted, check_early, wanted_of, with_own_layers, with_wanted
 from .pair import Pair

@@ -29,7 +29,7 @@ from ..interfaces.rounds import RoundReport
 from ..options import Options
 from ..proposers import DRAFTERS, find, given, missing
 from ..proposers.combined import FirstOf, RowByRow
-from ..proposers.drafter import Drafter
+from ..proposers.drafter import Drafter, Setup
 from .pair import Pair
 
 TEMPERATURES = (0.0, 0.4, 0.8, 1.2)
@@ -243,13 +243,17 @@ def make_proposer(
     )
     made: dict[str, Proposer] = {}
     for place, each in enumerate(chosen):
-        make = functools.partial(each.make, options, place < last)
-        proposer = make()
-        # Batches often do best without.
-        proposer.wanted = not batch and _wanted(lengths, each.name)
         its = _controller(lengths, each.name)
-        if each.stops and not batch and isinstance(its, AutoLength):
-            proposer.prices = its.prices
+        learning = its if isinstance(its, AutoLength) else None
+        setup = Setup(
+            options,
+            followed=place < last,
+            # Batches often do best without drafts.
+            eager=not batch and (learning is None or learning.reads_along),
+            prices=learning.prices if learning and each.stops and not batch else None,
+        )
+        make = functools.partial(each.make, setup)
+        proposer = make()
         made[each.name] = RowByRow(make) if batch and not proposer.batches else proposer
     return FirstOf(made, limit) if len(made) > 1 else next(iter(made.values()), None)
 
@@ -258,11 +262,6 @@ def _controller(lengths: DraftLength, name: str) -> DraftLength | None:
     if isinstance(lengths, LengthsByRows):
         lengths = lengths.by_rows[1]
     return lengths.learning.get(name) if isinstance(lengths, LengthsBySource) else lengths
-
-
-def _wanted(lengths: DraftLength, name: str) -> bool:
-    its = _controller(lengths, name)
-    return not isinstance(its, AutoLength) or its.reads_along
 
 
 def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:

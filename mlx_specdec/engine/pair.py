@@ -16,7 +16,7 @@ from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import Speculator
 from ..proposers import documents as document_cache
 from ..proposers.documents import DocumentIndex, IndexKey
-from ..proposers.trial import Trial
+from ..proposers.drafter import Trial
 from ..sampling.constraint import Alphabet, Constraint
 from ..sampling.grammar import Grammar
 from ..text import prompts as documents

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -70,12 +70,6 @@ class Proposer(Protocol):
     batches: bool = False
     """Whether it drafts for several sequences, and has `join` and `filter`. Of one that does not,
     every sequence of a batch has its own."""
-    wanted: bool = True
-    """Whether a draft is wanted as soon as the prompts are read. One that is not puts off whatever
-    only drafts need: they may never be wanted."""
-    prices: Callable[[], Prices | None] | None = None
-    """What rounds cost so far, for those that know how much of a draft is worth verifying; None
-    where its length is not to be changed."""
     needs: tuple[str, ...] = ()
     """What has to be recalled of all tokens that the target does not read again, by name."""
 
@@ -101,8 +95,8 @@ class Proposer(Protocol):
         raise TypeError(f"{type(self).__name__} drafts for one sequence")
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Whether `propose` would draft anything now. Asked while a plain step is in flight, so it
-        costs next to nothing and drafts nothing."""
+        """Return whether `propose` would draft anything now. Called while a plain step is in
+        flight, so that it must cost next to nothing; it changes no later answer."""
         return True
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:

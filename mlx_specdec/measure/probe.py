@@ -18,8 +18,8 @@ from ..models.drafters import try_out
 from ..models.drafters.dflash import IDS as BLOCK_IDS
 from ..models.drafters.eagle3 import IDS as EAGLE_IDS
 from ..options import Options
+from ..proposers.drafter import LEAST_ACCEPTED
 from ..proposers.hidden_state import HiddenStateDrafter
-from ..proposers.trial import LEAST_ACCEPTED
 
 SHIFTS = (0, -1, 1)
 PROMPTS = (

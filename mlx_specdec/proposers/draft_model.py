@@ -14,7 +14,7 @@ from ..sampling.choices import choose
 from ..sampling.distribution import Distribution, last_rows, log_probabilities_of
 from ..sampling.settings import Sampling
 from ..text.vocabulary import Translation
-from .drafter import Brought, Drafter
+from .drafter import Drafter, LoadedPair, Setup
 
 
 def draw(
@@ -55,14 +55,19 @@ CHUNK = 512
 MISSING = "there is no draft model to propose: name one with draft-model"
 
 
-def drafter(pair: Brought) -> Drafter | None:
+def drafter(pair: LoadedPair) -> Drafter | None:
     """Of a pair with a draft model."""
     if pair.draft is None:
         return None
     model, translation = pair.draft, pair.translation
+
+    def make(setup: Setup) -> DraftModel:
+        sampling = setup.options.sampling
+        return DraftModel(model, sampling, pair.vocabulary, translation, eager=setup.eager)
+
     return Drafter(
         NAME,
-        lambda asked, first: DraftModel(model, asked.sampling, pair.vocabulary, translation),
+        make,
         nbytes=model.nbytes,
         identity=pair.draft_name or "",
     )
@@ -73,7 +78,7 @@ class DraftModel(Proposer):
 
     model: the draft. settings: the target's own, since p and q must be filtered alike.
     vocabulary: the target's size; ids that the draft does not have get probability zero.
-    translation: for a draft whose ids mean other tokens than the target's.
+    translation: for a draft whose ids mean other tokens than the target's. eager: see Setup.
     """
 
     batches = True
@@ -84,11 +89,14 @@ class DraftModel(Proposer):
         settings: Sampling,
         vocabulary: int,
         translation: Translation | None = None,
+        *,
+        eager: bool = True,
     ) -> None:
         self._model = model
         self._settings = settings
         self._vocabulary = vocabulary
         self._translation = translation
+        self._eager = eager
         self._distributions: list[Distribution] = []
         self._context: Context | None = None
         self._unopened: list[tuple[Sequence[int], Kept | None]] = []
@@ -120,7 +128,7 @@ class DraftModel(Proposer):
             (prompt, its) if reads else (prompt[:1], None)
             for prompt, reads, its in zip(prompts, self._reads, kept, strict=True)
         ]
-        if self.wanted:
+        if self._eager:
             self._open().evaluate()
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:

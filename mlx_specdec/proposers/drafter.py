@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..sampling.settings import Sampling
 
 if TYPE_CHECKING:
-    from ..interfaces import Model, Proposer, TargetModel
+    from ..interfaces import Model, Prices, Proposer, TargetModel
     from ..models.drafters.medusa import MedusaHeads
     from ..models.drafters.network import Speculator
     from ..sampling.constraint import Constraint
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 MOST_DRAFTED = 16
-"""The longest proposal that is worth considering where a drafter has no limit of its own."""
+"""The longest proposal worth considering where a drafter has no limit of its own, in tokens."""
 
 
-class Brought(Protocol):
-    """What a loaded pair brings for drafters; see pair.Pair."""
+class LoadedPair(Protocol):
+    """The parts of a loaded pair that drafters are made from; see engine.pair.Pair."""
 
     @property
     def target(self) -> TargetModel: ...
@@ -47,8 +47,8 @@ class Brought(Protocol):
     def constraint(self, grammar: Grammar | None) -> Constraint | None: ...
 
 
-class Asked(Protocol):
-    """What the user may ask of drafters; see options.Options."""
+class DraftOptions(Protocol):
+    """The options of a request that concern drafters; see options.Options."""
 
     @property
     def sampling(self) -> Sampling: ...
@@ -61,20 +61,77 @@ class Asked(Protocol):
 
 
 @dataclass(frozen=True)
+class Setup:
+    """What the proposer of one request is made with.
+
+    followed: another drafter proposes where this one abstains. eager: a draft is wanted as soon as
+    the prompt is read; a proposer that is not eager postpones whatever only drafts need, which may
+    never be wanted. prices: returns what rounds cost so far; None where the length of a proposal is
+    not the drafter's to choose.
+    """
+
+    options: DraftOptions
+    followed: bool = False
+    eager: bool = True
+    prices: Callable[[], Prices | None] | None = None
+
+
+@dataclass(frozen=True)
 class Drafter:
     """A drafter that a pair has.
 
-    name: as in the table, and the source of its proposals. make: makes the proposer of one
-    sequence; `first` says that another drafter is asked where it abstains. most: the longest
-    proposal worth considering, in tokens. nbytes: of its weights; 0 where it has none and costs
-    next to nothing. identity: which one of this name it is, where rounds of another one may cost
-    something else. stops: its proposals may end sooner than asked, where the next token is not
-    worth its verification.
+    name: as in the table of drafters, and the source of its proposals. make: makes the proposer of
+    one request. most: the longest proposal worth considering, in tokens. nbytes: size of its
+    weights; 0 where it has none and costs next to nothing. identity: which drafter of this name it
+    is, where another one's rounds may cost something else. stops: it ends its proposals early, by
+    `Setup.prices`, where the next token is not worth its verification.
     """
 
     name: str
-    make: Callable[[Asked, bool], Proposer]
+    make: Callable[[Setup], Proposer]
     most: int = MOST_DRAFTED
     nbytes: int = 0
     identity: str = ""
     stops: bool = False
+
+
+TRIAL = 64
+"""Drafted tokens after which a trial ends."""
+LEAST_VERIFIED = 16
+"""Tokens that the target must have verified by then. It verifies no further than the first wrong
+token of a proposal, so that long proposals count no more than short ones."""
+LEAST_ACCEPTED = 0.1
+"""Share of the verified tokens. Drafters that gain anything have several times that."""
+CAUSES = "was probably made for another target, or for the model that this one was fine-tuned from"
+
+
+class Trial:
+    """Finds out from the first drafted tokens whether a drafter fits its target at all."""
+
+    def __init__(self) -> None:
+        self._drafted = self._verified = self._accepted = 0
+        self._warned = False
+
+    @property
+    def over(self) -> bool:
+        """Whether enough was drafted; later proposals do not count."""
+        return self._drafted >= TRIAL and self._verified >= LEAST_VERIFIED
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """Count one verified proposal, in tokens."""
+        if not self.over:
+            self._drafted += drafted
+            self._verified += min(drafted, accepted + 1)
+            self._accepted += accepted
+
+    def caution(self, name: str, more_causes: str = "") -> str:
+        """Return a warning about a drafter of this name that failed; empty after the first time,
+        and where it did not fail."""
+        failed = self.over and self._accepted < LEAST_ACCEPTED * self._verified
+        if self._warned or not failed:
+            return ""
+        self._warned = True
+        return (
+            f"hardly any draft tokens are accepted ({self._accepted} of {self._drafted}): {name} "
+            f"{CAUSES}{more_causes}"
+        )

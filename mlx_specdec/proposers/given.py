@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 
 from ..interfaces import Model, Noise, Proposal, Proposer
 from ..sampling.constraint import Constraint
-from .drafter import Asked, Brought, Drafter
+from .drafter import Drafter, LoadedPair, Setup
 
 FORCED = "forced"
 
 
-def drafter(pair: Brought) -> Drafter:
+def drafter(pair: LoadedPair) -> Drafter:
     """Of every pair; it abstains in texts without a constraint."""
 
-    def make(asked: Asked, first: bool) -> Forced:
-        return Forced(pair.target, lambda: pair.constraint(asked.constraint))
+    def make(setup: Setup) -> Forced:
+        return Forced(pair.target, lambda: pair.constraint(setup.options.constraint))
 
     return Drafter(FORCED, make)
 
@@ -68,7 +68,7 @@ SHORTEST = 3
 
 def predicting(expected: Sequence[int]) -> Drafter:
     """Of one request. expected: token ids; none at all abstain."""
-    return Drafter(PREDICTION, lambda asked, first: Prediction(expected))
+    return Drafter(PREDICTION, lambda setup: Prediction(expected))
 
 
 class Prediction(Proposer):

@@ -7,7 +7,7 @@ of the tokens that are dropped, and every rule stays exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
@@ -16,11 +16,12 @@ import mlx.core as mx
 
 from ..interfaces import Noise, Prices, Proposal, Proposer, Scores, no_proposal
 from ..interfaces.reusable import Kept, Memory
+from ..models.drafters.kinds import KINDS
 from ..models.drafters.network import Speculator
 from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
 from .draft_model import draw
-from .drafter import MOST_DRAFTED, Brought, Drafter
+from .drafter import MOST_DRAFTED, Drafter, LoadedPair, Setup
 
 LEAST = 0.1
 """A chance to stay below which tokens are so rare that looking for them, which waits for the draft,
@@ -84,22 +85,33 @@ def least_chances(prices: Prices, count: int) -> Sequence[float]:
     return [rise / prices.token for rise in rises]
 
 
-MISSING = (
+_NAME_ONE = (
     "there is no such drafter to propose: name the directory of one that was made for this target "
     "with draft-model"
 )
+_NO_LAYERS = (
+    "there is no such drafter to propose: the checkpoint carries no layers for multi-token "
+    "prediction, which mlx-lm's conversions drop and mlx-specdec convert keeps, or another drafter "
+    "was named with draft-model"
+)
+MISSING = {**dict.fromkeys(KINDS, _NAME_ONE), "mtp": _NO_LAYERS}
 UNREAD = 64
 """Rows that may wait for the next guess. A prompt's are read as they come."""
 
 
-def drafter(pair: Brought) -> Drafter | None:
+def drafter(pair: LoadedPair) -> Drafter | None:
     """Of a pair whose draft reads hidden states."""
     if pair.speculator is None:
         return None
     network = pair.speculator
+
+    def make(setup: Setup) -> HiddenStateDrafter:
+        sampling = setup.options.sampling
+        return HiddenStateDrafter(network, sampling, pair.vocabulary, setup.prices)
+
     return Drafter(
         network.kind,
-        lambda asked, first: HiddenStateDrafter(network, asked.sampling, pair.vocabulary),
+        make,
         most=min(network.most, MOST_DRAFTED),
         stops=network.stops,
         nbytes=network.nbytes,
@@ -111,15 +123,23 @@ class HiddenStateDrafter(Proposer):
     """Proposer of one sequence.
 
     settings: the target's own, since p and q must be filtered alike. vocabulary: the target's size.
+    prices: see Setup.
     """
 
-    def __init__(self, network: Speculator, settings: Sampling, vocabulary: int) -> None:
+    def __init__(
+        self,
+        network: Speculator,
+        settings: Sampling,
+        vocabulary: int,
+        prices: Callable[[], Prices | None] | None = None,
+    ) -> None:
         self.taps = network.taps
         # Of what the target does not read again it shows no hidden states.
         self.needs = (network.kind,)
         self._network = network
         self._settings = settings
         self._vocabulary = vocabulary
+        self._prices = prices
         self._recalled: Kept | None = None
         self._confidence = Confidence()
 
@@ -188,7 +208,7 @@ class HiddenStateDrafter(Proposer):
         logits, after = self._reading.guess(count), self._reading.guess_after
         proposal = draw(self._distributions, committed, noise, count, logits, after)
         self._reading.forget(length)
-        prices = None if self.prices is None else self.prices()
+        prices = None if self._prices is None else self._prices()
         if prices is None or (chances := self._reading.chances()) is None:
             return proposal
         return replace(proposal, counts=(self._confidence.worth(chances, prices),)).of(0)

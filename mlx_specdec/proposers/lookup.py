@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from ..interfaces import Noise, Proposal, Proposer
 from .documents import DEPTH, DocumentIndex
-from .drafter import Asked, Brought, Drafter
+from .drafter import Drafter, LoadedPair, Setup
 
 LONGEST_CHAIN = 32
 """How many of the text's suffixes are told of each new token; more exist in monotonous texts only,
@@ -120,14 +120,16 @@ ALONE, BEFORE_OTHERS = 2, 4
 """Shortest match, in tokens, that is trusted: a shorter one is worse than a draft."""
 
 
-def drafter(pair: Brought) -> Drafter:
+def drafter(pair: LoadedPair) -> Drafter:
     """Of every pair."""
     documents = pair.documents
 
-    def make(asked: Asked, first: bool) -> PromptLookup:
-        trusted = BEFORE_OTHERS if first and documents is None else ALONE
-        frequent = asked.ngram_choice == "frequent"
-        return PromptLookup(asked.ngram_min or trusted, frequent, documents, pair.vocabulary)
+    def make(setup: Setup) -> PromptLookup:
+        trusted = BEFORE_OTHERS if setup.followed and documents is None else ALONE
+        frequent = setup.options.ngram_choice == "frequent"
+        return PromptLookup(
+            setup.options.ngram_min or trusted, frequent, documents, pair.vocabulary
+        )
 
     return Drafter("ngram", make)
 

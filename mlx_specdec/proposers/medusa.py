@@ -15,21 +15,21 @@ from ..models.drafters.medusa import MedusaHeads
 from ..sampling.choices import choose
 from ..sampling.distribution import Distribution, log_probabilities_of
 from ..sampling.settings import Sampling
-from .drafter import MOST_DRAFTED, Brought, Drafter
+from .drafter import MOST_DRAFTED, Drafter, LoadedPair
 
 MISSING = (
     "there are no Medusa heads to propose: give a model whose config.json has medusa_num_heads"
 )
 
 
-def drafter(pair: Brought) -> Drafter | None:
+def drafter(pair: LoadedPair) -> Drafter | None:
     """Of a target with heads."""
     if pair.heads is None:
         return None
     heads = pair.heads
     return Drafter(
         "medusa",
-        lambda asked, first: Medusa(heads, asked.sampling, pair.vocabulary),
+        lambda setup: Medusa(heads, setup.options.sampling, pair.vocabulary),
         most=min(heads.count, MOST_DRAFTED),
         nbytes=heads.nbytes,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlx_specdec.interfaces import Noise, Proposal, Proposer
-from mlx_specdec.proposers.drafter import Brought, Drafter
+from mlx_specdec.proposers.drafter import Drafter, LoadedPair
 
 
 class Repeat(Proposer):
@@ -22,6 +22,6 @@ class Repeat(Proposer):
         return ()
 
 
-def drafter(pair: Brought) -> Drafter:
+def drafter(pair: LoadedPair) -> Drafter:
     """Every pair has it: it needs no weights."""
-    return Drafter("repeat", lambda asked, first: Repeat())
+    return Drafter("repeat", lambda setup: Repeat())

@@ -91,16 +91,14 @@ class Sure(Scribe):
 
 def test_a_proposal_is_cut_with_its_rows(monkeypatch) -> None:
     monkeypatch.setattr("tests.support.scribe.Scribe", Sure)
-    proposer, _ = begun(temperature=1.0)
-    proposer.prices = lambda: STEEP
+    costs = [STEEP]
+    proposer, _ = begun(temperature=1.0, prices=lambda: costs[0])
     see(proposer, [1, 2])
     assert drafted(proposer, [1, 2, 3], 5) == [4, 5]
     proposal = proposer.propose([[1, 2, 3]], 5, IndependentNoise(0, SIZE).at(0, 0))
     assert proposal.rows is not None
     assert proposal.rows.shape[1] == proposal.size == proposal.count(0)
-    proposer.prices = lambda: None
-    assert drafted(proposer, [1, 2, 3], 5) == [4, 5, 6, 7, 0]
-    proposer.prices = None
+    costs[0] = None
     assert drafted(proposer, [1, 2, 3], 5) == [4, 5, 6, 7, 0]
 
 

@@ -76,8 +76,7 @@ def test_the_prompt_is_read_along_with_the_target_and_rejected_tokens_are_taken_
 
 def test_what_is_not_wanted_at_once_reads_nothing_before_its_first_draft() -> None:
     model = Table(None)
-    proposer = DraftModel(model, Sampling(temperature=0), VOCABULARY)
-    proposer.wanted = False
+    proposer = DraftModel(model, Sampling(temperature=0), VOCABULARY, eager=False)
     text = [2] * (2 * CHUNK + 10)
     proposer.begin([text])
     for place in range(0, len(text) - 1, 100):
@@ -104,8 +103,7 @@ def test_an_unread_prompt_is_translated_with_the_first_draft() -> None:
             return list(tokens)
 
     same = Silent(range(VOCABULARY), range(VOCABULARY))
-    proposer = DraftModel(Table(None), Sampling(temperature=0), VOCABULARY, same)
-    proposer.wanted = False
+    proposer = DraftModel(Table(None), Sampling(temperature=0), VOCABULARY, same, eager=False)
     proposer.begin([[4, 5, 6]])
     proposer.observe([[4, 5]], [Scores(mx.zeros((1, 2, VOCABULARY)))])
     assert asked == []

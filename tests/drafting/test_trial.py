@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_specdec.proposers.trial import Trial
+from mlx_specdec.proposers.drafter import Trial
 
 Proposals = list[tuple[int, int]]
 

@@ -90,9 +90,9 @@ def shown(tokens: list[int]) -> list[Scores]:
     return [Scores(mx.zeros((1, len(tokens), SIZE)), {"after.1": states, "after.0": -states})]
 
 
-def begun(**settings) -> tuple[HiddenStateDrafter, Scribe]:
+def begun(prices=None, **settings) -> tuple[HiddenStateDrafter, Scribe]:
     network = Scribe()
-    proposer = HiddenStateDrafter(network, Sampling(**settings), SIZE)
+    proposer = HiddenStateDrafter(network, Sampling(**settings), SIZE, prices)
     proposer.begin([[1, 2, 3]])
     return proposer, network
 
