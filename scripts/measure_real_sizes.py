@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mlx_specdec.checkpoints.formats.torch.file import OLD_MAGIC, OLD_PROTOCOL
+from mlx_specdec.checkpoints.formats.torch import OLD_MAGIC, OLD_PROTOCOL
 from mlx_specdec.checkpoints.t5_keys import t5_shapes
 
 Shapes = dict[str, tuple[int, ...]]

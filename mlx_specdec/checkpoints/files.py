@@ -13,10 +13,10 @@ from ..errors import CheckpointError
 from . import shards
 from .disk import check_regular, read_json
 from .formats import safetensors as safetensors_file
-from .formats.gguf.file import GgufFile
-from .formats.meta.file import MetaFile
+from .formats.gguf import GgufFile
+from .formats.meta import MetaFile
 from .formats.safetensors import SafetensorsFile
-from .formats.torch.file import TorchFile
+from .formats.torch import TorchFile
 from .tensors import Contents, Reader, TensorInfo
 
 CARRIED = (

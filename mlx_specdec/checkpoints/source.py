@@ -20,7 +20,7 @@ from .disk import check_directory
 from .shards import format_of
 
 if TYPE_CHECKING:
-    from .hub.repository import Repository
+    from .hub import Repository
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = "weights/"
@@ -65,7 +65,7 @@ def resolve_headers(
 
 
 def _repository(name: str, revision: str | None) -> Repository:
-    from .hub.repository import Repository
+    from .hub import Repository
 
     return Repository(name, revision)
 
@@ -101,9 +101,9 @@ def as_directory(source: Path) -> Iterator[Path]:
     """
     layout = format_of(source)
     if layout == "gguf":
-        from .formats.gguf.file import lay_down
+        from .formats.gguf import lay_down
     elif layout == "meta":
-        from .formats.meta.file import lay_down
+        from .formats.meta import lay_down
     else:
         yield source
         return

@@ -13,9 +13,9 @@ from ..checkpoints import destination, files, mtp_layers
 from ..checkpoints import disk as sizes
 from ..checkpoints import t5_keys as keys
 from ..checkpoints.disk import Digests
-from ..checkpoints.formats.meta.file import PARAMS
+from ..checkpoints.formats.meta import PARAMS
 from ..checkpoints.formats.safetensors import SafetensorsFile
-from ..checkpoints.hub.problems import is_network
+from ..checkpoints.hub import is_network_error
 from ..checkpoints.quantization import Numbers
 from ..checkpoints.shards import FORMATS
 from ..checkpoints.source import as_directory, originals, resolve
@@ -58,7 +58,7 @@ def upload(
             api.create_repo(repo_id=repository, exist_ok=True)
             api.upload_folder(folder_path=str(directory), repo_id=repository, repo_type="model")
     except Exception as problem:  # whatever its HTTP library raises has no common base
-        first = "check the network" if is_network(problem) else "run `hf auth login`"
+        first = "check the network" if is_network_error(problem) else "run `hf auth login`"
         raise OutputError(
             f"{directory} is converted, and cannot be uploaded to {repository}: "
             f"{first_line(problem):.300}: {first}, then run `hf upload {repository} {directory}`"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.checkpoints.formats.gguf.header import read_header
+from mlx_specdec.checkpoints.formats.gguf_header import read_header
 from mlx_specdec.checkpoints.source import as_directory
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError

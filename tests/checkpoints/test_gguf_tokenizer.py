@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from mlx_specdec.checkpoints.formats.gguf.header import Metadata
-from mlx_specdec.checkpoints.formats.gguf.tokenizer import RULES, build
+from mlx_specdec.checkpoints.formats.gguf_header import Metadata
+from mlx_specdec.checkpoints.formats.vocabularies import RULES, tokenizer_files
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {
@@ -56,7 +56,9 @@ def pair(kind: str) -> tuple[sentencepiece.SentencePieceProcessor, Tokenizer]:
         **KINDS[kind],
     )
     processor = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
-    return processor, Tokenizer.from_str(build(metadata(kind, processor)))
+    return processor, Tokenizer.from_str(
+        tokenizer_files(metadata(kind, processor))["tokenizer.json"]
+    )
 
 
 def metadata(kind: str, processor: sentencepiece.SentencePieceProcessor) -> Metadata:
@@ -124,7 +126,7 @@ def test_every_rule_gives_text_back(rule: str) -> None:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     said = {"model": "gpt2", "pre": rule, "tokens": letters}
     values = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
-    made = build(Metadata({"general.architecture": "llama", **values}))
-    tokenizer = Tokenizer.from_str(made or "")
+    made = tokenizer_files(Metadata({"general.architecture": "llama", **values}))
+    tokenizer = Tokenizer.from_str(made["tokenizer.json"])
     text = "Grüße! I'll say  12345 timesÄ\n\n日本 🙂 HTTPServer/x"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text

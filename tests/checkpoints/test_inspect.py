@@ -11,7 +11,7 @@ import pytest
 
 from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile
-from mlx_specdec.checkpoints.formats.torch.file import TorchFile
+from mlx_specdec.checkpoints.formats.torch import TorchFile
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.inspect import Inspection, inspect
 from mlx_specdec.errors import CheckpointError, SourceError

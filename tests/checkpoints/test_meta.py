@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mlx_specdec import Options, generate, load
 from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.formats.meta.file import MetaFile, read_params, rotary_rows
+from mlx_specdec.checkpoints.formats.meta import MetaFile, read_params, rotary_rows
 from mlx_specdec.conversion.compare import compare_logits
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.checkpoints import shards
-from mlx_specdec.checkpoints.hub.repository import choose
+from mlx_specdec.checkpoints.hub import choose
 from mlx_specdec.checkpoints.shards import format_of
 
 

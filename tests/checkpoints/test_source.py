@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec import engine as loading
-from mlx_specdec.checkpoints.hub import repository as hub_repository
+from mlx_specdec.checkpoints import hub as hub_repository
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.engine import sources
 from mlx_specdec.errors import SourceError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.formats.torch.file import TorchFile
+from mlx_specdec.checkpoints.formats.torch import TorchFile
 from mlx_specdec.checkpoints.tensors import DTYPES
 from mlx_specdec.errors import CheckpointError
 

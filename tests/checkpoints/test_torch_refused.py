@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.checkpoints.formats.torch.file import TorchFile
-from mlx_specdec.checkpoints.formats.torch.objects import ADMITTED
+from mlx_specdec.checkpoints.formats.torch import ADMITTED, TorchFile
 from mlx_specdec.errors import CheckpointError
 
 from ..support.torch_files import Call, Name, Persistent, Raw, encode, tensor, write_old, write_zip
@@ -74,7 +73,7 @@ torch.load torch.hub.load torch.jit.load torch.serialization.load
 torch.utils.cpp_extension.load_inline torch.nn.modules.linear.Linear
 torch._utils._rebuild_qtensor torch._utils._rebuild_sparse_tensor torch._utils.__builtins__
 numpy.core.multiarray._reconstruct numpy.load collections.OrderedDict.__class__ collections.deque
-mlx_specdec.checkpoints.formats.torch.objects.load
+mlx_specdec.checkpoints.formats.torch.load
 """
 
 
@@ -320,7 +319,7 @@ def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, nam
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from mlx_specdec.checkpoints.formats.torch.file import TorchFile\n"
+        "from mlx_specdec.checkpoints.formats.torch import TorchFile\n"
         "from mlx_specdec.errors import CheckpointError\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak()\n"

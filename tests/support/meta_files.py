@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_specdec.checkpoints.formats.torch.file import TorchFile
+from mlx_specdec.checkpoints.formats.torch import TorchFile
 from mlx_specdec.models.loading import load_model
 
 from .torch_files import save_torch

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_specdec.checkpoints.formats.torch.file import OLD_MAGIC, OLD_PROTOCOL
+from mlx_specdec.checkpoints.formats.torch import OLD_MAGIC, OLD_PROTOCOL
 
 CLASSES = {
     mx.float32: "FloatStorage",

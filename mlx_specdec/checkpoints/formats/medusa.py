@@ -19,7 +19,7 @@ from ..configuration import check_weights
 from ..disk import read_json
 from ..tensors import DTYPES, Reader
 from .safetensors import SafetensorsFile
-from .torch.file import TorchFile
+from .torch import TorchFile
 
 SAFETENSORS = "medusa_lm_head.safetensors"
 TORCH = "medusa_lm_head.pt"

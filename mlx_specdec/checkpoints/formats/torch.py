@@ -5,15 +5,33 @@ ADMITTED is the whole list of names that a pickle may use; no storage is read he
 
 from __future__ import annotations
 
+import io
 import math
 import mmap
 import pickle
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ...tensors import ELEMENTS, LARGEST_EXTENT, Malformed, check_name
+import mlx.core as mx
+import numpy as np
+
+from ..disk import open_map
+from ..tensors import (
+    ELEMENTS,
+    LARGEST_EXTENT,
+    Contents,
+    Malformed,
+    Reader,
+    TensorInfo,
+    check_name,
+    naming,
+    shortened,
+    to_mlx,
+)
 
 MOST_AXES = 16
 INNER = ("state_dict", "model")
@@ -373,3 +391,182 @@ def _admitted_operations() -> _Operations:
 
 
 _Unpickler.dispatch = _admitted_operations()
+
+
+ZIP_MAGIC = b"PK\x03\x04"
+LONGEST_DIRECTORY = 1 << 23
+"""Bytes: about 100 of each of 80,000 records. `zipfile` makes an object of a record."""
+_LOCAL_BYTES = 30
+_IS_ENCRYPTED, _IS_UTF_8 = 0x1, 0x800
+OLD_MAGIC = 0x1950A86A20F9469CFC6C
+OLD_PROTOCOL = 1001
+_BROKEN = "is truncated or damaged: download it again"
+
+
+@dataclass(frozen=True)
+class Span:
+    begin: int
+    nbytes: int
+
+    def of(self, data: mmap.mmap) -> bytes:
+        return data[self.begin : self.begin + self.nbytes]
+
+
+class TorchFile(Reader):
+    """The tensors of one file, mapped, as a safetensors file would have them: contiguous, tied ones
+    under each of their names."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises CheckpointError also where the pickle asks for what weights do not need."""
+        self.paths = (file,)
+        self._data = open_map(file)
+        with naming(file):
+            value, self._spans, self._big_endian = _read(file, self._data)
+            self._tensors = named_tensors(value)
+            self.infos = {name: self._info(name, each) for name, each in self._tensors.items()}
+
+    @property
+    def contents(self) -> Contents:
+        shared: dict[str, str] = {}
+        first: dict[Tensor, str] = {}
+        for name, tensor in self._tensors.items():
+            if first.setdefault(tensor, name) != name:
+                shared[name] = first[tensor]
+        return Contents(self.infos, {name: name for name in self.infos}, shared=shared)
+
+    def rows(self, name: str, begin: int, end: int) -> mx.array:
+        tensor = self._tensors[name]
+        kind, span = tensor.kind, self._spans[tensor.storage.key]
+        shape, offset = tensor.shape, tensor.offset
+        if shape:
+            shape, offset = (end - begin, *shape[1:]), offset + begin * tensor.strides[0]
+        if not math.prod(shape):
+            return to_mlx(np.empty(shape, f"<{kind.numpy}"), kind.stored)
+        values: np.ndarray[Any, Any] = np.ndarray(
+            shape,
+            np.dtype(f"{'>' if self._big_endian else '<'}{kind.numpy}"),
+            self._data,
+            span.begin + offset * kind.size,
+            tuple(stride * kind.size for stride in tensor.strides),
+        )
+        return to_mlx(values, kind.stored)
+
+    def _info(self, name: str, tensor: Tensor) -> TensorInfo:
+        span = self._spans.get(tensor.storage.key)
+        if span is None:
+            raise Malformed(f"is damaged: the bytes of {name} are not in it")
+        if tensor.storage.nbytes > span.nbytes:
+            raise Malformed(f"is truncated or damaged in {name}: download it again")
+        # A stride of zero lets a few bytes claim to be a tensor of any size.
+        if math.prod(tensor.shape) * tensor.kind.size > len(self._data):
+            raise Malformed(f"is refused: {name} claims more bytes than the file has")
+        return TensorInfo.of(tensor.kind.stored, tensor.shape)
+
+
+def _read(file: Path, data: mmap.mmap) -> tuple[Any, Mapping[str, Span], bool]:
+    """What was saved, where each storage lies, and whether those are big-endian."""
+    if data[:4] == ZIP_MAGIC:
+        return _read_zip(file, data)
+    if data[:1] == b"\x80":
+        return (*_read_old(data), False)
+    if data[257:262] == b"ustar":
+        raise Malformed("is written by a torch before 0.2: save it again with a newer one")
+    raise Malformed("is no file that torch.save wrote, or its beginning is damaged")
+
+
+class _Bounded(io.FileIO):
+    """`zipfile` reads the whole directory at once, of whatever size the archive claims."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is not None and size > LONGEST_DIRECTORY:
+            raise Malformed(f"is refused: its directory claims {size:,} bytes")
+        return super().read(size) or b""
+
+
+def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, Span], bool]:
+    """The archive that torch.save writes since 1.6. Records are stored, never compressed, so that a
+    tensor's bytes are bytes of the file."""
+    records = _records(file, data)
+    roots = [name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")]
+    if len(roots) != 1 or any(name.startswith(f"{roots[0]}code/") for name in records):
+        raise Malformed("is no archive of weights that torch.save wrote (TorchScript, or another)")
+    prefix, pickle = f"{roots[0]}data/", records[f"{roots[0]}data.pkl"]
+    if pickle.nbytes > LONGEST_PICKLE:
+        raise Malformed("is refused: its pickle is larger than any list of tensors")
+    order = records.get(f"{roots[0]}byteorder")
+    if order is not None and (order.nbytes > 6 or order.of(data) not in (b"little", b"big")):
+        raise Malformed("is damaged: its byte order is neither little nor big")
+    storages = {n.removeprefix(prefix): s for n, s in records.items() if n.startswith(prefix)}
+    value, _ = load(pickle.of(data), 0, ADMITTED, storage)
+    return value, storages, order is not None and order.of(data) == b"big"
+
+
+def _records(file: Path, data: mmap.mmap) -> dict[str, Span]:
+    """Every record by name: once each, stored as it is, none on top of another."""
+    try:
+        with _Bounded(file) as stream, zipfile.ZipFile(stream) as archive:
+            entries, end = archive.infolist(), archive.start_dir
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, OverflowError):
+        raise Malformed(_BROKEN) from None
+    records: dict[str, Span] = {}
+    for entry in sorted(entries, key=lambda entry: entry.header_offset, reverse=True):
+        span, name = _span(data, entry), entry.orig_filename
+        if name in records:
+            raise Malformed(f"is damaged: it holds {shortened(name)} twice")
+        if span.begin + span.nbytes > end:
+            raise Malformed(f"is truncated or damaged in {shortened(name)}: download it again")
+        records[name], end = span, entry.header_offset
+    if end:
+        raise Malformed(_BROKEN)  # `read` saw a record at the beginning
+    return records
+
+
+def _span(data: mmap.mmap, entry: zipfile.ZipInfo) -> Span:
+    name, size = entry.orig_filename, entry.file_size
+    stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == size
+    if not stored or entry.flag_bits & _IS_ENCRYPTED:
+        raise Malformed(f"compresses or encrypts {shortened(name)}, which torch.save never does")
+    at = max(0, entry.header_offset)
+    local = data[at : at + _LOCAL_BYTES]
+    lengths = [int.from_bytes(local[place : place + 2], "little") for place in (26, 28)]
+    begin = at + _LOCAL_BYTES + sum(lengths)
+    raw = data[at + _LOCAL_BYTES : begin - lengths[1]]
+    encoding = "utf-8" if entry.flag_bits & _IS_UTF_8 else "cp437"
+    if local[:4] != ZIP_MAGIC or raw.decode(encoding, "replace") != name:
+        raise Malformed(_BROKEN)
+    return Span(begin, size)
+
+
+def _read_old(data: mmap.mmap) -> tuple[Any, dict[str, Span]]:
+    """The stream that torch.save wrote before 1.6: five pickles, then the storages one after
+    another, each behind its number of elements, little-endian on any machine."""
+    magic, at = load(data, 0, Names(), storage)
+    if magic != OLD_MAGIC:
+        raise Malformed("is a pickle, but none that torch.save wrote")
+    protocol, at = load(data, at, Names(), storage)
+    if protocol != OLD_PROTOCOL:
+        raise Malformed("is written by an unknown version of torch.save")
+    _, at = load(data, at, Names(), storage)
+    storages: dict[str, Storage] = {}
+
+    def remember(identity: Any) -> Storage:
+        place = storage(identity)
+        if storages.setdefault(place.key, place) != place:
+            raise Malformed("is damaged: it describes one storage in two ways")
+        return place
+
+    value, at = load(data, at, ADMITTED, remember)
+    order, at = load(data, at, Names(), storage)
+    if type(order) is not list or any(type(key) is not str for key in order):
+        raise Malformed(_BROKEN)
+    if len({*order}) < len(order) or not storages.keys() >= {*order}:
+        raise Malformed("is damaged: its list of storages does not fit its tensors")
+    spans: dict[str, Span] = {}
+    for key in order:
+        place = storages[key]
+        spans[key] = Span(at + 8, place.nbytes)
+        sound = int.from_bytes(data[at : at + 8], "little") == place.count
+        at += 8 + place.nbytes
+        if not sound or at > len(data):
+            raise Malformed(_BROKEN)
+    return value, spans

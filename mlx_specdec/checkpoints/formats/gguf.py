@@ -14,13 +14,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ....errors import CheckpointError
-from ... import shards
-from ...disk import open_map
-from ...tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
-from ..meta.file import rotary_rows
-from .families import FAMILIES, describe_decoder_only, describe_t5
-from .header import (
+from ...errors import CheckpointError
+from .. import shards
+from ..disk import open_map
+from ..tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
+from .gguf_families import FAMILIES, describe_decoder_only, describe_t5
+from .gguf_header import (
     COUNT,
     EMBEDDING,
     HEAD,
@@ -35,7 +34,8 @@ from .header import (
     expand,
     read_header,
 )
-from .tokenizer import build, settings
+from .meta import rotary_rows
+from .vocabularies import tokenizer_files
 
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SMALL = 1 << 20
@@ -223,10 +223,8 @@ def _tokenizer(file: Path, model: GgufFile, directory: Path) -> None:
             if (file.parent / name).is_file():
                 shutil.copyfile(shards.own(file.parent / name), directory / name)
         return
-    tokenizer = build(model.metadata)
-    if tokenizer is not None:
-        (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-        _write(directory / "tokenizer_config.json", settings(model.metadata))
+    for name, text in tokenizer_files(model.metadata).items():
+        (directory / name).write_text(text, encoding="utf-8")
 
 
 def _ends(metadata: Metadata) -> dict[str, Any]:

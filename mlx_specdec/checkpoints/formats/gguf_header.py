@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from ...tensors import LARGEST_EXTENT, Malformed, check_name, to_mlx
+from ..tensors import LARGEST_EXTENT, Malformed, check_name, to_mlx
 
 VERSIONS = (2, 3)
 ALIGNMENT = 32

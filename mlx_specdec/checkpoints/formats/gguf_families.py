@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import first_line
-from ... import t5_keys as keys
-from ...tensors import Malformed
-from .header import (
+from ...errors import first_line
+from .. import t5_keys as keys
+from ..tensors import Malformed
+from .gguf_header import (
     COUNT,
     EMBEDDING,
     FLAG,

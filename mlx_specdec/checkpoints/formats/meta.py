@@ -17,12 +17,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ....errors import CheckpointError
-from ... import shards
-from ...disk import read_json
-from ...tensors import LARGEST_EXTENT, Contents, Malformed, Reader, TensorInfo, naming, same
-from ..torch.file import TorchFile
-from .tokenizer import MODEL, read_tokenizer
+from ...errors import CheckpointError
+from .. import shards
+from ..disk import read_json
+from ..tensors import LARGEST_EXTENT, Contents, Malformed, Reader, TensorInfo, naming, same
+from .torch import TorchFile
+from .vocabularies import MODEL, read_tokenizer
 
 PARAMS = "params.json"
 MOST_LAYERS = 10_000

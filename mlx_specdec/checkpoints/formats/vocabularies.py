@@ -1,27 +1,37 @@
-"""How byte-level vocabularies split text before they merge, by llama.cpp's names. Data only."""
+"""Vocabularies of other programs as tokenizer.json and tokenizer_config.json: those in the metadata
+of a GGUF file, and Meta's tokenizer.model, which is SentencePiece's or tiktoken's."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ....errors import first_line
-from ...tensors import Malformed
-from .header import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
+from ...errors import first_line
+from ..disk import reading
+from ..tensors import Malformed, naming
+from .gguf_header import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
 
 PLAIN = "default"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """split: a pattern, each of whose matches stands by itself. then_gpt2: GPT-2's own pattern
-    comes after it. ignores_merges: a piece that is a token is one whatever the merges say.
-    composes: text is brought to NFC. begins: a prompt begins with a token of its own unless the
-    file denies it."""
+    """How a byte-level vocabulary splits text before it merges.
+
+    split: a pattern, each of whose matches stands by itself. then_gpt2: GPT-2's pattern comes after
+    it. ignores_merges: a piece that is a token stays one whatever the merges say. composes: text is
+    brought to NFC. begins: a prompt begins with the BOS token unless the file denies it.
+    """
 
     split: str = ""
     then_gpt2: bool = False
@@ -60,20 +70,22 @@ RULES: Mapping[str, Rule] = {
     )
     for name in names.split()
 }
-
+"""By llama.cpp's names."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "▁"
 _PREFIX = "tokenizer.ggml."
 _LONGEST_MERGED = 256
-"""Characters; SentencePiece makes tokens of 16, and the work grows with the square."""
+"""Characters of a token whose merges are looked for; SentencePiece makes tokens of 16, and the work
+grows with the square."""
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-"""What llama.cpp calls the tokens that have a use, and what Hugging Face does."""
+"""What llama.cpp and Hugging Face call the tokens that have a use."""
+_SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
 class _Vocabulary:
-    """Tokens by id with their types and scores, all three of one length. ids: of a token that is
-    there twice the first. special: what a token is for -> its id."""
+    """The vocabulary of a GGUF file: tokens by id with their types and scores. ids: token -> its
+    first id. special: what a token is for -> its id."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
@@ -99,12 +111,13 @@ class _Vocabulary:
         return [id for id, kind in enumerate(self.types) if kind in types]
 
 
-def build(metadata: Metadata) -> str | None:
-    """The text of tokenizer.json, None where the file has no vocabulary. Raises Malformed."""
+def tokenizer_files(metadata: Metadata) -> dict[str, str]:
+    """The texts of tokenizer.json and tokenizer_config.json by the names of the files; none where
+    there is no vocabulary. Raises Malformed."""
     kind = metadata.get(f"{_PREFIX}model", TEXT, "none")
-    if kind in ("none", "no_vocab"):
-        return None
     builders = {"llama": _sentencepiece_bpe, "t5": _unigram, "gpt2": _byte_bpe}
+    if kind in ("none", "no_vocab"):
+        return {}
     if kind not in builders:
         raise Malformed(
             f"has a vocabulary of the kind {kind!r:.40}, which is not read here: put the model's "
@@ -112,18 +125,24 @@ def build(metadata: Metadata) -> str | None:
         )
     vocabulary = _Vocabulary(metadata)
     if not vocabulary.tokens:
-        return None
+        return {}
     if kind != "gpt2" and not vocabulary.scores:
         raise Malformed("is damaged: its vocabulary has no scores")
-    with library_errors():
+    with _library_errors():
         tokenizer = builders[kind](vocabulary)
         tokenizer.encode("a b")
-        return str(tokenizer.to_str(pretty=False))
+        made = str(tokenizer.to_str(pretty=False))
+    settings: dict[str, Any] = dict(_SETTINGS)
+    for name, id in vocabulary.special.items():
+        settings[f"{_SPECIAL[name]}_token"] = vocabulary.tokens[id]
+    if "tokenizer.chat_template" in metadata:
+        settings["chat_template"] = metadata.get("tokenizer.chat_template", TEXT)
+    return {"tokenizer.json": made, "tokenizer_config.json": json.dumps(settings, indent=2)}
 
 
 @contextmanager
-def library_errors() -> Iterator[None]:
-    """What `tokenizers` raises, as Malformed; its PanicException is no Exception."""
+def _library_errors() -> Iterator[None]:
+    """Raise Malformed for what `tokenizers` raises; its PanicException is no Exception."""
     try:
         yield
     except (Malformed, KeyboardInterrupt, SystemExit, MemoryError):
@@ -131,20 +150,6 @@ def library_errors() -> Iterator[None]:
     except BaseException as problem:
         reason = first_line(problem)
         raise Malformed(f"has a damaged vocabulary ({reason:.100}): download it again") from None
-
-
-def settings(metadata: Metadata) -> dict[str, Any]:
-    """What tokenizer_config.json says: the named tokens and the chat template."""
-    vocabulary = _Vocabulary(metadata)
-    told: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-    }
-    for name, id in vocabulary.special.items():
-        told[f"{_SPECIAL[name]}_token"] = vocabulary.tokens[id]
-    if "tokenizer.chat_template" in metadata:
-        told["chat_template"] = metadata.get("tokenizer.chat_template", TEXT)
-    return told
 
 
 def _sentencepiece_bpe(vocabulary: _Vocabulary) -> Any:
@@ -233,8 +238,8 @@ def _byte_bpe(vocabulary: _Vocabulary) -> Any:
 
 
 def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece joins whichever neighbours make the token of the highest score; so these are
-    all pairs that make a token, the highest score first; of Gemma the first token first."""
+    """All pairs that make a token, the highest score first, since SentencePiece joins whichever
+    neighbors make the token of the highest score; of Gemma the first token first."""
     ids, tokens = vocabulary.ids, vocabulary.tokens
     usable = {tokens[id] for id in vocabulary.of_type(_NORMAL, _USER, _UNUSED)}
     by_id = vocabulary.metadata.architecture.startswith("gemma")
@@ -249,8 +254,8 @@ def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _finish(tokenizer: Any, vocabulary: _Vocabulary, *, begins: bool, ends: bool) -> Any:
-    """Add the tokens that text is never split into, in the order of their ids, and those that
-    belong around a prompt; begins, ends: whether they do where the metadata are silent."""
+    """Add the tokens that text is never split into, and those around a prompt. begins, ends:
+    whether BOS and EOS stand there where the metadata are silent."""
     from tokenizers import AddedToken, processors
 
     tokens = vocabulary.tokens
@@ -275,3 +280,169 @@ def _finish(tokenizer: Any, vocabulary: _Vocabulary, *, begins: bool, ends: bool
             single=template, special_tokens=[*first, *last]
         )
     return tokenizer
+
+
+MODEL = "tokenizer.model"
+LARGEST_FILE = 16_000_000
+LONGEST = 256
+"""Bytes of a token; cutting one in every way takes the square of its length."""
+_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+")
+_SPECIAL_TOKENS = 256
+_NAMED_3 = {
+    0: "begin_of_text",
+    1: "end_of_text",
+    6: "start_header_id",
+    7: "end_header_id",
+    9: "eot_id",
+}
+_NAMED_31 = {**_NAMED_3, 4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
+"""Places among Llama 3's special tokens; the others are reserved."""
+_ADVICE = "take the one that belongs to the model"
+_TRIALS = (
+    'Once upon a time, there was a little girl named Lily. She said: "I don\'t know!"',
+    "  two  spaces\n\n\tand a tab, 3.14159 or 1234567890",
+    "ünïcödé ﬁ 漢字 🙂",
+    "def f(x):\n    return x",
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Meta's tokenizer in Hugging Face's words.
+
+    files: name -> text, tokenizer.json among them. ids: of the tokens that begin and end a text, as
+    config.json and generation_config.json have them. size: number of tokens, special ones included.
+    """
+
+    files: Mapping[str, str]
+    ids: Mapping[str, Any]
+    size: int
+
+    @classmethod
+    def of(cls, files: Mapping[str, str], ids: Mapping[str, Any], size: int) -> Text:
+        """With generation_config.json, which has the ids."""
+        return cls({**files, "generation_config.json": json.dumps(ids, indent=2)}, ids, size)
+
+
+def read_tokenizer(file: Path, vocabulary: int, *, since_31: bool = False) -> Text:
+    """Read a tokenizer.model of Meta's. vocabulary: ids that the model knows; there may be fewer
+    tokens, not more. since_31: use the names of Llama 3.1's special tokens instead of 3's. Raises
+    CheckpointError."""
+    with naming(file), reading(file):
+        if file.stat().st_size > LARGEST_FILE:
+            raise Malformed(f"is too large for a tokenizer: {_ADVICE}")
+        data = file.read_bytes()
+        if _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
+            return _tiktoken(data, vocabulary, since_31=since_31)
+        return _sentencepiece(data, vocabulary)
+
+
+def _sentencepiece(data: bytes, vocabulary: int) -> Text:
+    """By way of what llama.cpp has for such a vocabulary."""
+    import sentencepiece
+    from tokenizers import Tokenizer
+
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(data)
+        size = processor.get_piece_size()
+        if size > vocabulary:
+            raise Malformed(f"has {size} tokens where the model knows {vocabulary}: {_ADVICE}")
+        metadata = Metadata(_described(processor))
+        expected = {trial: processor.encode(trial) for trial in _TRIALS}
+    # A damaged one loads at times: its tokens are no text then, or its ids not among them.
+    except (RuntimeError, OSError, ValueError, LookupError):
+        raise Malformed(
+            "is damaged, or neither SentencePiece's nor tiktoken's: download it again"
+        ) from None
+    files = tokenizer_files(metadata)
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"])
+    for text, ids in expected.items():
+        if tokenizer.encode(text, add_special_tokens=False).ids != ids:
+            raise Malformed(f"cuts text in a way that tokenizer.json cannot say: {_ADVICE}")
+    ends = {"bos": processor.bos_id(), "eos": processor.eos_id()}
+    return Text.of(files, {f"{name}_token_id": id for name, id in ends.items() if id >= 0}, size)
+
+
+def _described(processor: Any) -> dict[str, Any]:
+    """A SentencePiece vocabulary as the metadata of a GGUF file."""
+    every = range(processor.get_piece_size())
+    kinds = (processor.is_unknown, processor.is_control, processor.is_unused, processor.is_byte)
+    types = np.ones(len(every), int)
+    for kind, number in zip(kinds, (_UNKNOWN, _CONTROL, _UNUSED, _BYTE), strict=True):
+        types[[id for id in every if kind(id)]] = number
+    special = (("bos", "bos_id"), ("eos", "eos_id"), ("unknown", "unk_id"))
+    ids = {f"{name}_token_id": getattr(processor, place)() for name, place in special}
+    spaced = processor.encode("x  x", out_type=str)
+    values = {
+        "model": "llama",
+        "tokens": [processor.id_to_piece(id) for id in every],
+        "scores": np.array([processor.get_score(id) for id in every]),
+        "token_type": types,
+        "add_space_prefix": spaced[0].startswith(_SPACE),
+        "remove_extra_whitespaces": 2 * _SPACE not in "".join(spaced),
+        **{name: id for name, id in ids.items() if id >= 0},
+    }
+    return {
+        "general.architecture": "llama",
+        **{f"{_PREFIX}{name}": value for name, value in values.items()},
+    }
+
+
+def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
+    ranks = _ranks(data)
+    count, named = len(ranks), _NAMED_31 if since_31 else _NAMED_3
+    if vocabulary - count < _SPECIAL_TOKENS:
+        raise Malformed(
+            f"has {count} tokens and {_SPECIAL_TOKENS} special ones where the model knows "
+            f"{vocabulary}: {_ADVICE}"
+        )
+    free = iter(range(_SPECIAL_TOKENS))
+    special = [
+        f"<|{named[place]}|>" if place in named else f"<|reserved_special_token_{next(free)}|>"
+        for place in range(_SPECIAL_TOKENS)
+    ]
+    settings = {**_SETTINGS, "bos_token": special[0], "eos_token": special[1]}
+    files = {
+        "tokenizer.json": _tiktoken_json(ranks, special),
+        "tokenizer_config.json": json.dumps(settings, indent=2),
+    }
+    ends = [count + end for end in ([1, 8, 9] if since_31 else [1, 9])]
+    ids = {"bos_token_id": count, "eos_token_id": ends}
+    return Text.of(files, ids, count + _SPECIAL_TOKENS)
+
+
+def _ranks(data: bytes) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for rank, line in enumerate(line.strip() for line in data.splitlines() if line.strip()):
+        encoded, _, said = line.partition(b" ")
+        try:
+            token = base64.b64decode(encoded, validate=True) if _LINE.fullmatch(line) else b""
+        except binascii.Error:
+            token = b""
+        if not 0 < len(token) <= LONGEST or token in ranks or said != b"%d" % rank:
+            raise Malformed(f"is damaged in its line {rank + 1}: {_ADVICE}")
+        ranks[token] = rank
+    if not {bytes([byte]) for byte in range(256)} <= ranks.keys():
+        raise Malformed("is damaged: it lacks tokens of single bytes")
+    return ranks
+
+
+def _tiktoken_json(ranks: dict[bytes, int], special: list[str]) -> str:
+    """The text of tokenizer.json. special: the tokens after `ranks`; the first begins a text."""
+    # Where torch is absent it says so when it is imported; mlx-lm sets the same variable.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from tokenizers import processors
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    class Converter(TikTokenConverter):
+        @staticmethod
+        def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:
+            return ranks  # reading the file would need tiktoken
+
+    with _library_errors():
+        tokenizer = Converter(extra_special_tokens=special).converted()
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[special[0], "$A"], special_tokens=[(special[0], len(ranks))]
+        )
+        return str(tokenizer.to_str(pretty=False))

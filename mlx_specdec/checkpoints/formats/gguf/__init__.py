@@ -1,1 +1,0 @@
-"""GGUF files: header, types, tokenizer, and what the architectures are called elsewhere."""

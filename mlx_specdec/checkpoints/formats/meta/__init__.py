@@ -1,1 +1,0 @@
-"""Llama as Meta publishes it: params.json, consolidated.NN.pth, tokenizer.model."""

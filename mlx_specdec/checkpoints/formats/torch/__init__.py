@@ -1,1 +1,0 @@
-"""What torch.save writes, zip archive or older stream, read without torch."""

@@ -1,0 +1,433 @@
+"""A model's files on the Hugging Face Hub: which of a repository's files are fetched, and one
+sentence for whatever goes wrong.
+
+Downloads go into huggingface_hub's cache, and without a network the cache serves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub as hub
+from huggingface_hub import errors
+from huggingface_hub.file_download import http_get
+from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import (
+    WeakFileLock,
+    build_hf_headers,
+    hf_raise_for_status,
+    http_stream_backoff,
+    tqdm,
+)
+
+from ..errors import CheckpointError, SourceError, SpecdecError, first_line
+from . import disk, mtp_layers, shards
+from .formats.medusa import SAFETENSORS, TORCH
+from .formats.safetensors import LONGEST_HEADER, read_header
+
+CONFIG = "config.json"
+GUESS = 100_000
+"""Bytes in which most headers fit; a second request brings the rest of a longer one."""
+PIECE = 1 << 16
+CHUNK_BYTES = 1 << 20
+"""Progress is reported after so many bytes. huggingface_hub's 10 MB take ten seconds on a slow
+line."""
+_PLAIN = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
+_SMALL = re.compile(
+    r"(?!.*\.index\.).*(\.json|\.tiktoken|\.jinja)"
+    r"|spiece\.model|tokenizer\.model|vocab\.txt|merges\.txt"
+)
+_MAY_BE_COPIES = re.compile(r"(^|\.)(lm_head|shared|embed_tokens)\.")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The files of a repository to fetch.
+
+    small: configuration and tokenizer. index: of the weights, None where there is none. weights:
+    their names, without those that the index gives.
+    """
+
+    small: tuple[str, ...]
+    index: str | None
+    weights: tuple[str, ...]
+
+
+def choose(name: str, files: Collection[str]) -> Choice:
+    """What to fetch of the repository `name`. files: its paths, as the Hub lists them. Raises
+    SourceError where there are no weights, or several models."""
+    plain = sorted(file for file in files if _PLAIN.fullmatch(file))
+    heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
+    alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
+    # Of the rest mlx-lm reads none: adapters, and Mistral's own layout.
+    readable = [file for file in plain if re.match(r"model|(?!.*\.safetensors$)", file)]
+    chosen = shards.choose(readable)
+    weights = chosen.names if chosen else ()
+    if not weights and not alone:
+        sentence = f"{name} holds no weights that can be read here"
+        if other := shards.foreign([file for file in plain if file.isprintable()]):
+            sentence += f", only such as {other:.80}"
+        raise SourceError(f"{sentence}: choose a repository with safetensors files")
+    if chosen and chosen.format == "gguf" and len(several := shards.models(weights)) > 1:
+        raise SourceError(
+            f"{name} holds {len(several)} models in GGUF: fetch one, as in `hf download {name} "
+            f"{weights[0]}`, and give the path of its file"
+        )
+    index = chosen.index if chosen else None
+    small = tuple(file for file in plain if _SMALL.fullmatch(file))
+    return Choice(small, index, (*(() if index else weights), *alone))
+
+
+class Repository:
+    """A repository of the Hub at one commit, or what the cache holds of it."""
+
+    def __init__(self, name: str, revision: str | None) -> None:
+        if "HF_HUB_VERBOSITY" not in os.environ:
+            # It logs every attempt; what the user needs is the sentence at the end.
+            hub.logging.set_verbosity_error()
+        hub.constants.DOWNLOAD_CHUNK_SIZE = min(hub.constants.DOWNLOAD_CHUNK_SIZE, CHUNK_BYTES)
+        self._name = name
+        self._revision = revision or hub.constants.DEFAULT_REVISION
+        self._commit = ""
+        self._listed: dict[str, RepoSibling] = {}
+
+    def fetch(self, progress: Callable[[int, int], None] | None = None) -> Path:
+        """Download the model's files and return their directory. progress: called with (done,
+        total) bytes of what is not in the cache. Raises SourceError, CheckpointError."""
+        problem = self._list()
+        if problem is not None:
+            return self._cached(problem)
+        small, weights = self._chosen()
+        return self._download([*small, *weights], progress)  # where the weights are, the rest is
+
+    def fetch_headers(
+        self, place: Path, progress: Callable[[int, int], None] | None = None
+    ) -> Path:
+        """Fill `place` with the small files and with safetensors files that have only a header, and
+        return it. Where the cache has the weights, or they have another format: as `fetch`."""
+        problem = self._list()
+        if problem is not None:
+            return self._cached(problem)
+        small, weights = self._chosen()
+        cached = all(self._in_cache(file, self._commit) for file in weights)
+        if cached or not all(file.endswith(".safetensors") for file in weights):
+            return self._download([*small, *weights], progress)
+        for file in small:
+            shutil.copyfile(self._file(file), place / file)
+        for file in weights:
+            try:
+                self._fetch_header(self._listed[file], place / file)
+            except CheckpointError:
+                raise
+            except Exception as caught:
+                raise self._error(caught, file) from caught
+        return place
+
+    def fetch_config(self) -> Path:
+        """Download config.json alone and return its directory. Raises SourceError."""
+        problem = self._list()
+        if problem is not None:
+            cached = self._in_cache(CONFIG, self._revision)
+            if cached is None:
+                raise self._error(problem) from problem
+            return cached.parent
+        if CONFIG not in self._listed:
+            raise SourceError(
+                f"{self._name} has no {CONFIG}: it does not hold a model that can be read here"
+            )
+        directory = self._file(CONFIG).parent
+        # An earlier state of this revision may be whole in the cache, and this one is not.
+        if self._in_cache(CONFIG, self._revision) is None:
+            self._remember(CONFIG)
+        return directory
+
+    def _list(self) -> Exception | None:
+        """List the repository's files at the revision. Returns the error where the Hub cannot be
+        reached or does not answer as a Hub does: the cache may serve. Raises SourceError."""
+        try:
+            answer = hub.HfApi().model_info(
+                self._name,
+                revision=self._revision,
+                files_metadata=True,
+                timeout=hub.constants.HF_HUB_ETAG_TIMEOUT,
+            )
+            self._commit = str(answer.sha)
+            self._listed = {file.rfilename: file for file in answer.siblings or ()}
+            for file in self._listed.values():
+                if not (isinstance(file.rfilename, str) and isinstance(file.size, int | None)):
+                    raise ValueError(file)
+            if not _COMMIT.fullmatch(self._commit):
+                raise ValueError(self._commit)
+        except errors.RevisionNotFoundError as problem:
+            raise self._error(problem) from problem
+        except errors.HFValidationError as problem:
+            raise SourceError(
+                f"there is no directory {self._name:.100}, and it cannot be a name on the Hub: "
+                "check the path"
+            ) from problem
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return SourceError(
+                f"{self._name} cannot be downloaded, what answers is no Hub: check HF_ENDPOINT, "
+                "the proxy and the network"
+            )
+        except Exception as problem:  # whatever its HTTP library raises has no common base
+            return problem
+        return None
+
+    def _chosen(self) -> tuple[list[str], list[str]]:
+        """The small files, the index among them, and the weights, those that it names included."""
+        choice = choose(self._name, self._listed)
+        if choice.index is None:
+            return [*choice.small], [*choice.weights]
+        named = shards.named(self._file(choice.index))
+        for file in named:
+            if file not in self._listed:
+                raise SourceError(
+                    f"{self._name} lacks {file:.80}, which its {choice.index} names: choose "
+                    "another --revision, or another repository"
+                )
+        return [*choice.small, choice.index], [*named, *choice.weights]
+
+    def _download(self, files: list[str], progress: Callable[[int, int], None] | None) -> Path:
+        missing = [file for file in files if self._in_cache(file, self._commit) is None]
+        total, done = sum(self._listed[file].size or 0 for file in missing), 0
+        free = disk.free(Path(hub.constants.HF_HUB_CACHE))
+        if free is not None and total > free:
+            raise SourceError(
+                f"{self._name} needs {disk.show(total)} in the Hub's cache, whose disk has "
+                f"{disk.show(free)} free: make room, or set HF_HOME to another place"
+            )
+
+        def report(count: int) -> None:
+            nonlocal done
+            done += count
+            if progress is not None:
+                progress(min(done, total), total)
+
+        # One by one, not by snapshot_download: its threads make Ctrl-C wait for whole files.
+        directory = Path()
+        for file in files:
+            directory = self._file(file, report).parent
+        if missing and progress is not None:
+            progress(total, total)
+        self._remember(files[0])
+        return directory
+
+    def _file(self, file: str, report: Callable[[int], None] = lambda count: None) -> Path:
+        cached = self._in_cache(file, self._commit)
+        if cached is not None:
+            return cached
+        try:
+            bar = _bar(report)
+            self._resume(self._listed[file], bar)
+            return Path(
+                hub.hf_hub_download(self._name, file, revision=self._commit, tqdm_class=bar)
+            )
+        except Exception as problem:
+            raise self._error(problem, file) from problem
+
+    def _resume(self, listed: RepoSibling, bar: type[tqdm]) -> None:
+        """Download a large file to where hf_hub_download looks for it, and check its digest.
+
+        hf_hub_download deletes what it has when it is interrupted. It still does the files that
+        HTTP is not allowed for, and all of them where the user has asked for Xet's speed.
+        """
+        lfs = listed.lfs
+        too_large = lfs is None or lfs.size > hub.constants.MAX_HTTP_DOWNLOAD_SIZE
+        if lfs is None or too_large or hub.constants.HF_XET_HIGH_PERFORMANCE:
+            return
+        if not re.fullmatch(r"[0-9a-f]{64}", lfs.sha256):
+            raise ValueError(f"{lfs.sha256!r:.80} is no digest")
+        cache = Path(hub.constants.HF_HUB_CACHE)
+        folder = "models--" + self._name.replace("/", "--")
+        blob, locks = cache / folder / "blobs" / lfs.sha256, cache / ".locks" / folder
+        for directory in (blob.parent, locks):
+            directory.mkdir(parents=True, exist_ok=True)
+        partial = blob.with_suffix(".incomplete")
+        with WeakFileLock(locks / f"{lfs.sha256}.lock"):
+            if blob.exists():
+                return
+            with partial.open("ab+") as stream:
+                if stream.tell() > lfs.size:
+                    stream.truncate(0)
+                http_get(
+                    hub.hf_hub_url(self._name, listed.rfilename, revision=self._commit),
+                    stream,
+                    resume_size=stream.tell(),
+                    headers=build_hf_headers(),
+                    expected_size=lfs.size,
+                    tqdm_class=bar,
+                )
+                stream.seek(0)
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            if digest != lfs.sha256:
+                partial.unlink()
+                raise SourceError(
+                    f"{listed.rfilename} of {self._name} arrived damaged, it is not what the Hub's "
+                    "list says, and was removed: try again"
+                )
+            partial.replace(blob)
+
+    def _fetch_header(self, listed: RepoSibling, file: Path) -> None:
+        """Write a safetensors file as long as the Hub's, with its header and the middle of each
+        tensor that may be a copy of another; the rest is a hole of zeros."""
+        url = hub.hf_hub_url(self._name, listed.rfilename, revision=self._commit)
+        size = listed.size or 0
+        start = _part(url, 0, min(GUESS, size))
+        end = 8 + int.from_bytes(start[:8], "little")
+        if len(start) < end <= min(size, LONGEST_HEADER):
+            start += _part(url, len(start), end - len(start))
+        with file.open("wb") as stream:
+            stream.write(start[:end])
+            stream.truncate(size)
+        place = end
+        for tensor, info in read_header(file).items():
+            if _MAY_BE_COPIES.search(tensor):
+                middle = place + info.nbytes // 2
+                with file.open("r+b") as stream:
+                    stream.seek(middle)
+                    stream.write(_part(url, middle, min(PIECE, place + info.nbytes - middle)))
+            place += info.nbytes
+
+    def _remember(self, file: str) -> None:
+        """Let the cache know the revision by its name, for use without a network."""
+        if self._in_cache(file, self._revision) != self._in_cache(file, self._commit):
+            with suppress(Exception):  # all files are there; a later start tries again
+                hub.hf_hub_download(self._name, file, revision=self._revision)
+
+    def _cached(self, problem: Exception) -> Path:
+        """The model's directory in the cache. Raises SourceError where it is not there whole."""
+        reason = self._error(problem)
+        try:
+            cached = hub.snapshot_download(
+                self._name, revision=self._revision, local_files_only=True, allow_patterns=[]
+            )
+        except Exception:
+            raise reason from problem
+        directory = Path(cached)
+        try:
+            choice = choose(self._name, os.listdir(directory))
+            named = [] if choice.index is None else shards.named(directory / choice.index)
+            complete = all((directory / file).is_file() for file in (*named, *choice.weights))
+        except SpecdecError:
+            complete = False
+        if not complete:
+            raise SourceError(
+                f"the Hub's cache holds only a part of {self._name}, and the rest cannot be had: "
+                f"{reason}"
+            ) from problem
+        return directory
+
+    def _in_cache(self, file: str, revision: str) -> Path | None:
+        path = hub.try_to_load_from_cache(self._name, file, revision=revision)
+        return Path(path) if isinstance(path, str) else None
+
+    def _error(self, problem: Exception, file: str = "") -> SourceError:
+        """What huggingface_hub raised as one sentence. file: the one that was fetched."""
+        if isinstance(problem, SourceError):
+            return problem
+        cause = problem.__cause__
+        if isinstance(problem, errors.LocalEntryNotFoundError) and isinstance(cause, Exception):
+            return self._error(cause, file)
+        name, status = self._name, getattr(getattr(problem, "response", None), "status_code", 0)
+        failed = (
+            f"{file} of {name} cannot be downloaded" if file else f"{name} cannot be downloaded"
+        )
+        if isinstance(problem, errors.GatedRepoError):
+            sentence = (
+                f"{name} is gated: accept its terms on huggingface.co/{name}, then run "
+                "`hf auth login`"
+            )
+        elif isinstance(problem, errors.RevisionNotFoundError):
+            sentence = f"{name} has no revision {self._revision}: check --revision"
+        elif isinstance(problem, errors.RepositoryNotFoundError) or status == 401:
+            sentence = (
+                f"{name} is neither a directory here nor a repository on the Hub that you may "
+                "read: check the name, or run `hf auth login` if it is private"
+            )
+        elif isinstance(problem, errors.OfflineModeIsEnabled):
+            sentence = (
+                f"there is no directory {name}, it is not in the Hub's cache, and HF_HUB_OFFLINE "
+                "forbids to download it"
+            )
+        elif is_network_error(problem):
+            sentence = (
+                f"{failed}, the Hub cannot be reached or the connection was cut: check the name "
+                "and the network, and try again"
+            )
+        elif isinstance(problem, errors.HfHubHTTPError):
+            advice = "check what your token may read" if status == 403 else "try again later"
+            sentence = f"{failed}, the Hub answers {status}: {advice}"
+        elif isinstance(problem, OSError) and problem.errno:
+            sentence = (
+                f"{failed}, the Hub's cache cannot be written: {os.strerror(problem.errno)}: make "
+                "room, or set HF_HOME to a place of your own"
+            )
+        else:
+            sentence = (
+                f"{failed}: {first_line(problem):.300}: try again, and check HF_ENDPOINT and the "
+                "proxy"
+            )
+        return SourceError(sentence)
+
+
+def is_network_error(problem: Exception) -> bool:
+    """Whether a server could not be reached, took too long, or the connection broke."""
+    # By name: which library does HTTP is huggingface_hub's affair, and has changed.
+    kinds = {kind.__name__ for kind in type(problem).__mro__}
+    return bool(kinds & {"TransportError", "ConnectionError", "TimeoutError"})
+
+
+def _part(url: str, begin: int, count: int) -> bytes:
+    """Exactly `count` bytes of a file, or as many as there are. Raises SourceError where the server
+    sends no parts of files."""
+    if count <= 0:
+        return b""
+    headers = {**build_hf_headers(), "Range": f"bytes={begin}-{begin + count - 1}"}
+    part = bytearray()
+    timeout = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
+    with http_stream_backoff("GET", url, headers=headers, timeout=timeout) as answer:
+        hf_raise_for_status(answer)
+        if begin and answer.status_code != 206:
+            raise SourceError(
+                "the Hub sends no parts of files: download the model, and inspect that"
+            )
+        for data in answer.iter_bytes():
+            part += data
+            if len(part) >= count:
+                break
+    return bytes(part[:count])
+
+
+def _bar(report: Callable[[int], None]) -> type[tqdm]:
+    """A progress bar for huggingface_hub that shows nothing and passes numbers of bytes on."""
+
+    class Bar(tqdm):
+        def __init__(self, *given: Any, initial: int = 0, **options: Any) -> None:
+            super().__init__(disable=True, initial=initial)
+            report(initial)
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += int(n or 0)
+            report(int(n or 0))
+
+        def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+            super().__exit__(kind, *rest)
+            if kind is not None:
+                report(-self.n)  # what stays of it is the next one's `initial`
+
+        def update_transfer(self, n: float | None = 1) -> None:
+            """Ignore what Xet's protocol counts: bytes of the network, not of the file."""
+
+        set_transfer_postfix_str = tqdm.set_postfix_str
+
+    return Bar
