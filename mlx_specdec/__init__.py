@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from .decoding.run import Result as Result
     from .decoding.run import Run as Run
     from .decoding.stop_criteria import Emission as Emission
-    from .engine.generate import Pair as Pair
     from .engine.generate import generate as generate
-    from .engine.generate import load as load
     from .engine.generate import stream_generate as stream_generate
-    from .engine.generate import with_documents as with_documents
+    from .engine.loading import load as load
     from .engine.many import Request as Request
     from .engine.many import generate_many as generate_many
     from .engine.many import stream_many as stream_many
+    from .engine.pair import Pair as Pair
+    from .engine.pair import with_documents as with_documents
     from .errors import SpecdecError as SpecdecError
     from .models.cache_settings import CacheSettings as CacheSettings
     from .options import Options as Options
@@ -34,7 +34,7 @@ _HOMES = {
     "CacheSettings": "models.cache_settings",
     "Emission": "decoding.stop_criteria",
     "Options": "options",
-    "Pair": "engine.generate",
+    "Pair": "engine.pair",
     "Request": "engine.many",
     "Result": "decoding.run",
     "Run": "decoding.run",
@@ -42,10 +42,10 @@ _HOMES = {
     "convert": "conversion.convert",
     "generate": "engine.generate",
     "generate_many": "engine.many",
-    "load": "engine.generate",
+    "load": "engine.loading",
     "stream_generate": "engine.generate",
     "stream_many": "engine.many",
-    "with_documents": "engine.generate",
+    "with_documents": "engine.pair",
 }
 
 __all__ = list(_HOMES)

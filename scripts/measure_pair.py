@@ -30,7 +30,9 @@ blas.load()
 import mlx.core as mx  # noqa: E402
 from mlx.utils import tree_map  # noqa: E402
 
-from mlx_specdec.engine.generate import Pair, load, stream_generate  # noqa: E402
+from mlx_specdec.engine.generate import stream_generate  # noqa: E402
+from mlx_specdec.engine.loading import load  # noqa: E402
+from mlx_specdec.engine.pair import Pair  # noqa: E402
 
 LENGTHS = (1, 3, 5, 8)
 

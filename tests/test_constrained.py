@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.run import STUCK, Result
-from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.many import Request, generate_many, stream_many
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import DecodingError, OptionError
 from mlx_specdec.interfaces import Context, Noise, Proposal, Proposer, Scores
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel

@@ -14,9 +14,10 @@ from mlx_specdec.draft_length import experience
 from mlx_specdec.draft_length.experience import Experience
 from mlx_specdec.draft_length.learned import Learned
 from mlx_specdec.engine import drafters as learned
-from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine import loading
 from mlx_specdec.engine.drafters import cost_key, drafters, make_draft_length, make_proposer
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.generate import generate, stream_generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.mlx_lm import model as decoder_only
 from mlx_specdec.options import Options
@@ -31,7 +32,7 @@ NOISE = SilentNoise().at(0, 0)
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return assemble.load(make_llama(tmp_path_factory.mktemp("llama")))
+    return loading.load(make_llama(tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def test_a_draft_that_is_parked_is_never_run(alone: Pair, proposer: str) -> None
     pair = replace(alone, draft=cast(Base, counted), draft_name="slow")
     asked = Options(max_tokens=30, proposer=proposer, temperature=1.5)
     taught(pair, asked, {1: 20.0, 4: 30.0, 16: 90.0}, saved=-9.0)
-    result = assemble.generate(pair, "hello", asked)
+    result = generate(pair, "hello", asked)
     assert len(result.tokens) == 30
     assert (counted.opened, counted.passes) == (0, 0)
 
@@ -130,7 +131,7 @@ def test_a_draft_that_is_wanted_reads_the_prompt_along(alone: Pair) -> None:
     pair = replace(alone, draft=cast(Base, counted), draft_name="fast")
     asked = Options(max_tokens=30, proposer="draft")
     taught(pair, asked, {1: 1.01, 4: 1.02, 16: 1.05}, saved=0.0)
-    run = assemble.stream_generate(pair, "hello", asked)
+    run = stream_generate(pair, "hello", asked)
     run.read_prompt()
     assert (counted.opened, counted.passes) == (1, 1)
 
@@ -143,7 +144,7 @@ def test_what_lost_badly_waits_for_a_longer_text(
     pair = replace(alone, draft=cast(Base, counted), draft_name="dear")
     asked = Options(max_tokens=12, proposer="draft", num_draft=num_draft)
     taught(pair, asked, {1: 3.0, 4: 4.0, 16: 9.0}, saved=-9.0)
-    texts = [assemble.generate(pair, "hello", asked).stats.drafted for _ in range(3)]
+    texts = [generate(pair, "hello", asked).stats.drafted for _ in range(3)]
     assert all(drafted > 0 for drafted in texts) == (num_draft == 3)
     assert (counted.opened == 0) == (num_draft == "auto")
 
@@ -178,9 +179,9 @@ def test_a_draft_alone_and_the_same_behind_lookup_cost_differently(pair: Pair) -
 def test_peak_memory_is_of_this_run(pair: Pair) -> None:
     prompt = [5, 6, 7, 8]
     asked = Options(max_tokens=4, cost_cache=False)
-    first = assemble.generate(pair, prompt, asked).stats.peak_memory_bytes
+    first = generate(pair, prompt, asked).stats.peak_memory_bytes
     mx.eval(mx.zeros((8 * first,), dtype=mx.uint8))
-    assert 0 < assemble.generate(pair, prompt, asked).stats.peak_memory_bytes < 4 * first
+    assert 0 < generate(pair, prompt, asked).stats.peak_memory_bytes < 4 * first
 
 
 def proposed(pair: Pair, repeated: int, **asked) -> tuple[str, list[int]]:
@@ -216,15 +217,15 @@ def test_a_text_is_timed_in_parts_only_until_it_is_known_what_drafting_costs(
 ) -> None:
     # What draws every token alike makes texts without repetition, for the draft to write.
     asked = Options(max_tokens=40, proposer=proposer, temperature=2.0)
-    cold = assemble.generate(pair, "hello", asked)
+    cold = generate(pair, "hello", asked)
     chosen = drafters(pair, asked)
     for each in chosen:
         cost_cache.write(cost_key(pair, chosen, each, asked), {1: 0.5, 4: 0.6, 16: 0.9})
-    known = assemble.generate(pair, "hello", asked)
+    known = generate(pair, "hello", asked)
     assert known.tokens == cold.tokens
     assert cold.stats.drafted > 0 and known.stats.drafted > 0
     assert 0 < cold.stats.timed_rounds <= 4
     assert known.stats.timed_rounds == 0 and known.stats.seconds.draft is None
     some = replace(asked, num_draft=2)
-    told = assemble.stream_generate(pair, "hello", some, timed="some").result()
+    told = stream_generate(pair, "hello", some, timed="some").result()
     assert told.stats.timed_rounds > 0 and told.stats.seconds.draft is not None

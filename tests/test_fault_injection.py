@@ -29,11 +29,12 @@ from mlx_specdec.decoding.stopwatch import Stopwatch
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.engine import prompt_cache as tree
 from mlx_specdec.engine.drafters import Trials
-from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.jobs import Job
 from mlx_specdec.engine.many import ManyRun, Part, Request
 from mlx_specdec.engine.memory import FixedBatchSize
 from mlx_specdec.engine.opening import Opening
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.models.distributed.leader import Follower, Leader, led

@@ -10,8 +10,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.many import generate_many
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.measure.probe import probe
 from mlx_specdec.models.base import Base

@@ -19,10 +19,11 @@ from mlx_specdec.draft_length.by_source import LengthsBySource
 from mlx_specdec.draft_length.experience import Experience
 from mlx_specdec.engine import drafters as learned
 from mlx_specdec.engine.drafters import cost_key, drafters, make_draft_length
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.jobs import Job
 from mlx_specdec.engine.many import ManyRun, Request, generate_many, stream_many
 from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import DecodingError, OptionError, PromptError
 from mlx_specdec.options import Options
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.many import ManyRun, Request, generate_many
 from mlx_specdec.engine.memory import FixedBatchSize, even
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.interfaces import Scores
 from mlx_specdec.options import Options

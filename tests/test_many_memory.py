@@ -11,9 +11,9 @@ import pytest
 
 from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.decoding.loop import Decoding
-from mlx_specdec.engine.generate import Pair
 from mlx_specdec.engine.many import ManyRun, Request, stream_many
 from mlx_specdec.engine.memory import Extent, FixedBatchSize, MemoryBudget, default_budget
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError, PromptError
 from mlx_specdec.models.kv_cache import STEP
 from mlx_specdec.models.rows import RowsContext

@@ -8,8 +8,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.engine import generate as assemble
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine import loading
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError, SourceError
 from mlx_specdec.options import Options
 
@@ -83,9 +84,9 @@ def test_a_directory_of_heads_loads_its_base_by_itself(
     family: str, own_output: bool, tmp_path: Path
 ) -> None:
     base, directory = written(tmp_path, family, own_output=own_output, layers=2)
-    pair = assemble.load(directory)
+    pair = loading.load(directory)
     asked = {"max_tokens": 12, "seed": 1}
-    plain = generate(assemble.load(base), "some text", Options(**asked))
+    plain = generate(loading.load(base), "some text", Options(**asked))
     result = generate(pair, "some text", Options(**asked))
     assert result.tokens == plain.tokens
     assert (plain.labels.proposer, result.labels.proposer) == ("none", "auto")
@@ -98,7 +99,7 @@ def test_a_directory_of_heads_loads_its_base_by_itself(
 
 def refused(directory: Path, match: str) -> None:
     with pytest.raises(CheckpointError, match=match):
-        assemble.load(directory)
+        loading.load(directory)
 
 
 def test_heads_for_another_width_are_refused_by_name(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_heads_on_heads_are_refused(tmp_path: Path) -> None:
 
 def test_a_missing_base_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"heads names a base model that is missing: .*\.\./base"):
-        assemble.load(heads.write(tmp_path / "heads", "../base"))
+        loading.load(heads.write(tmp_path / "heads", "../base"))
 
 
 def test_heads_that_are_asked_for_must_be_there() -> None:

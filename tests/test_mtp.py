@@ -15,9 +15,10 @@ import pytest
 
 from mlx_specdec.checkpoints.mtp_layers import FILE
 from mlx_specdec.conversion.convert import convert
-from mlx_specdec.engine import generate as assemble
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine import loading
+from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.many import generate_many
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
@@ -45,7 +46,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 
     @functools.cache
     def pair(family: str) -> Pair:
-        return assemble.load(target(family, tmp_path_factory.mktemp("targets") / family))
+        return loading.load(target(family, tmp_path_factory.mktemp("targets") / family))
 
     return pair
 
@@ -108,17 +109,17 @@ def test_in_a_batch_every_text_is_what_it_is_alone(
 def test_every_layout_of_a_checkpoint_says_the_same(family: str, tmp_path: Path) -> None:
     """Norms around 0 in the makers' files and around 1 in those of MLX, experts apart or joined."""
     source = target(family, tmp_path / "source")
-    expected = logits_of(assemble.load(source))
+    expected = logits_of(loading.load(source))
     converted = convert(str(source), tmp_path / "converted").path
-    assert apart(logits_of(assemble.load(converted)), expected) == 0
+    assert apart(logits_of(loading.load(converted)), expected) == 0
     mlx = target(family, tmp_path / "mlx", original=False)
-    assert apart(logits_of(assemble.load(mlx)), expected) < 1e-4
+    assert apart(logits_of(loading.load(mlx)), expected) < 1e-4
     alone = tmp_path / "alone"
     alone.mkdir()
     for name in ("config.json", FILE):
         shutil.copyfile(converted / name, alone / name)
     without = target(family, tmp_path / "without", layer=False)
-    pair = assemble.load(without, alone)
+    pair = loading.load(without, alone)
     assert pair.draft_name == str(alone)
     assert apart(logits_of(pair), expected) < 1e-4
 
@@ -126,7 +127,7 @@ def test_every_layout_of_a_checkpoint_says_the_same(family: str, tmp_path: Path)
 def test_norms_that_are_read_in_the_wrong_layout_would_draft_otherwise(tmp_path: Path) -> None:
     """What tells the layout is how convolutions lie, not how large the numbers are."""
     source = target("qwen3_next", tmp_path / "source")
-    expected = logits_of(assemble.load(source))
+    expected = logits_of(loading.load(source))
     weights = mx.load(str(source / "model.safetensors"))
     for turned in (False, True):
         changed = {
@@ -134,13 +135,13 @@ def test_norms_that_are_read_in_the_wrong_layout_would_draft_otherwise(tmp_path:
             for name, array in weights.items()
         }
         mx.save_safetensors(str(source / "model.safetensors"), changed)
-        differs = apart(logits_of(assemble.load(source)), expected) > 1e-2
+        differs = apart(logits_of(loading.load(source)), expected) > 1e-2
         assert differs is turned
 
 
 def test_a_token_stands_before_the_hidden_state(tmp_path: Path) -> None:
     source = target("glm4_moe", tmp_path / "source")
-    expected = logits_of(assemble.load(source))
+    expected = logits_of(loading.load(source))
     file = source / "model.safetensors"
     weights = mx.load(str(file))
     name = f"{BEFORE}eh_proj.weight"
@@ -148,22 +149,22 @@ def test_a_token_stands_before_the_hidden_state(tmp_path: Path) -> None:
     for order, same in (((0, 1), True), ((1, 0), False)):
         weights[name] = mx.concatenate([halves[at] for at in order], axis=1)
         mx.save_safetensors(str(file), weights, {"format": "pt"})
-        assert (apart(logits_of(assemble.load(source)), expected) < 1e-5) is same
+        assert (apart(logits_of(loading.load(source)), expected) < 1e-5) is same
 
 
 def test_an_embedding_and_a_head_that_are_repeated_are_the_targets(tmp_path: Path) -> None:
     names = (f"{BEFORE}embed_tokens.weight", f"{BEFORE}shared_head.head.weight")
     extra = {name: mx.zeros((SIZE, 32)) for name in names}
-    plain = logits_of(assemble.load(target("glm4_moe", tmp_path / "1")))
+    plain = logits_of(loading.load(target("glm4_moe", tmp_path / "1")))
     assert (
-        apart(logits_of(assemble.load(target("glm4_moe", tmp_path / "2", extra=extra))), plain) == 0
+        apart(logits_of(loading.load(target("glm4_moe", tmp_path / "2", extra=extra))), plain) == 0
     )
 
 
 def test_fewer_bits_are_taken_for_the_layer(tmp_path: Path) -> None:
     wide = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
     source = target("glm4_moe", tmp_path / "source", **wide)
-    whole, small = assemble.load(source), assemble.load(source, draft_q_bits=8)
+    whole, small = loading.load(source), loading.load(source, draft_q_bits=8)
     assert whole.speculator is not None and small.speculator is not None
     assert small.draft_bytes < whole.draft_bytes / 2
     assert not hasattr(small.speculator.fc, "bits"), "all that it knows of the target goes through"
@@ -174,31 +175,31 @@ def test_fewer_bits_are_taken_for_the_layer(tmp_path: Path) -> None:
 def test_layers_that_mlx_has_quantized_are_read(part: str, tmp_path: Path) -> None:
     wide = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
     source = target("glm4_moe", tmp_path / "source", original=False, **wide)
-    expected = logits_of(assemble.load(source), count=1)
+    expected = logits_of(loading.load(source), count=1)
     weights = mx.load(str(source / "model.safetensors"))
     path = f"{BEFORE}{part}"
     packed = mx.quantize(weights[f"{path}.weight"], 64, 8)
     for kind, array in zip(("weight", "scales", "biases"), packed, strict=True):
         weights[f"{path}.{kind}"] = array
     mx.save_safetensors(str(source / "model.safetensors"), weights, {"format": "mlx"})
-    assert 0 < apart(logits_of(assemble.load(source), count=1), expected) < 0.5
+    assert 0 < apart(logits_of(loading.load(source), count=1), expected) < 0.5
 
 
 def test_layers_in_floats_of_8_bits_are_read(tmp_path: Path) -> None:
     source = target("deepseek_v3", tmp_path / "source")
-    expected = logits_of(assemble.load(source), count=1)
+    expected = logits_of(loading.load(source), count=1)
     weights = mx.load(str(source / "model.safetensors"))
     name = f"{BEFORE}self_attn.o_proj.weight"
     weights[name] = mx.to_fp8(weights[name] / 0.5)
     weights[f"{name}_scale_inv"] = mx.array([[0.5]])
     mx.save_safetensors(str(source / "model.safetensors"), weights)
-    assert 0 < apart(logits_of(assemble.load(source), count=1), expected) < 0.5
+    assert 0 < apart(logits_of(loading.load(source), count=1), expected) < 0.5
 
 
 def test_a_draft_that_is_named_drafts_in_the_layers_place(tmp_path: Path) -> None:
     source = target("glm4_moe", tmp_path / "source")
     other = speculators.eagle3(tmp_path / "drafter", vocabulary=SIZE)
-    pair = assemble.load(source, other)
+    pair = loading.load(source, other)
     assert pair.speculator is not None and pair.speculator.kind == "eagle3"
     with pytest.raises(OptionError, match="or another drafter was named"):
         generate(pair, TEXT, Options(proposer="mtp"))
@@ -206,7 +207,7 @@ def test_a_draft_that_is_named_drafts_in_the_layers_place(tmp_path: Path) -> Non
 
 def unusable(directory: Path, message: str) -> None:
     """The target writes all the same; who asks for its layers is told why not."""
-    pair = assemble.load(directory)
+    pair = loading.load(directory)
     assert pair.speculator is None
     assert generate(pair, TEXT, Options(max_tokens=3, cost_cache=False)).tokens
     with pytest.raises(OptionError, match=message):

@@ -9,7 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.engine.generate import generate, load
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.loading import load
 from mlx_specdec.errors import OptionError, VocabularyError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options

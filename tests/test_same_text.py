@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import RotatingKVCache
 
-from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.generate import generate, stream_generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel

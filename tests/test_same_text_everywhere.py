@@ -13,9 +13,11 @@ from dataclasses import replace
 import pytest
 
 from mlx_specdec.decoding.run import Result
-from mlx_specdec.engine.generate import Pair, generate, load, stream_generate
+from mlx_specdec.engine.generate import generate, stream_generate
+from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.many import ManyRun, Part, Request, generate_many
 from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.options import Options

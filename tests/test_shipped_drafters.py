@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from mlx_specdec.engine import generate as assemble
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine import loading
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.drafters.kinds import read
 from mlx_specdec.options import Options
@@ -27,7 +27,7 @@ SHIPPED = {
 def loaded(name: str) -> Pair:
     kind, _, _ = SHIPPED[name]
     target = ROOT / "weights" / name.removesuffix(f"-{kind}")
-    return assemble.load(target, ROOT / "weights" / name)
+    return loading.load(target, ROOT / "weights" / name)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.engine import generate as assemble
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine import loading
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
 
 from .support.shipped import ROOT, check_passes, check_texts, prompts
@@ -19,7 +19,7 @@ SHIPPED = {"py-llama-medusa": "python.jsonl", "t5-enfr-medusa": "translation.jso
 
 @functools.cache
 def loaded(name: str) -> Pair:
-    return assemble.load(ROOT / "weights" / name)
+    return loading.load(ROOT / "weights" / name)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -30,7 +30,7 @@ def test_heads_bring_their_base_from_anywhere(
     directory = ROOT / "weights" / name
     config = json.loads((directory / "config.json").read_text())
     assert config["base_model_name_or_path"] == f"../{name.removesuffix('-medusa')}"
-    pair = assemble.load(directory)
+    pair = loading.load(directory)
     assert pair.heads is not None and pair.heads.count == 3
     assert not pair.heads.own_output
     assert sum(file.stat().st_size for file in directory.iterdir()) < 1_000_000

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.engine.generate import Pair, generate, load
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.loading import load
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
 
 WEIGHTS = Path(__file__).resolve().parents[1] / "weights"

@@ -14,8 +14,9 @@ from mlx_specdec.conversion.convert import convert
 from mlx_specdec.decoding.run import Result
 from mlx_specdec.engine import generate as assemble
 from mlx_specdec.engine.drafters import make_draft_length
-from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.many import generate_many
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.interfaces import Prices, after
 from mlx_specdec.models.drafters import attach

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.draft_length.length import FixedLength
-from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.many import ManyRun, Request, generate_many
 from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.drafter import Trial

@@ -30,7 +30,7 @@ from .loading import Models, check_for_translator, load_pair, named, sample
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..engine.generate import Pair
+    from ..engine.pair import Pair
     from ..measure.analysis import Analysis
     from ..measure.cluster import LinkTimer
     from ..measure.estimate_result import Cluster
@@ -168,7 +168,7 @@ def bench(
 
 def _with_draft_model(pair: Pair, models: Models, loading: Mapping[str, Any]) -> Pair:
     """The same target with another draft."""
-    from ..engine.generate import with_draft_model
+    from ..engine.loading import with_draft_model
 
     of_target = ("revision", "q_bits", "adapter_path", "distributed")
     asked = {name: value for name, value in loading.items() if name not in of_target}

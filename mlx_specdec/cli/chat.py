@@ -21,7 +21,7 @@ from .serve import Defaults
 
 if TYPE_CHECKING:
     from ..decoding.run import Result
-    from ..engine.generate import Pair
+    from ..engine.pair import Pair
     from ..options import Options
 
 BLOCK = '"""'

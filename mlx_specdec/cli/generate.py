@@ -17,7 +17,7 @@ from . import render
 
 if TYPE_CHECKING:
     from ..decoding.run import Result
-    from ..engine.generate import Pair
+    from ..engine.pair import Pair
     from ..options import Options
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ from .loading import SHIPPED_PROMPT, Drafting, KVCache, Models, load_drafting
 if TYPE_CHECKING:
     from ..decoding.run import Run
     from ..decoding.stopwatch import Timed
-    from ..engine.generate import Pair
+    from ..engine.pair import Pair
     from ..engine.prompt_cache import PromptCache
     from ..engine.prompt_cache_files import Store
 

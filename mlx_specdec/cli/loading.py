@@ -17,7 +17,7 @@ from .flags import REQUIRED, Flags, flag
 from .pairs import AUTO, draft_for
 
 if TYPE_CHECKING:
-    from ..engine.generate import Pair
+    from ..engine.pair import Pair
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED_TARGET = "weights/t5-enfr"
@@ -235,7 +235,7 @@ def load_pair(
     """Load what was named, with a progress bar of a download; takes settings and raises as
     assemble.load does. told: say how the weights of large models are computed with."""
     process.load()
-    from ..engine.generate import load
+    from ..engine.loading import load
 
     with render.progress("downloading", in_bytes=True) as report:
         pair = load(model, draft_model, progress=report, **settings)
@@ -281,7 +281,7 @@ def load_drafting(
         **models.loading(),
     )
     if drafting.searches:
-        from ..engine.generate import with_documents
+        from ..engine.pair import with_documents
 
         with render.progress("indexing what to look up") as report:
             pair = with_documents(pair, drafting.lookup_file or (), progress=report)

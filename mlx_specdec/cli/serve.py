@@ -18,7 +18,7 @@ from .flags import ChatTemplate, CostCache, Flags, Lenience, Penalties, Rule, co
 from .loading import Drafting, KVCache, Memory, Models, load_drafting, named
 
 if TYPE_CHECKING:
-    from ..engine.generate import Pair
+    from ..engine.pair import Pair
     from ..options import Options
 
 PROGRAM = __name__.partition(".")[0]

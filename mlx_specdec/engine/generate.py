@@ -41,8 +41,6 @@ from ..verification.rules import (
     TokenRule,
     TypicalRule,
 )
-from . import load as load
-from . import with_draft_model as with_draft_model
 from .drafters import (
     Trials,
     device_name,
@@ -52,8 +50,7 @@ from .drafters import (
     make_proposer,
     proposer_kind,
 )
-from .pair import Pair as Pair
-from .pair import with_documents as with_documents
+from .pair import Pair
 from .prepare import checked_options, prepared
 from .prompt_cache import PromptCache
 

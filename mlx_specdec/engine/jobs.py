@@ -16,8 +16,9 @@ from ..options import Options
 from ..proposers.drafter import Drafter
 from ..text.chat import Messages
 from .drafters import Trials
-from .generate import Pair, environment, make_labels, make_rule, make_sequence
+from .generate import environment, make_labels, make_rule, make_sequence
 from .memory import Extent
+from .pair import Pair
 from .prepare import checked_options, prepared
 
 Prompt = str | Sequence[int] | Messages

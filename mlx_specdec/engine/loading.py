@@ -1,110 +1,329 @@
-"""What drafts for a target, from its name or from the target itself."""
+"""Loads a pair: from the names of a target and of what drafts for it to models and tokenizer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import time
+import weakref
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..checkpoints import files
-from ..errors import CheckpointError, OptionError
-from ..models import drafters as networks
-from ..models.base import Base
-from ..models.drafters import kinds as speculators
-from ..models.drafters import mtp
+from .. import process
+from ..checkpoints import files, shards
+from ..checkpoints.formats import medusa as medusa_files
+from ..checkpoints.source import as_directory, resolve, resolve_config
+from ..errors import CheckpointError, OptionError, SourceError
+from ..interfaces import Progress
+from ..models import drafters, families
+from ..models.cache_settings import CacheSettings
+from ..models.distributed.group import Mode, Ranks, join
+from ..models.drafters import kinds, mtp
 from ..models.drafters.files import SpeculatorFiles
-from ..models.loading import Loaded
+from ..models.drafters.medusa import MedusaHeads, attach
+from ..models.loading import Loaded, load_model, outline
 from ..models.number_format import NumberFormat
 from ..models.self_draft import self_draft
 from ..options import SELF
-from ..text.tokenizer import Tokenizer
+from ..proposers.drafter import Trial
+from ..text.tokenizer import StandInTokenizer, Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
 from .pair import Pair
-from .sources import Loading
 
+DRAFT_VOCABS = ("same", "intersect")
 SELF_BITS = 4
-"""Of the draft "self", unless told otherwise."""
+"""Bits of the draft "self" where draft_q_bits is None."""
+
+
+def load(
+    model: str | Path,
+    draft_model: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    adapter_path: str | Path | None = None,
+    dtype: str = "auto",
+    q_bits: int | None = None,
+    draft_q_bits: int | None = None,
+    expand_weights: bool | None = None,
+    caches: CacheSettings | None = None,
+    draft_vocab: str = "same",
+    random_weights: bool = False,
+    distributed: Mode | None = None,
+    progress: Progress | None = None,
+) -> Pair:
+    """Load a target and, if named, what drafts for it: a draft model with the same vocabulary, or a
+    drafter that reads the target's hidden states, as its files say. Layers for multi-token
+    prediction in the target's own checkpoint draft where nothing else is named.
+
+    model, draft_model: a directory or a name on the Hugging Face Hub; a model that is Medusa heads
+    brings the base model that it names, and the draft "self" is the target's own layers at
+    `draft_q_bits` (4). adapter_path: a directory with an adapter that mlx-lm has trained for the
+    target. dtype: "auto" computes in float32 on the CPU and as stored elsewhere; or
+    float32, float16, bfloat16. q_bits: quantize on load. expand_weights: compute with whole weights
+    where the stored ones are quantized; None for where that is faster and the memory suffices.
+    caches: quantized or cut KV caches; a draft that cannot have them has its usual ones.
+    draft_vocab: "same" refuses a draft with other tokens, "intersect" drafts the tokens that both
+    have. random_weights: for measuring; a model without weights here gets random ones, no more than
+    config.json is downloaded, and vocabularies are not compared. distributed: the ranks that
+    mlx.launch has started share the target, "tensor" each layer and "pipeline" the layers; rank 0
+    alone gets a pair, and the others serve it until it ends, when SystemExit is raised there.
+    Raises SourceError, CheckpointError, VocabularyError, OptionError.
+    """
+    if draft_vocab not in DRAFT_VOCABS:
+        raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
+    process.clear_at_end()
+    ranks = None if distributed is None else join()
+    if ranks is not None:
+        _check_divisible(draft_model, random_weights)
+    started = time.perf_counter()
+    loader = Loader(
+        dtype, expand_weights, caches, random_weights, progress, ranks, distributed == "pipeline"
+    )
+    if ranks is None:
+        source, directory = loader.find(draft_model, str(model), revision)
+        target, tokenizer, heads = loader.load_target(directory, q_bits, adapter_path)
+    else:
+        named = None if ranks.rank else draft_model  # rank 0 alone drafts
+        source, directory = ranks.together(lambda: loader.find(named, str(model), revision))
+        ranks.meet(directory)
+        target, tokenizer, heads = ranks.together(
+            lambda: loader.load_target(directory, q_bits, adapter_path)
+        )
+        target = replace(target, model=ranks.share(target.model))
+    pair = Pair(
+        name=str(model),
+        draft_name=None,
+        target=target.model,
+        draft=None,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset(target.eos_token_ids or tokenizer.eos_token_ids),
+        vocabulary=min(target.model.vocabulary, tokenizer.size),
+        dtype=target.dtype,
+        load_seconds=0.0,
+        heads=heads,
+        task_prefix=target.task_prefix,
+        notes=(target.note,) if target.note else (),
+    )
+    if source is not None:
+        pair = loader.with_draft(pair, target.kind, source, draft_q_bits, draft_vocab)
+    elif heads is None:
+        pair = _with_own_layers(pair, directory, loader.numbers(draft_q_bits))
+    return replace(pair, load_seconds=time.perf_counter() - started - sum(loader.fetching))
+
+
+def with_draft_model(
+    pair: Pair,
+    draft_model: str | Path,
+    *,
+    dtype: str = "auto",
+    draft_q_bits: int | None = None,
+    expand_weights: bool | None = None,
+    caches: CacheSettings | None = None,
+    draft_vocab: str = "same",
+    random_weights: bool = False,
+    progress: Progress | None = None,
+) -> Pair:
+    """The same target with another draft; see `load`."""
+    loader = Loader(dtype, expand_weights, caches, random_weights, progress)
+    alone = replace(
+        pair,
+        draft=None,
+        speculator=None,
+        translation=None,
+        vocabulary=min(pair.target.vocabulary, pair.tokenizer.size),
+        trials=defaultdict(Trial),
+    )
+    kind = families.of_model(pair.target).kind
+    source = loader.find_draft(draft_model)
+    return loader.with_draft(alone, kind, source, draft_q_bits, draft_vocab)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is to draft. source: where it is; None for the target's own layers. riding: what reads
-    hidden states there."""
+class DraftSource:
+    """Where a draft comes from. directory: None for the target's own layers. drafter: the files
+    of a drafter that reads the target's hidden states, if that is what lies there."""
 
     name: str
-    source: Path | None
-    riding: SpeculatorFiles | None
+    directory: Path | None
+    drafter: SpeculatorFiles | None
 
 
-def wanted_of(draft_model: str | Path | None, given: Loading) -> Wanted | None:
-    """What is named, found or fetched; None where nothing is."""
-    if draft_model is None:
-        return None
-    name = str(draft_model)
-    source = None if name == SELF else given.fetch(name, None)
-    return Wanted(name, source, None if source is None else speculators.read(source))
+@dataclass(frozen=True)
+class Loader:
+    """Finds and loads both models of a pair with the same settings; see `load`, whose
+    expand_weights is `expand`. ranks: share the target, as a pipeline of layers or not.
+    fetching: seconds that each download took."""
+
+    dtype: str
+    expand: bool | None
+    caches: CacheSettings | None
+    random_weights: bool
+    progress: Progress | None
+    ranks: Ranks | None = None
+    pipeline: bool = False
+    fetching: list[float] = field(default_factory=list)
+
+    def numbers(self, q_bits: int | None) -> NumberFormat:
+        """Return the number format of a model that is quantized to q_bits on load."""
+        return NumberFormat(self.dtype, q_bits, expand=self.expand)
+
+    def find(
+        self, draft_model: str | Path | None, model: str, revision: str | None
+    ) -> tuple[DraftSource | None, Path]:
+        """Return where the draft comes from, and the target's directory."""
+        source = None if draft_model is None else self.find_draft(draft_model)
+        directory = self._fetch(model, revision)
+        kinds.check_is_none(directory)
+        # The config.json of Medusa heads does not describe their base model.
+        described = (directory / "config.json").is_file() and not medusa_files.is_medusa(directory)
+        if described and source is not None and source.drafter is not None:
+            source.drafter.check_config(files.read_config(directory))
+        return source, directory
+
+    def find_draft(self, draft_model: str | Path) -> DraftSource:
+        """Return where the named draft comes from, downloaded where it is not here."""
+        name = str(draft_model)
+        if name == SELF:
+            return DraftSource(name, None, None)
+        directory = self._fetch(name, None)
+        return DraftSource(name, directory, kinds.read(directory))
+
+    def load_target(
+        self, directory: Path, q_bits: int | None, adapter_path: str | Path | None
+    ) -> tuple[Loaded, Tokenizer, MedusaHeads | None]:
+        """Load the target, or the base model of Medusa heads and the heads with it."""
+        adapter = None if adapter_path is None else Path(adapter_path)
+        if not medusa_files.is_medusa(directory):
+            return (*self._load(directory, q_bits, adapter), None)
+        heads = medusa_files.read(directory)
+        base, tokenizer = self._load(self._base(directory, heads.base), q_bits, adapter)
+        return base, tokenizer, attach(heads, base.model)
+
+    def with_draft(
+        self, pair: Pair, kind: str, source: DraftSource, q_bits: int | None, draft_vocab: str
+    ) -> Pair:
+        """Return the pair with a draft from a source. kind: of the target. Raises as `load`."""
+        pair = replace(pair, draft_name=source.name)
+        if source.directory is None:
+            draft, added = self_draft(pair.target, q_bits or SELF_BITS)
+            return replace(pair, draft=draft, draft_bytes=added)
+        if source.drafter is not None:
+            network = drafters.attach(source.drafter, pair.target, self.numbers(q_bits))
+            return replace(pair, speculator=network, draft_bytes=network.nbytes)
+        loaded, tokenizer = self._load_draft(source.directory, q_bits)
+        if loaded.kind != kind:
+            raise OptionError(
+                f"the draft model is {loaded.kind} and the target {kind}: give a draft of the "
+                "target's own kind"
+            )
+        draft = loaded.model
+        notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
+        pair = replace(pair, notes=notes, draft=draft, draft_bytes=draft.nbytes)
+        if self.random_weights:
+            return replace(pair, vocabulary=min(pair.vocabulary, draft.vocabulary))
+        widths = pair.target.vocabulary, draft.vocabulary
+        if draft_vocab == "intersect":
+            shared = shared_tokens(pair.tokenizer, tokenizer, *widths)
+            return replace(pair, translation=Translation(*shared))
+        return replace(pair, vocabulary=common_size(pair.tokenizer, tokenizer, *widths))
+
+    def _fetch(self, name: str, revision: str | None) -> Path:
+        """Return the directory of a model, as `resolve` does; of the Hub no more than config.json
+        where weights are random."""
+        started = time.perf_counter()
+        try:
+            if self.random_weights:
+                return resolve_config(name, revision=revision)
+            return resolve(name, revision=revision, progress=self.progress)
+        finally:
+            self.fetching.append(time.perf_counter() - started)
+
+    def _base(self, heads: Path, name: str) -> Path:
+        """Return the directory of the base model of Medusa heads: inside theirs, or where its name
+        leads."""
+        inside = heads / name
+        try:
+            base = inside if inside.is_dir() else self._fetch(name, None)
+        except SourceError as problem:
+            raise SourceError(f"{heads} names a base model that is missing: {problem}") from problem
+        if medusa_files.is_medusa(base):
+            raise CheckpointError(f"{name}, the base model of {heads}, is Medusa heads too")
+        return base
+
+    def _load_draft(self, directory: Path, q_bits: int | None) -> tuple[Loaded, Tokenizer]:
+        loader = replace(self, ranks=None, pipeline=False)
+        try:
+            return loader._load(directory, q_bits)
+        except OptionError:
+            # Caches may be what it cannot have; anything else that is wrong is raised again.
+            return replace(loader, caches=None)._load(directory, q_bits)
+
+    def _load(
+        self, source: Path, q_bits: int | None, adapter: Path | None = None
+    ) -> tuple[Loaded, Tokenizer]:
+        with ExitStack() as opened:
+            directory = opened.enter_context(as_directory(source))
+            if self.random_weights and not shards.format_of(directory):
+                if adapter is not None:
+                    raise OptionError(
+                        f"{directory} has no weights to adapt: leave adapter-path out"
+                    )
+                return self._stand_in(directory, q_bits)
+            loaded = load_model(
+                directory,
+                dtype=self.dtype,
+                q_bits=q_bits,
+                expand=self.expand,
+                caches=self.caches,
+                adapter=adapter,
+                group=None if self.ranks is None else self.ranks.group,
+                pipeline=self.pipeline,
+            )
+            tokenizer = load_tokenizer(directory, kind=loaded.kind)
+            # A chat template's files are read when it is first used.
+            weakref.finalize(tokenizer, opened.pop_all().close)
+        return loaded, tokenizer
+
+    def _stand_in(self, directory: Path, q_bits: int | None) -> tuple[Loaded, StandInTokenizer]:
+        """Build the model that a directory's config.json describes, with ids in place of text.
+
+        Raises OptionError for caches other than the model's own.
+        """
+        if self.caches is not None and self.caches != CacheSettings():
+            raise OptionError(
+                f"{directory} has no weights, and a model with random ones keeps its own caches: "
+                "leave kv-bits and max-kv-size out"
+            )
+        config = files.read_config(directory)
+        known = outline(config, str(directory), dtype=self.dtype, q_bits=q_bits)
+        tokenizer = StandInTokenizer(known.vocabulary)
+        return Loaded(known.model(), (), known.kind, known.dtype), tokenizer
 
 
-def with_wanted(
-    pair: Pair, kind: str, wanted: Wanted, q_bits: int | None, draft_vocab: str, given: Loading
-) -> Pair:
-    """With what is to draft. kind: of the target. Raises as `load` does."""
-    pair = replace(pair, draft_name=wanted.name)
-    if wanted.source is None:
-        own, added = self_draft(pair.target, q_bits or SELF_BITS)
-        return replace(pair, draft=own, draft_bytes=added)
-    if wanted.riding is not None:
-        network = networks.attach(wanted.riding, pair.target, given.numbers(q_bits))
-        return replace(pair, speculator=network, draft_bytes=network.nbytes)
-    alone = replace(given, ranks=None, pipeline=False)
-    loaded, tokenizer = _load_draft(wanted.source, q_bits, alone)
-    if loaded.kind != kind:
+def _check_divisible(draft_model: str | Path | None, random_weights: bool) -> None:
+    """Raises OptionError for what a target that ranks share cannot be combined with."""
+    if draft_model == SELF:
         raise OptionError(
-            f"the draft model is {loaded.kind} and the target {kind}: give a draft of the target's "
-            "own kind"
+            "the draft self is made of all of the target's layers, and here no rank has them: name "
+            "a draft model, or draft by lookup"
         )
-    pair = replace(pair, notes=(*pair.notes, *filter(None, [loaded.note])))
-    return _with_draft(pair, loaded.model, tokenizer, draft_vocab, given.random_weights)
+    if random_weights:
+        raise OptionError(
+            "simulate-acceptance fills in random weights, and ranks would draw different ones: "
+            "leave out distributed"
+        )
 
 
-def check_early(riding: SpeculatorFiles, target: Path) -> None:
-    """Raises CheckpointError before any weights are read, where the target's config.json tells that
-    the drafter was made for another target."""
-    if (target / "config.json").is_file():
-        riding.check_config(files.read_config(target))
-
-
-def with_own_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair:
-    """With the layers for multi-token prediction that the target's checkpoint carries. Where they
-    cannot be used the target can all the same."""
+def _with_own_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair:
+    """Return the pair with the layers for multi-token prediction in the target's checkpoint. The
+    target can be used even where these cannot."""
     if not (directory / "config.json").is_file():
         return pair
     try:
-        own = mtp.of_target(directory, files.read_config(directory))
-        if own is None:
+        layers = mtp.of_target(directory, files.read_config(directory))
+        if layers is None:
             return pair
-        network = networks.attach(own, pair.target, numbers)
+        network = drafters.attach(layers, pair.target, numbers)
     except (CheckpointError, OptionError) as problem:
         return replace(pair, unusable={"mtp": str(problem)})
     return replace(pair, speculator=network, draft_bytes=network.nbytes)
-
-
-def _load_draft(directory: Path, q_bits: int | None, given: Loading) -> tuple[Loaded, Tokenizer]:
-    try:
-        return given.load(directory, q_bits)
-    except OptionError:
-        # The text is the target's whatever the draft remembers; what is wrong comes again.
-        return replace(given, caches=None).load(directory, q_bits)
-
-
-def _with_draft(
-    pair: Pair, draft: Base, tokenizer: Tokenizer, draft_vocab: str, random_weights: bool
-) -> Pair:
-    """Raises VocabularyError for a draft of other tokens."""
-    widths = pair.target.vocabulary, draft.vocabulary
-    pair = replace(pair, draft=draft, draft_bytes=draft.nbytes)
-    if random_weights:
-        return replace(pair, vocabulary=min(pair.vocabulary, draft.vocabulary))
-    if draft_vocab == "intersect":
-        shared = shared_tokens(pair.tokenizer, tokenizer, *widths)
-        return replace(pair, translation=Translation(*shared))
-    return replace(pair, vocabulary=common_size(pair.tokenizer, tokenizer, *widths))

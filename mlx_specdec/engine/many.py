@@ -11,11 +11,11 @@ from ..decoding.run import Result
 from ..errors import DecodingError, OptionError, PromptError
 from ..options import Options
 from ..sampling.settings import integer
-from .generate import Pair
 from .jobs import Part as Part
 from .jobs import Prompt
 from .jobs import Request as Request
 from .memory import AutoBatchSize, FixedBatchSize
+from .pair import Pair
 from .prepare import checked_options, encode, for_model
 from .run import ManyRun as ManyRun
 

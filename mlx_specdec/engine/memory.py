@@ -12,7 +12,7 @@ from ..decoding.prompt import chunk
 from ..errors import PromptError
 from ..proposers.draft_model import CHUNK
 from ..proposers.drafter import Drafter
-from .generate import Pair
+from .pair import Pair
 
 FIRST = 16
 MOST = 64

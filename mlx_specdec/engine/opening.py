@@ -17,8 +17,9 @@ from ..proposers import given
 from ..proposers.combined import Limited
 from ..proposers.drafter import Drafter
 from .drafters import drafters, make_proposer
-from .generate import Pair, make_rule
+from .generate import make_rule
 from .jobs import Failures, Job, most_drafted
+from .pair import Pair
 from .prepare import for_model
 from .prompt_cache import PromptCache
 

@@ -27,10 +27,10 @@ from ..interfaces.rounds import RoundReport
 from ..options import Options
 from ..proposers.drafter import Drafter
 from .drafters import keep_costs, make_batch_length
-from .generate import Pair
 from .jobs import Failures, Job, Part, Request
 from .memory import BatchSize, Extent, FixedBatchSize, MemoryBudget, even
 from .opening import Opening
+from .pair import Pair
 from .prompt_cache import PromptCache
 
 WINDOW = 8

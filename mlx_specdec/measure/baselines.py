@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from ..engine.generate import Pair
+from ..engine.pair import Pair
 from ..models.mlx_lm.model import DecoderOnlyModel
 from ..options import Options
 from .methods import Length, Method, Runner, Sample, any_token, room

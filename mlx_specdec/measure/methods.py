@@ -12,7 +12,8 @@ from typing import Literal
 from ..decoding.statistics import Statistics
 from ..decoding.stopwatch import Timed
 from ..engine.drafters import FREE, drafters, proposer_kind
-from ..engine.generate import Pair, stream_generate
+from ..engine.generate import stream_generate
+from ..engine.pair import Pair
 from ..errors import OptionError, PromptError
 from ..models.base import check_prompt
 from ..options import Options

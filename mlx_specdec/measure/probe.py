@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine.generate import Pair, stream_generate
+from ..engine.generate import stream_generate
+from ..engine.pair import Pair
 from ..errors import OptionError
 from ..interfaces import FINAL, Progress, after, ignore_progress
 from ..models.base import layer_of

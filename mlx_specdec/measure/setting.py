@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import __version__
 from .. import process as blas
 from ..engine.drafters import device_name
-from ..engine.generate import Pair
+from ..engine.pair import Pair
 from ..options import Options
 
 CPU_NAMES = Path("/proc/cpuinfo")

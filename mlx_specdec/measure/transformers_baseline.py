@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 from .. import process as blas
 from ..checkpoints import files
 from ..checkpoints.source import as_directory, resolve_config
-from ..engine.generate import Pair
+from ..engine.pair import Pair
 from ..errors import first_line
 from ..models.mlx_lm.model import DecoderOnlyModel
 from ..models.number_format import expanded

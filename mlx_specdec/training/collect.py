@@ -17,8 +17,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..decoding.prompt import PromptReader, chunk
-from ..engine.generate import Pair
 from ..engine.many import Request, generate_many
+from ..engine.pair import Pair
 from ..engine.prepare import missing_prefix
 from ..errors import PromptError
 from ..interfaces import FINAL, Progress

@@ -28,7 +28,7 @@ from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import Change, write_config, write_weights
 from ..conversion.report import PROVENANCE, maker
-from ..engine.generate import Pair
+from ..engine.pair import Pair
 from ..errors import OptionError, VocabularyError
 from ..models import families
 from ..models.base import Base
@@ -278,7 +278,7 @@ def train(
 ) -> Trained:
     """Train a draft for `pair`'s target and write it as a directory that loads.
 
-    pair: as assemble.load gives it; its draft is what is begun with, unless another is asked for.
+    pair: as `load` gives it; its draft is what is begun with, unless another is asked for.
     The best draft on held-out texts is written, and that may be the start. Raises PromptError for
     data with nothing usable, OptionError and VocabularyError for models that cannot be trained so,
     OutputError where `output` exists or cannot be written.

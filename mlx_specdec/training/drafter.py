@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints import destination, files
 from ..checkpoints.source import as_directory, resolve
-from ..engine.generate import Pair
+from ..engine.pair import Pair
 from ..errors import OptionError
 from ..interfaces import after
 from ..models.base import Base
@@ -261,7 +261,7 @@ def train(
 ) -> Trained:
     """Train a drafter for `pair`'s target and write it as a directory that loads with it.
 
-    pair: as assemble.load gives it, without a draft. The target's hidden states of all texts are
+    pair: as `load` gives it, without a draft. The target's hidden states of all texts are
     kept on disk beside `output` until the end: they never change, and a pass of the target would
     take a third of every step. Raises PromptError for data with nothing usable, OptionError for a
     target that shows no hidden states, OutputError where `output` exists or cannot be written.

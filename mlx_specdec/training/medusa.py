@@ -17,7 +17,7 @@ import numpy as np
 
 from ..checkpoints import destination
 from ..checkpoints.formats.medusa import BASE, COUNT, LAYERS, SAFETENSORS
-from ..engine.generate import Pair
+from ..engine.pair import Pair
 from ..errors import OptionError
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
@@ -133,7 +133,7 @@ def train(
 ) -> Trained:
     """Train heads for `pair`'s target and write them as a directory that loads with it.
 
-    pair: as assemble.load gives it. Raises PromptError for data with nothing usable, OptionError
+    pair: as `load` gives it. Raises PromptError for data with nothing usable, OptionError
     for a model that is heads, OutputError where `output` exists or cannot be written.
     """
     with work_directory(output) as directory:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.generate import Pair
+from ..engine.pair import Pair
 from ..engine.prompt_cache_files import fingerprint
 from ..errors import OutputError
 from ..interfaces import Progress

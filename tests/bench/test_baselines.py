@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from mlx_lm.generate import BatchGenerator
 
-from mlx_specdec.engine.generate import Pair, load
+from mlx_specdec.engine.loading import load
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods, mlx_lm_methods
 from mlx_specdec.measure.transformers_baseline import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
 from mlx_specdec.measure.methods import own_methods
 from mlx_specdec.options import Options

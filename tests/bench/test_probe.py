@@ -12,7 +12,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.engine.generate import Pair, generate, load
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.loading import load
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prepare import encode
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces import after

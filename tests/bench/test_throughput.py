@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods
 from mlx_specdec.measure.drawing import charts

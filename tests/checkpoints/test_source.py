@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec import engine as loading
 from mlx_specdec.checkpoints import hub as hub_repository
 from mlx_specdec.checkpoints.source import resolve, resolve_config
-from mlx_specdec.engine import sources
+from mlx_specdec.engine import loading
 from mlx_specdec.errors import SourceError
 
 
@@ -161,7 +160,6 @@ def test_the_time_of_a_download_is_not_called_loading(monkeypatch: pytest.Monkey
         clock[0] += 100
         return directory
 
-    monkeypatch.setattr(sources, "resolve", download)
-    for module in (loading, sources):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(loading, "resolve", download)
+    monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     assert loading.load("some/model", "some/draft").load_seconds == 0

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.decoding.loop import Decoding
-from mlx_specdec.engine.generate import generate, load
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.loading import load
 from mlx_specdec.options import Options
 
 from ..support.commands import Outcome, Run

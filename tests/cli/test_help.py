@@ -155,7 +155,7 @@ def test_a_revision_reaches_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -
     def load(*names: object, revision: str | None = None, **rest: object) -> None:
         raise OptionError(f"loading {revision}")
 
-    monkeypatch.setattr("mlx_specdec.engine.generate.load", load)
+    monkeypatch.setattr("mlx_specdec.engine.loading.load", load)
     done = run("generate", "x", "--model", "some/model", "--revision", "v2")
     assert (done.code, done.err) == (2, "error: loading v2\n")
 

@@ -66,7 +66,7 @@ def test_auto_names_the_draft_that_is_loaded(run: Run, monkeypatch: pytest.Monke
     def load(model: str, draft_model: str | None, **rest: object) -> None:
         raise OptionError(f"loading {model} with {draft_model}")
 
-    monkeypatch.setattr("mlx_specdec.engine.generate.load", load)
+    monkeypatch.setattr("mlx_specdec.engine.loading.load", load)
     asked = ("generate", "x", "--model", "google/flan-t5-xl", "--draft-model", "auto")
     assert run(*asked).err == "error: loading google/flan-t5-xl with google/flan-t5-small\n"
     assert "has no draft for a/b" in run("bench", "--model", "a/b", "--draft-model", "auto").err
@@ -89,7 +89,7 @@ def test_without_a_name_the_shipped_models_are_loaded(
     def load(model: str, draft_model: str | None, **rest: object) -> None:
         raise OptionError(f"loading {model} with {draft_model}")
 
-    monkeypatch.setattr("mlx_specdec.engine.generate.load", load)
+    monkeypatch.setattr("mlx_specdec.engine.loading.load", load)
     done = run(*command)
     assert done.code == 2 and done.err.endswith(f"error: loading {loaded}\n")
 

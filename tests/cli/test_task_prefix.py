@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.engine.generate import load
+from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.prepare import encode
 from mlx_specdec.models.loading import task_prefix
 from mlx_specdec.options import Options

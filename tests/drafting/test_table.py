@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec import proposers as drafting
-from mlx_specdec.engine.generate import Pair, generate, load, stream_generate
+from mlx_specdec.engine.generate import generate, stream_generate
+from mlx_specdec.engine.loading import load
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 

@@ -15,7 +15,8 @@ import pytest
 
 from mlx_specdec.engine import prompt_cache_files as files
 from mlx_specdec.engine import prompt_cache_files as stores
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.errors import OptionError, OutputError
 from mlx_specdec.models import agreement

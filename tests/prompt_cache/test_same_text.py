@@ -10,9 +10,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.decoding.run import Result
-from mlx_specdec.engine.generate import Pair, generate, stream_generate
+from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.many import ManyRun, Request
 from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel

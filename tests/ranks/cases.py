@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn.layers.distributed as layers
 
 from mlx_specdec import Options, generate_many, load, stream_generate
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.distributed import group
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.engine.generate import Pair, generate, load
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.loading import load
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
 from mlx_specdec.serve.engine import Engine
 

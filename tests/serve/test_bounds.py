@@ -18,7 +18,7 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.responses import JSONResponse
 
-from mlx_specdec.engine.generate import load
+from mlx_specdec.engine.loading import load
 from mlx_specdec.sampling import grammar
 from mlx_specdec.sampling.constraint import Alphabet
 from mlx_specdec.serve import body, fields

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.engine.generate import Pair
 from mlx_specdec.engine.jobs import BROKEN, Job
 from mlx_specdec.engine.many import ManyRun, Part, Request
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module

@@ -14,8 +14,8 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.decoding.stop_criteria import Emission, Piece
-from mlx_specdec.engine.generate import Pair
 from mlx_specdec.engine.many import Request
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.serve import messages
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine

@@ -13,7 +13,7 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache_files import Store
 
 from ..support.serving import CHAT, COMPLETIONS, client_of, ok, running, streamed

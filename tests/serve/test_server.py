@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="the extra server is not installed")
 
-from mlx_specdec.engine.generate import load
+from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.many import ManyRun, Part
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.serve import server

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("uvicorn", reason="the extra server is not installed")
 
 
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.limits import Limits
 

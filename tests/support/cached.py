@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlx_specdec.decoding.run import Result
-from mlx_specdec.engine.generate import Pair, stream_generate
+from mlx_specdec.engine.generate import stream_generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.interfaces.reusable import TARGET, Columns
 from mlx_specdec.options import Options

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters import attach
 from mlx_specdec.models.drafters.kinds import read

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.medusa import MedusaHeads, stacked
 from mlx_specdec.models.loading import load_model

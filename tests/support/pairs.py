@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.interfaces import Model
 from mlx_specdec.interfaces.rounds import RoundReport
 from mlx_specdec.models.drafters.medusa import MedusaHeads

@@ -19,7 +19,7 @@ import uvicorn
 from mlx.utils import tree_map
 from starlette.testclient import TestClient
 
-from mlx_specdec.engine.generate import load
+from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.many import ManyRun, Part, Request
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.options import Options

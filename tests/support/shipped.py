@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from mlx_specdec.engine import generate as assemble
-from mlx_specdec.engine.generate import Pair
+from mlx_specdec.engine import loading
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.interfaces import FINAL, after
 from mlx_specdec.training import drafter as drafter_files
 from mlx_specdec.training.anchors import Anchored, AnchorTask, Drafted
@@ -47,7 +47,7 @@ class Learned:
 
 @pytest.fixture(scope="module", params=MAKE)
 def learned(request, tmp_path_factory: pytest.TempPathFactory) -> Learned:
-    pair = assemble.load(MAKE[request.param](tmp_path_factory.mktemp("model")))
+    pair = loading.load(MAKE[request.param](tmp_path_factory.mktemp("model")))
     return Learned(pair, tmp_path_factory.mktemp("rows"))
 
 

@@ -13,8 +13,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.engine import generate as assemble
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine import loading
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError, OutputError, PromptError, VocabularyError
 from mlx_specdec.options import Options
 from mlx_specdec.training import fit
@@ -63,7 +64,7 @@ def models(request, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
 
 @pytest.fixture(scope="module")
 def pair(models: tuple[Path, Path]) -> Pair:
-    return assemble.load(*models)
+    return loading.load(*models)
 
 
 def trained(
@@ -109,7 +110,7 @@ def test_what_is_written_is_a_draft_of_the_target(
 ) -> None:
     done = trained(pair, tmp_path, epochs=2)
     plain = generate(pair, "some words", Options(max_tokens=12, regular=True))
-    loaded = assemble.load(models[0], done.output)
+    loaded = loading.load(models[0], done.output)
     result = generate(loaded, "some words", Options(max_tokens=12, num_draft=3))
     assert result.tokens == plain.tokens
     assert result.stats.drafted > 0
@@ -135,17 +136,17 @@ def test_the_pair_stays_as_it_is(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_a_shape_is_enough_to_begin_with(models: tuple[Path, Path], tmp_path: Path) -> None:
-    pair = assemble.load(models[0])
+    pair = loading.load(models[0])
     for shape in (DraftConfig(1), DraftConfig(1, 16)):
         done = trained(pair, tmp_path / f"width-{shape.width}", shape=shape, epochs=4)
         assert done.outcome.figures.acceptance >= done.start.acceptance
-        loaded = assemble.load(models[0], done.output)
+        loaded = loading.load(models[0], done.output)
         result = generate(loaded, "some words", Options(max_tokens=6, num_draft=2))
         assert result.stats.drafted > 0
 
 
 def test_without_a_gain_the_start_is_kept(models: tuple[Path, Path], tmp_path: Path) -> None:
-    pair = assemble.load(models[0], models[0])
+    pair = loading.load(models[0], models[0])
     done = trained(pair, tmp_path, epochs=3, patience=1, learning_rate=0.3)
     assert (done.outcome.best, done.outcome.epochs) == (0, 1)
     assert done.outcome.figures.acceptance > 0.98
@@ -188,12 +189,12 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from mlx_specdec.engine import generate as assemble\n"
+        "from mlx_specdec.engine import loading\n"
         "from mlx_specdec.training import fit\n"
         "from tests.training.test_draft import Watcher, trained\n"
         "fit.STEPS_BETWEEN = 2\n"
         "place, steps = Path(sys.argv[1]), int(sys.argv[2])\n"
-        "pair = assemble.load(place / 'target', place / 'start')\n"
+        "pair = loading.load(place / 'target', place / 'start')\n"
         "end = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
         "trained(pair, place / sys.argv[3], Watcher(steps, end), epochs=2)\n"
     )
@@ -222,11 +223,11 @@ def test_another_start_begins_anew(models: tuple[Path, Path], tmp_path: Path) ->
     start = tmp_path / "start"
     shutil.copytree(models[1], start)
     with pytest.raises(KeyboardInterrupt):
-        trained(assemble.load(models[0], start), tmp_path, Watcher(4))
+        trained(loading.load(models[0], start), tmp_path, Watcher(4))
     moved = {name: array * 1.01 for name, array in weights(start).items()}
     mx.save_safetensors(str(start / "model.safetensors"), moved)
     watcher = Watcher()
-    trained(assemble.load(models[0], start), tmp_path, watcher, epochs=1)
+    trained(loading.load(models[0], start), tmp_path, watcher, epochs=1)
     assert watcher.steps[0] == 1
 
 
@@ -247,22 +248,22 @@ def test_an_output_that_exists_is_left_alone(pair: Pair, tmp_path: Path) -> None
 def test_a_draft_that_lacks_tokens_is_refused(tmp_path: Path) -> None:
     target, narrow = make_llama(tmp_path / "target"), tmp_path / "narrow"
     shutil.copytree(target, narrow)
-    size = assemble.load(target).vocabulary
+    size = loading.load(target).vocabulary
     tiny.write("llama", narrow, vocab_size=size - 3)
     with pytest.raises(VocabularyError, match=f"knows {size - 3} of the target's {size} tokens"):
-        trained(assemble.load(target, narrow), tmp_path)
+        trained(loading.load(target, narrow), tmp_path)
 
 
 def test_a_target_of_fewer_bits_is_no_start(tmp_path: Path) -> None:
     base = make_llama(tmp_path / "base")
-    tiny.write("llama", base, vocab_size=assemble.load(base).vocabulary, hidden_size=64)
+    tiny.write("llama", base, vocab_size=loading.load(base).vocabulary, hidden_size=64)
     with pytest.raises(OptionError, match="no weights of its own: give layers"):
-        trained(assemble.load(base, "self"), tmp_path)
+        trained(loading.load(base, "self"), tmp_path)
 
 
 def test_heads_are_no_target(tmp_path: Path) -> None:
     make_llama(tmp_path / "base")
-    pair = assemble.load(heads.write(tmp_path / "given", "../base"))
+    pair = loading.load(heads.write(tmp_path / "given", "../base"))
     with pytest.raises(OptionError, match="is Medusa heads: give the base"):
         trained(pair, tmp_path, shape=DraftConfig(1))
 

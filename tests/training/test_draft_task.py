@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mlx_specdec.engine import generate as assemble
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.loading import trainable
 from mlx_specdec.options import Options
 from mlx_specdec.training.collect import Rows, Sample, collect

@@ -9,8 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.engine import generate as assemble
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine import loading
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.drafters import kinds as speculators
 from mlx_specdec.options import Options
@@ -56,7 +57,7 @@ def model(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(model: Path) -> Pair:
-    return assemble.load(model)
+    return loading.load(model)
 
 
 def trained(
@@ -86,7 +87,7 @@ def test_a_drafter_is_trained_and_drafts(
     assert sum(done.outcome.figures.tokens) > sum(done.start.tokens) + 0.1
     assert watcher.epochs[0] == (0, done.start)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-    loaded = assemble.load(model, done.output)
+    loaded = loading.load(model, done.output)
     assert loaded.speculator is not None and loaded.speculator.kind == kind
     accepted = 0
     for temperature in (0.0, 1.0):
@@ -185,7 +186,7 @@ def test_layers_between_the_ends_are_read() -> None:
 
 def test_heads_are_no_target(tmp_path: Path) -> None:
     make_llama(tmp_path / "base")
-    pair = assemble.load(heads.write(tmp_path / "given", "../base"))
+    pair = loading.load(heads.write(tmp_path / "given", "../base"))
     with pytest.raises(OptionError, match="is Medusa heads: give the base"):
         trained(pair, tmp_path)
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from mlx_specdec.engine import generate as assemble
-from mlx_specdec.engine.generate import Pair, generate
+from mlx_specdec.engine import loading
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError, OutputError, PromptError
 from mlx_specdec.options import Options
 from mlx_specdec.training import medusa
@@ -58,7 +59,7 @@ def model(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(model: Path) -> Pair:
-    return assemble.load(model)
+    return loading.load(model)
 
 
 def written(tmp_path: Path, texts: list[str] = TEXTS) -> Path:
@@ -89,7 +90,7 @@ def test_what_is_written_loads_with_its_base(pair: Pair, tmp_path: Path) -> None
     config = json.loads((done.output / "config.json").read_text())
     assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (2, 1)
     assert os.path.samefile(done.output / config["base_model_name_or_path"], pair.name)
-    loaded = assemble.load(done.output)
+    loaded = loading.load(done.output)
     asked = {"max_tokens": 10}
     plain = generate(pair, "some words", Options(**asked))
     result = generate(loaded, "some words", Options(**asked))
@@ -164,7 +165,7 @@ def test_without_self_distillation_the_data_is_learned(pair: Pair, tmp_path: Pat
 
 
 def test_texts_without_targets_are_cut_for_a_completer(tmp_path: Path) -> None:
-    pair = assemble.load(make_llama(tmp_path))
+    pair = loading.load(make_llama(tmp_path))
     text = " ".join(TEXTS)
     ids = pair.tokenizer.encode(text)
     _, found = rows_of(pair, tmp_path / "rows", [Sample(text)], length=8, self_distill=False)
@@ -220,7 +221,7 @@ def test_other_data_begin_anew(pair: Pair, tmp_path: Path) -> None:
 def test_other_weights_under_the_same_name_begin_anew(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(pair, tmp_path, Watcher(steps=1))
-    again = assemble.load(pair.name)
+    again = loading.load(pair.name)
     network = again.target.network
     network.update(tree_map(lambda array: 1.1 * array, network.parameters()))
     assert not trained(again, tmp_path).resumed
@@ -234,7 +235,7 @@ def test_data_without_use_is_refused_and_nothing_is_written(pair: Pair, tmp_path
 
 
 def test_a_translator_needs_targets_without_self_distillation(tmp_path: Path) -> None:
-    pair = assemble.load(make_t5(tmp_path))
+    pair = loading.load(make_t5(tmp_path))
     with pytest.raises(PromptError, match='with "target"'):
         rows_of(pair, tmp_path / "rows", [Sample(text) for text in TEXTS], self_distill=False)
 
@@ -248,7 +249,7 @@ def test_an_output_that_exists_is_left_alone(pair: Pair, tmp_path: Path) -> None
 def test_heads_are_no_base_for_heads(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     make_llama(tmp_path / "base")
-    pair = assemble.load(heads.write(tmp_path / "given", "../base"))
+    pair = loading.load(heads.write(tmp_path / "given", "../base"))
     with pytest.raises(OptionError, match="already: give the base"):
         trained(pair, tmp_path)
 
