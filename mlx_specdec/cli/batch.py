@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from ..errors import OptionError
+from ..errors import OptionError, PromptError, SpecdecError
+from ..options import Options
 from . import interrupts, render
-from .batch_files import Journal, Lines
+from .batch_files import LONGEST, Journal, Line, Lines
 from .flags import (
     REQUIRED,
     ChatTemplate,
@@ -24,15 +26,21 @@ from .flags import (
     Sampling,
     command,
     flag,
-    options,
+    options_from,
 )
 from .loading import Drafting, KVCache, Memory, Models, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
-    from .batch_run import BatchRun
+    from ..decoding.run import Labels
+    from ..engine.many import Part, Request
+    from ..engine.pair import Pair
+    from ..text.chat import Messages
 
 SHOWN_EVERY = 0.2
-"""Seconds between two looks of the progress bar."""
+"""Seconds between two updates of the progress bar."""
+PER_LINE = ("max_tokens", "seed", "temperature", "top_p", "stop")
+"""Settings that a line may override."""
+COMMON = frozenset(one.name for one in fields(Options)) - {*PER_LINE}
 
 
 @dataclass(frozen=True)
@@ -68,12 +76,10 @@ class Files(Flags):
     )
     quiet: bool = flag(False, "Print no statistics.")
 
-    def most_at_once(self) -> int | None:
-        """None where that is not for the user to say. Raises OptionError."""
+    def most_at_once(self) -> int | Literal["auto"]:
+        """Return the batch size. Raises OptionError."""
         size = count_or_auto("--batch-size", self.batch_size)
-        if size == "auto":
-            return None
-        if size < 1:
+        if size != "auto" and size < 1:
             raise OptionError(f"--batch-size must be 1 or more, not {size}")
         return size
 
@@ -101,7 +107,7 @@ def batch(
     A text is what its prompt becomes alone. The same command goes on where an interrupted one was.
     """
     groups = (template, drafting, rule, lenience, sampling, penalties)
-    asked = options(*groups, costs, constraints, proposer=drafting.chosen_proposer(models))
+    options = options_from(*groups, costs, constraints, proposer=drafting.chosen_proposer(models))
     caches, batch_size, budget = cache.settings(), files.most_at_once(), memory.size()
     settings: dict[str, Any] = {}
     for group in (models, cache, *groups):
@@ -120,22 +126,20 @@ def batch(
             )
             if journal.done and not files.quiet:
                 render.tell(f"going on: {journal.done} of {lines.prompts} texts are there")
-            pair, asked = load_drafting(models, drafting, caches, asked, told=not files.quiet)
-            if pair.task_prefix and asked.chat_template and not files.quiet:
+            pair, options = load_drafting(models, drafting, caches, options, quiet=files.quiet)
+            if pair.task_prefix and options.chat_template and not files.quiet:
                 render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
-            from .batch_run import BatchRun
-
             run = BatchRun(
                 pair,
                 lines,
                 journal,
-                asked,
+                options,
                 batch_size=batch_size,
                 memory_budget=budget,
                 strict=files.strict,
             )
             _decode(run, journal, lines.prompts)
-            _tell_errors(journal, each=files.text)
+            _print_errors(journal, each=files.text)
             journal.finish(as_text=files.text)
     if not files.quiet:
         render.tell(render.batch_summary(run))
@@ -144,7 +148,7 @@ def batch(
 
 
 def _decode(run: BatchRun, journal: Journal, prompts: int) -> None:
-    """Decode what is missing, in view."""
+    """Decode what the journal lacks, behind a progress bar."""
     before, shown = journal.done, 0.0
     with render.progress("reading prompts") as report:
         for _ in run:
@@ -156,8 +160,9 @@ def _decode(run: BatchRun, journal: Journal, prompts: int) -> None:
             report(journal.done - before, prompts - before, label)
 
 
-def _tell_errors(journal: Journal, *, each: bool) -> None:
-    """How many lines gave no text, and why; each: of all, which are written nowhere else."""
+def _print_errors(journal: Journal, *, each: bool) -> None:
+    """Print how many lines gave no text, and why the first one did. each: print the reason of each,
+    which is written nowhere else."""
     for line, error in journal.errors():
         render.tell(f"line {line}: {error}")
         if not each:
@@ -165,3 +170,209 @@ def _tell_errors(journal: Journal, *, each: bool) -> None:
     if journal.failed:
         where = "" if each else f': see "error" in {journal.output}'
         render.tell(f"{journal.failed} of {journal.done} lines gave no text{where}")
+
+
+@dataclass(frozen=True)
+class LineRequest:
+    """The request of a line. id: the line's name, where it has one. error: one sentence that says
+    why the line has no prompt."""
+
+    line: int
+    prompt: str | Messages
+    options: Options
+    id: str | int | None = None
+    error: str | None = None
+
+    def record(self, **result: Any) -> dict[str, Any]:
+        """Return the object that is written for this line."""
+        named = {} if self.id is None else {"id": self.id}
+        return {"line": self.line, **named, **result}
+
+
+def parse_line(line: Line, options: Options, *, as_json: bool) -> LineRequest:
+    """Return the request of a line. options: what the line does not override.
+
+    In a line of text `\\n` stands for a line break.
+    """
+    request = LineRequest(line.number, "", options)
+    if line.text is None:
+        return replace(request, error=f"the line has more than {LONGEST} bytes: shorten it")
+    if not as_json:
+        return replace(request, prompt=line.text.replace("\\n", "\n"))
+    from ..text.prompts import json_object
+
+    try:
+        entry = json_object(line.text, "the line")
+        request = replace(request, id=_id(entry))
+        return replace(request, prompt=_prompt(entry), options=_options(entry, options))
+    except SpecdecError as problem:
+        return replace(request, error=str(problem))
+
+
+def _id(entry: Mapping[str, Any]) -> str | int | None:
+    given = entry.get("id")
+    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
+        return given
+    return _text("id", given)
+
+
+def _prompt(entry: Mapping[str, Any]) -> str | Messages:
+    if ("prompt" in entry) == ("messages" in entry):
+        raise PromptError('the line must have either "prompt" or "messages"')
+    if "prompt" in entry:
+        prompt = _text("prompt", entry["prompt"])
+        if not prompt.strip():
+            raise PromptError("the prompt is empty: give some text")
+        return prompt
+    messages = entry["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise PromptError('"messages" must be a list of {"role": ..., "content": ...}')
+    return [_message(each) for each in messages]
+
+
+def _message(given: object) -> dict[str, str]:
+    if not isinstance(given, dict) or not given.keys() >= {"role", "content"}:
+        raise PromptError('each of "messages" must be {"role": ..., "content": ...}')
+    return {name: _text(name, value) for name, value in given.items()}
+
+
+def _options(entry: Mapping[str, Any], options: Options) -> Options:
+    common = sorted(COMMON & entry.keys())
+    if common:
+        raise OptionError(
+            f'"{common[0]}" is one for all lines: leave it out; a line may have '
+            f"{', '.join(PER_LINE)}"
+        )
+    given = {name: entry[name] for name in PER_LINE if entry.get(name) is not None}
+    for name, value in given.items():
+        if isinstance(value, bool):
+            raise OptionError(f'"{name}" cannot be {str(value).lower()}')
+    if "stop" in given:
+        stops = given["stop"] if isinstance(given["stop"], list) else [given["stop"]]
+        given["stop"] = [_text("stop", each) for each in stops]
+    return replace(options, **given)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise PromptError(f'"{name}" must be a string, not {value!r:.80}')
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise PromptError(f'"{name}" has half a character in it, a lone surrogate') from None
+    return value
+
+
+@dataclass
+class Figures:
+    """What this run has decoded, earlier runs left out.
+
+    texts: complete. tokens: generated. rounds, drafted, accepted: of complete texts. labels: of the
+    newest of these.
+    """
+
+    texts: int = 0
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    labels: Labels | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None before the first token."""
+        return self.tokens / self.seconds if self.tokens and self.seconds else None
+
+
+class BatchRun:
+    """Iterate to decode the lines that the journal lacks; each step is a little work.
+
+    batch_size, memory_budget: as for stream_many. strict: raise PromptError for the first line that
+    cannot become a text, instead of writing its error. many: how the lines are decoded. Raises as
+    stream_many and Journal do.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        lines: Lines,
+        journal: Journal,
+        options: Options,
+        *,
+        batch_size: int | Literal["auto"] = "auto",
+        memory_budget: int | None = None,
+        strict: bool = False,
+    ) -> None:
+        from ..engine.many import stream_many
+
+        self.figures = Figures()
+        self._lines = lines
+        self._journal = journal
+        self._options = options
+        self._strict = strict
+        self._pending: dict[int, LineRequest] = {}
+        self.many = stream_many(
+            pair, self._requests(), options, batch_size=batch_size, memory_budget=memory_budget
+        )
+
+    def __iter__(self) -> Iterator[None]:
+        """Ends when every line has a result."""
+        journal, figures = self._journal, self.figures
+        if self._strict:
+            for line, error in journal.errors():
+                raise self._refusal(line, error)
+        journal.begin()
+        started = time.perf_counter()
+        for part in self.many:
+            figures.tokens += len(part.emission.tokens)
+            if part.last:
+                self._write(self._pending.pop(part.number), part)
+            figures.seconds = time.perf_counter() - started
+            yield
+
+    def _requests(self) -> Iterator[Request]:
+        """Read as far ahead as decoding needs."""
+        from ..engine.many import Request
+
+        number = 0
+        for line in self._lines:
+            if line.number in self._journal:
+                continue
+            request = parse_line(line, self._options, as_json=self._lines.as_json)
+            if request.error is not None:
+                self._fail(request, request.error)
+                continue
+            self._pending[number] = request
+            number += 1
+            yield Request(request.prompt, request.options)
+
+    def _write(self, request: LineRequest, part: Part) -> None:
+        result, figures = part.result, self.figures
+        if result is None:
+            self._fail(request, part.error or "")
+            return
+        # Only what depends on nothing but prompt, target, settings and seed: neither times nor
+        # what was drafted.
+        self._journal.append(
+            request.record(
+                text=result.text,
+                finish_reason=result.finish_reason,
+                prompt_tokens=result.labels.prompt_tokens,
+                generated_tokens=len(result.tokens),
+                seed=result.labels.seed,
+            )
+        )
+        figures.texts += 1
+        figures.rounds += result.stats.rounds
+        figures.drafted += result.stats.drafted
+        figures.accepted += result.stats.accepted
+        figures.labels = result.labels
+
+    def _fail(self, request: LineRequest, error: str) -> None:
+        if self._strict:
+            raise self._refusal(request.line, error)
+        self._journal.append(request.record(error=error))
+
+    def _refusal(self, line: int, error: str) -> PromptError:
+        return PromptError(f"line {line} of {self._lines.file}: {error}")

@@ -1,36 +1,35 @@
-"""A file of prompts, line by line, in bounded memory.
-
-Knows bytes and lines; what a line asks for is told by `asked`.
-"""
+"""The file of prompts that a batch reads, line by line, and the journal of its results."""
 
 from __future__ import annotations
 
-import codecs
 import errno
 import fcntl
 import hashlib
 import json
 import os
-import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from .. import __version__
 from ..errors import OutputError, PromptError
 
 LONGEST = 1 << 20
-"""Bytes of a line that is still read."""
+"""Bytes of the longest line that is read."""
 JSON_LINES = (".jsonl", ".ndjson")
+FORMAT = "mlx-specdec batch 3"
+_NONE = -1
 
 
 @dataclass(frozen=True)
 class Line:
-    """number: counted from 1. text: without its end; None where it is longer than LONGEST."""
+    """A line that is not blank. number: counted from 1. text: without its end; None where the line
+    is longer than LONGEST."""
 
     number: int
     text: str | None
@@ -40,9 +39,10 @@ class Lines:
     """The lines of a file. A context manager: the file stays open, so that another one that takes
     its name meanwhile changes nothing.
 
-    sha256: of the file. count: its lines, prompts: those that are not blank. as_json: whether each
-    holds a JSON object: the file's name says so, or the first line that is not blank is one.
-    Raises PromptError for what cannot be read, is no UTF-8 text, or holds nothing.
+    sha256: of the file. count: number of lines. prompts: number of lines that are not blank.
+    as_json: whether each line holds a JSON object: the file's name says so, or the first line that
+    is not blank is one. Raises PromptError for a file that cannot be read, is not UTF-8 text, or
+    holds no prompts.
     """
 
     def __init__(self, file: Path) -> None:
@@ -53,10 +53,11 @@ class Lines:
             raise PromptError(f"{file} is no regular file: save the prompts in one")
         try:
             self._stream = file.open("rb")
+            self.sha256 = hashlib.file_digest(self._stream, "sha256").hexdigest()
         except OSError as problem:
-            raise self._unreadable(problem) from None
+            raise PromptError(f"cannot read the prompts from {file}: {problem.strerror}") from None
         try:
-            self.sha256 = self._survey()
+            self._count_prompts()
         except BaseException:
             self._stream.close()
             raise
@@ -68,119 +69,61 @@ class Lines:
         self._stream.close()
 
     def __iter__(self) -> Iterator[Line]:
-        """Those that are not blank, from the first one on."""
+        """Yield the lines that are not blank, from the first one on."""
+        for line in islice(self._lines(), self.count):
+            if line.text is None or line.text.strip():
+                yield line
+
+    def _count_prompts(self) -> None:
+        for line in self._lines():
+            self.count = line.number
+            if line.text is None or line.text.strip():
+                self.prompts += 1
+                if self.prompts == 1 and line.text is not None:
+                    self.as_json = self.as_json or _is_object(line.text)
+        if not self.prompts:
+            raise PromptError(f"{self.file} has no prompts: write one a line")
+
+    def _lines(self) -> Iterator[Line]:
         self._stream.seek(0)
-        for number in range(1, self.count + 1):
-            part = self._part()
+        number = 0
+        while part := self._stream.readline(LONGEST):
+            number += 1
             if _is_cut(part):
                 while _is_cut(part):
-                    part = self._part()
+                    part = self._stream.readline(LONGEST)
                 yield Line(number, None)
                 continue
             try:
                 text = part.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
-                raise PromptError(f"{self.file} changed while it was read: run again") from None
-            if text.strip():
-                yield Line(number, text.removesuffix("\n").removesuffix("\r"))
-
-    def _survey(self) -> str:
-        """Reads everything once; the digest."""
-        digest = hashlib.sha256()
-        decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        begins = True
-        while part := self._part():
-            self.count += begins
-            digest.update(part)
-            try:
-                text = decoder.decode(part)
-            except UnicodeDecodeError:
-                raise self._no_text() from None
+                raise PromptError(
+                    f"{self.file} is not UTF-8 text (line {number}): prompts must be"
+                ) from None
             if "\0" in text:
-                raise PromptError(f"{self.file} is binary (line {self.count}): give a text")
-            if begins and (_is_cut(part) or text.strip()):
-                self.prompts += 1
-                if self.prompts == 1:
-                    self.as_json = self.as_json or _is_object(text, cut=_is_cut(part))
-            begins = part.endswith(b"\n")
-        try:
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            raise self._no_text() from None
-        if not self.prompts:
-            raise PromptError(f"{self.file} has no prompts: write one a line")
-        return digest.hexdigest()
-
-    def _part(self) -> bytes:
-        """A line with its end, or the next LONGEST bytes of a longer one."""
-        try:
-            return self._stream.readline(LONGEST)
-        except OSError as problem:
-            raise self._unreadable(problem) from None
-
-    def _unreadable(self, problem: OSError) -> PromptError:
-        return PromptError(f"cannot read the prompts from {self.file}: {problem.strerror}")
-
-    def _no_text(self) -> PromptError:
-        return PromptError(f"{self.file} is not UTF-8 text (line {self.count}): prompts must be")
+                raise PromptError(f"{self.file} is binary (line {number}): give a text")
+            yield Line(number, text.removesuffix("\n").removesuffix("\r"))
 
 
 def _is_cut(part: bytes) -> bool:
     return len(part) == LONGEST and not part.endswith(b"\n")
 
 
-def _is_object(text: str, *, cut: bool) -> bool:
-    if cut:
-        return text.lstrip().startswith("{")
+def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
 
 
-FORMAT = "mlx-specdec batch 2"
-
-
-def header_of(line: bytes, partial: Path) -> Mapping[str, Any]:
-    """What the first line of a journal says. Raises OutputError for a line of another file."""
-    try:
-        header: Any = json.loads(unsealed(line))
-    except (ValueError, RecursionError):
-        header = None
-    known = isinstance(header, dict) and header.get("format") == FORMAT
-    if not known or not isinstance(header.get("settings"), dict):
-        raise OutputError(f"{partial} was not left by a run of this program: move it away")
-    return cast(Mapping[str, Any], header)
-
-
-def sealed(told: bytes) -> bytes:
-    """A line with its checksum; JSON has no tabs of its own."""
-    return b"%s\t%08x\n" % (told, zlib.crc32(told))
-
-
-def unsealed(line: bytes) -> bytes:
-    """What was sealed. Raises ValueError for a line that is not as it was written."""
-    told = line.rpartition(b"\t")[0]
-    if sealed(told) != line:
-        raise ValueError("the checksum differs")
-    return told
-
-
-def text_line(line: bytes) -> bytes:
-    """A result as a line of text, empty where there is none."""
-    text: str = json.loads(line).get("text", "") if line else ""
-    return (text.replace("\r", "\\r").replace("\n", "\\n") + "\n").encode("utf-8")
-
-
-_NONE = -1
-
-
 class Journal:
-    """The results of a run so far. A context manager.
+    """The results of a run so far, in a file of JSON lines: a header, then one line for each result
+    in the order in which they were complete. A context manager.
 
-    output: where they go in the end. header: what the results depend on: "input", "sha256",
-    "settings" by flag. count: lines of the input. overwrite: replace an output, and a journal of
-    another header. done: results that are there; failed: those that are errors.
+    output: the file that the results are sorted into at the end. header: what the results depend
+    on: "input", "sha256", "settings" by flag. count: lines of the input. overwrite: replace an
+    output, and a journal of another header. done: number of results; failed: number of those that
+    are errors.
 
     Nothing is written before `begin`. Raises OutputError for an output that cannot or may not be
     written, and while another process writes it.
@@ -192,20 +135,19 @@ class Journal:
         if not output.name:
             raise OutputError(f"{output} is a directory: name a file in it with --output")
         self.output = output
-        self._overwrite = overwrite
         self.partial = output.with_name(f"{output.name}.partial")
         self.done = self.failed = 0
-        self._header = json.loads(
-            json.dumps({"format": FORMAT, "version": __version__, **header}, default=str)
-        )
+        header = {"format": FORMAT, "version": __version__, **header}
+        self._header: dict[str, Any] = json.loads(json.dumps(header, default=str))
+        self._overwrite = overwrite
         self._places = array("q", [_NONE]) * count
         self._stream: FileIO | None = None
         self._end = 0
-        self._check_place()
+        self._check_places()
         try:
-            if os.path.lexists(self.partial):
+            if self.partial.exists():
                 self._open()
-                self._read(overwrite)
+                self._resume()
             self._check_output()
         except BaseException:
             self._close()
@@ -218,11 +160,10 @@ class Journal:
         self._close()
 
     def __contains__(self, line: int) -> bool:
-        """Whether the result of this line is there."""
         return self._places[line - 1] != _NONE
 
     def begin(self) -> None:
-        """Make the file, or cut off what a killed process left unfinished at its end."""
+        """Drop a line that an earlier run left unfinished; write the header of a new journal."""
         if self._stream is None:
             self._check_output()  # another run may have ended meanwhile
             self._open()
@@ -234,31 +175,27 @@ class Journal:
             self._write(self._header)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Keep the result of the line `record["line"]`; it is on its way to the disk afterwards,
-        whole."""
+        """Write the result of the line `record["line"]`, a whole line in one call."""
         place = self._end
         self._write(record)
         self._note(record, place)
 
     def finish(self, *, as_text: bool = False) -> None:
-        """Write the output and remove the journal. as_text: a line of text for each line of the
-        input, empty where there is none, line breaks as `\\n`."""
+        """Write the output and remove the journal. as_text: write a line of text for each line of
+        the input, empty where it has none, with line breaks as `\\n`."""
         made = self.output.with_name(f"{self.output.name}.sorted")
         try:
             with self._writing():
                 with made.open("wb") as file, self.partial.open("rb") as journal:
                     for line in self._in_order(journal):
-                        file.write(text_line(line) if as_text else line)
-                    file.flush()
-                    os.fsync(file.fileno())
+                        file.write(_text_line(line) if as_text else line)
                 os.replace(made, self.output)
-                self.partial.unlink(missing_ok=True)
-        except BaseException:
+                self.partial.unlink()
+        finally:
             made.unlink(missing_ok=True)
-            raise
 
     def errors(self) -> Iterator[tuple[int, str]]:
-        """Line and sentence of each result that is an error, in the order of the lines."""
+        """Yield line and sentence of each result that is an error, in the order of the lines."""
         if self.failed:
             with self.partial.open("rb") as journal:
                 for line in self._in_order(journal):
@@ -267,34 +204,32 @@ class Journal:
                         yield record["line"], record["error"]
 
     def _in_order(self, journal: BinaryIO) -> Iterator[bytes]:
-        """The result of each line of the input, with its end; nothing where there is none."""
+        """Yield the result of each line of the input, empty where it has none."""
         for place in self._places:
             if place != _NONE:
                 journal.seek(place)
-            yield unsealed(journal.readline()) + b"\n" if place != _NONE else b""
+            yield journal.readline() if place != _NONE else b""
 
-    def _check_place(self) -> None:
-        output = self.output
-        if not output.parent.is_dir():
+    def _check_places(self) -> None:
+        if not self.output.parent.is_dir():
             raise OutputError(
-                f"{output.parent} is no directory: make it, or choose another --output"
+                f"{self.output.parent} is no directory: make it, or choose another --output"
             )
-        for path in (output, self.partial):
+        for path in (self.output, self.partial):
             if os.path.lexists(path) and not path.is_file():
                 raise OutputError(f"{path} is no regular file: choose another --output")
 
     def _check_output(self) -> None:
-        if self._end == 0 and os.path.lexists(self.output) and not self._overwrite:
+        if self._end == 0 and self.output.exists() and not self._overwrite:
             raise OutputError(
                 f"{self.output} exists: give --overwrite to replace it, or choose another --output"
             )
 
     def _open(self) -> None:
         with self._writing():
-            stream = FileIO(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+")
-            self._stream = stream
+            self._stream = FileIO(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+")
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputError(
                 f"another run is writing {self.output}: wait until it has ended"
@@ -307,65 +242,62 @@ class Journal:
             self._stream.close()
             self._stream = None
 
-    def _read(self, overwrite: bool) -> None:
-        """Take what is there, if it is of this run. Raises OutputError if it is not."""
+    def _resume(self) -> None:
+        """Take over the results of a journal with the same header. Raises OutputError for another
+        one, unless it holds no results or may be overwritten."""
         with self._writing(), self.partial.open("rb") as lines:
             first = lines.readline()
-            if first:
-                differs = self._difference(header_of(first, self.partial))
-                holds_results = lines.peek(1) != b""
-                if differs and holds_results and not overwrite:
-                    raise OutputError(
-                        f"{self.partial} was left by a run {differs}: run that one again, choose "
-                        "another --output, or give --overwrite to begin anew"
-                    )
-                if not differs:
-                    self._end = lines.tell()
-                    self._take(lines)
+            if not first:
+                return
+            difference = self._difference(_header(first, self.partial))
+            if not difference:
+                self._end = lines.tell()
+                self._read_results(lines)
+            elif lines.readline() and not self._overwrite:
+                raise OutputError(
+                    f"{self.partial} was left by a run {difference}: run that one again, choose "
+                    "another --output, or give --overwrite to begin anew"
+                )
 
-    def _take(self, lines: Iterator[bytes]) -> None:
+    def _read_results(self, lines: Iterator[bytes]) -> None:
+        """Note the place of each result up to a last line without an end."""
         for line in lines:
             if not line.endswith(b"\n"):
                 return
             try:
-                record = json.loads(unsealed(line))
-                self._note(record, self._end)
-            except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+                self._note(json.loads(line), self._end)
+            except (ValueError, TypeError, KeyError, IndexError):
                 raise OutputError(
                     f"{self.partial} is damaged behind {self.done} results: delete it"
                 ) from None
             self._end += len(line)
 
     def _difference(self, header: Mapping[str, Any]) -> str:
-        """How a journal's run differs from this one, in a few words; nothing where it does not."""
+        """Return how a journal's run differs from this one, in a few words; "" if it does not."""
         if header.get("sha256") != self._header["sha256"]:
             return f"over another input ({header.get('input')})"
         if header.get("version") != __version__:
             return f"of version {header.get('version')}, not {__version__}"
-        before, now = header.get("settings", {}), self._header["settings"]
+        before, now = header["settings"], self._header["settings"]
         for name in {**before, **now}:
             if before.get(name) != now.get(name):
                 flag = "--" + name.replace("_", "-")
-                return f"with {flag} {_told(before.get(name))}, not {_told(now.get(name))}"
+                return f"with {flag} {_shown(before.get(name))}, not {_shown(now.get(name))}"
         return ""
 
     def _note(self, record: Mapping[str, Any], place: int) -> None:
         line = record["line"]
         if line < 1 or line in self:
             raise IndexError(line)
-        for name in ("text", "error"):
-            if not isinstance(record.get(name, ""), str):
-                raise TypeError(name)
         self._places[line - 1] = place
         self.done += 1
         self.failed += "error" in record
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        told = json.dumps(record, ensure_ascii=False)
         # Half a character, as in a file's name that is no UTF-8, becomes JSON's own \udc80.
-        line = sealed(told.encode("utf-8", "backslashreplace"))
+        line = json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        assert self._stream is not None
         with self._writing():
-            assert self._stream is not None
             if self._stream.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._end += len(line)
@@ -382,5 +314,21 @@ class Journal:
             ) from problem
 
 
-def _told(value: object) -> str:
+def _header(line: bytes, partial: Path) -> dict[str, Any]:
+    """Return the header of a journal. Raises OutputError for the first line of another file."""
+    try:
+        header: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        header = None
+    if isinstance(header, dict) and header.get("format") == FORMAT:
+        return header
+    raise OutputError(f"{partial} was not left by a run of this program: move it away")
+
+
+def _text_line(line: bytes) -> bytes:
+    text: str = json.loads(line).get("text", "") if line else ""
+    return (text.replace("\r", "\\r").replace("\n", "\\n") + "\n").encode("utf-8")
+
+
+def _shown(value: object) -> str:
     return json.dumps(value, ensure_ascii=False) if value is not None else "unset"

@@ -23,7 +23,7 @@ from .flags import (
     Verification,
     command,
     flag,
-    options,
+    options_from,
 )
 from .loading import Models, check_for_translator, load_pair, named, sample
 
@@ -115,8 +115,8 @@ def bench(
     Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C keeps what
     was measured so far.
     """
-    asked = options(verification, sampling, template, costs)
-    if measuring.baselines and asked.simulated_acceptance is not None:
+    options = options_from(verification, sampling, template, costs)
+    if measuring.baselines and options.simulated_acceptance is not None:
         raise OptionError(
             "baselines verify what they draft: leave out --simulate-acceptance or --baselines"
         )
@@ -127,7 +127,7 @@ def bench(
     proposers = list(dict.fromkeys(measuring.proposer or []))
     drafts = list(dict.fromkeys(models.draft_model or []))
     if many:
-        check_one_method(asked, proposers, lengths, drafts)
+        check_one_method(options, proposers, lengths, drafts)
     if sampling.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {sampling.max_tokens}")
     _check_report(measuring.report)
@@ -139,7 +139,7 @@ def bench(
     from ..text.prompts import read_prompts
 
     prompts = read_prompts(file, measuring.limit)
-    simulated = asked.simulated_acceptance is not None
+    simulated = options.simulated_acceptance is not None
     loading = {**one.loading(), "random_weights": simulated}
     pairs = [load_pair(model, draft_model, **loading)]
     pairs += [
@@ -149,7 +149,7 @@ def bench(
     analysis: Measured
     if many:
         analysis, notes = measure_throughput(
-            pairs[0], asked, prompts, proposers, lengths[0], measuring
+            pairs[0], options, prompts, proposers, lengths[0], measuring
         )
     else:
         together = None
@@ -157,11 +157,11 @@ def bench(
         if one.distributed is not None and pairs[0].heads is None:
             together = Together(pairs[0], model, one, lengths)
         analysis, notes = _speculation(
-            pairs, asked, prompts, proposers, lengths, measuring, together
+            pairs, options, prompts, proposers, lengths, measuring, together
         )
     from ..measure.setting import setting
 
-    _tell(analysis, setting(pairs, asked, file, notes), measuring.report, output.json)
+    _tell(analysis, setting(pairs, options, file, notes), measuring.report, output.json)
     if analysis.interrupted:
         raise KeyboardInterrupt
 
@@ -171,10 +171,10 @@ def _with_draft_model(pair: Pair, models: Models, loading: Mapping[str, Any]) ->
     from ..engine.loading import with_draft_model
 
     of_target = ("revision", "q_bits", "adapter_path", "distributed")
-    asked = {name: value for name, value in loading.items() if name not in of_target}
+    settings = {name: value for name, value in loading.items() if name not in of_target}
     _, draft = named(models)
     with render.progress("downloading", in_bytes=True) as report:
-        return with_draft_model(pair, str(draft), progress=report, **asked)
+        return with_draft_model(pair, str(draft), progress=report, **settings)
 
 
 def _lengths(text: str) -> list[Length]:

@@ -15,7 +15,17 @@ from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from ..process import write_text
 from . import interrupts, render
 from . import render as figures
-from .flags import ChatTemplate, CostCache, Flags, Lenience, Penalties, Rule, command, flag, options
+from .flags import (
+    ChatTemplate,
+    CostCache,
+    Flags,
+    Lenience,
+    Penalties,
+    Rule,
+    command,
+    flag,
+    options_from,
+)
 from .loading import Drafting, KVCache, Models, count_or_auto, load_drafting
 from .serve import Defaults
 
@@ -67,12 +77,12 @@ def chat(
     /help lists what can be said beside messages.
     """
     groups = (template, drafting, costs, rule, lenience, defaults, penalties)
-    asked = options(*groups, proposer=drafting.chosen_proposer(models))
+    options = options_from(*groups, proposer=drafting.chosen_proposer(models))
     caches = cache.settings()
-    pair, asked = load_drafting(models, drafting, caches, asked, told=not shown.quiet)
+    pair, options = load_drafting(models, drafting, caches, options, quiet=shown.quiet)
     if defaults.seed is None:
-        asked = replace(asked, seed=secrets.randbits(32))
-    conversation = Conversation(pair, asked, shown)
+        options = replace(options, seed=secrets.randbits(32))
+    conversation = Conversation(pair, options, shown)
     interrupts.end_at_the_second("stopping when this pass has ended; Ctrl-C again ends the chat")
     if not shown.quiet:
         render.tell(f"{conversation.way}; /help lists the commands, Ctrl-D ends")

@@ -50,7 +50,7 @@ class Flags:
         return None
 
 
-def options(*groups: Flags, **more: Any) -> Options:
+def options_from(*groups: Flags, **more: Any) -> Options:
     """The settings of a generation from groups of flags. Raises OptionError."""
     merged: dict[str, Any] = {}
     for group in groups:

@@ -1,4 +1,4 @@
-"""Where the prompt of a command comes from: an argument, a flag, a file or standard input."""
+"""The generate command: a prompt in, its text out."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import os
 import select
 import stat
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .. import process as blas
+from .. import process
 from ..errors import OptionError, PromptError
-from . import render
-
-if TYPE_CHECKING:
-    from ..decoding.run import Result
-    from ..engine.pair import Pair
-    from ..options import Options
-from dataclasses import dataclass
-
 from ..options import Options
+from . import render
 from .flags import (
     ChatTemplate,
     Constraints,
@@ -34,100 +27,24 @@ from .flags import (
     Verification,
     command,
     flag,
-    options,
+    options_from,
 )
 from .loading import SHIPPED_PROMPT, Drafting, KVCache, Models, load_drafting
 
 if TYPE_CHECKING:
-    from ..decoding.run import Run
+    from ..decoding.run import Result, Run
     from ..decoding.stopwatch import Timed
     from ..engine.pair import Pair
     from ..engine.prompt_cache import PromptCache
     from ..engine.prompt_cache_files import Store
 
-
 PIPE_SECONDS = 5.0
-"""How long the first byte of a pipe that nobody asked for may take."""
+"""Seconds to wait for the first byte of a pipe that no flag names."""
 LONGEST = 1 << 25
-"""Characters of a prompt: more than any model takes; a device has no end."""
-
-
-def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
-    """The prompt, or None where there is none. Raises OptionError, PromptError."""
-    given = [source for source in (words, prompt, file) if source is not None]
-    if len(given) > 1:
-        raise OptionError("more than one prompt: give an argument, --prompt or --prompt-file")
-    source: str | Path | None = given[0] if given else _piped()
-    try:
-        text: str | None
-        if isinstance(source, Path):
-            with source.open(encoding="utf-8") as stream:
-                text = stream.read(LONGEST + 1)
-        else:
-            text = sys.stdin.read(LONGEST + 1) if source == "-" else source
-        if text is not None:
-            if len(text) > LONGEST:
-                raise PromptError(f"the prompt has more than {LONGEST} characters: shorten it")
-            text.encode("utf-8")  # Bytes that are no text come as lone surrogates.
-    except OSError as problem:
-        place = "standard input" if file is None else file
-        raise PromptError(f"cannot read the prompt from {place}: {problem.strerror}") from None
-    except UnicodeError:
-        raise PromptError("the prompt is not UTF-8 text") from None
-    if not given and text is not None and not text.strip():
-        return None
-    return text
-
-
-def _piped() -> str | None:
-    """The name - of standard input where that is a file, or a pipe that is not silent and open:
-    programs that start others often leave such a pipe there."""
-    try:
-        number = sys.stdin.fileno()
-        mode = os.fstat(number).st_mode
-    except (OSError, ValueError):
-        return None
-    if stat.S_ISREG(mode):
-        return "-"
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return None
-    if select.select([number], [], [], PIPE_SECONDS)[0]:
-        return "-"
-    render.tell("nothing came on standard input, which is left alone: - waits for it")
-    return None
-
-
+"""Characters of the longest prompt: more than any model takes; a device has no end."""
 TURNS = 3
-"""How often each way of decoding is timed, in turns, once both were warm; medians count."""
+"""How often plain and speculative decoding are timed, in turns, after a first text of each."""
 NEXT_PROMPT = "Where is the station?"
-
-
-def tell_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> None:
-    """Decode the prompt both ways, and compare in one line on standard error."""
-    from ..engine.generate import generate
-
-    plainly = replace(options, regular=True)
-    plain = generate(pair, prompt, plainly)
-    speeds: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(TURNS):
-        for settings in (plainly, options):
-            speed = generate(pair, prompt, settings).stats.tokens_per_second
-            speeds[settings.regular].append(speed or 0.0)
-    ours, theirs = median(speeds[False]), median(speeds[True])
-    if not theirs:
-        return
-    same = "the same text" if first.tokens == plain.tokens else "another text"
-    render.tell(
-        f"{ours / theirs:.2f} times as fast as plain decoding ({ours:.0f} against {theirs:.0f} "
-        f"tokens/s), {same}; {_next(first)}"
-    )
-
-
-def _next(result: Result) -> str:
-    if result.stats.device == "cpu" and blas.is_slow():
-        return "what is missing is a fast BLAS: ./scripts/setup.sh --fast-cpu"
-    program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
-    return f'next: {program} --show-drafts "{NEXT_PROMPT}"'
 
 
 @dataclass(frozen=True)
@@ -147,7 +64,7 @@ class Prompt(Flags):
 
 @dataclass(frozen=True)
 class PromptCacheFile(Flags):
-    """What is kept of a prompt for the next one."""
+    """The file of a prompt cache."""
 
     panel = "Prompt"
     prompt_cache_file: Path | None = flag(
@@ -193,9 +110,9 @@ def generate(
     than plain decoding it was.
     """
     groups = (template, drafting, costs, verification, lenience, sampling, penalties, constraints)
-    asked = options(*groups, proposer=drafting.chosen_proposer(models))
+    options = options_from(*groups, proposer=drafting.chosen_proposer(models))
     caches = cache.settings()
-    simulated = asked.simulated_acceptance is not None
+    simulated = options.simulated_acceptance is not None
     text = read_prompt(prompt.prompt_words, prompt.prompt, prompt.prompt_file)
     demo = text is None and models.model is None
     if demo or (text is None and simulated):
@@ -205,42 +122,86 @@ def generate(
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
     store = _store(prompt_cache.prompt_cache_file, simulated)
-    pair, asked = load_drafting(
+    pair, options = load_drafting(
         models,
         drafting,
         caches,
-        asked,
+        options,
         random_weights=simulated,
-        told=not (output.quiet or output.json),
+        quiet=output.quiet or output.json,
     )
     from ..engine.prepare import missing_prefix
 
-    told = not (output.quiet or output.json or simulated)
-    if told and demo:
+    quiet = output.quiet or output.json or simulated
+    if demo and not quiet:
         render.tell(f"prompt: {text}")
-    elif told and (prefix := missing_prefix(pair, text, asked)):
+    elif not quiet and (prefix := missing_prefix(pair, text, options)):
         render.tell(f'"{prefix}" was put before the prompt, as the target\'s config.json asks')
-    kept = None if store is None else store.open(pair)
-    run = _generate(pair, text, asked, output, kept)
-    if store is not None and kept is not None:
-        store.close(kept, pair)
+    cached = None if store is None else store.open(pair)
+    run = _generate(pair, text, options, output, cached)
+    if store is not None and cached is not None:
+        store.close(cached, pair)
     if output.verbose:
         print(render.lengths(run.changes, run.result()), file=sys.stderr)
     if run.result().finish_reason == "interrupted":
         raise KeyboardInterrupt
-    if told and demo and not asked.regular:
-        tell_speedup(pair, text, asked, run.result())
+    if demo and not quiet and not options.regular:
+        print_speedup(pair, text, options, run.result())
+
+
+def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
+    """Read the prompt from an argument, a flag, a file or standard input; None without any. Raises
+    OptionError, PromptError."""
+    given = [source for source in (words, prompt, file) if source is not None]
+    if len(given) > 1:
+        raise OptionError("more than one prompt: give an argument, --prompt or --prompt-file")
+    source: str | Path | None = given[0] if given else _piped()
+    try:
+        text: str | None
+        if isinstance(source, Path):
+            with source.open(encoding="utf-8") as stream:
+                text = stream.read(LONGEST + 1)
+        else:
+            text = sys.stdin.read(LONGEST + 1) if source == "-" else source
+        if text is not None:
+            if len(text) > LONGEST:
+                raise PromptError(f"the prompt has more than {LONGEST} characters: shorten it")
+            text.encode("utf-8")  # Bytes that are no text come as lone surrogates.
+    except OSError as problem:
+        place = "standard input" if file is None else file
+        raise PromptError(f"cannot read the prompt from {place}: {problem.strerror}") from None
+    except UnicodeError:
+        raise PromptError("the prompt is not UTF-8 text") from None
+    if not given and text is not None and not text.strip():
+        return None
+    return text
+
+
+def _piped() -> str | None:
+    """Return "-" where standard input is a file or a pipe with something in it. Programs that start
+    others often leave an open pipe there that stays silent."""
+    try:
+        number = sys.stdin.fileno()
+        mode = os.fstat(number).st_mode
+    except (OSError, ValueError):
+        return None
+    if stat.S_ISREG(mode):
+        return "-"
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return None
+    if select.select([number], [], [], PIPE_SECONDS)[0]:
+        return "-"
+    render.tell("nothing came on standard input, which is left alone: - waits for it")
+    return None
 
 
 def _store(file: Path | None, simulated: bool) -> Store | None:
-    """Raises OptionError for a file that is there and no prompt cache."""
+    """Raises OptionError for a file that exists and is no prompt cache."""
     if file is None:
         return None
     if simulated:
         raise OptionError("--simulate-acceptance keeps no texts: leave --prompt-cache-file out")
-    from .. import process as blas
-
-    blas.load()
+    process.load()
     from ..engine.prompt_cache_files import Store
 
     return Store(file=file)
@@ -278,3 +239,31 @@ def _generate(
     elif not output.quiet:
         print(render.summary(result), file=sys.stderr)
     return run
+
+
+def print_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> None:
+    """Decode the prompt with and without speculation, and compare both in one line."""
+    from ..engine.generate import generate
+
+    plainly = replace(options, regular=True)
+    plain = generate(pair, prompt, plainly)
+    speeds: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(TURNS):
+        for settings in (plainly, options):
+            speed = generate(pair, prompt, settings).stats.tokens_per_second
+            speeds[settings.regular].append(speed or 0.0)
+    ours, theirs = median(speeds[False]), median(speeds[True])
+    if not theirs:
+        return
+    same = "the same text" if first.tokens == plain.tokens else "another text"
+    render.tell(
+        f"{ours / theirs:.2f} times as fast as plain decoding ({ours:.0f} against {theirs:.0f} "
+        f"tokens/s), {same}; {_next(first)}"
+    )
+
+
+def _next(result: Result) -> str:
+    if result.stats.device == "cpu" and process.is_slow():
+        return "what is missing is a fast BLAS: ./scripts/setup.sh --fast-cpu"
+    program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
+    return f'next: {program} --show-drafts "{NEXT_PROMPT}"'

@@ -53,7 +53,7 @@ class Model(Flags):
 
 @dataclass(frozen=True)
 class Sources(Flags):
-    """A target and a draft model by name, and what they compute in."""
+    """A target and a draft model by name, and their number formats."""
 
     panel = "Model"
     model: str | None = flag(
@@ -100,12 +100,12 @@ class Models(Sources):
     )
 
     def loading(self) -> dict[str, Any]:
-        """The arguments of `assemble.load` beside the two names."""
+        """Return the arguments of `engine.load` apart from the two names."""
         others = ("model", "draft_model", "status_file")
         return {k: v for k, v in vars(self).items() if k not in others}
 
     def begin(self, groups: Mapping[str, Flags]) -> None:
-        """Meet the other ranks; all but rank 0 end here when rank 0 does."""
+        """Meet the ranks that share the target, if there are any."""
         if self.distributed is None:
             if self.status_file is not None:
                 raise OptionError("status-file is for distributed: leave it out")
@@ -116,7 +116,7 @@ class Models(Sources):
 
 @dataclass(frozen=True)
 class KVCache(Flags):
-    """What decoder-only models keep of earlier tokens."""
+    """The KV cache of decoder-only models."""
 
     panel = "Model"
     kv_bits: int | None = flag(None, "Quantize the KV cache to 2, 3, 4, 6 or 8 bits.")
@@ -124,7 +124,7 @@ class KVCache(Flags):
     max_kv_size: int | None = flag(None, "Keep only this many of the newest tokens.")
 
     def settings(self) -> CacheSettings:
-        """Raises OptionError."""
+        """Return the cache's settings. Raises OptionError."""
         return CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)
 
 
@@ -191,11 +191,11 @@ class Drafting(Flags):
 
     @property
     def searches(self) -> bool:
-        """Whether documents are searched."""
+        """Return True when lookup searches documents."""
         return bool(self.lookup_file) and not self.regular_decode
 
     def chosen_proposer(self, models: Models) -> str | None:
-        """The drafter that the flags ask for together. Raises OptionError."""
+        """Return the drafter that the flags name together. Raises OptionError."""
         proposer: str | None = self.proposer
         if self.lookup_file and proposer is None:
             proposer = "auto"
@@ -206,7 +206,7 @@ class Drafting(Flags):
         return proposer
 
     def guessed(self, models: Models) -> bool:
-        """Whether neither a drafter nor a draft model was named."""
+        """Return True when neither a drafter nor a draft model was named."""
         return self.proposer is None and models.draft_model is None
 
     def for_options(self) -> dict[str, Any]:
@@ -219,8 +219,8 @@ class Drafting(Flags):
 
 
 def named(sources: Sources) -> tuple[str, str | None]:
-    """Target and draft as named; where no target is, the shipped ones. Raises OptionError where the
-    shipped ones are not there, and for a draft "auto" of an unknown target."""
+    """Return the names of target and draft, the shipped ones where no target is named. Raises
+    OptionError where these are missing, and for a draft "auto" of an unknown target."""
     target = sources.model or SHIPPED_TARGET
     if sources.model is None and not any((place / target).is_dir() for place in (Path(), ROOT)):
         raise OptionError(NOT_SHIPPED)
@@ -230,22 +230,22 @@ def named(sources: Sources) -> tuple[str, str | None]:
 
 
 def load_pair(
-    model: str, draft_model: str | None = None, *, told: bool = True, **settings: Any
+    model: str, draft_model: str | None = None, *, quiet: bool = False, **settings: Any
 ) -> Pair:
-    """Load what was named, with a progress bar of a download; takes settings and raises as
-    assemble.load does. told: say how the weights of large models are computed with."""
+    """Load a pair by name, with a progress bar of a download. Takes settings and raises as
+    engine.load does. quiet: do not print how the weights of large models are computed with."""
     process.load()
     from ..engine.loading import load
 
     with render.progress("downloading", in_bytes=True) as report:
         pair = load(model, draft_model, progress=report, **settings)
-    for note in pair.notes if told else ():
+    for note in () if quiet else pair.notes:
         render.tell(note)
     return pair
 
 
 def meet(models: Models, caches: CacheSettings | None) -> None:
-    """Meet the ranks that share the target. Returns on rank 0; the others end with it."""
+    """Meet the ranks that share the target. Returns on rank 0; the others end when it does."""
     process.load()
     from ..models.distributed.group import join
 
@@ -253,31 +253,31 @@ def meet(models: Models, caches: CacheSettings | None) -> None:
     # Rank 0 alone needs a draft, and says whatever is wrong.
     target, _ = ranks.together(lambda: named(replace(models, draft_model=None)))
     if ranks.rank:
-        load_pair(target, told=False, caches=caches, **models.loading())
+        load_pair(target, quiet=True, caches=caches, **models.loading())
 
 
 def load_drafting(
     models: Models,
     drafting: Drafting,
     caches: CacheSettings,
-    asked: Options,
+    options: Options,
     *,
     random_weights: bool = False,
-    told: bool = True,
+    quiet: bool = False,
 ) -> tuple[Pair, Options]:
-    """Load what drafts and what it drafts for, documents included, and settle who that is.
+    """Load a target, what drafts for it, and the documents that lookup searches.
 
-    told: say what a draft takes that nobody named. Raises as `pairs.load_pair` and
-    `assemble.with_documents` do."""
+    Returns the options with the drafter that the target's files decide. quiet: print no notes on
+    what was loaded. Raises as `load_pair` and `engine.with_documents` do."""
     model, draft_model = named(models)
-    if asked.regular or asked.proposer in DRAFTLESS:
+    if options.regular or options.proposer in DRAFTLESS:
         draft_model = None
     pair = load_pair(
         model,
         draft_model,
         caches=caches,
         random_weights=random_weights,
-        told=told,
+        quiet=quiet,
         **models.loading(),
     )
     if drafting.searches:
@@ -285,15 +285,15 @@ def load_drafting(
 
         with render.progress("indexing what to look up") as report:
             pair = with_documents(pair, drafting.lookup_file or (), progress=report)
-    if draft_model == SELF and pair.draft is not None and told:
+    if draft_model == SELF and pair.draft is not None and not quiet:
         render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
     if pair.heads is not None and drafting.guessed(models) and not drafting.lookup_file:
-        asked = replace(asked, proposer=None)
-    return pair, asked
+        options = replace(options, proposer=None)
+    return pair, options
 
 
 def count_or_auto(name: str, text: str) -> int | Literal["auto"]:
-    """What a flag says that takes a number or auto. Raises OptionError."""
+    """Parse the value of a flag that takes a number or auto. Raises OptionError."""
     if text == "auto":
         return "auto"
     try:
@@ -303,7 +303,8 @@ def count_or_auto(name: str, text: str) -> int | Literal["auto"]:
 
 
 def sample(model: str) -> Path:
-    """The prompts for a target that comes with the repository; OptionError for any other."""
+    """Return the prompt file of a target that comes with the repository. Raises OptionError for any
+    other target."""
     name = SAMPLES.get(Path(model).name.removesuffix("-medusa"))
     if name is None or not (ROOT / "prompts" / name).is_file():
         raise OptionError("no prompts: name a file with one prompt a line")
@@ -311,7 +312,7 @@ def sample(model: str) -> Path:
 
 
 def check_for_translator(file: Path) -> None:
-    """Raises OptionError for the repository's prompts of another target."""
+    """Raise OptionError for a prompt file of the repository that is for another target."""
     of_translator = SAMPLES[Path(SHIPPED_TARGET).name]
     if file.resolve().parent == ROOT / "prompts" and file.name != of_translator:
         raise OptionError(

@@ -1,4 +1,4 @@
-"""How things look in a terminal: streamed text, statistics, progress bars, one-line errors.
+"""What is written to a terminal: streamed text, statistics, progress bars, one-line errors.
 
 Text goes to standard output, everything else to standard error.
 """
@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
@@ -22,40 +22,35 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..decoding.stop_criteria import Emission
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from ..decoding.run import Labels, Result
     from ..decoding.statistics import Statistics
+    from ..decoding.stop_criteria import Emission
     from ..draft_length.length import Change
-    from .batch_run import BatchRun, Figures
-
+    from .batch import BatchRun, Figures
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
 A_LINE_EVERY = 60
 """Seconds between two lines on progress where there is no terminal."""
 NOT_A_TERMINAL = 1000
-"""Columns of what goes into a file or a pipe."""
+"""Columns of a table that goes into a file or a pipe."""
 SHOWN_CONTROLS = {
     code: repr(chr(code))[1:-1]
     for code in (*range(0x20), *range(0x7F, 0xA0))
     if code not in (9, 10)
 }
-"""What a terminal would obey, tabs and line ends apart, and how it is shown instead."""
+"""Control characters, tabs and line ends apart, and the escapes that a terminal shows for them."""
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Color only on a terminal that has it, and never where NO_COLOR is set (no-color.org)."""
+    """Return True for a terminal with colors, unless NO_COLOR is set (no-color.org)."""
     dumb = os.environ.get("TERM") in ("dumb", "unknown")
     return stream.isatty() and not dumb and not os.environ.get("NO_COLOR")
 
 
-def as_json(told: Mapping[str, Any]) -> str:
-    """A line of strict JSON: numbers that JSON does not have are null."""
-    return json.dumps(_finite(told), ensure_ascii=False, allow_nan=False) + "\n"
+def as_json(payload: Mapping[str, Any]) -> str:
+    """Return a line of strict JSON: infinities and NaN are null."""
+    return json.dumps(_finite(payload), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:
@@ -67,12 +62,12 @@ def _finite(value: Any) -> Any:
 
 
 class ReaderGone(Exception):
-    """Whoever read standard output has closed it, and wants no more."""
+    """The reader of standard output has closed it."""
 
 
 def write(stream: TextIO, text: str) -> None:
     """Write text at once. Raises ReaderGone, or OutputError where the stream cannot take it."""
-    # Bytes of a path that are no text in any encoding, and letters where it is not UTF-8.
+    # Escape bytes of a path that are no text, and letters that the stream's encoding lacks.
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -86,9 +81,9 @@ def write(stream: TextIO, text: str) -> None:
 class TextPrinter:
     """Writes emissions to a stream as they come.
 
-    show_drafts: mark what accepted draft tokens completed: green and underlined where color is
-    wanted, between ⟨ and ⟩ elsewhere. A terminal is shown control characters as escapes; anything
-    else gets the text as it is.
+    show_drafts: mark the text of accepted draft tokens: green and underlined on a terminal with
+    colors, between ⟨ and ⟩ elsewhere. A terminal gets control characters as escapes; anything else
+    gets the text as it is.
     """
 
     def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
@@ -117,14 +112,14 @@ class TextPrinter:
 
 
 def legend(stream: TextIO) -> str:
-    """One line that explains what `show_drafts` marks."""
+    """Return one line that explains what `show_drafts` marks."""
     if wants_color(stream):
         return f"{GREEN_UNDERLINED}accepted draft tokens{PLAIN}, the target's own"
     return "⟨accepted draft tokens⟩, the target's own"
 
 
 def table(*columns: str, header: bool = True) -> Table:
-    """An empty table; a column whose name begins with > is a column of numbers."""
+    """Return an empty table; a column whose name begins with > is a column of numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -136,7 +131,7 @@ def table(*columns: str, header: bool = True) -> Table:
 
 
 def console_for(stream: TextIO) -> Console:
-    """As wide as the terminal; in a pipe nothing is wrapped. Brackets in strings are brackets."""
+    """Return a console as wide as the terminal; in a pipe nothing is wrapped. It has no markup."""
     from rich.console import Console
 
     width = None if stream.isatty() else NOT_A_TERMINAL
@@ -145,7 +140,7 @@ def console_for(stream: TextIO) -> Console:
 
 
 def laid_out(stream: TextIO, *shown: object) -> str:
-    """Tables and sentences, one below the other, as they look on this stream."""
+    """Render tables and sentences, one below the other, for this stream."""
     console = console_for(stream)
     with console.capture() as capture:
         console.print(*shown, sep="\n")
@@ -153,7 +148,7 @@ def laid_out(stream: TextIO, *shown: object) -> str:
 
 
 class Report(Protocol):
-    """Told how far something is; label: what the bar says from now on."""
+    """A progress callback. label: the new label of the bar."""
 
     def __call__(self, done: int, total: int, label: str | None = None) -> None: ...
 
@@ -164,8 +159,8 @@ def progress(
 ) -> Iterator[Report]:
     """A progress bar with time left on standard error, if that is a terminal; else a line a minute.
 
-    in_bytes: what is counted are bytes, and the bar says how many and how fast. The bar appears
-    with the first call and goes when all is done or the block ends; of two, one shows at a time.
+    in_bytes: the counts are bytes, and the bar shows how many and how fast. The bar appears with
+    the first call and goes when all is done or the block ends; of two, one shows at a time.
     """
     if not sys.stderr.isatty():
         yield _lines(label, in_bytes, clock)
@@ -193,37 +188,37 @@ def progress(
 
 
 def _lines(name: str, in_bytes: bool, clock: Callable[[], float]) -> Report:
-    """Writes nothing about what takes less than a minute."""
-    told = clock()
+    """Return a callback that prints a line a minute, the first one after a minute."""
+    printed = clock()
     shown: Callable[[int], str] = show if in_bytes else str
 
     def report(done: int, total: int, label: str | None = None) -> None:
-        nonlocal told
-        if done < total and clock() - told >= A_LINE_EVERY:
-            told = clock()
+        nonlocal printed
+        if done < total and clock() - printed >= A_LINE_EVERY:
+            printed = clock()
             tell(f"{label or name}: {shown(done)} of {shown(total)}")
 
     return report
 
 
 def error(sentence: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     tell(f"error: {' '.join(sentence.split())}")
 
 
 def tell(text: str) -> None:
-    """Lines on standard error, if anybody still reads it."""
+    """Print lines on standard error, unless its reader is gone."""
     with contextlib.suppress(BrokenPipeError):
         print(escaped(text), file=sys.stderr, flush=True)
 
 
 def escaped(text: str) -> str:
-    """What names in a checkpoint hold beside printable characters gives the terminal no orders."""
+    """Escape what is not printable, so that names in a checkpoint cannot control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def summary(result: Result) -> str:
-    """The statistics of one text in three lines."""
+    """Return the statistics of one text in three lines."""
     stats, labels = result.stats, result.labels
     first = (
         f"{_pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)}; "
@@ -237,7 +232,7 @@ def summary(result: Result) -> str:
 
 
 def batch_summary(run: BatchRun) -> str:
-    """The statistics of a run over a file in three lines; of earlier runs nothing is known."""
+    """Return the statistics of a run over a file in three lines, earlier runs left out."""
     made, many = run.figures, run.many
     together = f"up to {many.batch_size} texts in a pass"
     if many.why_not is not None:
@@ -251,15 +246,15 @@ def _drafts(counted: Statistics | Figures, labels: Labels) -> str:
     if labels.proposer == "none":
         return "plain decoding"
     rate = f" ({counted.accepted / counted.drafted:.0%})" if counted.drafted else ""
-    told = f"{counted.accepted} of {counted.drafted} draft tokens accepted{rate} in "
-    told += f"{counted.rounds} rounds, rule {labels.rule}"
+    text = f"{counted.accepted} of {counted.drafted} draft tokens accepted{rate} in "
+    text += f"{counted.rounds} rounds, rule {labels.rule}"
     if labels.lossy:
-        told += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
-    return told
+        text += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
+    return text
 
 
 def _around(result: Result) -> str:
-    """What was not decoding: the prompt, the loading, the memory and the machine."""
+    """Return a line on what is not decoding: the prompt, the loading, the memory, the machine."""
     stats, labels = result.stats, result.labels
     count, seconds = labels.prompt_tokens - labels.cached_tokens, stats.seconds.prompt
     known = f" ({labels.cached_tokens} more were known)" if labels.cached_tokens else ""
@@ -275,7 +270,7 @@ def _pace(tokens: int, seconds: float, speed: float | None) -> str:
 
 
 def lengths(changes: Sequence[Change], result: Result) -> str:
-    """Which draft lengths were chosen when, and what they promised."""
+    """Return a line for each draft length that was chosen, with its expected speedup."""
     lines = [
         f"from round {change.round} on: {change.length} draft tokens"
         + (f" by {change.source}, " if change.source else ", ")
@@ -285,6 +280,6 @@ def lengths(changes: Sequence[Change], result: Result) -> str:
     drafted = result.stats.drafted_by_position
     if drafted:
         rates = zip(result.stats.accepted_by_position, drafted, strict=True)
-        accepted = " ".join(f"{kept / count:.2f}" for kept, count in rates)
+        accepted = " ".join(f"{part / count:.2f}" for part, count in rates)
         lines.append(f"accepted by position: {accepted}")
     return "\n".join(lines or ["the number of draft tokens was fixed"])

@@ -14,7 +14,17 @@ from .. import process as blas
 from ..checkpoints.disk import parse
 from ..errors import OptionError
 from . import flags as groups
-from .flags import ChatTemplate, CostCache, Flags, Lenience, Penalties, Rule, command, flag, options
+from .flags import (
+    ChatTemplate,
+    CostCache,
+    Flags,
+    Lenience,
+    Penalties,
+    Rule,
+    command,
+    flag,
+    options_from,
+)
 from .loading import Drafting, KVCache, Memory, Models, load_drafting, named
 
 if TYPE_CHECKING:
@@ -114,7 +124,7 @@ class Figures(Flags):
 class Defaults(groups.Sampling):
     """What a request has that does not say it for itself."""
 
-    max_tokens: int = flag(512, "The largest number of tokens of an answer, unless asked.", "-m")
+    max_tokens: int = flag(512, "The largest number of tokens of an answer, unless options.", "-m")
     seed: int | None = flag(  # type: ignore[assignment]
         None, "The seed of requests that name none.", show_default="random"
     )
@@ -152,7 +162,7 @@ def serve(
     """
     model, _ = named(models)
     groups_of_options = (template, drafting, rule, lenience, defaults, penalties, costs)
-    asked = options(*groups_of_options, proposer=drafting.chosen_proposer(models))
+    options = options_from(*groups_of_options, proposer=drafting.chosen_proposer(models))
     caches = cache.settings()
     for name, value, bound in (
         ("batch-size", load.batch_size, 0),
@@ -189,7 +199,7 @@ def serve(
     store = Store(cached_bytes, prompt_cache.prompt_cache_file)
 
     def loading() -> tuple[Pair, Options]:
-        pair, settled = load_drafting(models, drafting, caches, asked)
+        pair, settled = load_drafting(models, drafting, caches, options)
         if settled.proposer is None and settled.num_draft == "auto":
             # Lookup costs next to nothing, and auto drafts what pays.
             settled = replace(settled, proposer="auto")

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import random
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,6 @@ LINES = 6
 def opened(output: Path, **changed: Any) -> Journal:
     overwrite = changed.pop("overwrite", False)
     return Journal(output, {**HEADER, **changed}, LINES, overwrite=overwrite)
-
-
-def sealed(*lines: bytes) -> bytes:
-    return b"".join(line + b"\t%08x\n" % zlib.crc32(line) for line in lines)
-
-
-NO_SETTINGS = sealed(b'{"format": "mlx-specdec batch 2", "settings": [1]}', b'{"line": 1}')
 
 
 def names(directory: Path) -> list[str]:
@@ -173,10 +165,9 @@ def test_an_output_that_exists_is_kept(output: Path) -> None:
     [
         b"my notes\n",
         b"{}\n",
-        b'{"format": "mlx-specdec batch 1"',
+        b'{"format": "mlx-specdec batch 2"',
         b"\xff\n",
         b"[1]\n",
-        NO_SETTINGS,
     ],
 )
 def test_a_file_of_somebody_else_is_never_taken_for_a_journal(output: Path, content: bytes) -> None:
@@ -197,25 +188,12 @@ def test_a_file_of_somebody_else_is_never_taken_for_a_journal(output: Path, cont
         b"[]",
         b'{"line": "a"}',
         b'{"line": 3, "error": "again"}',
-        b'{"line": 1, "text": 5}',
-        b'{"line": 1, "error": {}}',
-        b"[" * 100_000,
     ],
 )
 def test_a_damaged_journal_is_named(output: Path, left: bytes, line: bytes) -> None:
-    output.with_name("out.partial").write_bytes(left + sealed(line))
+    output.with_name("out.partial").write_bytes(left + line + b"\n")
     with pytest.raises(OutputError, match="damaged behind 2 results: delete it"):
         opened(output)
-
-
-def test_a_changed_letter_anywhere_is_noticed(output: Path, left: bytes) -> None:
-    partial = output.with_name("out.partial")
-    for place, letter in enumerate(left[:-1]):
-        changed = bytearray(left)
-        changed[place] = letter ^ 1
-        partial.write_bytes(changed)
-        with pytest.raises(OutputError, match=r"is damaged behind . results|move it away"):
-            opened(output)
 
 
 def test_places_that_cannot_be_written_are_named(output: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.cli import batch_files as lines
-from mlx_specdec.cli.batch_files import Line, Lines
+from mlx_specdec.cli.batch_files import Lines
 from mlx_specdec.errors import PromptError
 
 
@@ -87,15 +87,6 @@ def test_lines_of_10_megabytes_take_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_a_first_line_that_is_too_long_tells_by_its_brace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lines, "LONGEST", 8)
-    (tmp_path / "a").write_text('{"prompt": "a"}\n')
-    with Lines(tmp_path / "a") as read_lines:
-        assert read_lines.as_json and list(read_lines) == [Line(1, None)]
-
-
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
@@ -136,5 +127,5 @@ def test_what_is_added_meanwhile_is_left_for_another_run(tmp_path: Path) -> None
             more.write("c\n")
         assert [line.text for line in read_lines] == ["ab"] * count
         file.write_bytes(b"\xff\xff\n" * count)
-        with pytest.raises(PromptError, match="changed while it was read"):
+        with pytest.raises(PromptError, match="not UTF-8 text"):
             list(read_lines)

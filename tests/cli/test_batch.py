@@ -11,8 +11,8 @@ import pytest
 from mlx_specdec import Options, generate, load
 from mlx_specdec.cli import batch as running
 from mlx_specdec.cli import batch_files as lines
+from mlx_specdec.cli.batch import BatchRun
 from mlx_specdec.cli.batch_files import Journal, Lines
-from mlx_specdec.cli.batch_run import BatchRun
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support import tiny
@@ -330,19 +330,19 @@ def test_little_is_read_ahead_and_little_is_held(
     t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = 0
-    shipped = running.ask
+    shipped = running.parse_line
 
-    def ask(*given: Any, **more: Any) -> Any:
+    def counted(*given: Any, **more: Any) -> Any:
         nonlocal taken
         taken += 1
         return shipped(*given, **more)
 
-    monkeypatch.setattr(running, "ask", ask)
+    monkeypatch.setattr(running, "parse_line", counted)
     file = write(tmp_path / "in.txt", sentences(100))
     header = {"input": "", "sha256": "", "settings": {}}
     with Lines(file) as read, Journal(output, header, read.count) as journal:
         batch = BatchRun(load(t5), read, journal, Options(max_tokens=3), batch_size=2)
         for _ in batch:
             assert taken - journal.done <= 2 * 8 * 2 + 2
-            assert len(batch._asked) == taken - journal.done
+            assert len(batch._pending) == taken - journal.done
         assert journal.done == 100

@@ -122,7 +122,7 @@ def test_no_line_is_wider_than_a_plain_terminal(name: str, asked_here: Here) -> 
 
 
 def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
-    assert flags.options(*GROUPS) == Options()
+    assert flags.options_from(*GROUPS) == Options()
     library_only = ["xtc_special_tokens"]
     reached = [name for group in GROUPS for name in group.for_options()] + library_only
     assert sorted(reached) == sorted(field.name for field in dataclasses.fields(Options))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mlx_specdec.cli.batch import parse_line
 from mlx_specdec.cli.batch_files import Line
-from mlx_specdec.cli.batch_run import ask
 from mlx_specdec.options import Options
 
 OPTIONS = Options(max_tokens=9, seed=1, rule="token", stop="x")
@@ -17,11 +17,11 @@ OPTIONS = Options(max_tokens=9, seed=1, rule="token", stop="x")
 
 def asked(entry: Any) -> Any:
     text = entry if isinstance(entry, str) else json.dumps(entry)
-    return ask(Line(3, text), OPTIONS, as_json=True)
+    return parse_line(Line(3, text), OPTIONS, as_json=True)
 
 
 def test_a_line_of_text_is_the_prompt() -> None:
-    line = ask(Line(2, ' {"a\\nb" '), OPTIONS, as_json=False)
+    line = parse_line(Line(2, ' {"a\\nb" '), OPTIONS, as_json=False)
     assert (line.prompt, line.options, line.error) == (' {"a\nb" ', OPTIONS, None)
     assert line.record(text="t") == {"line": 2, "text": "t"}
 
@@ -102,4 +102,4 @@ def test_a_line_of_which_nothing_can_be_made_says_why(entry: Any, part: str) -> 
 
 
 def test_a_line_that_is_too_long_says_so() -> None:
-    assert "more than 1048576 bytes" in str(ask(Line(1, None), OPTIONS, as_json=False).error)
+    assert "more than 1048576 bytes" in str(parse_line(Line(1, None), OPTIONS, as_json=False).error)
