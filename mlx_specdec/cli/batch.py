@@ -142,7 +142,7 @@ def batch(
             _print_errors(journal, each=files.text)
             journal.finish(as_text=files.text)
     if not files.quiet:
-        render.tell(render.batch_summary(run))
+        render.tell(_summary(run))
     if journal.failed:
         raise typer.Exit(1)
 
@@ -376,3 +376,16 @@ class BatchRun:
 
     def _refusal(self, line: int, error: str) -> PromptError:
         return PromptError(f"line {line} of {self._lines.file}: {error}")
+
+
+def _summary(run: BatchRun) -> str:
+    """Return the statistics of a run over a file in three lines, earlier runs left out."""
+    made, many = run.figures, run.many
+    together = f"up to {many.batch_size} texts in a pass"
+    if many.why_not is not None:
+        together = f"one text at a time: {many.why_not}"
+    first = f"{made.texts} texts, {render.pace(made.tokens, made.seconds, made.tokens_per_second)}"
+    second = "nothing was decoded"
+    if made.labels is not None:
+        second = render.drafts(made.rounds, made.drafted, made.accepted, made.labels)
+    return f"{first}\n{second}\n{together}"

@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 
     from ..engine.pair import Pair
     from ..measure.analysis import Analysis
-    from ..measure.cluster import LinkTimer
-    from ..measure.estimate_result import Cluster
     from ..measure.methods import Length
-    from ..measure.setting import Setting
-    from ..measure.table import Measured
+    from ..measure.passes import LinkTimer
+    from ..measure.prediction import Cluster
+    from ..measure.table import Measured, Setting
     from ..measure.table import Table as Told
     from ..measure.throughput import Throughput
     from ..text.prompts import Prompt
@@ -159,7 +158,7 @@ def bench(
         analysis, notes = _speculation(
             pairs, options, prompts, proposers, lengths, measuring, together
         )
-    from ..measure.setting import setting
+    from ..measure.table import setting
 
     _tell(analysis, setting(pairs, options, file, notes), measuring.report, output.json)
     if analysis.interrupted:
@@ -215,8 +214,7 @@ def _speculation(
     """together: the machines, where several share the target."""
     from ..engine.prepare import encode
     from ..measure.analysis import analyse
-    from ..measure.methods import TURNS, own_methods, pass_timer
-    from ..measure.samples import measure
+    from ..measure.methods import TURNS, measure, own_methods, pass_timer
 
     methods = own_methods(pairs, options, proposers, lengths)
     # Other programs know draft models alone.
@@ -360,7 +358,7 @@ class Together:
     """
 
     def __init__(self, pair: Pair, model: str, models: Models, lengths: Sequence[Length]) -> None:
-        from ..measure.cluster import LinkTimer
+        from ..measure.passes import LinkTimer
         from ..models.distributed.group import join
 
         ranks = join()
@@ -394,8 +392,8 @@ def _cluster(model: str, models: Models, machines: int) -> Cluster:
     """How many exchanges a pass has, and how much of it is each machine's own."""
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
-    from ..measure.cluster import Link, cluster
     from ..measure.estimate import Asked
+    from ..measure.prediction import Link, cluster
 
     config = read_config(resolve_config(model, revision=models.revision))
     known = Asked(model, config, models.dtype, models.q_bits).outline()

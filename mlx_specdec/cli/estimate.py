@@ -17,7 +17,7 @@ from .loading import Sources, named
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..measure.estimate_result import Cluster, Estimate, Prediction, Speeds
+    from ..measure.prediction import Cluster, Estimate, Prediction, Speeds
 
 SHOWN_PASSES = (2, 3, 4, 6, 9, 13, 17)
 COLUMNS = ("acceptance probability of a draft token", ">best draft length", ">speedup", ">tokens/s")
@@ -79,10 +79,9 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
     from ..engine.drafters import device_name
-    from ..measure.cluster import Link
-    from ..measure.estimate import Asked, own_draft
+    from ..measure.estimate import Asked, AskedDrafter, own_draft
     from ..measure.estimate import estimate as measure
-    from ..measure.estimate_drafter import AskedDrafter
+    from ..measure.prediction import Link
     from ..models.drafters.kinds import outline
 
     config = read_config(resolve_config(model, revision=sources.revision))

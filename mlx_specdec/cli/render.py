@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..decoding.run import Labels, Result
-    from ..decoding.statistics import Statistics
     from ..decoding.stop_criteria import Emission
     from ..draft_length.length import Change
-    from .batch import BatchRun, Figures
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
@@ -221,33 +219,25 @@ def summary(result: Result) -> str:
     """Return the statistics of one text in three lines."""
     stats, labels = result.stats, result.labels
     first = (
-        f"{_pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)}; "
+        f"{pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)}; "
         f"finish reason: {result.finish_reason}"
     )
     if labels.simulated_acceptance is not None:
         first = (
             f"simulated acceptance probability {labels.simulated_acceptance:g}, no text: {first}"
         )
-    return f"{first}\n{_drafts(stats, labels)}\n{_around(result)}"
+    return (
+        f"{first}\n{drafts(stats.rounds, stats.drafted, stats.accepted, labels)}\n{_around(result)}"
+    )
 
 
-def batch_summary(run: BatchRun) -> str:
-    """Return the statistics of a run over a file in three lines, earlier runs left out."""
-    made, many = run.figures, run.many
-    together = f"up to {many.batch_size} texts in a pass"
-    if many.why_not is not None:
-        together = f"one text at a time: {many.why_not}"
-    first = f"{made.texts} texts, {_pace(made.tokens, made.seconds, made.tokens_per_second)}"
-    second = "nothing was decoded" if made.labels is None else _drafts(made, made.labels)
-    return f"{first}\n{second}\n{together}"
-
-
-def _drafts(counted: Statistics | Figures, labels: Labels) -> str:
+def drafts(rounds: int, drafted: int, accepted: int, labels: Labels) -> str:
+    """Return a line on drafted and accepted tokens."""
     if labels.proposer == "none":
         return "plain decoding"
-    rate = f" ({counted.accepted / counted.drafted:.0%})" if counted.drafted else ""
-    text = f"{counted.accepted} of {counted.drafted} draft tokens accepted{rate} in "
-    text += f"{counted.rounds} rounds, rule {labels.rule}"
+    rate = f" ({accepted / drafted:.0%})" if drafted else ""
+    text = f"{accepted} of {drafted} draft tokens accepted{rate} in "
+    text += f"{rounds} rounds, rule {labels.rule}"
     if labels.lossy:
         text += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
     return text
@@ -259,13 +249,14 @@ def _around(result: Result) -> str:
     count, seconds = labels.prompt_tokens - labels.cached_tokens, stats.seconds.prompt
     known = f" ({labels.cached_tokens} more were known)" if labels.cached_tokens else ""
     return (
-        f"prompt: {_pace(count, seconds, count / seconds if seconds else None)}{known}; "
+        f"prompt: {pace(count, seconds, count / seconds if seconds else None)}{known}; "
         f"loaded in {stats.seconds.load:.2f} s; "
         f"peak memory {stats.peak_memory_bytes / 1e9:.3f} GB; {stats.device}, BLAS {stats.blas}"
     )
 
 
-def _pace(tokens: int, seconds: float, speed: float | None) -> str:
+def pace(tokens: int, seconds: float, speed: float | None) -> str:
+    """Return how many tokens took how long."""
     return f"{tokens} tokens in {seconds:.2f} s" + (f", {speed:.1f} tokens/s" if speed else "")
 
 

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..draft_length.speedup import RoundCost, break_even, speedups
-from .methods import Length, Method, Sample
+from .methods import Case, Key, Length, Measurements, Method, Sample
 from .passes import PassCosts
-from .samples import Case, Key, Measurements
 
 DRAWS = 2000
 COVERAGE = 0.95

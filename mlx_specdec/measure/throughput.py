@@ -23,9 +23,8 @@ from ..interfaces import Progress, ignore_progress
 from ..options import Options
 from ..text.prompts import Prompt
 from .analysis import Difference, difference, tokens_per_round
-from .methods import Length, Sample, keeps_text, room
+from .methods import Case, Length, Sample, keeps_text, room, turned
 from .passes import Clock
-from .samples import Case, turned
 
 Prompts = Sequence[Sequence[int]]
 Texts = Iterator[tuple[int, Sample]]

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from mlx_specdec.errors import PromptError
-from mlx_specdec.measure.methods import Method, Sample
-from mlx_specdec.measure.samples import measure
+from mlx_specdec.measure.methods import Method, Sample, measure
 from mlx_specdec.text.prompts import Prompt
 
 

@@ -13,9 +13,8 @@ import pytest
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods
-from mlx_specdec.measure.drawing import charts
 from mlx_specdec.measure.methods import Sample
-from mlx_specdec.measure.report import page
+from mlx_specdec.measure.report import charts, page
 from mlx_specdec.measure.table import FILE_COLUMNS, table, verdict
 from mlx_specdec.measure.throughput import (
     FileMethod,

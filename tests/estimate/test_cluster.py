@@ -9,10 +9,9 @@ import pytest
 
 from mlx_specdec.draft_length.speedup import RoundCost, shared
 from mlx_specdec.errors import OptionError
-from mlx_specdec.measure.cluster import Link, cluster, with_speeds
 from mlx_specdec.measure.estimate import Asked, estimate
-from mlx_specdec.measure.estimate_passes import parts
-from mlx_specdec.measure.estimate_result import ALPHAS, best
+from mlx_specdec.measure.passes import parts
+from mlx_specdec.measure.prediction import ALPHAS, Link, best, cluster, with_speeds
 from mlx_specdec.models.loading import outline
 
 from ..support import tiny

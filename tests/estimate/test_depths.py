@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mlx_specdec.measure.estimate_passes import extrapolate, parts, pattern
+from mlx_specdec.measure.passes import extrapolate, parts, pattern
 from mlx_specdec.models.loading import outline
 
 from ..support import tiny

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.measure.estimate import Asked, estimate, speeds
-from mlx_specdec.measure.estimate_drafter import AskedDrafter
+from mlx_specdec.measure.estimate import Asked, AskedDrafter, estimate, speeds
 from mlx_specdec.measure.passes import CHAIN, PassCosts
 from mlx_specdec.models.drafters.kinds import outline, read
 from mlx_specdec.models.kv_cache import STEP

@@ -6,8 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from mlx_specdec.measure.estimate_passes import FIRST_SIZES, NEEDED, SIZES_BETWEEN, measure
-from mlx_specdec.measure.passes import PassTimer, opened
+from mlx_specdec.measure.passes import (
+    FIRST_SIZES,
+    NEEDED,
+    SIZES_BETWEEN,
+    PassTimer,
+    measure,
+    opened,
+)
 
 from ..support.priced import Clock, PricedModel
 

@@ -9,9 +9,8 @@ import pytest
 from mlx_specdec.draft_length.speedup import RoundCost, speedups
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.measure.estimate import ALPHAS, Asked, _Prompts, best, estimate, speeds
-from mlx_specdec.measure.estimate_passes import FIRST_SIZES, extended, parts
-from mlx_specdec.measure.estimate_result import LONGEST_DRAFT, Estimate
-from mlx_specdec.measure.passes import STEPS, PassCosts
+from mlx_specdec.measure.passes import FIRST_SIZES, STEPS, PassCosts, extended, parts
+from mlx_specdec.measure.prediction import LONGEST_DRAFT, Estimate
 
 from ..support import tiny
 from ..support.estimates import LLAMA, QUICK, T5, ticking

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.measure.cluster import LinkTimer
+from mlx_specdec.measure.passes import LinkTimer
 from mlx_specdec.models.distributed.group import Ranks
 from mlx_specdec.models.distributed.orders import SIZE
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel

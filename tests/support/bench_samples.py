@@ -7,9 +7,8 @@ from html.parser import HTMLParser
 
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
-from mlx_specdec.measure.methods import Length, Method, Sample
-from mlx_specdec.measure.samples import Case, Measurements
-from mlx_specdec.measure.setting import Setting
+from mlx_specdec.measure.methods import Case, Length, Measurements, Method, Sample
+from mlx_specdec.measure.table import Setting
 
 
 def sample(
