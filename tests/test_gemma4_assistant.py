@@ -11,7 +11,6 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.engine.generate import generate
-from mlx_specdec.engine.many import generate_many
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.measure.probe import probe
@@ -43,43 +42,6 @@ def pair_of(name: str, **asked) -> Pair:
     network = attach(files, target, NumberFormat())
     plain = Pair("target", "drafter", target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
     return replace(plain, speculator=network)
-
-
-@pytest.mark.parametrize(
-    ("name", "temperature"),
-    [
-        ("ordered", 1.0),
-        pytest.param("dense", 0.0, marks=pytest.mark.slow),
-        pytest.param("dense", 1.0, marks=pytest.mark.slow),
-        pytest.param("ordered", 0.0, marks=pytest.mark.slow),
-    ],
-)
-def test_the_text_is_the_targets_own(name: str, temperature: float) -> None:
-    pair = pair_of(name)
-    asked = {
-        "max_tokens": 24,
-        "temperature": temperature,
-        "frequency_penalty": 1.0,
-        "seed": 3,
-        "cost_cache": False,
-    }
-    plain = generate(pair, PROMPT, Options(regular=True, **asked))
-    assert len(set(plain.tokens)) > 3, "a text of one token would prove little"
-    for num_draft in (1, 5):
-        result = generate(pair, PROMPT, Options(num_draft=num_draft, **asked))
-        assert result.tokens == plain.tokens
-        assert result.stats.drafted > 0
-        assert result.labels.proposer == "gemma4_assistant"
-
-
-def test_in_a_batch_every_text_is_what_it_is_alone() -> None:
-    pair = pair_of("dense")
-    prompts = [PROMPT, [9]]
-    asked = Options(max_tokens=12, temperature=1.0, seed=2, num_draft=3, cost_cache=False)
-    together = generate_many(pair, prompts, asked, batch_size=2)
-    for prompt, result in zip(prompts, together, strict=True):
-        assert result.tokens == generate(pair, prompt, replace(asked, regular=True)).tokens
-    assert sum(result.stats.drafted for result in together) > 0
 
 
 def test_a_long_prompt_is_read_as_a_short_one_is() -> None:

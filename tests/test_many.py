@@ -10,6 +10,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
+from mlx_specdec import load
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.stop_criteria import Emission
 from mlx_specdec.draft_length import cache as cost_cache
@@ -28,6 +29,7 @@ from mlx_specdec.errors import DecodingError, OptionError, PromptError
 from mlx_specdec.options import Options
 
 from .support.pairs import SIZE, decoder_only, encoder_decoder, with_heads
+from .support.shipped import ROOT, prompts
 
 FAMILIES = ("llama", "own-head-scaled")
 
@@ -59,73 +61,12 @@ def together(pair: Pair, requests: list[Request], batch_size: int) -> list[tuple
     return [(result.text, result.finish_reason) for result in results]
 
 
-@pytest.fixture(scope="module")
-def plain_texts(pair: Pair) -> list[tuple[str, str]]:
-    """Of nine prompts, whoever drafts, since texts are the target's own."""
-    return alone(pair, [request(seed, temperature=0.8, regular=True) for seed in range(9)])
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, 10**30])
 @pytest.mark.parametrize("lengths", [[0], [0, 0, 0], [9, 0, 5, 0, 0, 0, 7]])
 def test_prompts_that_ask_for_nothing_end(pair: Pair, lengths: list[int], batch_size: int) -> None:
     asked = {"num_draft": 2, "proposer": "draft"}
     requests = [request(seed, max_tokens=most, **asked) for seed, most in enumerate(lengths)]
     assert together(pair, requests, batch_size) == alone(pair, requests)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"regular": True},
-        {"num_draft": 3, "proposer": "draft"},
-        {"num_draft": 3, "proposer": "medusa"},
-        {"num_draft": 3, "proposer": "ngram"},
-        {"num_draft": 2, "proposer": "auto"},
-        {"num_draft": "auto", "proposer": "auto"},
-    ],
-    ids=lambda asked: f"{asked.get('proposer', 'none')}-{asked.get('num_draft', 0)}",
-)
-def test_every_text_is_what_it_is_alone(
-    pair: Pair, asked: dict, plain_texts: list[tuple[str, str]]
-) -> None:
-    requests = [request(seed, temperature=0.8, **asked) for seed in range(9)]
-    assert together(pair, requests, 5) == plain_texts
-    shuffled = list(range(9))
-    random.Random(2).shuffle(shuffled)
-    mixed = together(pair, [requests[number] for number in shuffled], 2)
-    assert mixed == [plain_texts[number] for number in shuffled]
-
-
-def test_sequences_with_settings_of_their_own_share_a_batch(pair: Pair) -> None:
-    settings = [
-        {"temperature": 0.0},
-        {"temperature": 1.0, "top_k": 9},
-        {"temperature": 0.7, "presence_penalty": 0.5},
-        {"temperature": 1.0, "top_p": 0.8, "stop": ("7 ",)},
-        {"temperature": 0.0, "logit_bias": {5: 2.0}},
-    ]
-    requests = [request(seed, num_draft=2, **settings[seed % 5]) for seed in range(10)]
-    assert together(pair, requests, 4) == alone(pair, requests)
-
-
-@pytest.mark.parametrize("rule", ["token", "block", "typical"])
-def test_rules_that_draw_a_correction_decode_plainly_as_alone(pair: Pair, rule: str) -> None:
-    """With drafts, their text depends on where rounds end; the law of each row is tested with the
-    rules themselves."""
-    requests = [
-        request(seed, num_draft=0, rule=rule, temperature=0.9 * (seed % 3 > 0)) for seed in range(8)
-    ]
-    assert together(pair, requests, 3) == alone(pair, requests)
-    drafting = [replace(r, options=replace(r.options, num_draft=2)) for r in requests]
-    assert [reason for _, reason in together(pair, drafting, 3)] == ["length"] * 8
-
-
-def test_end_tokens_end_their_own_sequence_only(pair: Pair) -> None:
-    ending = replace(pair, eos_token_ids=frozenset({5, 6, 7, 8, 9, 10}))
-    requests = [request(seed, num_draft=2, temperature=1.0, max_tokens=40) for seed in range(8)]
-    texts = together(ending, requests, 3)
-    assert texts == alone(ending, requests)
-    assert {"eos"} < {reason for _, reason in texts} | {"length"}
 
 
 def test_what_a_model_does_not_take_is_an_error_of_its_own(pair: Pair) -> None:
@@ -258,21 +199,6 @@ def finish(run: ManyRun, texts: dict[int, tuple[str, str]]) -> None:
             assert part.error is None
             if part.result is not None:
                 texts[part.number] = (part.result.text, part.result.finish_reason)
-
-
-def test_prompts_may_come_while_others_are_decoded(pair: Pair) -> None:
-    asked = {"num_draft": 2, "proposer": "auto"}
-    requests = [request(seed, temperature=0.8 * (seed % 3 > 0), **asked) for seed in range(14)]
-    run, texts, dice = live(pair, requests[0].options), {}, random.Random(1)
-    assert run.idle
-    for number, each in enumerate(requests):
-        run.add(number, each)
-        for _ in range(dice.randrange(4)):
-            for part in run.step():
-                if part.result is not None:
-                    texts[part.number] = (part.result.text, part.result.finish_reason)
-    finish(run, texts)
-    assert [texts[number] for number in range(14)] == alone(pair, requests)
 
 
 @pytest.fixture(scope="module")
@@ -428,3 +354,21 @@ def learned_by(lengths: object) -> Experience:
     its = lengths.learning["draft"] if isinstance(lengths, LengthsBySource) else lengths
     assert isinstance(its, AutoLength)
     return its.experience
+
+
+@pytest.mark.parametrize(("delta", "temperature"), [(1.0, 0.0), (0.3, 0.8)])
+def test_what_fills_up_a_batch_is_never_emitted(delta: float, temperature: float) -> None:
+    """Token 0 is what fills it up, and neither text has it."""
+    python = load(ROOT / "weights" / "py-llama")
+    asked = {"max_tokens": 20, "cost_cache": False, "delta": delta, "temperature": temperature}
+    options = Options(proposer="ngram", ngram_min=1, num_draft=4, **asked)
+    plain = Options(proposer="none", num_draft=0, **asked)
+    requests = [
+        Request(prompt, options if number % 2 else plain)
+        for number, prompt in enumerate(prompts("python.jsonl", 4))
+    ]
+    results = generate_many(python, requests, options, batch_size=4)
+    assert sum(result.stats.drafted for result in results) > 0
+    assert not any(0 in result.tokens for result in results)
+    for result, request in zip(results[::2], requests[::2], strict=True):
+        assert result.tokens == generate(python, request.prompt, request.options).tokens

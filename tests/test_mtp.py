@@ -3,11 +3,8 @@ way the checkpoint is laid out, and write what they would alone."""
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,7 +14,6 @@ from mlx_specdec.checkpoints.mtp_layers import FILE
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
-from mlx_specdec.engine.many import generate_many
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
@@ -31,24 +27,12 @@ TEXT = "some text"
 BEFORE = "model.layers.2."
 """A tensor of the layer in the files of GLM and DeepSeek: it follows those of the model."""
 FAR = "mtp.layers.0.mlp.experts.999999999999.up_proj.weight"
-ASKED = {"max_tokens": 10, "seed": 3, "frequency_penalty": 1.0, "cost_cache": False}
 
 
 def target(family: str, directory: Path, **asked) -> Path:
     """A target with a tokenizer."""
     mtp.write(family, directory, vocabulary=SIZE, **asked)
     return byte_level(directory)
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """A loaded target of each family, made once."""
-
-    @functools.cache
-    def pair(family: str) -> Pair:
-        return loading.load(target(family, tmp_path_factory.mktemp("targets") / family))
-
-    return pair
 
 
 def logits_of(pair: Pair, length: int = 12, count: int = 3) -> mx.array:
@@ -73,36 +57,6 @@ def apart(one: mx.array, other: mx.array) -> float:
 def slow_but(*fast: str) -> list:
     """All families, of which the suite for every day tries some."""
     return [pytest.param(each, marks=() if each in fast else pytest.mark.slow) for each in FAMILIES]
-
-
-@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", slow_but("glm4_moe"))
-def test_the_text_is_the_targets_own(
-    family: str, temperature: float, pairs: Callable[[str], Pair]
-) -> None:
-    pair = pairs(family)
-    assert pair.speculator is not None and pair.draft_bytes == pair.speculator.nbytes > 0
-    asked = {**ASKED, "temperature": temperature}
-    plain = generate(pair, TEXT, Options(regular=True, **asked))
-    assert len(set(plain.tokens)) > 2, "a text of one token would prove little"
-    for num_draft, proposer in ((4, "mtp"), ("auto", None)):
-        result = generate(pair, TEXT, Options(num_draft=num_draft, proposer=proposer, **asked))
-        assert result.tokens == plain.tokens
-        assert result.labels.proposer == ("auto" if num_draft == "auto" else "mtp")
-        assert result.stats.drafted > 0 or num_draft == "auto"
-
-
-@pytest.mark.parametrize("family", slow_but("glm4_moe"))
-def test_in_a_batch_every_text_is_what_it_is_alone(
-    family: str, pairs: Callable[[str], Pair]
-) -> None:
-    pair = pairs(family)
-    prompts = [TEXT, "a", "other words"]
-    asked = Options(**{**ASKED, "temperature": 1.0, "max_tokens": 8}, num_draft=3)
-    together = generate_many(pair, prompts, asked, batch_size=2)
-    for prompt, result in zip(prompts, together, strict=True):
-        assert result.tokens == generate(pair, prompt, replace(asked, regular=True)).tokens
-    assert sum(result.stats.drafted for result in together) > 0
 
 
 @pytest.mark.parametrize("family", slow_but("qwen3_next"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.conversion.convert import convert
-from mlx_specdec.decoding.run import Result
-from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine import drafters as assembling
+from mlx_specdec.engine import loading
 from mlx_specdec.engine.drafters import make_draft_length
 from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.engine.many import generate_many
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.interfaces import Prices, after
@@ -35,69 +33,7 @@ from .support.models import make_llama
 from .support.pairs import PROMPT, SIZE, Numbers, Switching
 
 TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
-FAST_CASES = {
-    ("eagle", "llama", 1.0),
-    ("eagle", TRANSLATOR, 0.0),
-    ("peagle", "llama", 1.0),
-    ("eagle3", "llama", 1.0),
-    ("eagle3", TRANSLATOR, 0.0),
-    ("eagle3", "qwen3_next", 0.0),
-    ("dflash", "llama", 0.0),
-    ("dflash", TRANSLATOR, 1.0),
-    ("dflash2", "llama", 1.0),
-    ("dspark", "llama", 1.0),
-    ("mtp", TRANSLATOR, 0.0),
-}
 LENGTH = 20
-
-
-ATTENDING = ("dspark", "dflash2", "dflash", "eagle3")
-"""Kinds that are trained here with layers that attend to the source of a T5, or laid out so."""
-
-
-def asked_at(temperature: float) -> Options:
-    return Options(
-        max_tokens=LENGTH,
-        temperature=temperature,
-        frequency_penalty=1.0,
-        seed=3,
-        cost_cache=False,
-    )
-
-
-PROMPTS = [PROMPT, PROMPT[:3], [*PROMPT, 40, 2, 11], [9]]
-
-
-@functools.cache
-def plain_text(family: str, temperature: float, number: int = 0) -> Result:
-    """Of one of the PROMPTS with every kind of drafter, since it is the target's own."""
-    target, regular = target_of(family), replace(asked_at(temperature), regular=True)
-    pair = Pair("target", None, target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
-    return generate(pair, PROMPTS[number], regular)
-
-
-@pytest.mark.parametrize(
-    ("kind", "temperature"),
-    [
-        case
-        if case in (("eagle3", 0.0), ("dspark", 1.0))
-        else pytest.param(*case, marks=pytest.mark.slow)
-        for case in itertools.product(ATTENDING, (0.0, 1.0))
-    ],
-)
-def test_drafters_that_attend_to_the_source_write_the_targets_own_text(
-    kind: str, temperature: float, tmp_path: Path
-) -> None:
-    pair = made(kind, TRANSLATOR, tmp_path, encoder=target_of(TRANSLATOR).width)
-    numbers = range(len(PROMPTS))
-    plain = [plain_text(TRANSLATOR, temperature, number).tokens for number in numbers]
-    assert len(set(plain[0])) > 3, "a text of one token would prove little"
-    drafting = replace(asked_at(temperature), num_draft=3)
-    alone = [generate(pair, prompt, drafting) for prompt in PROMPTS]
-    together = generate_many(pair, PROMPTS, drafting, batch_size=2)
-    for results in (alone, together):
-        assert [result.tokens for result in results] == plain
-        assert sum(result.stats.drafted for result in results) > 0
 
 
 def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
@@ -106,30 +42,6 @@ def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
     }
     # Gemma's assistants have targets of their own, and tests.
     assert set(KINDS) == {*MAKERS, "gemma4_assistant"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "family", "temperature"),
-    [
-        case if case in FAST_CASES else pytest.param(*case, marks=pytest.mark.slow)
-        for case in itertools.product(MAKERS, TARGETS, (0.0, 1.0))
-    ],
-)
-def test_the_text_is_the_targets_own(
-    kind: str, family: str, temperature: float, tmp_path: Path
-) -> None:
-    """A fixed number of drafted tokens and one that changes: each of them with every kind and
-    target, at one of the temperatures."""
-    pair = made(kind, family, tmp_path)
-    plain = plain_text(family, temperature)
-    assert len(set(plain.tokens)) > 3, "a text of one token would prove little"
-    switches = (list(MAKERS).index(kind) + TARGETS.index(family) + (temperature > 0)) % 2
-    lengths = Switching() if switches else None
-    options = replace(asked_at(temperature), num_draft=6)
-    result = stream_generate(pair, PROMPT, options, draft_length=lengths).result()
-    assert (result.tokens, result.text) == (plain.tokens, plain.text)
-    assert result.stats.drafted > 0
-    assert (result.labels.proposer, result.labels.draft_model) == (kind, "drafter")
 
 
 @pytest.mark.slow
@@ -143,15 +55,6 @@ def test_every_rule_takes_the_rows_that_tokens_were_drawn_from(
     first, again = generate(pair, PROMPT, asked), generate(pair, PROMPT, asked)
     assert first.tokens == again.tokens != generate(pair, PROMPT, replace(asked, seed=6)).tokens
     assert first.stats.drafted > 0
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_in_a_batch_every_text_is_what_it_is_alone(kind: str, tmp_path: Path) -> None:
-    pair = made(kind, "llama", tmp_path)
-    together = generate_many(pair, PROMPTS, replace(asked_at(1.0), num_draft=3), batch_size=3)
-    for number, result in enumerate(together):
-        assert result.tokens == plain_text("llama", 1.0, number).tokens
-    assert sum(result.stats.drafted for result in together) > 0
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -230,7 +133,7 @@ def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
     assert pair.speculator is not None and pair.speculator.stops
     drafted = []
     for prices in (None, Prices([1.0, 1.3, 1.6, 1.9, 2.2], 1.0)):
-        [drafter] = assemble.drafters(pair, options)
+        [drafter] = assembling.drafters(pair, options)
         proposer = drafter.make(Setup(options, prices=lambda prices=prices: prices))
         result = stream_generate(pair, PROMPT, options, proposer=proposer).result()
         assert result.tokens == generate(pair, PROMPT, replace(options, regular=True)).tokens
@@ -246,11 +149,11 @@ def test_where_lengths_are_learned_a_drafter_hears_what_rounds_cost(tmp_path: Pa
             setups: list[Setup] = []
             chosen = [
                 replace(each, make=setups.append)
-                for each in assemble.drafters(pair, options)
+                for each in assembling.drafters(pair, options)
                 if each.name == kind
             ]
             lengths = make_draft_length(pair, chosen, options)
-            assemble.make_proposer(chosen, options, lengths)
+            assembling.make_proposer(chosen, options, lengths)
             assert (setups[0].prices is not None) is (told and asked == "auto")
 
 
@@ -280,8 +183,8 @@ def test_no_more_than_a_chunk_of_a_prompts_hidden_states_is_kept(tmp_path: Path)
     pair = made("eagle3", "llama", tmp_path)
     assert pair.speculator is not None
     context = pair.target.open(PROMPT)
-    proposer = assemble.make_proposer(
-        assemble.drafters(pair, Options(num_draft=3)), Options(num_draft=3), Switching()
+    proposer = assembling.make_proposer(
+        assembling.drafters(pair, Options(num_draft=3)), Options(num_draft=3), Switching()
     )
     assert proposer is not None
     proposer.begin([PROMPT])
@@ -299,13 +202,13 @@ def test_no_more_than_a_chunk_of_a_prompts_hidden_states_is_kept(tmp_path: Path)
 
 def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
     base = make_llama(tmp_path / "base" if (tmp_path / "base").mkdir() is None else tmp_path)
-    vocabulary = assemble.load(base).target.vocabulary
+    vocabulary = loading.load(base).target.vocabulary
     asked = {"max_tokens": 16, "seed": 1, "cost_cache": False}
-    plain = generate(assemble.load(base), "some text", Options(**asked))
+    plain = generate(loading.load(base), "some text", Options(**asked))
     for kind, make in MAKERS.items():
         more = {"drafted": vocabulary // 2} if kind in ("eagle3", "peagle") else {}
         directory = make(tmp_path / kind, vocabulary=vocabulary, **more)
-        pair = assemble.load(base, directory)
+        pair = loading.load(base, directory)
         assert pair.draft is None and pair.speculator is not None
         assert pair.draft_bytes == pair.speculator.nbytes > 0
         result = generate(pair, "some text", Options(num_draft=3, **asked))
@@ -316,9 +219,9 @@ def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
 
 def test_medusa_heads_and_a_drafter_share_a_target(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
-    vocabulary = assemble.load(make_llama(tmp_path / "base")).target.vocabulary
+    vocabulary = loading.load(make_llama(tmp_path / "base")).target.vocabulary
     given = heads.write(tmp_path / "heads", "../base")
-    pair = assemble.load(given, speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary))
+    pair = loading.load(given, speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary))
     asked = Options(max_tokens=8, num_draft=2, cost_cache=False)
     plain = generate(pair, "some text", replace(asked, regular=True))
     for proposer in ("medusa", "dflash"):
@@ -326,7 +229,7 @@ def test_medusa_heads_and_a_drafter_share_a_target(tmp_path: Path) -> None:
         assert (result.tokens, result.labels.proposer) == (plain.tokens, proposer)
         assert result.stats.drafted > 0
     with pytest.raises(CheckpointError, match="hidden states of width 48"):
-        assemble.load(given, speculators.eagle3(tmp_path / "wrong", width=48))
+        loading.load(given, speculators.eagle3(tmp_path / "wrong", width=48))
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
@@ -349,12 +252,10 @@ def test_a_converted_drafter_writes_the_targets_own_text(dtype: str, tmp_path: P
 def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     base = make_llama(tmp_path / "base")
-    plain = assemble.load(base)
+    plain = loading.load(base)
     vocabulary = plain.target.vocabulary
-    one = assemble.with_draft_model(
-        plain, speculators.dflash(tmp_path / "1", vocabulary=vocabulary)
-    )
-    two = assemble.with_draft_model(one, base, dtype="float32")
+    one = loading.with_draft_model(plain, speculators.dflash(tmp_path / "1", vocabulary=vocabulary))
+    two = loading.with_draft_model(one, base, dtype="float32")
     assert one.target is two.target is plain.target
     assert one.speculator is not None and one.speculator.kind == "dflash" and one.draft is None
     assert two.speculator is None and two.draft is not None
@@ -364,18 +265,18 @@ def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:
     texts = [generate(pair, "some text", asked).tokens for pair in (plain, one, two)]
     assert texts[0] == texts[1] == texts[2]
     with pytest.raises(CheckpointError, match="hidden states of width 48"):
-        assemble.with_draft_model(plain, speculators.eagle3(tmp_path / "wrong", width=48))
+        loading.with_draft_model(plain, speculators.eagle3(tmp_path / "wrong", width=48))
 
 
 def test_fewer_bits_are_taken_for_all_but_the_way_in(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     base = make_llama(tmp_path / "base")
-    vocabulary = assemble.load(base).target.vocabulary
+    vocabulary = loading.load(base).target.vocabulary
     directory = speculators.eagle3(tmp_path / "eagle3", vocabulary=vocabulary, drafted=32)
-    whole = assemble.load(base, directory)
+    whole = loading.load(base, directory)
     narrow = speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary)
     with pytest.raises(OptionError, match="multiple of 64"):
-        assemble.load(base, narrow, draft_q_bits=4)
+        loading.load(base, narrow, draft_q_bits=4)
     assert whole.speculator is not None
     asked = Options(max_tokens=16, num_draft=3, cost_cache=False)
     files = read(directory)

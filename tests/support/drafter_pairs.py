@@ -50,3 +50,9 @@ def pair_of(target: Base, directory: Path) -> Pair:
 def made(kind: str, family: str, tmp_path: Path, **asked) -> Pair:
     target = target_of(family)
     return pair_of(target, MAKERS[kind](tmp_path / kind, width=target.width, **asked))
+
+
+def gemma4(name: str) -> Pair:
+    """A target of Gemma 4 and its assistant, of the fixtures."""
+    directory = FIXTURES.with_name("gemma4_assistant") / name
+    return pair_of(load_model(directory / "target", dtype="float32").model, directory / "assistant")

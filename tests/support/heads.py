@@ -62,6 +62,7 @@ def write(
     return directory
 
 
+DECODERS = ("llama", "gemma3_wrapped", "qwen3_next")
 TRANSLATORS = ("own-head-scaled", "tied-scaled-relu")
 
 

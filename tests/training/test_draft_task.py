@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.engine import generate as assemble
+from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.loading import trainable
@@ -25,7 +25,7 @@ COLLECTING = DataConfig(length=60, texts_at_once=2, temperatures=(0.0,))
 
 @pytest.fixture(scope="module", params=[make_llama, make_t5])
 def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return assemble.load(request.param(tmp_path_factory.mktemp("model")))
+    return loading.load(request.param(tmp_path_factory.mktemp("model")))
 
 
 Learned = tuple[Rows, list[tuple[int, ...]]]

@@ -1,0 +1,82 @@
+"""The heads and drafters in weights/ load with their targets, are small, and save passes.
+
+That they change no text is part of test_same_text.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from mlx_specdec import Options, Pair, generate, load
+from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.drafters.kinds import read
+
+from .support.shipped import ROOT, prompts
+
+WEIGHTS = ROOT / "weights"
+HEADS = ("py-llama-medusa", "t5-enfr-medusa")
+DRAFTERS = {"py-llama-dspark": "dspark", "t5-enfr-eagle3": "eagle3"}
+"""Their kinds."""
+
+
+@functools.cache
+def loaded(name: str) -> Pair:
+    if name in HEADS:
+        return load(WEIGHTS / name)
+    return load(WEIGHTS / name.removesuffix(f"-{DRAFTERS[name]}"), WEIGHTS / name)
+
+
+def size(directory: Path) -> int:
+    """In bytes."""
+    return sum(file.stat().st_size for file in directory.iterdir())
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_bring_their_base_from_anywhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = json.loads((WEIGHTS / name / "config.json").read_text())
+    assert config["base_model_name_or_path"] == f"../{name.removesuffix('-medusa')}"
+    pair = load(WEIGHTS / name)
+    assert pair.heads is not None and pair.heads.count == 3
+    assert not pair.heads.own_output
+    assert size(WEIGHTS / name) < 1_000_000
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_is_recognized_by_its_files_and_small(name: str) -> None:
+    speculator = loaded(name).speculator
+    assert speculator is not None and speculator.kind == DRAFTERS[name]
+    assert size(WEIGHTS / name) < 4_000_000
+
+
+def test_each_drafter_is_refused_for_the_others_target() -> None:
+    """Their widths and vocabularies are the same."""
+    for name, other in itertools.permutations(DRAFTERS):
+        files = read(WEIGHTS / name)
+        assert files is not None
+        target = WEIGHTS / other.removesuffix(f"-{DRAFTERS[other]}")
+        with pytest.raises(CheckpointError, match="the drafter belongs to another target"):
+            files.check_config(json.loads((target / "config.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "file", "least"),
+    [
+        ("py-llama-medusa", "python.jsonl", 2.0),
+        ("py-llama-dspark", "python.jsonl", 2.0),
+        ("t5-enfr-eagle3", "translation.jsonl", 1.2),
+    ],
+)
+def test_a_greedy_pass_brings_several_tokens(name: str, file: str, least: float) -> None:
+    options = Options(max_tokens=40, num_draft=3, proposer=DRAFTERS.get(name), cost_cache=False)
+    results = [generate(loaded(name), prompt, options) for prompt in prompts(file, 3)]
+    passes = sum(result.stats.target_passes for result in results)
+    assert sum(len(result.tokens) for result in results) >= least * passes

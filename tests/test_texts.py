@@ -1,0 +1,197 @@
+"""Texts of tiny models: what settings, ends and rules make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import RotatingKVCache
+
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.errors import OptionError
+from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.options import Options
+from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
+
+from .support import tiny
+from .support.pairs import (
+    PROMPT,
+    SIZE,
+    Numbers,
+    decoder_only,
+    pair_for,
+    pair_of,
+)
+
+LENGTH = 32
+LONGER = 60
+"""Where something has to repeat, to be looked up."""
+
+
+def test_the_identical_draft_is_always_right() -> None:
+    target = DecoderOnlyModel(tiny.build("llama"))
+    for temperature in (0.0, 1.0):
+        options = Options(max_tokens=40, num_draft=4, temperature=temperature)
+        stats = generate(pair_of(target, target), PROMPT, options).stats
+        assert stats.acceptance_rate == 1.0
+        assert stats.tokens_per_round == 5.0
+
+
+@pytest.mark.parametrize("family", ["llama", "own-head-scaled"])
+def test_top_choices_are_excluded_from_draft_and_target_alike(family: str) -> None:
+    asked = {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.02, "seed": 3}
+    plain = Options(max_tokens=LENGTH, regular=True, **asked)
+    target = pair_for(family).target
+    own = pair_of(target, target)
+    without = replace(plain, xtc_probability=0.0)
+    assert generate(own, PROMPT, plain).tokens != generate(own, PROMPT, without).tokens
+    for rule in ("coupled", "token", "block"):
+        options = replace(plain, regular=False, num_draft=4, proposer="draft", rule=rule)
+        assert generate(own, PROMPT, options).stats.acceptance_rate == 1.0
+
+
+def test_line_ends_and_what_ends_a_text_are_never_excluded() -> None:
+    class Lines(Numbers):
+        def encode(self, text: str) -> list[int]:
+            return [7] if text == "\n" else super().encode(text)
+
+    pair = replace(decoder_only("llama"), tokenizer=Lines())
+    # Two top choices everywhere, of which the likelier one is excluded unless it is special.
+    biases = {7: 1e6, 8: 0.999e6}
+    asked = Options(
+        max_tokens=20, temperature=1e3, xtc_probability=1.0, xtc_threshold=0.2, logit_bias=biases
+    )
+    excluded = generate(pair, PROMPT, replace(asked, xtc_special_tokens=()))
+    assert set(excluded.tokens) == {8}
+    assert set(generate(pair, PROMPT, asked).tokens) == {7, 8}
+    ends = replace(decoder_only("llama"), eos_token_ids=frozenset({7}))
+    assert generate(ends, PROMPT, asked).finish_reason == "eos"
+
+
+@pytest.mark.parametrize("caches", [CacheSettings(2, 32), CacheSettings(max_size=16)])
+def test_smaller_caches_change_the_text(caches: CacheSettings) -> None:
+    network = tiny.build("llama", head_dim=32)
+    options = Options(max_tokens=LENGTH, regular=True, temperature=1.0, seed=3)
+    small, whole = (
+        generate(pair_of(DecoderOnlyModel(network, caches=each), None), PROMPT, options)
+        for each in (caches, None)
+    )
+    assert small.tokens != whole.tokens
+
+
+@pytest.mark.parametrize("length", [1, 30])
+def test_plain_text_under_smaller_caches_is_that_of_mlx_lm(length: int) -> None:
+    network = tiny.build("llama", head_dim=32)
+    prompt = [2 + index * 7 % 60 for index in range(length)]
+
+    def reference(**asked) -> tuple[int, ...]:
+        steps = generate_step(mx.array(prompt), network, max_tokens=LENGTH, **asked)
+        return tuple(token for token, _ in steps)
+
+    def plain(caches: CacheSettings) -> tuple[int, ...]:
+        pair = pair_of(DecoderOnlyModel(network, caches=caches), None)
+        return generate(pair, prompt, Options(max_tokens=LENGTH, regular=True)).tokens
+
+    quantized = reference(kv_bits=8, kv_group_size=32, quantized_kv_start=0)
+    assert plain(CacheSettings(8, 32)) == quantized
+    windows = [RotatingKVCache(max_size=9, keep=0) for _ in network.layers]
+    assert plain(CacheSettings(max_size=9)) == reference(prompt_cache=windows) != quantized
+
+
+@pytest.mark.parametrize("eos_after", [1, 2, 5, 9])
+def test_an_eos_ends_speculative_and_plain_text_alike(eos_after: int) -> None:
+    free = decoder_only("llama")
+    text = generate(free, PROMPT, Options(max_tokens=12, regular=True)).tokens
+    eos = text[eos_after]
+    pair = pair_of(free.target, free.draft, frozenset({eos}))
+    expected = text[: text.index(eos) + 1]
+    for num_draft in (0, 1, 4, 8):
+        result = generate(pair, PROMPT, Options(max_tokens=30, num_draft=num_draft))
+        assert result.tokens == expected
+        assert result.finish_reason == "eos"
+
+
+def test_lenience_accepts_more_and_says_so() -> None:
+    pair = decoder_only("llama", 0.6)
+    rates = []
+    for delta in (0.0, 0.3, 1.0):
+        result = generate(pair, PROMPT, Options(max_tokens=LENGTH, num_draft=5, delta=delta))
+        rates.append(result.stats.accepted / result.stats.drafted)
+        assert result.labels.rule == ("coupled" if delta == 0 else "lenient")
+    assert rates == sorted(rates) and rates[-1] == 1.0
+
+
+@pytest.mark.parametrize("rule", [pytest.param("token", marks=pytest.mark.slow), "block"])
+def test_texts_of_other_exact_rules_depend_on_the_seed(rule: str) -> None:
+    pair = decoder_only("llama")
+    options = Options(max_tokens=LENGTH, num_draft=5, temperature=1.0, rule=rule, seed=4)
+    first, again = generate(pair, PROMPT, options), generate(pair, PROMPT, options)
+    other = generate(pair, PROMPT, replace(options, seed=5))
+    assert first.tokens == again.tokens != other.tokens
+    assert first.labels.rule == rule
+
+
+def test_a_text_ends_where_the_models_positions_end() -> None:
+    target = DecoderOnlyModel(tiny.build("llama"), max_length=len(PROMPT) + 9)
+    for draft in (None, DecoderOnlyModel(tiny.build("llama"), max_length=len(PROMPT) + 4)):
+        result = generate(pair_of(target, draft), PROMPT, Options(max_tokens=50, num_draft=4))
+        assert len(result.tokens) == 9
+        assert result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "typical"])
+def test_lookup_works_under_every_rule(rule: str) -> None:
+    asked = Options(
+        max_tokens=LENGTH,
+        proposer="ngram",
+        ngram_min=1,
+        num_draft=5,
+        temperature=0.5,
+        rule=rule,
+        seed=1,
+    )
+    stats = generate(decoder_only("llama"), PROMPT, asked).stats
+    assert stats.drafted > 0
+
+
+def test_a_text_that_repeats_itself_is_looked_up() -> None:
+    target = DecoderOnlyModel(tiny.build("llama"))
+    bias = dict.fromkeys((3, 4), 50.0)
+    asked = {"max_tokens": 80, "logit_bias": bias}
+    plain = generate(pair_of(target, None), PROMPT, Options(regular=True, **asked))
+    result = generate(
+        pair_of(target, None), PROMPT, Options(proposer="ngram", num_draft=5, **asked)
+    )
+    assert result.tokens == plain.tokens
+    assert result.stats.tokens_per_round > 1.5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("family", ["llama", "mamba2", "own-head-scaled"])
+def test_documents_do_not_change_the_text(family: str, temperature: float) -> None:
+    pair = pair_for(family)
+    asked = {"max_tokens": LONGER, "temperature": temperature, "seed": 2, "frequency_penalty": 2.0}
+    plain = generate(pair, PROMPT, Options(regular=True, **asked))
+    helpful = [*PROMPT, *plain.tokens[:40], 3, 3]
+    misleading = [token for own in plain.tokens for token in (own, (own + 1) % SIZE)]
+    rounds = []
+    for texts in ([helpful, misleading], [misleading]):
+        tokens = backwards([np.array(text, np.int32) for text in texts], SIZE)
+        index = DocumentIndex(order(tokens).data, stored(tokens))
+        options = Options(proposer="ngram", ngram_min=1, num_draft=4, **asked)
+        result = generate(replace(pair, documents=index), PROMPT, options)
+        assert result.tokens == plain.tokens
+        assert result.stats.drafted > result.stats.accepted
+        rounds.append(result.stats.rounds)
+    assert rounds[0] < rounds[1]
+
+
+def test_a_draft_that_is_asked_for_must_be_there() -> None:
+    with pytest.raises(OptionError, match="no draft model"):
+        generate(
+            pair_of(DecoderOnlyModel(tiny.build("llama")), None), PROMPT, Options(proposer="draft")
+        )
