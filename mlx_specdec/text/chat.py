@@ -1,8 +1,8 @@
-"""Messages -> token ids, by a checkpoint's chat template, which is a program of a stranger's.
+"""Messages to token ids, by a checkpoint's chat template, which is a program of a stranger's.
 
-transformers runs it in jinja's sandbox, which keeps it from files and leaves it all of the memory
-and time; here both are bounded. A single step gets through whose numbers do not say that it makes
-something huge.
+transformers runs it in jinja's sandbox, which keeps it from files but lets it use any memory and
+time; here both are bounded. What gets through is a single step whose operands do not show that it
+makes something huge.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..errors import CheckpointError, OptionError, first_line
 Messages = Sequence[Mapping[str, str]]
 """Each has "role" and "content"."""
 Ending = Literal["answer", "continue", "closed"]
-"""What a prompt ends with: the header of a new answer, the last message left open so that the model
-continues it, or the last message, closed."""
+"""How a prompt ends: with the header of a new answer, with the last message left open for the model
+to continue, or with the last message closed."""
 RESERVED = frozenset(
     (
         "add_generation_prompt",
@@ -52,7 +52,7 @@ WIDENING = frozenset(
 )
 """Methods and filters that make long texts of short ones."""
 WIDE = re.compile(r"%[-+ #0-9.]*(\*|[0-9]{7})|\{[^}]*:[^}]*(\{|[0-9]{7})")
-"""A format that asks for much, or does not say for how much."""
+"""A format with a width that is large, or that is not known before."""
 SECONDS, MEMORY_BYTES = 5.0, 1 << 30
 """Of one text: of this thread's processor, and beyond what the process had at its peak before."""
 
@@ -76,10 +76,10 @@ def apply(
     ending: Ending = "answer",
     check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
-    """Token ids of messages, or of a text as one of the user's, up to where the model writes.
+    """Return the token ids of messages, or of a text as the user's only one.
 
-    tokenizer: of transformers. settings: variables that the template may ask for, and "tools"; no
-    others of RESERVED. check: is given what the template writes, and may raise CheckpointError.
+    tokenizer: of transformers. settings: variables of the template, and "tools"; no others of
+    RESERVED. check: called with the text that the template writes; may raise CheckpointError.
     Raises CheckpointError where the template fails or takes too much.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -108,7 +108,7 @@ def apply(
 
 @functools.cache
 def _bounded() -> Any:
-    """jinja's sandbox with bounds."""
+    """Return jinja's sandbox, a class, with bounds."""
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -140,9 +140,9 @@ def _bounded() -> Any:
         def call(self, context: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
             name = getattr(what, "__name__", None)
             if name in WIDENING:
-                # jinja puts a function of its own around str.format.
-                own = getattr(getattr(what, "__wrapped__", what), "__self__", None)
-                _check_call(name, own, *args, *kwargs.values())
+                # jinja wraps str.format.
+                text = getattr(getattr(what, "__wrapped__", what), "__self__", None)
+                _check_call(name, text, *args, *kwargs.values())
             return super().call(context, what, *args, **kwargs)
 
     return Environment
@@ -158,7 +158,8 @@ def _checked(name: str, work: Any) -> Any:
 
 
 def _check_call(name: str, *given: Any) -> None:
-    """What a text is filled up to, by a number or a format, and what replacing makes of it."""
+    """Raise TemplateError where a text is filled up to a large number or by such a format, or where
+    replacing makes a large text of it."""
     if name == "format":
         too_large = isinstance(given[0], str) and WIDE.search(given[0]) is not None
     elif name == "replace":
@@ -166,22 +167,25 @@ def _check_call(name: str, *given: Any) -> None:
         too_large = len(texts) == 3 and texts[0].count(texts[1]) * len(texts[2]) > LARGEST
     else:
         too_large = any(isinstance(each, int) and each > LARGEST for each in given)
-    if too_large:
-        raise TemplateError(f"it asks for more than {LARGEST} of something")
+    _refuse(too_large)
 
 
 def _check_product(operator: str, left: Any, right: Any) -> None:
     sizes = [len(each) if hasattr(each, "__len__") else abs(each) for each in (left, right)]
     if operator == "**":
-        too_large = (sizes[0] > 1 and sizes[1] > LARGEST.bit_length()) or sizes[0] > LARGEST
+        _refuse((sizes[0] > 1 and sizes[1] > LARGEST.bit_length()) or sizes[0] > LARGEST)
     else:
-        too_large = sizes[0] * sizes[1] > LARGEST
+        _refuse(sizes[0] * sizes[1] > LARGEST)
+
+
+def _refuse(too_large: bool) -> None:
     if too_large:
         raise TemplateError(f"it asks for more than {LARGEST} of something")
 
 
 def _watch(deadline: float, most_bytes: int) -> Any:
-    """For sys.settrace, which is of this thread alone: looks at every line of the template."""
+    """Return a function for sys.settrace, of this thread alone, that checks the time and the memory
+    at every line of the template."""
 
     def watch(frame: object, event: str, argument: object) -> Any:
         if time.thread_time() > deadline:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .file_tokenizer import FileTokenizer
+from .file_tokenizer import TemplatedTokenizer
 from .tokenizer import Tokenizer
-from .transformers_tokenizer import TransformersTokenizer
 
 Schema = Mapping[str, Any]
 MOST_STEPS = 16
@@ -149,9 +148,7 @@ _known: WeakKeyDictionary[Tokenizer, Markers] = WeakKeyDictionary()
 def markers_of(tokenizer: Tokenizer) -> Markers:
     """What mlx-lm knows of a model by its tokenizer; nothing of one without a chat template. Takes
     up to seconds, the first time."""
-    if not isinstance(tokenizer, FileTokenizer | TransformersTokenizer):
-        return NONE
-    if not tokenizer.has_chat_template:
+    if not isinstance(tokenizer, TemplatedTokenizer) or not tokenizer.has_chat_template:
         return NONE
     if tokenizer not in _known:
         _known[tokenizer] = _markers(tokenizer, tokenizer.templated)

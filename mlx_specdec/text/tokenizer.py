@@ -1,7 +1,7 @@
-"""Text <-> token ids, from a checkpoint's own files.
+"""Text <-> token ids, by the files of a checkpoint.
 
-Encoder-decoder checkpoints never import
-transformers; a decoder-only one does for a chat template, or where it has no tokenizer.json.
+Encoder-decoder checkpoints never import transformers; decoder-only ones do for a chat template, or
+where they have no tokenizer.json.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import Any, Literal, Protocol
 
 from ..checkpoints.disk import check_regular
 from ..errors import CheckpointError
-from . import byte_level_bpe
+from . import t5_tokenizers
 from .chat import Ending, Messages
-from .file_tokenizer import FileTokenizer
-from .sentence_piece import SentencePieceTokenizer
+from .file_tokenizer import FileTokenizer, TransformersTokenizer
 from .tokenizer_files import read_json
-from .transformers_tokenizer import TransformersTokenizer
 
 Kind = Literal["encoder-decoder", "decoder-only"]
 
@@ -26,7 +24,7 @@ class Tokenizer(Protocol):
     """What the rest of the program needs of a tokenizer."""
 
     def __hash__(self) -> int:
-        """By identity: what was made from it is kept beside it."""
+        """By identity, for tables of what was computed from a tokenizer."""
         ...
 
     @property
@@ -69,9 +67,9 @@ class Tokenizer(Protocol):
         *,
         ending: Ending = "answer",
     ) -> list[int]:
-        """Ids of messages, or of a text as the user's only one, up to where the model writes.
+        """Ids of messages, or of a text as the user's only one. settings: see `chat.apply`.
 
-        settings: more variables of the template."""
+        Raises CheckpointError without a template, or where it fails."""
         ...
 
     def pieces(self) -> list[str | None]:
@@ -80,7 +78,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
-    """The tokenizer of a checkpoint directory.
+    """Load the tokenizer of a checkpoint directory.
 
     Raises CheckpointError where its files are missing or damaged, or know no text.
     """
@@ -91,7 +89,7 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
     if (directory / "tokenizer.json").is_file():
         tokenizer = FileTokenizer(directory, settings, ends_with_eos=kind == "encoder-decoder")
     elif kind == "encoder-decoder":
-        tokenizer = _of_encoder_decoder(directory, settings)
+        tokenizer = t5_tokenizers.load(directory, settings)
     else:
         tokenizer = TransformersTokenizer(directory)
     # transformers makes an empty one of the class's name alone.
@@ -102,21 +100,9 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
     return tokenizer
 
 
-def _of_encoder_decoder(directory: Path, settings: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a T5 without tokenizer.json."""
-    named = settings.get("tokenizer_class") or read_json(directory / "config.json").get(
-        "tokenizer_class"
-    )
-    if named != byte_level_bpe.BYTES_ALONE and (directory / "spiece.model").is_file():
-        return SentencePieceTokenizer(directory, settings)
-    settings = read_json(directory / "special_tokens_map.json") | settings
-    added = read_json(directory / "added_tokens.json")
-    made, closes = byte_level_bpe.read(directory, named, settings, added)
-    return FileTokenizer(directory, settings, ends_with_eos=closes, made=made)
-
-
 class StandInTokenizer:
-    """text.tokenizer.Tokenizer over `size` ids, the first of which are the bytes of UTF-8."""
+    """A Tokenizer over `size` ids, the first of which are the bytes of UTF-8; for models without
+    files."""
 
     eos_token_ids: tuple[int, ...] = ()
     special_ids: frozenset[int] = frozenset()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlx_specdec.errors import CheckpointError
+from mlx_specdec.text.file_tokenizer import GROWTH, Growth
 from mlx_specdec.text.tokenizer import load_tokenizer
-from mlx_specdec.text.tokenizer_files import GROWTH, LARGEST, Growth
 
 from ..support.tokenizers import byte_level, sentence_piece
 
@@ -42,7 +42,7 @@ def template(times: int) -> dict[str, Any]:
 
 
 NFKD = {"type": "NFKD"}
-LETTER = replace("a", "a" * 100)
+LETTER = replace("a", "a" * 60)
 NESTED = steps(steps(LETTER, steps(LETTER)), LETTER)
 
 
@@ -51,67 +51,61 @@ def growth(**told: Any) -> Growth:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "declared"),
     [
-        ("a", {"normalizer": steps(LETTER, LETTER, LETTER)}),
+        ("a" * 99, {"normalizer": steps(LETTER, LETTER, LETTER)}),
         ("a", {"normalizer": NESTED}),
-        ("b" * 900, {"normalizer": replace("x*", "y" * 999, "Regex")}),
-        ("b" * 900, {"normalizer": replace("", "y" * 999)}),
-        ("b", {"normalizer": {"type": "Prepend", "prepend": "z" * 200_000}}),
-        ("b" * 5000, {"normalizer": precompiled(b"y" * 2000)}),
+        ("b" * 900, {"normalizer": steps(*[replace("x*", "y" * 60, "Regex")] * 2)}),
+        ("b" * 900, {"normalizer": steps(*[replace("", "y" * 60)] * 2)}),
         ("\ufdfa", {"normalizer": steps(*[NFKD, replace("\u0644", "\ufdfa")] * 6)}),
-        ("b" * 900, {"post_processor": template(1000)}),
-        ("b", {"post_processor": steps(*[template(2)] * 40, name="processors")}),
         ("a" * 300, {"normalizer": LETTER, "post_processor": template(9)}),
         ("a", {"normalizer": NESTED, "post_processor": template(0)}),
-        ("ab", {"normalizer": steps(*[replace("", "b" * 2000), replace("ab", "bba")] * 300)}),
+        ("ab", {"normalizer": steps(*[replace("", "b" * 60), replace("ab", "bba")] * 300)}),
     ],
 )
-def test_what_multiplies_a_text_is_refused(text: str, told: dict[str, Any]) -> None:
-    bounded = growth(**told)
+def test_what_multiplies_a_text_is_refused(text: str, declared: dict[str, Any]) -> None:
+    bounded = growth(**declared)
     with pytest.raises(CheckpointError, match=REFUSED) as problem:
         bounded.check(text)
     assert len(str(problem.value)) < 200
 
 
 @pytest.mark.parametrize(
-    "told",
+    "declared",
     [
+        {"normalizer": replace("x*", "y" * 999, "Regex")},
+        {"normalizer": {"type": "Prepend", "prepend": "z" * 200_000}},
+        {"normalizer": precompiled(b"y" * 2000)},
+        {"post_processor": template(1000)},
+        {"post_processor": steps(*[template(2)] * 40, name="processors")},
         {"decoder": steps(*[replace("a", "a" * 10)] * 3, name="decoders")},
         {"normalizer": NESTED, "added_tokens": [{"content": "aaa", "normalized": True}]},
-        {"normalizer": LETTER, "added_tokens": [{"content": "a" * 9000}]},
+        {"normalizer": steps(LETTER, LETTER), "added_tokens": [{"content": "a" * 900}]},
     ],
 )
-def test_what_grows_whatever_the_text_is_refused_when_it_is_read(told: dict[str, Any]) -> None:
+def test_what_grows_whatever_the_text_is_refused_when_it_is_read(declared: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=REFUSED):
-        growth(**told)
+        growth(**declared)
 
 
 def test_escapes_hide_no_name() -> None:
     text = json.dumps({"normalizer": NESTED}).replace("normalizer", "\\u006eormali\\u007Aer")
-    with pytest.raises(CheckpointError, match=REFUSED):
-        Growth(Path("tokenizer.json"), text).check("a")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Growth(Path("tokenizer.json"), text)
 
 
 @pytest.mark.parametrize(
     "text",
     [
         '{"normalizer": {"type": "NFC"}, "normalizer": {"type": "NFC"}}',
-        '{"normalizer": {"type": "Replace", "content": "a"}}',
-        '{"normalizer": {"type": "Replace", "pattern": null, "content": "a"}}',
         '{"normalizer": {"type": "Sequence", "normalizers": 3}}',
         '{"normalizer": {"type": "Prepend", "prepend": 5}}',
         '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": "é"}}',
-        '{"normalizer": {"type": ["NFC"]}}',
         '{"normalizer": {',
         '{"normalizer": [1]}',
         '{"normalizer": ' + "[" * 100_000,
         '{"post_processor": {"type": "TemplateProcessing", "single": 3}}',
-        '{"decoder": {"type": "Sequence"}}',
         '{"added_tokens": [3]}',
-        json.dumps({"normalizer": steps(*[NFKD] * 2000)}),
-        json.dumps({"pre_tokenizer": steps(*[NFKD] * 2000, name="pretokenizers")}),
-        json.dumps({"decoder": steps(*[NFKD] * 2000, name="decoders")}),
     ],
 )
 def test_what_cannot_be_bounded_is_damaged(text: str) -> None:
@@ -142,10 +136,6 @@ def test_tokenizers_as_there_are_may_be_given_any_text(normalizer: dict[str, Any
     bounded = growth(normalizer=normalizer, model={"vocab": {"normalizer": 1, "decoder": 2}})
     for text in ("", "a", "déjà vu … " * 5000, "\ufdfa" * 1000, " " * 200_000):
         bounded.check(text)
-
-
-def test_a_text_that_is_long_itself_is_taken() -> None:
-    growth(normalizer=replace(" ", "▁")).check(" " * 2 * LARGEST)
 
 
 def test_the_text_decides(tmp_path: Path) -> None:

@@ -1,19 +1,33 @@
-"""Byte-level tokenizers of T5s that have no tokenizer.json, made with the `tokenizers` library.
+"""Tokenizers of T5s that have no tokenizer.json: spiece.model, or byte-level ones.
 
-CodeT5 and CodeT5+ have RoBERTa's vocab.json and merges.txt (closed like its texts: <s> ... </s>),
-FRED-T5 has GPT-2's (not closed at all), and ByT5 has bytes without a single merge. transformers
-reads them too, in a second that no T5 is to pay.
+T5 and mT5 have spiece.model and sentinels behind it. CodeT5 and CodeT5+ have RoBERTa's vocab.json
+and merges.txt (closed like its texts: <s> ... </s>), FRED-T5 has GPT-2's (not closed at all), and
+ByT5 has bytes without a single merge. transformers reads them too, in a second that no T5 is to
+pay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, first_line
-from .tokenizer_files import LETTERS, MOST_EXTRA, content_of, extra_ids, ids_of_added, read_json
+from .file_tokenizer import FileTokenizer
+from .tokenizer_files import (
+    LETTERS,
+    MOST_EXTRA,
+    DirectoryTokenizer,
+    content_of,
+    extra_ids,
+    read_json,
+    read_sentence_piece,
+)
 
+EXTRA = 100
+"""T5's sentinels, where nothing says how many there are."""
+_SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 BYTES_ALONE = "ByT5Tokenizer"
 _ROBERTA = ("RobertaTokenizer", "RobertaTokenizerFast")
@@ -32,24 +46,70 @@ _SENTINELS = 125
 _TOO_LARGE = 1 << 24
 
 
-def read(
-    directory: Path, named: Any, settings: Mapping[str, Any], added: Mapping[str, Any]
-) -> tuple[Any, bool]:
-    """The library's tokenizer, and whether a prompt ends with </s>.
+class SentencePieceTokenizer(DirectoryTokenizer):
+    """spiece.model, read by sentencepiece, with T5's extra ids behind it.
 
-    named: its class in transformers, None where no file says it. settings: special_tokens_map.json
-    and tokenizer_config.json. added: added_tokens.json. Raises CheckpointError for missing and
-    damaged files and for classes that are not known here.
+    <extra_id_0> has the highest id of all, the next one the id before it.
     """
+
+    def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
+        super().__init__(directory)
+        self._processor = read_sentence_piece(directory / "spiece.model")
+        self._own: int = self._processor.get_piece_size()
+        # Some of the model's own pieces may be sentinels (mT5's).
+        last = str(self._processor.id_to_piece(self._own - 1)) if self._own else ""
+        self._extra = extra_ids(settings, 0 if "<extra_id_" in last else EXTRA)
+        self.size = self._own + self._extra
+        eos = self._processor.eos_id()
+        self.eos_token_ids = () if eos < 0 else (eos,)
+        controls = [id for id in range(self._own) if self._processor.is_control(id)]
+        self.special_ids = frozenset([*controls, *range(self._own, self.size)])
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        # Every second part is the number of a sentinel.
+        parts = _SENTINEL.split(text)
+        for place, part in enumerate(parts):
+            if place % 2 == 0:
+                # Spaces around sentinels belong to them.
+                part = part if place == 0 else part.lstrip(" ")
+                part = part if place == len(parts) - 1 else part.rstrip(" ")
+                ids += self._processor.encode(part)
+            elif int(part) < self._extra:
+                ids.append(self.size - 1 - int(part))
+            else:
+                ids += self._processor.encode(f"<extra_id_{part}>")
+        return [*ids, *self.eos_token_ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._processor.decode([id for id in ids if id not in self.special_ids])
+
+    def pieces(self) -> list[str | None]:
+        own: list[str | None] = [self._processor.id_to_piece(id) for id in range(self._own)]
+        return own + [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
+
+
+def load(directory: Path, settings: Mapping[str, Any]) -> SentencePieceTokenizer | FileTokenizer:
+    """Read the tokenizer of a T5 without tokenizer.json. settings: of tokenizer_config.json.
+
+    Raises CheckpointError for missing and damaged files, and for classes that are not known here.
+    """
+    named = settings.get("tokenizer_class")
+    named = named or read_json(directory / "config.json").get("tokenizer_class")
+    if named != BYTES_ALONE and (directory / "spiece.model").is_file():
+        return SentencePieceTokenizer(directory, settings)
     if named not in (None, BYTES_ALONE, *_ROBERTA, *_GPT2):
         raise CheckpointError(
             f"{directory} has a {named!s:.60}, which cannot be read here: give it a tokenizer.json"
         )
+    settings = read_json(directory / "special_tokens_map.json") | dict(settings)
+    added = read_json(directory / "added_tokens.json")
     closes = named not in _GPT2
     try:
         if named == BYTES_ALONE:
-            return _bytes_alone(directory, settings, added), closes
-        return _from_files(directory, settings, added, closes=closes), closes
+            made = _bytes_alone(directory, settings, added)
+        else:
+            made = _from_files(directory, settings, added, closes=closes)
     except CheckpointError:
         raise
     except Exception as problem:  # the library raises plain Exception
@@ -57,6 +117,7 @@ def read(
             f"the tokenizer files of {directory} do not fit ({first_line(problem):.100}): "
             "download them again"
         ) from None
+    return FileTokenizer(directory, settings, ends_with_eos=closes, made=made)
 
 
 def _from_files(
@@ -99,8 +160,8 @@ def _bytes_alone(directory: Path, settings: Mapping[str, Any], added: Mapping[st
     tokenizer = _byte_level(models.BPE(vocabulary, []), add_prefix_space=False, use_regex=False)
     decoder = settings.get("added_tokens_decoder")
     for id, (key, token) in enumerate(zip(_FIRST, first, strict=True)):
-        told = decoder.get(str(id)) if isinstance(decoder, Mapping) else settings.get(key)
-        _add(tokenizer, token, told, strips=True)
+        flags = decoder.get(str(id)) if isinstance(decoder, Mapping) else settings.get(key)
+        _add(tokenizer, token, flags, strips=True)
     for token in behind:
         _add(tokenizer, token, None)
     return tokenizer
@@ -124,10 +185,9 @@ def _add_special(
     closes: bool,
 ) -> None:
     """Special tokens, each under the id that the files give it; without one, behind the rest."""
-    decoder = settings.get("added_tokens_decoder")
-    ids = ids_of_added(directory, decoder, added)
+    ids = _ids_of_added(directory, settings, added)
     listed = [settings.get(key) for key in _LISTS]
-    pairs = [(content_of(each), each) for each in _values(decoder)]
+    pairs = [(content_of(each), each) for each in _values(settings.get("added_tokens_decoder"))]
     pairs += [
         (content_of(settings.get(key)) or own, settings.get(key))
         for key, own in _NAMED.items()
@@ -145,14 +205,14 @@ def _add_special(
             )
 
 
-def _add(tokenizer: Any, token: str, told: Any, strips: bool = False) -> None:
-    """told: the token's flags, where it is an object. strips: it takes the spaces around it with
-    it unless it says no."""
+def _add(tokenizer: Any, token: str, entry: Any, strips: bool = False) -> None:
+    """Add a special token. entry: the files' object for it, which may have flags. strips: whether
+    it takes the spaces around it with it where no flag says so."""
     from tokenizers import AddedToken
 
-    told = told if isinstance(told, Mapping) else {}
-    flags = {name: bool(told.get(name, strips)) for name in ("lstrip", "rstrip")}
-    flags["single_word"] = bool(told.get("single_word"))
+    entry = entry if isinstance(entry, Mapping) else {}
+    flags = {name: bool(entry.get(name, strips)) for name in ("lstrip", "rstrip")}
+    flags["single_word"] = bool(entry.get("single_word"))
     tokenizer.add_tokens([AddedToken(token, special=True, normalized=False, **flags)])
 
 
@@ -160,7 +220,7 @@ def _behind(
     directory: Path, settings: Mapping[str, Any], added: Mapping[str, Any], begin: int
 ) -> dict[str, int]:
     """Tokens behind ByT5's bytes: where a file says their ids these, else in the order listed."""
-    placed = ids_of_added(directory, settings.get("added_tokens_decoder"), added)
+    placed = _ids_of_added(directory, settings, added)
     placed = {token: id for token, id in placed.items() if not 0 <= id < len(_FIRST)}
     if not placed:
         lists = (_values(settings.get(key)) for key in _LISTS)
@@ -175,6 +235,24 @@ def _behind(
     return placed
 
 
-def _values(told: Any) -> list[Any]:
-    """What a list or an object of JSON holds; nothing of anything else."""
-    return [*told.values()] if isinstance(told, dict) else told if isinstance(told, list) else []
+def _values(value: Any) -> list[Any]:
+    """The entries of a list or an object of JSON; none of anything else."""
+    if isinstance(value, dict):
+        return [*value.values()]
+    return value if isinstance(value, list) else []
+
+
+def _ids_of_added(
+    directory: Path, settings: Mapping[str, Any], added: Mapping[str, Any]
+) -> dict[str, int]:
+    """Ids of the tokens that were added to a vocabulary, by added_tokens.json before the settings'
+    added_tokens_decoder. Raises CheckpointError for what is no id."""
+    decoder = settings.get("added_tokens_decoder")
+    pairs = decoder.items() if isinstance(decoder, Mapping) else ()
+    try:
+        ids = {text: int(id) for id, token in pairs if (text := content_of(token))}
+        return ids | {token: int(id) for token, id in added.items()}
+    except (TypeError, ValueError, OverflowError):
+        raise CheckpointError(
+            f"{directory} has an added token whose id is no number: download its tokenizer again"
+        ) from None
