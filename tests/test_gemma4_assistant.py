@@ -15,8 +15,7 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.measure.probe import probe
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.drafters import attach
-from mlx_specdec.models.drafters.kinds import kind_of, read
+from mlx_specdec.models.drafters.kinds import attach, kind_of, read
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat

@@ -17,8 +17,8 @@ from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.interfaces import Prices, after
-from mlx_specdec.models.drafters import attach
-from mlx_specdec.models.drafters.kinds import KINDS, read
+from mlx_specdec.models.drafters import KINDS
+from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat, on_cpu
 from mlx_specdec.options import Options

@@ -19,7 +19,7 @@ from ..checkpoints.source import as_directory, originals, resolve_headers
 from ..checkpoints.tensors import LARGEST_EXTENT, Contents, TensorInfo
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
-from ..models.drafters.files import SpeculatorFiles
+from ..models.drafters.files import DrafterFiles
 from .plans import Plan, plan_for
 from .report import TensorReport
 
@@ -53,7 +53,7 @@ class Inspection:
     parameters: of those, scales not counted where there is no `problem`. quantization, tokenizer:
     in words, "" for none. tensor_report: what a conversion would make of the tensors, None where
     `problem` says why it cannot be converted. drafter: of one on hidden states,
-    `SpeculatorFiles.facts`.
+    `DrafterFiles.facts`.
     """
 
     path: Path
@@ -248,7 +248,7 @@ def _inspect_heads(path: Path) -> Inspection:
     return _inspect_file(path, medusa.file_of(path), config, problem)
 
 
-def _inspect_drafter(path: Path, drafter: SpeculatorFiles) -> Inspection:
+def _inspect_drafter(path: Path, drafter: DrafterFiles) -> Inspection:
     weights, config = files.Weights(path), read_json(path / "config.json")
     inner = config.get("transformer_layer_config")
     config = {**config, **(inner if isinstance(inner, Mapping) else {}), "model_type": drafter.kind}

@@ -15,11 +15,11 @@ from ..checkpoints.formats import medusa as medusa_files
 from ..checkpoints.source import as_directory, resolve, resolve_config
 from ..errors import CheckpointError, OptionError, SourceError
 from ..interfaces import Progress
-from ..models import drafters, families
+from ..models import families
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, Ranks, join
 from ..models.drafters import kinds, mtp
-from ..models.drafters.files import SpeculatorFiles
+from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaHeads, attach
 from ..models.loading import Loaded, load_model, outline
 from ..models.number_format import NumberFormat
@@ -145,7 +145,7 @@ class DraftSource:
 
     name: str
     directory: Path | None
-    drafter: SpeculatorFiles | None
+    drafter: DrafterFiles | None
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Loader:
             draft, added = self_draft(pair.target, q_bits or SELF_BITS)
             return replace(pair, draft=draft, draft_bytes=added)
         if source.drafter is not None:
-            network = drafters.attach(source.drafter, pair.target, self.numbers(q_bits))
+            network = kinds.attach(source.drafter, pair.target, self.numbers(q_bits))
             return replace(pair, speculator=network, draft_bytes=network.nbytes)
         loaded, tokenizer = self._load_draft(source.directory, q_bits)
         if loaded.kind != kind:
@@ -323,7 +323,7 @@ def _with_own_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair
         layers = mtp.of_target(directory, files.read_config(directory))
         if layers is None:
             return pair
-        network = drafters.attach(layers, pair.target, numbers)
+        network = kinds.attach(layers, pair.target, numbers)
     except (CheckpointError, OptionError) as problem:
         return replace(pair, unusable={"mtp": str(problem)})
     return replace(pair, speculator=network, draft_bytes=network.nbytes)

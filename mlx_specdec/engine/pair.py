@@ -13,7 +13,7 @@ from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
-from ..models.drafters.network import Speculator
+from ..models.drafters.network import DrafterNetwork
 from ..proposers import documents as document_cache
 from ..proposers.documents import DocumentIndex, IndexKey
 from ..proposers.drafter import Trial
@@ -50,7 +50,7 @@ class Pair:
     translation: Translation | None = None
     documents: DocumentIndex | None = None
     heads: MedusaHeads | None = None
-    speculator: Speculator | None = None
+    speculator: DrafterNetwork | None = None
     unusable: Mapping[str, str] = field(default_factory=dict, compare=False)
     draft_bytes: int = 0
     task_prefix: str = ""

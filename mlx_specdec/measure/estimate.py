@@ -17,10 +17,10 @@ from ..engine.loading import SELF_BITS
 from ..errors import OptionError, SpecdecError, first_line
 from ..interfaces import Context, Progress, Scores, ignore_progress
 from ..models.base import Base
-from ..models.drafters import module_of
-from ..models.drafters.files import SpeculatorFiles
+from ..models.drafters.files import DrafterFiles
+from ..models.drafters.kinds import kind_named
 from ..models.drafters.layers import Layer
-from ..models.drafters.network import Reading, Speculator
+from ..models.drafters.network import DrafterNetwork, Reading
 from ..models.loading import outline
 from ..models.number_format import NumberFormat
 from ..models.outline import Outline, fill
@@ -46,7 +46,7 @@ class AskedDrafter:
     """One drafter as it was asked for. files: from `speculators.outline`. name: for messages."""
 
     name: str
-    files: SpeculatorFiles
+    files: DrafterFiles
     dtype: str = "auto"
     q_bits: int | None = None
 
@@ -59,7 +59,7 @@ class Lender:
     """A target of which a few layers may be all that is here: what it lends a drafter does not
     depend on the others. model: the target as soon as there is one; no values until then."""
 
-    def __init__(self, target: Outline, files: SpeculatorFiles) -> None:
+    def __init__(self, target: Outline, files: DrafterFiles) -> None:
         self.layers = len(target.layers)
         self.vocabulary = target.vocabulary
         self.width = files.target_width
@@ -93,7 +93,7 @@ class DrafterOutline:
         self._encodes = target.kind == "encoder-decoder"
         self._lender = Lender(target, files)
         files.check(None, self._lender.layers, self.vocabulary)
-        self._network: Speculator = module_of(files.kind).network(files, self._lender)
+        self._network: DrafterNetwork = kind_named(files.kind).network(files, self._lender)
         self._network.take(files, NumberFormat(asked.dtype, asked.q_bits), values=False)
         self.nbytes = self._network.nbytes
         bits = {module.bits for module in self._network.modules() if hasattr(module, "bits")}

@@ -15,9 +15,7 @@ from ..engine.pair import Pair
 from ..errors import OptionError
 from ..interfaces import FINAL, Progress, after, ignore_progress
 from ..models.base import layer_of
-from ..models.drafters import try_out
-from ..models.drafters.dflash import IDS as BLOCK_IDS
-from ..models.drafters.eagle3 import IDS as EAGLE_IDS
+from ..models.drafters.kinds import kind_named, try_out
 from ..options import Options
 from ..proposers.drafter import LEAST_ACCEPTED
 from ..proposers.hidden_state import HiddenStateDrafter
@@ -102,7 +100,7 @@ class Probe:
             )
         if self.best.shift == 0:
             return "the layers that its files name serve best: leave them as they are"
-        key = EAGLE_IDS if self.kind in ("eagle3", "peagle") else BLOCK_IDS
+        key = kind_named(self.kind).layer_ids
         by_input = [layer + 1 for layer in self.best.layers]
         return (
             f"the layers one {'higher' if self.best.shift > 0 else 'lower'} serve better: write "

@@ -1,43 +1,40 @@
-"""Who guesses: the table of drafters.
+"""Who proposes tokens: the table of drafters. Imports no MLX; modules are imported when needed.
 
-A drafter is a module of this package with a function `drafter(pair)`, which says what a loaded pair
-brings for it, and a sentence MISSING for pairs that bring nothing. Modules are imported when they
-are wanted.
+A drafter is a module of this package with a function `drafter(pair)`, which returns the Drafter of
+a loaded pair or None, and a sentence MISSING for pairs that have none. Hidden-state drafters share
+one module, and have their sentence in the table of their kinds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 
+from ..models.drafters import KINDS
 from .drafter import Drafter, LoadedPair
 
 DRAFTERS = {
     "ngram": "lookup",
     "draft": "draft_model",
-    "dspark": "hidden_state",
-    "dflash2": "hidden_state",
-    "dflash": "hidden_state",
-    "peagle": "hidden_state",
-    "eagle3": "hidden_state",
-    "mtp": "hidden_state",
-    "eagle": "hidden_state",
-    "gemma4_assistant": "hidden_state",
+    **dict.fromkeys(KINDS, "hidden_state"),
     "medusa": "medusa",
 }
 """Name -> module. The order is the one in which `auto` prefers those that need weights."""
 
 
 def find(name: str, pair: LoadedPair) -> Drafter | None:
-    """The named drafter of a pair; None where the pair brings nothing for it."""
+    """Return the named drafter of a pair, None where the pair has none."""
     made: Drafter | None = import_module(f".{DRAFTERS[name]}", __name__).drafter(pair)
-    # One module may know several names, of which a pair brings one.
+    # One module knows several names, of which a pair has one.
     return made if made is not None and made.name == name else None
 
 
 def missing(name: str, pair: LoadedPair) -> str:
-    """What to tell a user whose pair does not have this drafter."""
+    """Return the error for a user whose pair does not have this drafter."""
     if reason := pair.unusable.get(name):
         return reason
-    sentence: str | Mapping[str, str] = import_module(f".{DRAFTERS[name]}", __name__).MISSING
-    return sentence if isinstance(sentence, str) else sentence[name]
+    if name in KINDS:
+        from ..models.drafters.kinds import kind_named
+
+        return kind_named(name).missing
+    sentence: str = import_module(f".{DRAFTERS[name]}", __name__).MISSING
+    return sentence

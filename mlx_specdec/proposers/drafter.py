@@ -11,7 +11,7 @@ from ..sampling.settings import Sampling
 if TYPE_CHECKING:
     from ..interfaces import Model, Prices, Proposer, TargetModel
     from ..models.drafters.medusa import MedusaHeads
-    from ..models.drafters.network import Speculator
+    from ..models.drafters.network import DrafterNetwork
     from ..sampling.constraint import Constraint
     from ..sampling.grammar import Grammar
     from ..text.vocabulary import Translation
@@ -38,7 +38,7 @@ class LoadedPair(Protocol):
     @property
     def heads(self) -> MedusaHeads | None: ...
     @property
-    def speculator(self) -> Speculator | None: ...
+    def speculator(self) -> DrafterNetwork | None: ...
     @property
     def documents(self) -> DocumentIndex | None: ...
     @property

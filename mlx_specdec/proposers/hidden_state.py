@@ -16,8 +16,7 @@ import mlx.core as mx
 
 from ..interfaces import Noise, Prices, Proposal, Proposer, Scores, no_proposal
 from ..interfaces.reusable import Kept, Memory
-from ..models.drafters.kinds import KINDS
-from ..models.drafters.network import Speculator
+from ..models.drafters.network import DrafterNetwork
 from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
 from .draft_model import draw
@@ -85,16 +84,6 @@ def least_chances(prices: Prices, count: int) -> Sequence[float]:
     return [rise / prices.token for rise in rises]
 
 
-_NAME_ONE = (
-    "there is no such drafter to propose: name the directory of one that was made for this target "
-    "with draft-model"
-)
-_NO_LAYERS = (
-    "there is no such drafter to propose: the checkpoint carries no layers for multi-token "
-    "prediction, which mlx-lm's conversions drop and mlx-specdec convert keeps, or another drafter "
-    "was named with draft-model"
-)
-MISSING = {**dict.fromkeys(KINDS, _NAME_ONE), "mtp": _NO_LAYERS}
 UNREAD = 64
 """Rows that may wait for the next guess. A prompt's are read as they come."""
 
@@ -128,7 +117,7 @@ class HiddenStateDrafter(Proposer):
 
     def __init__(
         self,
-        network: Speculator,
+        network: DrafterNetwork,
         settings: Sampling,
         vocabulary: int,
         prices: Callable[[], Prices | None] | None = None,

@@ -16,7 +16,7 @@ import numpy as np
 from ..interfaces import rectangle
 from ..models.base import Base
 from ..models.drafters.layers import Attention, Source
-from ..models.drafters.network import Speculator
+from ..models.drafters.network import DrafterNetwork
 from ..models.t5.context import EncoderDecoderModel
 from ..models.trainable import Ids
 from .collect import Rows
@@ -138,7 +138,7 @@ class AnchorTask(Task):
 
     def __init__(
         self,
-        network: Speculator,
+        network: DrafterNetwork,
         base: Base,
         rows: Rows,
         prompts: Sequence[Ids],

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -24,11 +23,10 @@ from ..engine.pair import Pair
 from ..errors import OptionError
 from ..interfaces import after
 from ..models.base import Base
-from ..models.drafters import attach, dflash, eagle3
-from ..models.drafters import kinds as speculators
+from ..models.drafters.config import ATTENDS, Settings, Shapes, layer_sizes
 from ..models.drafters.dflash import CONFIDENCE, CONFIDENCE_BIAS
-from ..models.drafters.network import Speculator
-from ..models.drafters.sizes import ATTENDS, Settings, Shapes, layer_sizes
+from ..models.drafters.kinds import attach, kind_named, read
+from ..models.drafters.network import DrafterNetwork
 from ..models.number_format import NumberFormat
 from ..models.t5.context import EncoderDecoderModel
 from .anchors import AnchorTask
@@ -38,8 +36,6 @@ from .draft import STORED, round_as_stored, short_name, write_trained
 from .drafter_tasks import DSparkTask, Eagle3Task
 from .run import Trained, Training, Watcher, facts, work_directory
 
-READERS: Mapping[str, ModuleType] = {"dspark": dflash, "eagle3": eagle3}
-"""Whose files the kinds that are trained have."""
 TAPS = 3
 LAYERS_OF_TARGET = 4
 """For so many of the target's layers a drafter of blocks has one."""
@@ -98,7 +94,7 @@ class Begun:
     """A drafter of random weights on its target. config: its config.json. fixed: what its files
     hold beside weights that are learned."""
 
-    network: Speculator
+    network: DrafterNetwork
     config: Mapping[str, Any]
     fixed: Mapping[str, mx.array]
 
@@ -119,9 +115,9 @@ def begin(directory: Path, pair: Pair, asked: DrafterConfig, texts: Texts) -> Be
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     mx.save_safetensors(str(directory / "model.safetensors"), {**tensors, **fixed})
-    read = speculators.read(directory)
-    assert read is not None, "a directory of a known kind"
-    return Begun(attach(read, target, NumberFormat("float32")), config, fixed)
+    stored = read(directory)
+    assert stored is not None, "a directory of a known kind"
+    return Begun(attach(stored, target, NumberFormat("float32")), config, fixed)
 
 
 def write(directory: Path, begun: Begun, facts: Mapping[str, Any]) -> None:
@@ -211,15 +207,15 @@ def _shapes(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
     """Every tensor that is learned, but for the confidence head, which starts at zero."""
     layer = config.get("transformer_layer_config", config)
     sizes = layer_sizes(Settings(directory / "config.json", layer), layer["model_type"])
-    shapes = READERS[kind].expected(kind, directory, config)
+    expected = kind_named(kind).expected
+    assert expected is not None, "a kind that can be trained"
+    shapes = expected(directory, config)
     shapes.pop("d2t", None)
     if kind == "eagle3":
         return shapes | {"lm_head.weight": (config["draft_vocab_size"], sizes.width)}
-    for number in range(sizes.count):
-        # Qwen 3's layers norm queries and keys by head.
-        optional = sizes.optional(number).items()
-        shapes |= {name: shape for name, shape in optional if name.endswith("_norm.weight")}
-    return shapes
+    # Qwen 3's layers norm queries and keys by head.
+    _, optional = sizes.tensors(sizes.width)
+    return shapes | {name: optional[name] for name in optional if name.endswith("_norm.weight")}
 
 
 def _weights(shapes: Shapes, target: Base, texts: Texts, seed: int) -> dict[str, mx.array]:

@@ -12,8 +12,7 @@ from mlx_specdec.checkpoints.files import Weights
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.report import Report
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.models.drafters import module_of
-from mlx_specdec.models.drafters.kinds import read
+from mlx_specdec.models.drafters.kinds import kind_named, read
 from mlx_specdec.models.number_format import NumberFormat, on_cpu
 
 from ..support.lender import FIXTURES, Lender, drafts_of
@@ -37,7 +36,7 @@ def network_in(directory: Path, numbers: NumberFormat):
     files = read(directory)
     assert files is not None
     embedding = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(1))
-    network = module_of(files.kind).network(files, Lender(embedding))
+    network = kind_named(files.kind).network(files, Lender(embedding))
     network.load(files, numbers)
     return network
 

@@ -9,10 +9,11 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.drafters import KINDS
 from mlx_specdec.models.drafters.dflash import BlockFiles
 from mlx_specdec.models.drafters.eagle3 import Eagle3Files
-from mlx_specdec.models.drafters.files import SpeculatorFiles
-from mlx_specdec.models.drafters.kinds import KINDS, kind_of, read
+from mlx_specdec.models.drafters.files import DrafterFiles
+from mlx_specdec.models.drafters.kinds import kind_of, read
 
 from ..support import speculators, tiny
 from ..support.speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
@@ -21,7 +22,7 @@ from ..support.tokenizers import byte_level
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "drafters"
 
 
-def files_of(directory: Path) -> SpeculatorFiles:
+def files_of(directory: Path) -> DrafterFiles:
     files = read(directory)
     assert files is not None
     return files

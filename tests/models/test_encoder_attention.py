@@ -12,9 +12,8 @@ import pytest
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.interfaces import Proposal, feed
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.drafters import attach, module_of
-from mlx_specdec.models.drafters.kinds import read
-from mlx_specdec.models.drafters.network import Speculator
+from mlx_specdec.models.drafters.kinds import attach, kind_named, read
+from mlx_specdec.models.drafters.network import DrafterNetwork
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
@@ -83,7 +82,7 @@ def translator() -> Base:
     return load_model(T5, dtype="float32").model
 
 
-def drafter(kind: str, directory: Path, target: Base, **asked) -> Speculator:
+def drafter(kind: str, directory: Path, target: Base, **asked) -> DrafterNetwork:
     made = MAKERS[kind](directory, width=target.width, encoder=target.width, **asked)
     files = read(made)
     assert files is not None
@@ -104,7 +103,7 @@ def test_what_the_source_says_changes_drafts(kind: str, tmp_path: Path) -> None:
     assert differ(first, other)
 
 
-def proposals(target: Base, network: Speculator, sources: list[list[int]]) -> list[Proposal]:
+def proposals(target: Base, network: DrafterNetwork, sources: list[list[int]]) -> list[Proposal]:
     """Of sequences side by side: the first two begin together, the others join them, and in the end
     the first one leaves. Each has seen another number of tokens."""
     texts = [[0, 7, 3, 9][: 2 + place] for place in range(len(sources))]
@@ -171,9 +170,9 @@ def test_a_source_is_projected_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     target = translator()
     network = drafter("eagle3", tmp_path / "eagle3", target)
     times = []
-    plain = Speculator.sources
+    plain = DrafterNetwork.sources
     monkeypatch.setattr(
-        Speculator, "sources", lambda *asked: times.append(1) or plain(*asked), raising=True
+        DrafterNetwork, "sources", lambda *asked: times.append(1) or plain(*asked), raising=True
     )
     proposer = HiddenStateDrafter(network, Sampling(), target.vocabulary)
     for _ in range(2):
@@ -191,7 +190,7 @@ def test_fewer_bits_are_taken_for_it_and_its_norms_keep_theirs(tmp_path: Path) -
     files = read(eagle3(tmp_path / "eagle3", encoder=WIDTH))
     assert files is not None
     lender = Lender(normal((VOCABULARY, WIDTH), 1))
-    whole, small = (module_of("eagle3").network(files, lender) for _ in range(2))
+    whole, small = (kind_named("eagle3").network(files, lender) for _ in range(2))
     whole.load(files, NumberFormat("float32"))
     small.load(files, NumberFormat("float32", q_bits=4, q_group_size=32))
     assert whole.nbytes == sum(array.nbytes for array in files.tensors.values())

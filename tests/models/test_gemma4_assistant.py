@@ -11,8 +11,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.interfaces import FINAL
-from mlx_specdec.models.drafters import attach
-from mlx_specdec.models.drafters.kinds import read
+from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter

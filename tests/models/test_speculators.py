@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.drafters import module_of
 from mlx_specdec.models.drafters.dflash import BlockFiles
-from mlx_specdec.models.drafters.kinds import read
+from mlx_specdec.models.drafters.kinds import kind_named, read
 from mlx_specdec.models.number_format import NumberFormat
 
 from ..support import speculators
@@ -128,7 +127,7 @@ def test_a_window_is_counted_as_its_dialect_counts_it(
     files = read(directory)
     assert isinstance(files, BlockFiles)
     files = replace(files, window_behind_block=window_behind_block)
-    network = module_of("dflash").network(files, Lender(embedding))
+    network = kind_named("dflash").network(files, Lender(embedding))
     network.load(files, NumberFormat("float32"))
     hidden = mx.random.normal((9, 64), key=mx.random.key(1))
     # The block begins at position 9: the last 4 rows before it, or 3 and the slot itself.

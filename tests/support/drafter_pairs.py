@@ -9,8 +9,7 @@ from pathlib import Path
 
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.drafters import attach
-from mlx_specdec.models.drafters.kinds import read
+from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat

@@ -8,9 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_specdec.interfaces import Scores
-from mlx_specdec.models.drafters import module_of
-from mlx_specdec.models.drafters.kinds import read
-from mlx_specdec.models.drafters.network import Speculator
+from mlx_specdec.models.drafters.kinds import kind_named, read
+from mlx_specdec.models.drafters.network import DrafterNetwork
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
@@ -39,10 +38,10 @@ class Lender:
         return states @ self._head.T
 
 
-def network_of(directory: Path, target: Lender) -> Speculator:
+def network_of(directory: Path, target: Lender) -> DrafterNetwork:
     files = read(directory)
     assert files is not None
-    network: Speculator = module_of(files.kind).network(files, target)
+    network: DrafterNetwork = kind_named(files.kind).network(files, target)
     network.load(files, NumberFormat("float32"))
     return network
 
@@ -53,7 +52,7 @@ class Run:
 
     def __init__(
         self,
-        network: Speculator,
+        network: DrafterNetwork,
         tokens: Sequence[int],
         hidden: mx.array,
         encoded: mx.array | None = None,

@@ -13,7 +13,7 @@ from ...checkpoints import files
 from ...checkpoints.quantization import Numbers, Quantization
 from ...checkpoints.tensors import Tensor
 from ...errors import OptionError
-from ...models.drafters.files import IN_16_BITS, SpeculatorFiles
+from ...models.drafters.files import IN_16_BITS, DrafterFiles
 from ..report import report_tensors
 from .plan import Plan
 
@@ -21,7 +21,7 @@ NOT_RUN = "a drafter computes nothing without its target; bench measures what it
 
 
 def drafter_plan(
-    directory: Path, config: Mapping[str, Any], drafter: SpeculatorFiles, numbers: Numbers
+    directory: Path, config: Mapping[str, Any], drafter: DrafterFiles, numbers: Numbers
 ) -> Plan:
     """See `plan_for`. drafter: what the directory holds."""
     if numbers.mixed:
@@ -64,7 +64,7 @@ def drafter_plan(
     )
 
 
-def _quantized(drafter: SpeculatorFiles, default: Quantization | None) -> dict[str, Quantization]:
+def _quantized(drafter: DrafterFiles, default: Quantization | None) -> dict[str, Quantization]:
     """All matrices whose rows divide into groups, but what stays in 16 bits. Raises OptionError."""
     if default is None:
         return {}

@@ -1,7 +1,9 @@
-"""DSpark's heads: what the token before adds to the logits of the next, and how sure it is.
+"""DFlash, which drafts a block of tokens in one pass, and DSpark, a DFlash with two more heads.
 
-Source: arXiv 2607.05147. Of Markov heads vanilla looks at that token alone, gated at the slot's
-hidden state too, rnn at what it carries through the block as well.
+DSpark's Markov head adds to the logits of a slot what the token before it says: "vanilla" looks at
+that token alone, "gated" at the slot's hidden state as well, and "rnn" at a state that it carries
+through the block. Its confidence head estimates how likely each slot is to be accepted.
+Source: arXiv 2602.06036 (DFlash) and arXiv 2607.05147 (DSpark).
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,93 +20,29 @@ import mlx.nn as nn
 from ...errors import CheckpointError
 from ..base import Base
 from ..kv_cache import KVCache
-from .files import SpeculatorFiles, StoredTensors
+from .config import Description, LayerSizes, Settings, Shapes, is_named, nested
+from .files import D2T, DrafterFiles, StoredTensors
 from .layers import Attention, Layer, Source
-from .network import Reading, Speculator
-from .sizes import LayerSizes, Settings, Shapes, described, is_named, nested
+from .network import Config, DrafterNetwork, Kind, Reading
 
-
-class MarkovHead(nn.Module):
-    """The head of a directory; named as in files."""
-
-    def __init__(self, files: BlockFiles) -> None:
-        super().__init__()
-        self._kind = files.markov
-        width, (vocabulary, rank) = files.sizes.width, files.tensors.shapes[W1]
-        drafted = files.tensors.shapes["markov_head.markov_w2.weight"][0]
-        self.markov_w1 = nn.Embedding(vocabulary, rank)
-        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
-        if files.markov == "gated":
-            self.gate_proj = nn.Linear(width + rank, rank)
-        if files.markov == "rnn":
-            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
-
-    def step(
-        self, token: mx.array, state: mx.array, carried: mx.array | None
-    ) -> tuple[mx.array, mx.array | None]:
-        """(1, 1) int32, the token before a slot, and the slot's (1, 1, width) -> what is added to
-        its logits (1, 1, the drafter's vocabulary), and what the next slot is given as `carried`.
-        """
-        before, carried = self.latent(token, state, carried)
-        return self.markov_w2(before), carried
-
-    def latent(
-        self, token: mx.array, state: mx.array, carried: mx.array | None
-    ) -> tuple[mx.array, mx.array | None]:
-        """The same before the last matrix, of width `rank`; of many blocks at once."""
-        before = self.markov_w1(token)
-        if self._kind == "gated":
-            gate = mx.sigmoid(self.gate_proj(mx.concatenate([state, before], axis=-1)))
-            before = gate * before
-        if self._kind == "rnn":
-            memory = mx.zeros_like(before) if carried is None else carried
-            joint = self.joint_proj(mx.concatenate([memory, before, state], axis=-1))
-            gate, candidate, output = mx.split(joint, 3, axis=-1)
-            gate = mx.sigmoid(gate)
-            carried = gate * memory + (1 - gate) * mx.tanh(candidate)
-            before = mx.tanh(output)
-        return before, carried
-
-
-class ConfidenceHead(nn.Module):
-    """How likely the target is to take what a slot drafts, if it takes all before; named as in
-    files. It may look at the token before, in the Markov head's embedding."""
-
-    def __init__(self, files: BlockFiles) -> None:
-        super().__init__()
-        inputs = files.tensors.shapes[CONFIDENCE][1]
-        self.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
-        self._alone = inputs == files.sizes.width
-
-    def logits(self, state: mx.array, before: mx.array | None) -> mx.array:
-        """(..., width) of slots, and the embeddings (..., rank) of the tokens before -> (...)
-        float32, of which the sigmoid is the chance."""
-        told = [state] if self._alone or before is None else [state, before]
-        logits: mx.array = self.proj(mx.concatenate(told, axis=-1))
-        return logits.astype(mx.float32)[..., 0]
-
-
-ARCHITECTURES: Mapping[str, str] = {
-    "dspark": r"\w*DSpark\w*",
-    "dflash": r"\w*DFlash\w*",
-}
 IDS = "aux_hidden_state_layer_ids"
-MoreShapes = Callable[[Settings, LayerSizes, int], Shapes]
 USUAL_TAPS = 5
+USUAL_VOCABULARY = 151936
 MOST_SLOTS = 256
 MARKOV = ("vanilla", "gated", "rnn")
+W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 CONFIDENCE = "confidence_head.proj.weight"
 CONFIDENCE_BIAS = "confidence_head.proj.bias"
-W1 = "markov_head.markov_w1.weight"
+MoreShapes = Callable[[Settings, LayerSizes, int], Shapes]
 
 
 @dataclass(frozen=True)
-class BlockFiles(SpeculatorFiles):
-    """slots: of one block, the newest token's included. skipped: how many of them say nothing.
-    mask_token: what stands in a slot that is to be filled. windows: per layer how many positions it
-    looks back, None without end. window_behind_block: that is counted from the block's first slot,
-    and not from each. causal: per layer whether a slot sees those before it alone.
-    markov: the kind of head that looks at the token before, or None.
+class BlockFiles(DrafterFiles):
+    """slots: of one block, the newest token's included. skipped: the number of slots that draft
+    nothing. mask_token: stands in a slot that is to be filled. windows: how many positions each
+    layer looks back, None without limit. window_behind_block: that is counted from the block's
+    first slot, and not from each. causal: whether a slot sees only those before it, for each layer.
+    markov: the type of the Markov head, None without one.
     """
 
     sizes: LayerSizes
@@ -124,34 +61,43 @@ class BlockFiles(SpeculatorFiles):
         return tuple(round(1 + at * (layers - 4) / (self.taps - 1)) for at in range(self.taps))
 
 
-def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether this is a drafter of the kind, DSpark or DFlash 1."""
-    telling = nested(config).get("markov_rank")
-    if kind == "dflash":
-        telling = isinstance(config.get("dflash_config"), Mapping)
-    return bool(telling) or is_named(config, ARCHITECTURES[kind])
+def is_dspark(config: Config, names: Collection[str]) -> bool:
+    """Return whether this is a DSpark."""
+    return bool(nested(config).get("markov_rank")) or is_named(config, r"\w*DSpark\w*")
 
 
-def read(
-    kind: str, directory: Path, config: Mapping[str, Any], more: MoreShapes | None = None
-) -> BlockFiles:
-    """See `speculators.read`. more: tensors that a kind has beside those of DFlash 1."""
-    settings, sizes, layered = described(directory, config, config.get("dflash_config"))
+def is_dflash(config: Config, names: Collection[str]) -> bool:
+    """Return whether this is a DFlash 1, if it is no DSpark."""
+    return isinstance(config.get("dflash_config"), Mapping) or is_named(config, r"\w*DFlash\w*")
+
+
+def read(kind: str, directory: Path, config: Config, more: MoreShapes | None = None) -> BlockFiles:
+    """Open a directory. more: returns the tensors that a kind has in addition to those of DFlash 1.
+    Raises CheckpointError."""
+    described = _described(directory, config)
+    settings, sizes, layered = described.settings, described.sizes, described.layered
     if config.get("model_type") not in (None, "qwen3", "llama", "speculator_model") and not layered:
         raise settings.wrong("model_type", "qwen3")
-    vocabulary = settings.whole("vocab_size", 151936 if layered else None)
-    drafted = settings.whole("draft_vocab_size", vocabulary)
-    stored = StoredTensors.of(directory, _own_name, _passed_over(drafted, vocabulary))
+    vocabulary, drafted = described.vocabulary, described.drafted
+    # What some files repeat of the target, since training freezes it.
+    own_head = () if drafted != vocabulary else ("lm_head.weight",)
+    stored = StoredTensors.of(directory, _own_name, ("embed_tokens.weight", *own_head))
     stored.check_layers(sizes.count)
-    taps = _taps(stored, settings.whole("target_hidden_size", sizes.width))
-    markov = _markov(settings, stored)
+    target_width = settings.whole("target_hidden_size", sizes.width)
+    taps = max(1, stored.matrix_width("fc.weight", "it is not complete") // target_width)
+    if W1 not in stored.shapes and settings.whole("markov_rank", 0, least=0):
+        raise CheckpointError(f"{directory} lacks {W1}, which config.json asks for")
+    markov = _markov(settings) if W1 in stored.shapes else None
     rank = stored.shapes[W1][-1] if markov is not None and stored.shapes[W1] else 0
-    needed, optional = _shapes(sizes, taps, (vocabulary, drafted), markov, rank)
-    needed |= _confidence(stored, sizes.width, rank)
+    needed, optional = _shapes(described, taps, markov, rank)
+    if CONFIDENCE in stored.shapes:
+        # It may look at the token before a slot as well.
+        alone = stored.shapes[CONFIDENCE] == (1, sizes.width)
+        needed[CONFIDENCE] = (1, sizes.width if alone else sizes.width + rank)
+        optional[CONFIDENCE_BIAS] = (1,)
     stored.check(needed | (more(settings, sizes, vocabulary) if more else {}), optional)
     anchored = settings.flag("sample_from_anchor", kind == "dspark")
-    least = 1 if anchored else 2
-    slots = settings.whole("block_size", 8 if layered else None, least, MOST_SLOTS)
+    slots = settings.whole("block_size", 8 if layered else None, 1 if anchored else 2, MOST_SLOTS)
     mask_token = settings.whole("mask_token_id", least=0)
     if mask_token >= vocabulary:
         raise settings.wrong("mask_token_id", f"one of the target's {vocabulary} tokens")
@@ -176,18 +122,19 @@ def read(
     )
 
 
-def expected(
-    kind: str, directory: Path, config: Mapping[str, Any], more: MoreShapes | None = None
-) -> Shapes:
-    """The tensors of such a drafter, as far as config.json tells. more: as in `read`."""
-    settings, sizes, layered = described(directory, config, config.get("dflash_config"))
-    vocabulary = settings.whole("vocab_size", 151936 if layered else None)
-    vocabularies = vocabulary, settings.whole("draft_vocab_size", vocabulary)
+def expected(directory: Path, config: Config, more: MoreShapes | None = None) -> Shapes:
+    """Return the tensors that config.json asks for. more: as in `read`. Raises CheckpointError."""
+    described = _described(directory, config)
+    settings = described.settings
     rank = settings.whole("markov_rank", 0, least=0)
-    markov = _markov_kind(settings) if rank else None
     taps = len(_tapped(settings) or (0,) * USUAL_TAPS)
-    needed, _ = _shapes(sizes, taps, vocabularies, markov, rank)
-    return needed | (more(settings, sizes, vocabulary) if more else {})
+    needed, _ = _shapes(described, taps, _markov(settings) if rank else None, rank)
+    return needed | (more(settings, described.sizes, described.vocabulary) if more else {})
+
+
+def _described(directory: Path, config: Config) -> Description:
+    before = config.get("dflash_config")
+    return Description.of(directory, config, USUAL_VOCABULARY, before)
 
 
 def _own_name(name: str) -> str:
@@ -196,36 +143,15 @@ def _own_name(name: str) -> str:
 
 
 def _tapped(settings: Settings) -> tuple[int, ...] | None:
-    """The layers whose outputs are read. `speculators` names layers by their inputs, the others by
-    their outputs."""
+    """Return the layers whose outputs are read. `speculators` names layers by their inputs, the
+    others by their outputs."""
     if (by_input := settings.ids(IDS)) is not None:
         return tuple(layer - 1 for layer in by_input)
     return settings.ids("target_layer_ids")
 
 
-def _taps(stored: StoredTensors, target_width: int) -> int:
-    shape = stored.shapes.get("fc.weight", ())
-    if len(shape) != 2:
-        raise CheckpointError(f"{stored.directory} has no matrix fc.weight: it is not complete")
-    return max(1, shape[1] // target_width)
-
-
-def _passed_over(drafted: int, vocabulary: int) -> tuple[str, ...]:
-    """What some files hold that is the target's own, since training freezes it."""
-    own_head = () if drafted != vocabulary else ("lm_head.weight",)
-    return ("embed_tokens.weight", *own_head)
-
-
-def _markov(settings: Settings, stored: StoredTensors) -> str | None:
-    """The kind of Markov head; None where there is none."""
-    if W1 not in stored.shapes:
-        if settings.whole("markov_rank", 0, least=0):
-            raise CheckpointError(f"{stored.directory} lacks {W1}, which config.json asks for")
-        return None
-    return _markov_kind(settings)
-
-
-def _markov_kind(settings: Settings) -> str:
+def _markov(settings: Settings) -> str:
+    """Return the type of the Markov head. Raises CheckpointError."""
     kind = settings.get("markov_head_type") or "vanilla"
     if kind not in MARKOV:
         raise settings.wrong("markov_head_type", " or ".join(MARKOV))
@@ -245,8 +171,8 @@ def _windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
 
 
 def _causal(settings: Settings, windows: tuple[int | None, ...], kind: str) -> tuple[bool, ...]:
-    """Where nothing says so, slots of layers with a window see those before them alone; those of
-    DFlash 2 as `speculators` has it see all."""
+    """Return whether a slot sees only those before it, for each layer. Where config.json does not
+    say it, layers with a window are causal, except those of a DFlash 2 of `speculators`."""
     if settings.get("is_causal") is not None:
         return (settings.flag("is_causal", False),) * len(windows)
     seeing = kind == "dflash2" and settings.get("speculators_model_type") is not None
@@ -255,27 +181,23 @@ def _causal(settings: Settings, windows: tuple[int | None, ...], kind: str) -> t
 
 
 def _shapes(
-    sizes: LayerSizes, taps: int, vocabularies: tuple[int, int], markov: str | None, rank: int
+    described: Description, taps: int, markov: str | None, rank: int
 ) -> tuple[Shapes, Shapes]:
-    """What there has to be, and what there may be."""
-    width, (vocabulary, drafted) = sizes.width, vocabularies
-    needed: Shapes = {
+    """Return the tensors that have to be there, and those that may be; confidence head aside."""
+    width, drafted = described.sizes.width, described.drafted
+    needed, optional = described.sizes.tensors(width)
+    needed |= {
         "fc.weight": (width, taps * width),
         "hidden_norm.weight": (width,),
         "norm.weight": (width,),
-        **sizes.before_layers(),
     }
-    optional: Shapes = {"fc.bias": (width,)}
-    own = {"d2t": (drafted,)}
-    if drafted != vocabulary:
-        needed |= {**own, "lm_head.weight": (drafted, width)}
+    optional["fc.bias"] = (width,)
+    if drafted != described.vocabulary:
+        needed |= {D2T: (drafted,), "lm_head.weight": (drafted, width)}
     else:
-        optional |= own
-    for number in range(sizes.count):
-        needed |= sizes.shapes(number, width)
-        optional |= sizes.optional(number)
+        optional[D2T] = (drafted,)
     if markov is not None:
-        needed |= {W1: (vocabulary, rank), "markov_head.markov_w2.weight": (drafted, rank)}
+        needed |= {W1: (described.vocabulary, rank), W2: (drafted, rank)}
     if markov == "gated":
         needed["markov_head.gate_proj.weight"] = (rank, width + rank)
         needed["markov_head.gate_proj.bias"] = (rank,)
@@ -285,20 +207,69 @@ def _shapes(
     return needed, optional
 
 
-def _confidence(stored: StoredTensors, width: int, rank: int) -> Shapes:
-    """Of the confidence head, if there is one; it may look at the token before a slot as well."""
-    if CONFIDENCE not in stored.shapes:
-        return {}
-    alone = stored.shapes[CONFIDENCE] == (1, width)
-    needed: Shapes = {CONFIDENCE: (1, width if alone else width + rank)}
-    return needed | ({CONFIDENCE_BIAS: (1,)} if CONFIDENCE_BIAS in stored.shapes else {})
+class MarkovHead(nn.Module):
+    """Adds to the logits of a slot what the token before it says; named as in files."""
+
+    def __init__(self, files: BlockFiles) -> None:
+        super().__init__()
+        self._kind = files.markov
+        width, (vocabulary, rank) = files.sizes.width, files.tensors.shapes[W1]
+        self.markov_w1 = nn.Embedding(vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, files.tensors.shapes[W2][0], bias=False)
+        if files.markov == "gated":
+            self.gate_proj = nn.Linear(width + rank, rank)
+        if files.markov == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def step(
+        self, token: mx.array, state: mx.array, carried: mx.array | None
+    ) -> tuple[mx.array, mx.array | None]:
+        """(1, 1) int32, the token before a slot, and the slot's state, (1, 1, width) -> what is
+        added to its logits, (1, 1, the drafter's vocabulary), and `carried` of the next slot."""
+        latent, carried = self.latent(token, state, carried)
+        return self.markov_w2(latent), carried
+
+    def latent(
+        self, token: mx.array, state: mx.array, carried: mx.array | None
+    ) -> tuple[mx.array, mx.array | None]:
+        """Return the same before the last matrix, of width `rank`; of many blocks at once."""
+        latent = self.markov_w1(token)
+        if self._kind == "gated":
+            gate = mx.sigmoid(self.gate_proj(mx.concatenate([state, latent], axis=-1)))
+            latent = gate * latent
+        if self._kind == "rnn":
+            memory = mx.zeros_like(latent) if carried is None else carried
+            joint = self.joint_proj(mx.concatenate([memory, latent, state], axis=-1))
+            gate, candidate, output = mx.split(joint, 3, axis=-1)
+            gate = mx.sigmoid(gate)
+            carried = gate * memory + (1 - gate) * mx.tanh(candidate)
+            latent = mx.tanh(output)
+        return latent, carried
+
+
+class ConfidenceHead(nn.Module):
+    """Estimates how likely the target is to accept the draft of a slot, if it accepts all before;
+    named as in files. It may look at the token before, in the Markov head's embedding."""
+
+    def __init__(self, files: BlockFiles) -> None:
+        super().__init__()
+        inputs = files.tensors.shapes[CONFIDENCE][1]
+        self.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
+        self._alone = inputs == files.sizes.width
+
+    def logits(self, state: mx.array, before: mx.array | None) -> mx.array:
+        """(..., width) of slots, and the embeddings (..., rank) of the tokens before -> (...)
+        float32, whose sigmoid is the probability."""
+        inputs = [state] if self._alone or before is None else [state, before]
+        logits: mx.array = self.proj(mx.concatenate(inputs, axis=-1))
+        return logits.astype(mx.float32)[..., 0]
 
 
 Attend = Callable[[mx.array], mx.array]
 
 
-class DFlash(Speculator):
-    """The network of a directory, DSpark's with its Markov head."""
+class DFlash(DrafterNetwork):
+    """The network of a directory; that of a DSpark has its two heads."""
 
     def __init__(self, files: BlockFiles, target: Base) -> None:
         super().__init__(files, target)
@@ -315,48 +286,49 @@ class DFlash(Speculator):
 
     @property
     def most(self) -> int:
-        """How many tokens a block drafts."""
+        """The number of tokens that a block drafts."""
         return self.slots - self.skipped
 
     def open(self) -> DFlashReading:
-        """A sequence of which nothing was read."""
+        """Begin a sequence of which nothing was read."""
         return DFlashReading(self)
 
     def layer(self, files: BlockFiles, number: int) -> Layer:
-        """One of its layers."""
+        """Make one of its layers."""
         return Layer(files.sizes, number, files.sizes.width, files.tensors)
 
     def through(
         self, layer: Layer, states: mx.array, attend: Attend, source: Source | None = None
     ) -> mx.array:
-        """What a layer makes of (1, slots, width). attend: its attention. source: see `sources`."""
+        """Run a layer over (1, slots, width). attend: its attention. source: see `sources`."""
         return layer.finish(states, attend(layer.input_layernorm(states)), source)
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        """From the head's (1, 1, the drafter's vocabulary) for a slot to logits over the target's.
+        """Return the logits of a slot over the target's vocabulary, from those of the head, (1, 1,
+        the drafter's vocabulary), and `carried` of the next slot.
 
-        token: (1, 1) int32, the one before. state: (1, 1, width), what the head was given. carried:
-        what the slot before returned as such."""
+        token: (1, 1) int32, the one before. state: (1, 1, width), the head's inputs. carried: as
+        the slot before returned it."""
         if "markov_head" in self:
             bias, carried = self.markov_head.step(token, state, carried)
             logits = logits + bias
         return self.over_target(logits), carried
 
     def chance(self, token: mx.array, state: mx.array) -> mx.array:
-        """How likely what a slot drafts is to stay if all before it does, (1, 1) float32. token,
-        state: as in `slot_logits`."""
+        """Return how likely the draft of a slot is to be accepted if all before it are, (1, 1)
+        float32. token, state: as in `slot_logits`."""
         before = self.markov_head.markov_w1(token) if "markov_head" in self else None
         return mx.sigmoid(self.confidence_head.logits(state, before))
 
     def context(self, hidden: mx.array) -> mx.array:
-        """(1, m, taps x target's width) -> (1, m, width), of which layers make keys and values."""
+        """(1, m, taps x target's width) -> the inputs of keys and values, (1, m, width)."""
         states: mx.array = self.hidden_norm(self.fc(hidden.astype(self.dtype)))
         return states
 
     def masks(self, before: int) -> list[mx.array | None]:
-        """Per layer what each slot of a block behind `before` rows may look at."""
+        """Return for each layer what the slots of a block behind `before` rows may look at."""
         columns = mx.arange(before + self.slots)
         rows = columns[before:, None]
         masks: list[mx.array | None] = []
@@ -386,7 +358,7 @@ class DFlashReading(Reading):
         self._index = 0
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """As Reading says."""
+        """See Reading."""
         offset = self._rows.advance(following, 0).starts[0]
         context = self._network.context(hidden)
         for layer, cache in zip(self._network.layers, self._caches, strict=True):
@@ -394,7 +366,7 @@ class DFlashReading(Reading):
         self._newest = following[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        """As Reading says."""
+        """See Reading."""
         assert self._newest is not None, "something was read"
         skipped = self._network.skipped
         states = self._block(self._newest)
@@ -407,7 +379,7 @@ class DFlashReading(Reading):
         return self.guess_after(self._newest)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """As Reading says."""
+        """See Reading."""
         network = self._network
         assert self._logits is not None and self._states is not None, "a block was begun"
         self._index += 1
@@ -421,11 +393,11 @@ class DFlashReading(Reading):
         return logits
 
     def chances(self) -> mx.array | None:
-        """As Reading says."""
+        """See Reading."""
         return mx.concatenate(self._chances, axis=1) if self._chances else None
 
     def _block(self, newest: mx.array) -> mx.array:
-        """What the last norm puts out for all slots, (1, slots, width)."""
+        """Return the output of the last norm for all slots, (1, slots, width)."""
         network = self._network
         masked = mx.full((1, network.slots - 1), network.mask_token, dtype=mx.int32)
         tokens = mx.concatenate([newest, masked], axis=1)
@@ -447,4 +419,5 @@ def _attend(
     return attention.attend(queries, keys, values, mask)
 
 
-network = DFlash
+DSPARK = Kind("dspark", is_dspark, partial(read, "dspark"), DFlash, expected, IDS)
+DFLASH = Kind("dflash", is_dflash, partial(read, "dflash"), DFlash, expected, IDS)

@@ -6,8 +6,9 @@ Source: z-lab/dflash, and the files that `speculators` writes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import mlx.nn as nn
 
 from ..base import Base
 from . import dflash
-from .dflash import Attend, BlockFiles, DFlash
+from .config import LayerSizes, Settings, Shapes, is_named, nested
+from .dflash import IDS, Attend, BlockFiles, DFlash
 from .layers import Layer, Source
-from .sizes import LayerSizes, Settings, Shapes, is_named, nested
+from .network import Config, Kind
 
 SELECTOR, CONVOLUTIONS = "candidate_selector", ("attention_conv", "mlp_conv")
 CODEBOOKS = tuple(f"{SELECTOR}.{part}_codebook.weight" for part in ("predecessor", "successor"))
@@ -26,44 +28,39 @@ CODEBOOKS = tuple(f"{SELECTOR}.{part}_codebook.weight" for part in ("predecessor
 
 @dataclass(frozen=True)
 class DFlash2Files(BlockFiles):
-    """reach: how many slots a convolution looks at. group_size: how many numbers of a state share
-    what the state says of the convolution. top_k: how many tokens of a slot the selector weighs."""
+    """reach: the number of slots that a convolution looks at. group_size: entries of a state that
+    share what the state adds to the kernels. top_k: tokens of a slot that the selector weighs."""
 
     reach: int
     group_size: int
     top_k: int
 
 
-def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether this is a DFlash 2."""
+def recognizes(config: Config, names: Collection[str]) -> bool:
+    """Return whether this is a DFlash 2."""
     return is_named(config, ".*DFlash2.*") or bool(nested(config).get("selector_rank"))
 
 
-def read(kind: str, directory: Path, config: Mapping[str, Any]) -> DFlash2Files:
-    """See `speculators.read`."""
-    block = dflash.read(kind, directory, config, _shapes)
+def read(directory: Path, config: Config) -> DFlash2Files:
+    """Open a directory. Raises CheckpointError."""
+    block = dflash.read("dflash2", directory, config, _shapes)
     settings = Settings(directory / "config.json", config.get("dflash_config"), config)
     top_k = settings.whole("selector_top_k", 16)
     if block.target_ids is not None:
         raise settings.wrong("draft_vocab_size", "the target's whole vocabulary")
     if top_k > block.vocabulary:
         raise settings.wrong("selector_top_k", f"at most the {block.vocabulary} tokens there are")
-    return DFlash2Files(
-        **{each.name: getattr(block, each.name) for each in fields(block)},
-        reach=settings.whole("conv_kernel_size", 2),
-        group_size=settings.whole("conv_group_size", 16),
-        top_k=top_k,
-    )
+    reach, group_size = _convolution(settings)
+    return DFlash2Files(**vars(block), reach=reach, group_size=group_size, top_k=top_k)
 
 
-def expected(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
-    """As dflash has it."""
-    return dflash.expected(kind, directory, config, _shapes)
+def _convolution(settings: Settings) -> tuple[int, int]:
+    return settings.whole("conv_kernel_size", 2), settings.whole("conv_group_size", 16)
 
 
 def _shapes(settings: Settings, sizes: LayerSizes, vocabulary: int) -> Shapes:
-    """What there has to be beside the tensors of DFlash 1."""
-    reach, group = settings.whole("conv_kernel_size", 2), settings.whole("conv_group_size", 16)
+    """Return the tensors that there are in addition to those of DFlash 1."""
+    reach, group = _convolution(settings)
     rank, width = settings.whole("selector_rank", 256), sizes.width
     if width % group:
         raise settings.wrong("conv_group_size", f"a divisor of the width {width}")
@@ -80,8 +77,7 @@ def _shapes(settings: Settings, sizes: LayerSizes, vocabulary: int) -> Shapes:
 class Convolution(nn.Module):
     """Two convolutions over the slots of a block, one before a part of a layer and one behind it.
 
-    A slot sees itself and those before it. What a state says of the kernels is added to them, in
-    groups of numbers.
+    A slot sees itself and those before it. Each state adds to the kernels, in groups of entries.
     """
 
     def __init__(self, files: DFlash2Files) -> None:
@@ -91,18 +87,18 @@ class Convolution(nn.Module):
         self.kernel_projection = nn.Linear(width, 2 * files.reach * self._groups, bias=False)
 
     def before(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        """(1, slots, width) -> what the part is given, and what `behind` is."""
-        said = self.kernel_projection(states)
-        said = said.reshape(*states.shape[:2], 2, -1, self._groups)
-        return self._convolved(states, 0, said[:, :, 0]), said[:, :, 1]
+        """(1, slots, width) -> the inputs of the part, and the kernels for `behind`."""
+        added = self.kernel_projection(states)
+        added = added.reshape(*states.shape[:2], 2, -1, self._groups)
+        return self._convolved(states, 0, added[:, :, 0]), added[:, :, 1]
 
-    def behind(self, states: mx.array, said: mx.array) -> mx.array:
-        """The part's result -> what is added to the states."""
-        return self._convolved(states, 1, said)
+    def behind(self, states: mx.array, kernels: mx.array) -> mx.array:
+        """The output of the part -> what is added to the states."""
+        return self._convolved(states, 1, kernels)
 
-    def _convolved(self, states: mx.array, which: int, said: mx.array) -> mx.array:
+    def _convolved(self, states: mx.array, which: int, added: mx.array) -> mx.array:
         slots, width = states.shape[1:]
-        kernels = mx.repeat(said, width // self._groups, axis=-1) + self.base_kernel[which]
+        kernels = mx.repeat(added, width // self._groups, axis=-1) + self.base_kernel[which]
         result: Any = 0
         for back in range(kernels.shape[2]):
             shifted = mx.pad(states, [(0, 0), (back, 0), (0, 0)])[:, :slots]
@@ -125,14 +121,14 @@ class Selector(nn.Module):
     def __init__(self, files: DFlash2Files) -> None:
         super().__init__()
         self._top_k = files.top_k
-        vocabulary, rank = files.tensors.shapes["candidate_selector.successor_codebook.weight"]
+        vocabulary, rank = files.tensors.shapes[CODEBOOKS[1]]
         self.predecessor_codebook = nn.Embedding(vocabulary, rank)
         self.successor_codebook = nn.Embedding(vocabulary, rank)
         self.hidden_projection = nn.Linear(files.sizes.width, rank, bias=False)
 
     def step(self, logits: mx.array, token: mx.array, state: mx.array) -> mx.array:
-        """(1, 1, vocabulary) of the head -> the same of the likeliest tokens, weighed; others have
-        -inf. token: (1, 1) int32, the one before."""
+        """Weigh the likeliest tokens of the head's logits, (1, 1, vocabulary); others get -inf.
+        token: (1, 1) int32, the one before."""
         likeliest = mx.argpartition(-logits, self._top_k - 1, axis=-1)[..., : self._top_k]
         wanted = self.predecessor_codebook(token) * self.hidden_projection(state)
         bonus = (self.successor_codebook(likeliest) @ wanted[..., None])[..., 0]
@@ -149,25 +145,26 @@ class DFlash2(DFlash):
         self.candidate_selector = Selector(files)
 
     def layer(self, files: BlockFiles, number: int) -> Layer:
-        """As DFlash says."""
+        """See DFlash."""
         assert isinstance(files, DFlash2Files)
         return ConvolvedLayer(files, number)
 
     def through(
         self, layer: Layer, states: mx.array, attend: Attend, source: Source | None = None
     ) -> mx.array:
-        """As DFlash says."""
-        rows, said = layer.attention_conv.before(layer.input_layernorm(states))
-        states = states + layer.attention_conv.behind(attend(rows), said)
+        """See DFlash."""
+        rows, kernels = layer.attention_conv.before(layer.input_layernorm(states))
+        states = states + layer.attention_conv.behind(attend(rows), kernels)
         states = layer.look_at(source, states)
-        rows, said = layer.mlp_conv.before(layer.post_attention_layernorm(states))
-        return states + layer.mlp_conv.behind(layer.mlp(rows), said)
+        rows, kernels = layer.mlp_conv.before(layer.post_attention_layernorm(states))
+        return states + layer.mlp_conv.behind(layer.mlp(rows), kernels)
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        """As DFlash says."""
+        """See DFlash."""
         return self.candidate_selector.step(logits, token, state), None
 
 
-network = DFlash2
+expected = partial(dflash.expected, more=_shapes)
+DFLASH2 = Kind("dflash2", recognizes, read, DFlash2, expected, IDS)

@@ -1,4 +1,4 @@
-"""EAGLE-1, EAGLE-2 and HASS: a layer on the state that the target's head is given.
+"""EAGLE-1, EAGLE-2 and HASS: a layer on the inputs of the target's head.
 
 They differ in how they were trained, and in the trees that they were made for; their files do not.
 Source: Li et al., arXiv 2401.15077 and 2406.16858; Zhang et al., arXiv 2408.15766.
@@ -6,42 +6,42 @@ Source: Li et al., arXiv 2401.15077 and 2406.16858; Zhang et al., arXiv 2408.157
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
 from ..base import Base
-from .files import SpeculatorFiles, StoredTensors
+from .config import LayerSizes, Settings, Shapes, layer_sizes
+from .files import DrafterFiles, StoredTensors
 from .layers import Layer
-from .network import Chain
-from .sizes import LayerSizes, Settings, Shapes, layer_sizes
+from .network import Chain, Config, Kind
 
 FC = "fc.weight"
-WITHOUT = ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight")
-"""The first layer is given what comes out of fc as it is."""
+INPUT_NORM = "layers.0.input_layernorm.weight"
+"""The first layer has none: its inputs are the output of fc."""
 UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
-"""The target's own, which some files hold as well, since training leaves both as they are; and what
-positions are turned by, which config.json says."""
+"""The target's own, which some files repeat, since training leaves both as they are; and the
+frequencies of positions, which config.json tells."""
 
 
 @dataclass(frozen=True)
-class EagleFiles(SpeculatorFiles):
-    """A drafter that reads no layer, but what the target's head is given."""
+class EagleFiles(DrafterFiles):
+    """A drafter that reads no layer, but the inputs of the target's head."""
 
     sizes: LayerSizes
 
 
-def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether this is one of the three: only tensors tell."""
+def recognizes(config: Config, names: Collection[str]) -> bool:
+    """Return whether this is one of the three: only tensors tell."""
     known = {_own_name(name) for name in names}
-    return {FC, "layers.0.self_attn.q_proj.weight"} <= known and known.isdisjoint(WITHOUT)
+    absent = {INPUT_NORM, "layers.0.hidden_norm.weight"}
+    return {FC, "layers.0.self_attn.q_proj.weight"} <= known and known.isdisjoint(absent)
 
 
-def read(kind: str, directory: Path, config: Mapping[str, Any]) -> EagleFiles:
-    """See `speculators.read`."""
+def read(directory: Path, config: Config) -> EagleFiles:
+    """Open a directory. Raises CheckpointError."""
     settings = Settings(directory / "config.json", config)
     sizes = layer_sizes(settings, None)
     stored = StoredTensors.of(directory, _own_name, UNUSED)
@@ -49,7 +49,7 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> EagleFiles:
     stored.check(*_shapes(sizes))
     return EagleFiles(
         directory=directory,
-        kind=kind,
+        kind="eagle",
         sizes=sizes,
         tapped=(),
         taps=0,
@@ -65,15 +65,10 @@ def _own_name(name: str) -> str:
 
 
 def _shapes(sizes: LayerSizes) -> tuple[Shapes, Shapes]:
-    """What there has to be, and what there may be."""
-    width = sizes.width
-    needed: Shapes = {FC: (width, 2 * width)}
-    optional: Shapes = {"fc.bias": (width,)}
-    for number in range(sizes.count):
-        needed |= sizes.shapes(number, width)
-        optional |= sizes.optional(number)
-    del needed[WITHOUT[0]]
-    return needed, optional
+    """Return the tensors that have to be there, and those that may be."""
+    needed, optional = sizes.tensors(sizes.width)
+    del needed[INPUT_NORM]
+    return needed | {FC: (sizes.width, 2 * sizes.width)}, optional | {"fc.bias": (sizes.width,)}
 
 
 class Eagle(Chain):
@@ -87,13 +82,13 @@ class Eagle(Chain):
         ]
 
     def first(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
-        """As Chain says; nothing is normed."""
+        """See Chain; nothing is normed."""
         both: mx.array = self.fc(mx.concatenate([self.embed(tokens), states], axis=-1))
         return both, both
 
     def ends(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        """As Chain says; both are one."""
+        """See Chain; both are one."""
         return states, states
 
 
-network = Eagle
+EAGLE = Kind("eagle", recognizes, read, Eagle, by_speculators=False)

@@ -6,30 +6,31 @@ Source: Li et al., arXiv 2503.01840, and the files that the authors, vLLM and SG
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import CheckpointError
 from ..base import Base
-from .files import SpeculatorFiles, StoredTensors
+from .config import Description, LayerSizes, Settings, Shapes, is_named
+from .files import D2T, DrafterFiles, StoredTensors
 from .layers import Layer
-from .network import Chain
-from .sizes import LayerSizes, Settings, Shapes, described, is_named
+from .network import Chain, Config, Kind
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 USUAL_TAPS = 3
+USUAL_VOCABULARY = 32000
 MoreShapes = Callable[[StoredTensors, int], Shapes]
 
 
 @dataclass(frozen=True)
-class Eagle3Files(SpeculatorFiles):
-    """norm_before_residual: what the first layer adds to is normed. norms_before_head: logits are
-    made of what the last norm puts out. feeds_back_normed: so is the next step's feature."""
+class Eagle3Files(DrafterFiles):
+    """norm_before_residual: the residual of the first layer is normed. norms_before_head: logits
+    are made of the output of the last norm. feeds_back_normed: so is the feature of the next step.
+    """
 
     sizes: LayerSizes
     norm_before_residual: bool
@@ -37,12 +38,12 @@ class Eagle3Files(SpeculatorFiles):
     feeds_back_normed: bool
 
     def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """Inputs of a low, a middle and a high layer, which are the outputs before them."""
+        """The inputs of a low, a middle and a high layer, which are the outputs before them."""
         return (1, layers // 2 - 1, layers - 4)
 
 
-def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether this is an EAGLE-3."""
+def recognizes(config: Config, names: Collection[str]) -> bool:
+    """Return whether this is an EAGLE-3."""
     if "mask_hidden" in names:
         return False
     own = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
@@ -50,22 +51,20 @@ def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> 
 
 
 def read(
-    kind: str, directory: Path, config: Mapping[str, Any], more: MoreShapes | None = None
+    directory: Path, config: Config, kind: str = "eagle3", more: MoreShapes | None = None
 ) -> Eagle3Files:
-    """See `speculators.read`. more: tensors that a kind has beside those of EAGLE-3, from how many
-    numbers stand side by side."""
-    settings, sizes, nested = described(directory, config)
+    """Open a directory. more: returns the tensors that a kind has in addition to those of EAGLE-3,
+    for the number of features side by side. Raises CheckpointError."""
+    described = Description.of(directory, config, USUAL_VOCABULARY)
+    settings, sizes = described.settings, described.sizes
     if "sliding_attention" in str(settings.get("layer_types")):
         raise settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
     stored = StoredTensors.of(directory, _own_name)
-    width = sizes.width
-    target_width = settings.whole("target_hidden_size", width)
-    features = _columns(stored, "fc.weight")
+    target_width = settings.whole("target_hidden_size", sizes.width)
+    features = stored.matrix_width("fc.weight", "it is no whole EAGLE-3")
     stored.check_layers(max(sizes.count, features // target_width))
     taps = max(1, features // target_width)
-    vocabulary = settings.whole("vocab_size", 32000 if nested else None)
-    drafted = settings.whole("draft_vocab_size", vocabulary)
-    needed, optional = _shapes(sizes, features, target_width, vocabulary, drafted)
+    needed, optional = _shapes(described, features, target_width)
     stored.check(needed | (more(stored, features) if more else {}), optional)
     if features != taps * target_width:
         raise CheckpointError(
@@ -73,9 +72,9 @@ def read(
             f"target's width {target_width}: its config.json belongs to another drafter"
         )
     lent = [name for name in ("embed_tokens", "lm_head") if f"{name}.weight" not in stored.shapes]
-    if width != target_width and lent:
+    if sizes.width != target_width and lent:
         raise CheckpointError(
-            f"{directory} has width {width} and its target {target_width}, and brings no "
+            f"{directory} has width {sizes.width} and its target {target_width}, and brings no "
             f"{lent[0]} of its own: the drafter is not complete"
         )
     return Eagle3Files(
@@ -85,32 +84,31 @@ def read(
         tapped=_tapped(settings, config),
         taps=taps,
         target_width=target_width,
-        vocabulary=vocabulary,
-        target_ids=stored.target_ids(drafted, vocabulary),
+        vocabulary=described.vocabulary,
+        target_ids=stored.target_ids(described.drafted, described.vocabulary),
         tensors=stored,
         norm_before_residual=settings.flag("norm_before_residual", False),
         # One name, two meanings.
-        norms_before_head=nested or settings.flag("norm_output", True),
-        feeds_back_normed=nested and settings.flag("norm_output", False),
+        norms_before_head=described.layered or settings.flag("norm_output", True),
+        feeds_back_normed=described.layered and settings.flag("norm_output", False),
     )
 
 
-def expected(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
-    """The tensors of such a drafter, as far as config.json tells."""
-    settings, sizes, nested = described(directory, config)
-    target_width = settings.whole("target_hidden_size", sizes.width)
-    vocabulary = settings.whole("vocab_size", 32000 if nested else None)
-    drafted = settings.whole("draft_vocab_size", vocabulary)
+def expected(directory: Path, config: Config) -> Shapes:
+    """Return the tensors that config.json asks for. Raises CheckpointError."""
+    described = Description.of(directory, config, USUAL_VOCABULARY)
+    settings, width = described.settings, described.sizes.width
+    target_width = settings.whole("target_hidden_size", width)
     taps = len(_tapped(settings, config) or (0,) * USUAL_TAPS)
-    needed, _ = _shapes(sizes, taps * target_width, target_width, vocabulary, drafted)
-    lent = {"embed_tokens.weight": (vocabulary, sizes.width)}
-    if drafted == vocabulary:
-        lent["lm_head.weight"] = (drafted, sizes.width)
-    return needed if sizes.width == target_width else needed | lent
+    needed, optional = _shapes(described, taps * target_width, target_width)
+    lent = optional.keys() & {"embed_tokens.weight", "lm_head.weight"}
+    if width == target_width:
+        return needed
+    return needed | {name: optional[name] for name in lent}
 
 
-def _tapped(settings: Settings, config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The layers whose outputs are read. The key decides how they are counted: on its own it names
+def _tapped(settings: Settings, config: Config) -> tuple[int, ...] | None:
+    """Return the layers whose outputs are read. The key decides how they are counted: IDS names
     layers by their inputs; inside of eagle_config, and as DeepSpec calls it, by their outputs."""
     if (by_input := settings.ids(IDS)) is not None:
         return tuple(layer - 1 for layer in by_input)
@@ -122,37 +120,25 @@ def _own_name(name: str) -> str:
     return re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
 
 
-def _columns(stored: StoredTensors, name: str) -> int:
-    shape = stored.shapes.get(name, ())
-    if len(shape) != 2:
-        raise CheckpointError(f"{stored.directory} has no matrix {name}: it is no whole EAGLE-3")
-    return shape[1]
-
-
-def _shapes(
-    sizes: LayerSizes, features: int, target_width: int, vocabulary: int, drafted: int
-) -> tuple[Shapes, Shapes]:
-    """What there has to be, and what there may be."""
-    width = sizes.width
-    needed: Shapes = {
+def _shapes(described: Description, features: int, target_width: int) -> tuple[Shapes, Shapes]:
+    """Return the tensors that have to be there, and those that may be."""
+    width, drafted = described.sizes.width, described.drafted
+    # The first layer sees the token's embedding beside the hidden state.
+    needed, optional = described.sizes.tensors(2 * width)
+    needed |= {
         "fc.weight": (width, features),
         "layers.0.hidden_norm.weight": (width,),
         "norm.weight": (width,),
-        **sizes.before_layers(),
     }
-    optional: Shapes = {
+    optional |= {
         "fc.bias": (width,),
-        "embed_tokens.weight": (vocabulary, width),
+        "embed_tokens.weight": (described.vocabulary, width),
         "input_norm.weight": (features,),
     }
-    own = {"lm_head.weight": (drafted, width), "d2t": (drafted,)}
-    (needed if drafted != vocabulary else optional).update(own)
+    own_head = {"lm_head.weight": (drafted, width), D2T: (drafted,)}
+    (needed if drafted != described.vocabulary else optional).update(own_head)
     for number in range(features // target_width):
         optional[f"fc_norm.{number}.weight"] = (target_width,)
-    for number in range(sizes.count):
-        # The first layer sees the token's embedding beside the hidden state.
-        needed |= sizes.shapes(number, 2 * width if number == 0 else width)
-        optional |= sizes.optional(number)
     return needed, optional
 
 
@@ -165,7 +151,7 @@ class FirstLayer(Layer):
         self._norm_before_residual = norm_before_residual
 
     def inputs(self, embedded: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
-        """What is added to, and what queries, keys and values are made of."""
+        """Return the residual, and the inputs of queries, keys and values."""
         normed = self.hidden_norm(states)
         both = mx.concatenate([self.input_layernorm(embedded), normed], axis=-1)
         return (normed if self._norm_before_residual else states), both
@@ -188,7 +174,7 @@ class Eagle3(Chain):
         self._feeds_back_normed = files.feeds_back_normed
 
     def features(self, hidden: mx.array) -> mx.array:
-        """As Chain says."""
+        """See Chain."""
         hidden = hidden.astype(self.dtype)
         if "input_norm" in self:
             hidden = self.input_norm(hidden)
@@ -200,15 +186,15 @@ class Eagle3(Chain):
         return states
 
     def first(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
-        """As Chain says."""
+        """See Chain."""
         both: tuple[mx.array, mx.array] = self.layers[0].inputs(self.embed(tokens), states)
         return both
 
     def ends(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        """As Chain says."""
+        """See Chain."""
         normed = self.norm(states)
         head = normed if self._norms_before_head else states
         return head, normed if self._feeds_back_normed else states
 
 
-network = Eagle3
+EAGLE3 = Kind("eagle3", recognizes, read, Eagle3, expected, IDS)

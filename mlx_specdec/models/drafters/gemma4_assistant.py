@@ -19,9 +19,9 @@ from ...checkpoints.files import Weights
 from ...errors import CheckpointError
 from ...interfaces import FINAL, keys_of, values_of
 from ..base import Base
-from .files import SpeculatorFiles, StoredTensors
-from .network import Reading, Speculator
-from .sizes import LayerSizes, Settings, Shapes, layer_sizes
+from .config import LayerSizes, Settings, Shapes, layer_sizes
+from .files import DrafterFiles, StoredTensors
+from .network import Config, DrafterNetwork, Kind, Reading
 
 if TYPE_CHECKING:
     from mlx_lm.models.gemma4_text import ModelArgs
@@ -47,7 +47,7 @@ POSITIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class AssistantFiles(SpeculatorFiles):
+class AssistantFiles(DrafterFiles):
     """attentions: the kind of each layer's. head_dims: of each kind. window: how many tokens a
     sliding one looks back, its own included. positions: of each kind, as mlx-lm takes them.
     clusters: (count, tokens of each) int32, the target's tokens, of which those of the `top_k`
@@ -63,7 +63,7 @@ class AssistantFiles(SpeculatorFiles):
     top_k: int
 
     def check_config(self, config: Mapping[str, Any]) -> None:
-        """As SpeculatorFiles says."""
+        """See DrafterFiles."""
         if not str(config.get("model_type")).startswith("gemma4"):
             raise CheckpointError(
                 f"{self.directory} is an assistant of Gemma 4, and this target is of type "
@@ -72,13 +72,13 @@ class AssistantFiles(SpeculatorFiles):
         super().check_config(config)
 
 
-def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether this is an assistant."""
+def recognizes(config: Config, names: Collection[str]) -> bool:
+    """Return whether this is an assistant."""
     return config.get("model_type") in TYPES
 
 
-def read(kind: str, directory: Path, config: Mapping[str, Any]) -> AssistantFiles:
-    """See `speculators.read`."""
+def read(directory: Path, config: Config) -> AssistantFiles:
+    """Open a directory. Raises CheckpointError."""
     file = directory / "config.json"
     settings, outer = Settings(file, config.get("text_config")), Settings(file, config)
     sizes = layer_sizes(settings, None)
@@ -95,7 +95,7 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> AssistantFile
     ordering = stored.get(ORDERING)
     return AssistantFiles(
         directory=directory,
-        kind=kind,
+        kind="gemma4_assistant",
         sizes=sizes,
         tapped=(),
         taps=0,
@@ -112,8 +112,8 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> AssistantFile
     )
 
 
-def expected(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
-    """The tensors of such a drafter, as far as config.json tells."""
+def expected(directory: Path, config: Config) -> Shapes:
+    """Return the tensors that config.json asks for. Raises CheckpointError."""
     file = directory / "config.json"
     settings, outer = Settings(file, config.get("text_config")), Settings(file, config)
     sizes, vocabulary = layer_sizes(settings, None), settings.whole("vocab_size")
@@ -285,7 +285,7 @@ class MaskedEmbedding(nn.Module):
         return self._clusters[best].flatten(2)
 
 
-class Assistant(Speculator):
+class Assistant(DrafterNetwork):
     """The network of a directory."""
 
     def __init__(self, files: AssistantFiles, target: Base) -> None:
@@ -310,7 +310,7 @@ class Assistant(Speculator):
         return self._lenders
 
     def width_of(self, tap: str) -> int:
-        """As Speculator says."""
+        """See DrafterNetwork."""
         lent = (each.width for each in self._lenders.values() if tap in each.taps)
         return next(lent, super().width_of(tap))
 
@@ -335,7 +335,7 @@ class Assistant(Speculator):
         return states, self.post_projection(states)
 
     def own_logits(self, states: mx.array) -> mx.array:
-        """As Speculator says; tokens of clusters that are not looked at get -inf."""
+        """See DrafterNetwork; tokens of clusters that are not looked at get -inf."""
         if "masked_embedding" not in self:
             logits: mx.array = self.lm_head.as_linear(states)
             return logits
@@ -357,7 +357,7 @@ class AssistantReading(Reading):
         self._guessed: mx.array | None = None
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """As Reading says."""
+        """See Reading."""
         network = self._network
         offset = self._rows.advance(following, 0).starts[0]
         final, *lent = network.apart(hidden.astype(network.dtype))
@@ -367,13 +367,13 @@ class AssistantReading(Reading):
         self._newest = following[:, -1:], final[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        """As Reading says."""
+        """See Reading."""
         assert self._newest is not None, "something was read"
         token, self._guessed = self._newest
         return self.guess_after(token)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """As Reading says."""
+        """See Reading."""
         assert self._guessed is not None, "a first token was guessed"
         network, place = self._network, self.length
         lenders = zip(network.lenders.items(), self._caches, strict=True)
@@ -432,4 +432,4 @@ def _args(files: AssistantFiles) -> ModelArgs:
     )
 
 
-network = Assistant
+ASSISTANT = Kind("gemma4_assistant", recognizes, read, Assistant, expected, by_speculators=False)

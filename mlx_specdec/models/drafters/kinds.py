@@ -1,4 +1,4 @@
-"""Drafters that are known by their files and not run here, so that a message can name them."""
+"""From a directory to a hidden-state drafter on its target: its kind, its files, its network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from ...checkpoints import destination, mtp_layers, shards
 from ...checkpoints.disk import read_json, show
 from ...checkpoints.files import Weights
@@ -17,8 +19,13 @@ from ...checkpoints.formats import safetensors
 from ...checkpoints.t5_keys import MOST_LAYERS
 from ...checkpoints.tensors import TensorInfo
 from ...errors import CheckpointError
-from .files import D2T, SpeculatorFiles, without_encoder
-from .sizes import Settings, nested
+from ...interfaces import Scores
+from ..base import Base
+from ..number_format import NumberFormat
+from . import KINDS
+from .config import Settings, nested
+from .files import D2T, DrafterFiles, without_encoder
+from .network import DrafterNetwork, Kind
 
 _TYPES = {
     "mlp_speculator": "an MLPSpeculator",
@@ -35,51 +42,21 @@ _TENSORS = {
     "rnn_u.weight": "a ReDrafter",
     "drafter.rnn_u.weight": "a ReDrafter",
 }
-
-
-def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """What these files hold, with its article; None where they are no drafter that is known."""
-    said = nested(config)
-    if said.get("projector_type") == "domino":
-        return "a Domino"
-    told = config.get("speculators_model_type")
-    if isinstance(told, str):
-        return f"a drafter that says it is {told!a:.40}"
-    if what := _TYPES.get(str(config.get("model_type"))):
-        return what
-    if what := next((_KEYS[key] for key in _KEYS if key in said), None):
-        return what
-    if what := next((_TENSORS[name] for name in _TENSORS if name in names), None):
-        return what
-    if names and all(map(mtp_layers.looks_so, names)):
-        return "layers for multi-token prediction of another family"
-    return None
-
-
-KINDS: Mapping[str, str] = {
-    "dspark": "dflash",
-    "dflash2": "dflash2",
-    "dflash": "dflash",
-    "peagle": "peagle",
-    "eagle3": "eagle3",
-    "mtp": "mtp",
-    "eagle": "eagle",
-    "gemma4_assistant": "gemma4_assistant",
-}
-"""Kind -> module. The order is the one in which they are tried: a DSpark is a DFlash with more, and
-a P-EAGLE an EAGLE-3."""
-
-
-OF_SPECULATORS = tuple(kind for kind in KINDS if kind not in ("eagle", "gemma4_assistant"))
-"""Kinds that the package `speculators` names."""
 LARGEST = 1 << 40
-"""Bytes of a drafter that is believed to be one."""
+"""Bytes that a config.json without weights may ask for."""
 MOST_TOKENS = 1 << 22
-"""Of its vocabulary, where no file says them one by one."""
+"""Tokens of a drafter's vocabulary where no file lists them."""
+
+
+def kind_named(name: str) -> Kind:
+    """Return a kind by its name; its module is imported now."""
+    module, _, constant = KINDS[name].partition(":")
+    kind: Kind = getattr(import_module(f".{module}", __package__), constant)
+    return kind
 
 
 def kind_of(directory: Path) -> str | None:
-    """The kind of drafter that a directory holds; None for a whole model, or what is no drafter.
+    """Return the kind of drafter that a directory holds; None for a whole model, or no drafter.
 
     Raises CheckpointError for a drafter of a kind that is known and not supported.
     """
@@ -102,7 +79,7 @@ def check_is_none(directory: Path) -> None:
     """Raises CheckpointError for a drafter, which is no model to generate with."""
     file = directory / "config.json"
     names: Collection[str] = ()
-    with suppress(CheckpointError):  # loading tells what is damaged
+    with suppress(CheckpointError):  # loading reports what is damaged
         names = _names(directory)
     kind = _recognized(read_json(file), names) if file.is_file() else None
     if kind is not None:
@@ -112,22 +89,8 @@ def check_is_none(directory: Path) -> None:
         )
 
 
-def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """The kind that configuration and names of tensors tell; what `speculators` says is true."""
-    if nested(config).get("projector_type") not in (None, "dflash", "dspark"):
-        return None
-    if (told := config.get("speculators_model_type")) is not None:
-        return told if told in OF_SPECULATORS else None
-    known = (
-        kind
-        for kind, module in KINDS.items()
-        if import_module(f".{module}", __package__ or "").recognizes(kind, config, names)
-    )
-    return next(known, None)
-
-
-def read(directory: Path) -> SpeculatorFiles | None:
-    """The drafter that a directory holds, every tensor's shape checked; None as `kind_of` says.
+def read(directory: Path) -> DrafterFiles | None:
+    """Open the drafter that a directory holds, every tensor's shape checked; None as in `kind_of`.
 
     Raises CheckpointError for files that are damaged, contradict one another, or are not supported.
     """
@@ -135,30 +98,28 @@ def read(directory: Path) -> SpeculatorFiles | None:
     if kind is None:
         return None
     config: dict[str, Any] = read_json(directory / "config.json")
-    files: SpeculatorFiles = import_module(f".{KINDS[kind]}", __package__ or "").read(
-        kind, directory, config
-    )
+    files = kind_named(kind).read(directory, config)
     return replace(files, without_encoder=without_encoder(directory / "config.json", config))
 
 
-def outline(directory: Path) -> SpeculatorFiles | None:
-    """As `read`; without weights, what config.json alone says of a drafter, whose tensors are then
-    zeros. Raises CheckpointError, where it does not tell enough as well."""
-    kind = kind_of(directory)
-    if kind is None or shards.format_of(directory):
+def outline(directory: Path) -> DrafterFiles | None:
+    """Open a drafter as `read` does; without weights, from config.json alone, with zeros in place
+    of its tensors. Raises CheckpointError, where config.json does not tell enough as well."""
+    name = kind_of(directory)
+    if name is None or shards.format_of(directory):
         return read(directory)
     config: dict[str, Any] = read_json(directory / "config.json")
-    module = import_module(f".{KINDS[kind]}", __package__ or "")
-    if not hasattr(module, "expected"):
+    expected = kind_named(name).expected
+    if expected is None:
         raise CheckpointError(
-            f"{directory} has no weights, and the config.json of the kind {kind} alone does not "
+            f"{directory} has no weights, and the config.json of the kind {name} alone does not "
             "tell what they are: give a directory that has them"
         )
     settings = Settings(directory / "config.json", config.get("transformer_layer_config"), config)
     settings.whole("num_hidden_layers", 1, most=MOST_LAYERS)
     infos = {
         name: TensorInfo.of("I64" if name == D2T else settings.dtype, shape)
-        for name, shape in module.expected(kind, directory, config).items()
+        for name, shape in expected(directory, config).items()
     }
     nbytes = sum(info.nbytes for info in infos.values())
     if nbytes > LARGEST or (D2T in infos and infos[D2T].extent > MOST_TOKENS):
@@ -176,8 +137,68 @@ def outline(directory: Path) -> SpeculatorFiles | None:
     return replace(files, directory=directory, tensors=files.tensors.outlined())
 
 
+def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterNetwork:
+    """Load the drafter of a directory on its target.
+
+    numbers: what it computes in. Raises CheckpointError where it was made for another target, and
+    OptionError where the target does not show or lend what it reads.
+    """
+    files.check(target.width, target.layers, target.vocabulary)
+    network = kind_named(files.kind).network(files, target)
+    scores = try_out(network, target)
+    files.check_encoder(scores.encoded[0].shape[-1] if scores.encoded else None)
+    network.load(files, numbers)
+    return network
+
+
+def try_out(network: DrafterNetwork, target: Base) -> Scores:
+    """Build a pass of the target with a network's taps, without computing it: the target refuses
+    what it does not show. Raises as `attach` does."""
+    tokens = mx.zeros((1, 1), dtype=mx.int32)
+    scores = target.open([0]).advance(tokens, taps=network.taps)
+    target.embed(tokens)
+    for name in network.taps:
+        width = network.width_of(name)
+        if name not in scores.hidden or scores.hidden[name].shape[-1] != width:
+            raise CheckpointError(
+                f"what the target shows as {name} is no hidden state of width {width}: no drafter "
+                "can read it"
+            )
+    return scores
+
+
+def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """Return the kind that configuration and names of tensors tell. What the package `speculators`
+    says is believed."""
+    if nested(config).get("projector_type") not in (None, "dflash", "dspark"):
+        return None
+    if (stated := config.get("speculators_model_type")) is not None:
+        known = isinstance(stated, str) and stated in KINDS
+        return stated if known and kind_named(stated).by_speculators else None
+    return next((name for name in KINDS if kind_named(name).recognizes(config, names)), None)
+
+
+def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """Return what these files hold, with its article; None where they are no known drafter."""
+    stated = nested(config)
+    if stated.get("projector_type") == "domino":
+        return "a Domino"
+    by_speculators = config.get("speculators_model_type")
+    if isinstance(by_speculators, str):
+        return f"a drafter that says it is {by_speculators!a:.40}"
+    if what := _TYPES.get(str(config.get("model_type"))):
+        return what
+    if what := next((_KEYS[key] for key in _KEYS if key in stated), None):
+        return what
+    if what := next((_TENSORS[name] for name in _TENSORS if name in names), None):
+        return what
+    if names and all(map(mtp_layers.looks_so, names)):
+        return "layers for multi-token prediction of another family"
+    return None
+
+
 def _names(directory: Path) -> Collection[str]:
-    """Of all tensors, where they may tell a drafter."""
+    """Return the names of all tensors, where they may tell a drafter."""
     if shards.format_of(directory) not in ("safetensors", "torch"):
         return ()
     return Weights(directory).infos.keys()

@@ -1,8 +1,4 @@
-"""YaRN: positions of texts longer than those that were learned from, as transformers turns them.
-
-mlx-lm's takes neither `attention_factor` nor `truncate`, which gpt-oss has.
-Source: Peng et al., arXiv 2309.00071, section 3.2.
-"""
+"""The transformer layers of drafters, and the rotation of their positions."""
 
 from __future__ import annotations
 
@@ -14,22 +10,41 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from .sizes import ENCODER_ATTENTION, LayerSizes
+from .config import ENCODER_ATTENTION, LayerSizes
 
-FAST, SLOW = 32, 1
-"""Turns within the texts that were learned from: a pair that makes more of them goes on as it did,
-one that makes fewer slows down by the whole factor."""
+BETA_FAST, BETA_SLOW = 32, 1
+"""Turns of a pair of entries within the original context: a pair that makes more of them is not
+scaled, one that makes fewer is scaled by the whole factor."""
 
 
-def yarn(sizes: LayerSizes, told: Mapping[str, Any]) -> Callable[..., mx.array]:
-    """The rotation of (batch, heads, m, head_dim), called with `offset`. told: of the positions, as
-    config.json has it."""
-    periods = mx.array(_periods(sizes, told), dtype=mx.float32)
-    size = _size(told)
+def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
+    """Return the rotation of positions, called with (batch, heads, m, head_dim) and `offset`."""
+    scaling = sizes.rope_scaling
+    if scaling is None:
+        return nn.RoPE(sizes.head_dim, traditional=sizes.interleaved, base=sizes.rope_theta)
+    if "yarn" in (scaling.get("rope_type"), scaling.get("type")):
+        return yarn(sizes, scaling)
+    from mlx_lm.models.rope_utils import initialize_rope
 
-    def turned(heads: mx.array, offset: int | mx.array = 0) -> mx.array:
+    scaled: Callable[..., mx.array] = initialize_rope(
+        sizes.head_dim,
+        sizes.rope_theta,
+        sizes.interleaved,
+        {"original_max_position_embeddings": sizes.max_positions, **scaling},
+        sizes.max_positions,
+    )
+    return scaled
+
+
+def yarn(sizes: LayerSizes, scaling: Mapping[str, Any]) -> Callable[..., mx.array]:
+    """Return the rotation of YaRN as transformers has it: mlx-lm's takes neither `attention_factor`
+    nor `truncate`, which gpt-oss has. Source: Peng et al., arXiv 2309.00071, section 3.2."""
+    periods = mx.array(_periods(sizes, scaling), dtype=mx.float32)
+    attention_factor = _attention_factor(scaling)
+
+    def rotate(heads: mx.array, offset: int | mx.array = 0) -> mx.array:
         return mx.fast.rope(
-            heads if size == 1 else heads * size,
+            heads if attention_factor == 1 else heads * attention_factor,
             sizes.head_dim,
             traditional=sizes.interleaved,
             base=None,
@@ -38,41 +53,43 @@ def yarn(sizes: LayerSizes, told: Mapping[str, Any]) -> Callable[..., mx.array]:
             freqs=periods,
         )
 
-    return turned
+    return rotate
 
 
-def _periods(sizes: LayerSizes, told: Mapping[str, Any]) -> np.ndarray:
-    """Of each pair, in positions and turns of 1 radian."""
-    learned = told.get("original_max_position_embeddings") or sizes.max_positions
+def _periods(sizes: LayerSizes, scaling: Mapping[str, Any]) -> np.ndarray:
+    """Return the period of each pair of entries, in positions per radian."""
+    original = scaling.get("original_max_position_embeddings") or sizes.max_positions
     pairs = sizes.head_dim // 2
 
     def pair(turns: float) -> float:
-        """That makes so many turns in a text, which need not be a whole number."""
-        return pairs * math.log(learned / (turns * 2 * math.pi)) / math.log(sizes.rope_theta)
+        """Return the pair, a fraction, that makes so many turns within the original context."""
+        return pairs * math.log(original / (turns * 2 * math.pi)) / math.log(sizes.rope_theta)
 
-    low, high = pair(told.get("beta_fast") or FAST), pair(told.get("beta_slow") or SLOW)
-    if told.get("truncate", True):
+    low = pair(scaling.get("beta_fast") or BETA_FAST)
+    high = pair(scaling.get("beta_slow") or BETA_SLOW)
+    if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, sizes.head_dim - 1)
-    slowed = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
+    scaled = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
     plain = sizes.rope_theta ** (np.arange(pairs) / pairs)
-    return 1 / (slowed / (told["factor"] * plain) + (1 - slowed) / plain)
+    return 1 / (scaled / (scaling["factor"] * plain) + (1 - scaled) / plain)
 
 
-def _size(told: Mapping[str, Any]) -> float:
-    """What queries and keys are multiplied by."""
-    if (asked := told.get("attention_factor")) is not None:
-        return float(asked)
+def _attention_factor(scaling: Mapping[str, Any]) -> float:
+    """Return what queries and keys are multiplied by."""
+    if (stated := scaling.get("attention_factor")) is not None:
+        return float(stated)
 
-    def grown(share: float) -> float:
-        return 1.0 if told["factor"] <= 1 else 0.1 * share * math.log(told["factor"]) + 1
+    def mscale(share: float) -> float:
+        factor = scaling["factor"]
+        return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1
 
-    both = told.get("mscale"), told.get("mscale_all_dim")
-    return grown(both[0]) / grown(both[1]) if both[0] and both[1] else grown(1)
+    one, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return mscale(one) / mscale(all_dim) if one and all_dim else mscale(1)
 
 
 class Source(NamedTuple):
-    """What the target's encoder made of source texts, as one layer attends to it.
+    """The encoder's output for source texts, as one layer attends to it.
 
     keys, values: (batch, kv_heads, n, head_dim). mask: (batch, 1, 1, n) bool, False for padding;
     None where there is none.
@@ -83,27 +100,8 @@ class Source(NamedTuple):
     mask: mx.array | None = None
 
 
-def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
-    """The rotation of positions, called with `offset`. Most scaled ones are mlx-lm's."""
-    told = sizes.rope_scaling
-    if told is None:
-        return nn.RoPE(sizes.head_dim, traditional=sizes.interleaved, base=sizes.rope_theta)
-    if "yarn" in (told.get("rope_type"), told.get("type")):
-        return yarn(sizes, told)
-    from mlx_lm.models.rope_utils import initialize_rope
-
-    scaled: Callable[..., mx.array] = initialize_rope(
-        sizes.head_dim,
-        sizes.rope_theta,
-        sizes.interleaved,
-        {"original_max_position_embeddings": sizes.max_positions, **told},
-        sizes.max_positions,
-    )
-    return scaled
-
-
 class Linears:
-    """Makes the linear layers of a module: those have a bias whose file has one.
+    """Makes the linear layers of a module, with a bias where the files have one.
 
     present: names of all tensors. path: of the module.
     """
@@ -113,17 +111,20 @@ class Linears:
         self._path = path
 
     def has(self, name: str) -> bool:
-        """Whether the file has a tensor of this module."""
+        """Return whether the files have a tensor of this module."""
         return f"{self._path}.{name}" in self._present
 
     def linear(self, name: str, inputs: int, outputs: int) -> nn.Linear:
-        """A layer of the module."""
+        """Make a layer of the module."""
         return nn.Linear(inputs, outputs, bias=self.has(f"{name}.bias"))
 
 
 class Attention(nn.Module):
-    """inputs: width of what queries, keys and values are made of. source: width of what keys and
-    values are made of, where that is the encoder's output, whose positions are not turned."""
+    """Attention with grouped heads and rotary positions.
+
+    inputs: width of the inputs of queries, keys and values. source: width of those of keys and
+    values where they are the encoder's output, whose positions are not rotated.
+    """
 
     def __init__(
         self, sizes: LayerSizes, inputs: int, make: Linears, source: int | None = None
@@ -136,10 +137,9 @@ class Attention(nn.Module):
         self.k_proj = make.linear("k_proj", source or inputs, outer)
         self.v_proj = make.linear("v_proj", source or inputs, outer)
         self.o_proj = make.linear("o_proj", inner, sizes.width)
-        if make.has("q_norm.weight"):
-            self.q_norm = nn.RMSNorm(sizes.head_dim, sizes.eps)
-        if make.has("k_norm.weight"):
-            self.k_norm = nn.RMSNorm(sizes.head_dim, sizes.eps)
+        for name in ("q_norm", "k_norm"):
+            if make.has(f"{name}.weight"):
+                self[name] = nn.RMSNorm(sizes.head_dim, sizes.eps)
 
     def queries(self, rows: mx.array, offset: int | mx.array = 0) -> mx.array:
         """(1, m, inputs), the first at position `offset` -> (1, heads, m, head_dim); of many
@@ -147,12 +147,12 @@ class Attention(nn.Module):
         return self._placed(self.q_proj(rows), "q_norm", offset)
 
     def keys_values(self, rows: mx.array, offset: int | mx.array = 0) -> tuple[mx.array, mx.array]:
-        """The same of (1, kv_heads, m, head_dim) keys, and values."""
+        """Return keys and values, (1, kv_heads, m, head_dim) each; arguments as in `queries`."""
         keys = self._placed(self.k_proj(rows), "k_norm", offset)
         return keys, self._by_head(self.v_proj(rows)).swapaxes(1, 2)
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> mx.array:
-        """-> (1, m, width)."""
+        """Return the output of the attention, (1, m, width)."""
         scale = self._sizes.head_dim**-0.5
         seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
         return self.o_proj(seen.swapaxes(1, 2).flatten(2))
@@ -183,7 +183,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer. inputs: see `Attention`. number: of the layer in the file."""
+    """One layer. number: of the layer in the files. inputs: see `Attention`."""
 
     def __init__(self, sizes: LayerSizes, number: int, inputs: int, present: Collection[str]):
         super().__init__()
@@ -199,15 +199,14 @@ class Layer(nn.Module):
             self.encoder_attn_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
 
     def finish(self, rows: mx.array, attended: mx.array, source: Source | None = None) -> mx.array:
-        """What comes behind the attention: (batch, m, width) of both -> (batch, m, width).
-
-        source: from `Speculator.sources`, one per sequence."""
+        """Return the layer's output from its residual and its attention's output, (batch, m, width)
+        each. source: from `DrafterNetwork.sources`, one per sequence."""
         rows = self.look_at(source, rows + attended)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
     def look_at(self, source: Source | None, rows: mx.array) -> mx.array:
-        """Rows (batch, m, width) with what they see of the source; themselves in layers that do not
-        attend to it."""
+        """Add to rows, (batch, m, width), the attention to the source; layers without it return the
+        rows."""
         if ENCODER_ATTENTION not in self:
             return rows
         assert source is not None, "the layer attends to a source"

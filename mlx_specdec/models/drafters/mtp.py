@@ -1,5 +1,7 @@
-"""What `speculators` leaves out of the configuration of a layer for multi-token prediction: the
-defaults of transformers, by mlx-lm's name of the family."""
+"""Layers for multi-token prediction, of a checkpoint of their own or the target's.
+
+mlx-lm computes such a layer as the only layer of a model.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from ...checkpoints.mtp_layers import NUMBERED, QWEN, Carried
 from ...errors import CheckpointError, first_line
 from ..base import Base
 from ..number_format import NumberFormat
-from .files import IN_16_BITS, UNREAD, SpeculatorFiles, StoredTensors
+from .config import Settings, Sizes
+from .files import IN_16_BITS, UNUSED, DrafterFiles, StoredTensors
 from .layers import Source
-from .network import Chain, ChainReading
-from .sizes import Settings, Sizes
+from .network import Chain, ChainReading, Config, Kind
 
 PLAIN = "qwen3"
-"""Of `speculators` alone: a family whose checkpoints carry no such layers."""
+"""Only `speculators` has such layers for this family; its checkpoints carry none."""
 _QWEN3: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 32768,
@@ -54,6 +56,7 @@ _HYBRID: Mapping[str, Any] = {
     "partial_rotary_factor": 0.25,
 }
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    # Those of transformers, which `speculators` leaves out, by mlx-lm's name of the family.
     PLAIN: {
         **_QWEN3,
         "hidden_size": 4096,
@@ -81,8 +84,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 8,
     },
 }
-
-
 MLX_LM_TYPES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 LAYER = "layers.0."
 _PARTS = {
@@ -91,9 +92,9 @@ _PARTS = {
     **dict.fromkeys(("pre_fc_norm_embedding", "enorm", "token_layernorm"), "pre_fc_norm_embedding"),
     **dict.fromkeys(("pre_fc_norm_hidden", "hnorm", "hidden_layernorm"), "pre_fc_norm_hidden"),
 }
-"""What the families call what stands around the layer."""
+"""The families' names of what stands around the layer."""
 _LENT = ("embed_tokens.weight", "shared_head.head.weight", "lm_head.weight")
-"""The target's own, which some files repeat."""
+"""Tensors of the target, which some files repeat."""
 _BEFORE = re.compile(
     r"(?:(?:language_)?model\.)*(?:mtp\.layers|mtp_layers|layers)\.(\d+)\.|.*mtp\."
 )
@@ -108,14 +109,14 @@ _ALONE: Mapping[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
-"""What makes a model of one layer that attends, and has experts where the family has them."""
+"""Settings of a model of one layer with attention, and experts where the family has them."""
 _OF_OTHER_LAYERS = ("layer_types", "quantization", "quantization_config", "text_config")
 
 
 @dataclass(frozen=True)
-class MtpFiles(SpeculatorFiles):
+class MtpFiles(DrafterFiles):
     """block: the configuration of a model of this one layer, as mlx-lm reads it. renamed: the
-    layer's tensors have mlx-lm's names already."""
+    layer's tensors already have mlx-lm's names."""
 
     block: Mapping[str, Any]
     renamed: bool
@@ -126,13 +127,13 @@ class MtpFiles(SpeculatorFiles):
         return 2 * self.target_width
 
 
-def recognizes(kind: str, config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether these are layers for multi-token prediction and nothing else."""
+def recognizes(config: Config, names: Collection[str]) -> bool:
+    """Return whether these are layers for multi-token prediction and nothing else."""
     return bool(names) and all(map(mtp_layers.known(config), names))
 
 
-def read(kind: str, directory: Path, config: Mapping[str, Any]) -> MtpFiles:
-    """See `speculators.read`."""
+def read(directory: Path, config: Config) -> MtpFiles:
+    """Open a directory. Raises CheckpointError."""
     weights = Weights(directory)
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, Mapping):
@@ -145,15 +146,15 @@ def read(kind: str, directory: Path, config: Mapping[str, Any]) -> MtpFiles:
             f"{directory} holds a layer for multi-token prediction of the type {family!a:.60}, "
             f"which is not supported: {', '.join(sorted(DEFAULTS))} are"
         )
-    said = {key: value for key, value in inner.items() if value is not None}
+    stated = {key: value for key, value in inner.items() if value is not None}
     # transformers stores the norms of Qwen 3 whole.
     carried = Carried(tuple(weights.infos), weights.read, family != PLAIN)
-    return _files(directory, {**default, **said}, carried)
+    return _files(directory, {**default, **stated}, carried)
 
 
-def of_target(directory: Path, config: Mapping[str, Any]) -> MtpFiles | None:
-    """The layers that a target's own checkpoint carries; None for none. config: of the target.
-    Raises CheckpointError for some that are damaged or cannot be used."""
+def of_target(directory: Path, config: Config) -> MtpFiles | None:
+    """Open the layers that a target's own checkpoint carries, None for none. config: of the target.
+    Raises CheckpointError for layers that are damaged or cannot be used."""
     carried = mtp_layers.carried(directory, config)
     if carried is not None:
         return _files(directory, config, carried)
@@ -165,7 +166,7 @@ def of_target(directory: Path, config: Mapping[str, Any]) -> MtpFiles | None:
     return None
 
 
-def _files(directory: Path, config: Mapping[str, Any], carried: Carried) -> MtpFiles:
+def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
     text, family = mtp_layers.text_config(config), mtp_layers.family(config)
     if text.get("mtp_use_dedicated_embeddings"):
         raise CheckpointError(
@@ -202,12 +203,12 @@ def _files(directory: Path, config: Mapping[str, Any], carried: Carried) -> MtpF
 
 
 def _own_names(directory: Path, carried: Carried) -> dict[str, mx.array]:
-    """The tensors of one layer, `fc`, the norms around it, and the rest under `layers.0`."""
+    """Return the tensors of one layer: `fc`, the norms around it, and the rest in `layers.0`."""
     numbers, tensors = set(), {}
     for name in carried.names:
         before = _BEFORE.match(name)
         rest = name if before is None else name[before.end() :]
-        if rest in (*_LENT, *UNREAD):
+        if rest in (*_LENT, *UNUSED):
             continue
         if before is not None and before[1] is not None:
             numbers.add(before[1])
@@ -225,7 +226,7 @@ def _own_names(directory: Path, carried: Carried) -> dict[str, mx.array]:
 def _as_mlx_lm(
     directory: Path, tensors: dict[str, mx.array], *, zero_centered: bool
 ) -> dict[str, mx.array]:
-    """Of Qwen's: experts joined in one tensor, as mlx-lm names them, and norms around 1."""
+    """Rename Qwen's tensors as mlx-lm does: experts in one tensor, and norms around 1."""
     if zero_centered:
         tensors = {
             name: array + 1 if name.endswith("norm.weight") or "pre_fc_norm" in name else array
@@ -253,7 +254,7 @@ def _as_mlx_lm(
 
 
 def _block(text: Mapping[str, Any], family: str, *, experts: bool) -> dict[str, Any]:
-    """The configuration of a model of this layer alone."""
+    """Return the configuration of a model of this layer alone."""
     kind = MLX_LM_TYPES.get(family, family)
     block = {**text, **_rotation(text, kind), **_ALONE, "model_type": kind}
     if not experts:
@@ -262,8 +263,8 @@ def _block(text: Mapping[str, Any], family: str, *, experts: bool) -> dict[str, 
 
 
 def _rotation(text: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Of positions, which newer configurations describe in one place, and mlx-lm reads where older
-    ones do."""
+    """Return the rotation of positions, which newer configurations describe in one entry, where
+    mlx-lm reads it."""
     stated = text.get("rope_parameters")
     if kind not in (PLAIN, "qwen3_next") or not isinstance(stated, Mapping):
         return {}
@@ -274,16 +275,15 @@ def _rotation(text: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 class Given(nn.Module):
-    """Takes the place of what a model has around its layers."""
+    """Takes the place of the embedding and the norm of a model."""
 
     def __call__(self, states: mx.array) -> mx.array:
-        """What it is given."""
+        """Return the input."""
         return states
 
 
 class Mtp(Chain):
-    """The layer of a checkpoint, which mlx-lm computes as a model of one layer without embedding,
-    norm and head."""
+    """The layer of a checkpoint, which mlx-lm computes as a model of one layer."""
 
     def __init__(self, files: MtpFiles, target: Base) -> None:
         # Not at the top: the kinds are told apart for T5s too, whose path imports no mlx-lm.
@@ -301,7 +301,7 @@ class Mtp(Chain):
         self.block.embed_tokens = self.block.norm = Given()
 
     def open(self) -> ChainReading:
-        """A sequence of which nothing was read."""
+        """Begin a sequence of which nothing was read."""
         from ..mlx_lm.context import BatchedCache
 
         return ChainReading(self, 1, BatchedCache)
@@ -314,14 +314,14 @@ class Mtp(Chain):
         offset: int,
         sources: Sequence[Source | None] = (),
     ) -> tuple[mx.array, mx.array]:
-        """As Chain says; no source is attended to."""
+        """See Chain; no source is attended to."""
         embedded = self.pre_fc_norm_embedding(self.embed(tokens))
         both = mx.concatenate([embedded, self.pre_fc_norm_hidden(states)], axis=-1)
         normed = self.norm(self.block(self.fc(both), cache=caches))
         return normed, normed
 
-    def load(self, files: SpeculatorFiles, numbers: NumberFormat) -> None:
-        """As Speculator says. Matrices may be stored as MLX quantizes them."""
+    def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
+        """See DrafterNetwork. Matrices may be stored as MLX quantizes them."""
         from ..mlx_lm.loader import cannot_build
         from ..mlx_lm.loading import in_asked_numbers
 
@@ -343,16 +343,16 @@ class Mtp(Chain):
         mx.eval(self.parameters())
 
     def quant_predicate(self, path: str, module: nn.Module) -> Any:
-        """What fewer bits are taken for, and how many; as mlx-lm's models have it."""
+        """Return whether a module is quantized, or how, as mlx-lm's models do."""
         return path not in IN_16_BITS and self._own_bits(path, module)
 
     def cast_predicate(self, path: str) -> bool:
-        """What may be cast to another type; as mlx-lm's models have it."""
+        """Return whether a parameter may be cast to another type, as mlx-lm's models do."""
         return bool(self._casts(path))
 
     def _as_mlx_lm(self, files: MtpFiles) -> dict[str, mx.array]:
-        """The tensors under this network's names; the layer's are joined, split and named as mlx-lm
-        does with the first layer of a model."""
+        """Return the tensors by this network's names; mlx-lm joins, splits and renames those of the
+        layer as those of a model's first layer."""
         weights = {name: files.tensors[name] for name in files.tensors if LAYER not in name}
         layer = {f"model.{name}": files.tensors[name] for name in files.tensors if LAYER in name}
         renamed = layer if files.renamed else self._renamed(layer)
@@ -368,4 +368,12 @@ def _stored_bits(weights: dict[str, mx.array], path: str, module: nn.Module) -> 
     return able and infer_quant_config(path, module, weights)
 
 
-network = Mtp
+MTP = Kind(
+    "mtp",
+    recognizes,
+    read,
+    Mtp,
+    missing="there is no such drafter to propose: the checkpoint carries no layers for multi-token "
+    "prediction, which mlx-lm's conversions drop and mlx-specdec convert keeps, or another drafter "
+    "was named with draft-model",
+)

@@ -1,14 +1,16 @@
-"""What the networks of all kinds share: their place between a target's states and its tokens.
+"""What all kinds of hidden-state drafters share: what a kind is, its network, and its sequences.
 
-A target lends its embedding and its head to those that have none of their own.
+A target lends its embedding and its head to drafters that have none of their own.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -21,21 +23,49 @@ from ..base import Base
 from ..kv_cache import STEP, KVCache
 from ..number_format import NumberFormat
 from ..rows import Rows, RowsContext
-from .files import IN_16_BITS, SpeculatorFiles
+from .config import Shapes
+from .files import IN_16_BITS, DrafterFiles
 from .layers import Attention, Layer, Source
 
+Config = Mapping[str, Any]
 
-class Speculator(nn.Module):
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of hidden-state drafter: what its files mean, and its network.
+
+    name: as in the table of kinds. recognizes: returns whether a directory holds one, from its
+    config.json and the names of its tensors. read: opens a directory, whose tensors it checks;
+    raises CheckpointError. network: from what `read` returned and the target. expected: returns the
+    tensors that a config.json without weights asks for; None where it does not tell. layer_ids: the
+    entry of config.json that names the target's layers by their inputs. by_speculators: the package
+    `speculators` writes it. missing: the sentence for a pair that brings none.
+    """
+
+    name: str
+    recognizes: Callable[[Config, Collection[str]], bool]
+    read: Callable[[Path, Config], DrafterFiles]
+    network: Callable[[Any, Any], DrafterNetwork]
+    expected: Callable[[Path, Config], Shapes] | None = None
+    layer_ids: str = ""
+    by_speculators: bool = True
+    missing: str = (
+        "there is no such drafter to propose: name the directory of one that was made for this "
+        "target with draft-model"
+    )
+
+
+class DrafterNetwork(nn.Module):
     """A network that drafts from hidden states of `target`.
 
     Parameters are named as in files. taps: the hidden states that it reads, in the order in which
-    they stand side by side; one that names no layer reads what the target's head is given.
-    target_ids: see SpeculatorFiles. layers: its own, which a kind makes.
+    they stand side by side; without layers to read, those that the target's head is given.
+    target_ids: see DrafterFiles. layers: the drafter's, which a kind makes.
     """
 
     layers: list[Layer]
 
-    def __init__(self, files: SpeculatorFiles, target: Base) -> None:
+    def __init__(self, files: DrafterFiles, target: Base) -> None:
         super().__init__()
         self._target = target
         self.kind = files.kind
@@ -57,16 +87,27 @@ class Speculator(nn.Module):
 
     @property
     def stops(self) -> bool:
-        """Whether it tells how likely what it drafts is to stay."""
+        """Whether it estimates how likely its drafts are to be accepted."""
         return "confidence_head" in self
+
+    @property
+    def most(self) -> int:
+        """The largest number of tokens that a round may draft. Most kinds have no limit."""
+        return sys.maxsize
 
     @property
     def nbytes(self) -> int:
         """Size of the drafter's own weights in bytes."""
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type that the network computes in."""
+        # A matrix may be stored in fewer bits.
+        return (self.norm if "norm" in self else self.fc).weight.dtype
+
     def cache_nbytes(self, source: int, columns: int) -> int:
-        """As models.base.Base says, of a sequence's own keys and values."""
+        """Return the bytes of a sequence's keys and values; see models.base.Base."""
         of_source, of_column = self._row_nbytes
         return source * of_source + -(-columns // STEP) * STEP * of_column
 
@@ -80,24 +121,19 @@ class Speculator(nn.Module):
         reading.read(mx.zeros((1, 1, width), dtype=self.dtype), mx.zeros((1, 1), dtype=mx.int32))
         return reading.nbytes_per_token
 
-    @property
-    def most(self) -> int:
-        """The largest number of tokens that a round may draft. A chain has no end of its own."""
-        return sys.maxsize
-
     def open(self) -> Reading:
         """Begin a sequence of which nothing was read."""
         raise NotImplementedError
 
-    def load(self, files: SpeculatorFiles, numbers: NumberFormat) -> None:
-        """Take the weights of a directory. Raises OptionError for a quantization that does not suit
+    def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
+        """Load the weights of a directory. Raises OptionError for a quantization that does not suit
         them."""
         self.take(files, numbers, values=True)
         mx.eval(self.parameters())
 
-    def take(self, files: SpeculatorFiles, numbers: NumberFormat, *, values: bool) -> None:
-        """Have weights in these numbers, lazily. values: those of the directory; else whichever are
-        there. Raises as `load` does."""
+    def take(self, files: DrafterFiles, numbers: NumberFormat, *, values: bool) -> None:
+        """Bring the weights into these numbers, lazily. values: load those of the directory;
+        otherwise keep what is there. Raises as `load` does."""
         stored = files.tensors
         numbers.check_plain(files.directory, stored.quantized)
         size = sum(map(math.prod, stored.shapes.values()))
@@ -107,13 +143,12 @@ class Speculator(nn.Module):
             nn.quantize(self, class_predicate=lambda path, module: as_stored.get(path, False))
         if values:
             self.load_weights(list((stored.expanded() if whole else stored).items()))
-        dtype = numbers.floating(stored["fc.weight"].dtype)
-        self.set_dtype(dtype)
+        self.set_dtype(numbers.floating(stored["fc.weight"].dtype))
         if numbers.q_bits is not None:
             self._quantize(numbers.q_bits, numbers.q_group_size)
 
     def width_of(self, tap: str) -> int:
-        """Of what the target shows under this name."""
+        """Return the width of the hidden state of this name."""
         return self._target.width
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -123,7 +158,7 @@ class Speculator(nn.Module):
         return rows.astype(self.dtype)
 
     def sources(self, encoded: mx.array, mask: mx.array | None = None) -> list[Source | None]:
-        """Per layer what it attends to of (batch, n, encoder's width); None each where layers do
+        """Return what each layer attends to of (batch, n, encoder's width), None where layers do
         not. mask: (batch, n) bool, False for padding."""
         if "encoder_norm" not in self:
             return [None] * len(self.layers)
@@ -136,24 +171,19 @@ class Speculator(nn.Module):
         ]
 
     def own_logits(self, states: mx.array) -> mx.array:
-        """(1, m, width), as the head is given them -> logits (1, m, the drafter's vocabulary)."""
+        """(1, m, width), the head's inputs -> logits (1, m, the drafter's vocabulary)."""
         if "lm_head" in self:
             logits: mx.array = self.lm_head(states)
             return logits
         return self._target.head(states.astype(self._target.state_dtype))
 
     def over_target(self, logits: mx.array) -> mx.array:
-        """The same over the target's vocabulary: tokens that the drafter lacks get -inf."""
+        """Return the same logits over the target's vocabulary: tokens that the drafter lacks have
+        -inf."""
         if self._places is None:
             return logits
         nothing = mx.full((*logits.shape[:-1], 1), -mx.inf, dtype=logits.dtype)
         return mx.concatenate([logits, nothing], axis=-1)[..., self._places]
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """Of what the network computes."""
-        # A matrix may be stored in fewer bits.
-        return (self.norm if "norm" in self else self.fc).weight.dtype
 
     def _quantize(self, bits: int, group_size: int) -> None:
         def suits(path: str, module: nn.Module) -> bool:
@@ -168,14 +198,24 @@ class Speculator(nn.Module):
             )
 
 
-class Reading(RowsContext):
-    """One sequence in a network: keys and values, of which those that were made of the target's
-    hidden states stay, and those that were made while guessing do not.
+def _places(target_ids: tuple[int, ...] | None, vocabulary: int) -> mx.array | None:
+    """Return (vocabulary,) int32: where the drafter's logits have each of the target's tokens,
+    behind the last one for those that it lacks; None where both vocabularies are one."""
+    if target_ids is None:
+        return None
+    places: Any = mx.full((vocabulary,), len(target_ids), dtype=mx.int32)
+    places[mx.array(target_ids)] = mx.arange(len(target_ids), dtype=mx.int32)
+    return places
 
-    layers: how many have keys and values. cache: makes that of one layer.
+
+class Reading(RowsContext):
+    """One sequence in a network. Keys and values that were made of the target's hidden states stay,
+    those that were made while guessing are dropped.
+
+    layers: the number of caches. cache: makes that of one layer.
     """
 
-    _network: Speculator
+    _network: DrafterNetwork
 
     def __init__(self, layers: int, cache: Callable[[Rows], Any] = KVCache) -> None:
         rows = Rows(1)
@@ -184,7 +224,7 @@ class Reading(RowsContext):
 
     @property
     def length(self) -> int:
-        """How many rows of the target's were read."""
+        """The number of rows of the target that were read."""
         return self._rows.lengths[0]
 
     @property
@@ -199,13 +239,13 @@ class Reading(RowsContext):
         )
 
     def attend(self, encoded: mx.array) -> None:
-        """Attend to what the target's encoder made of the source, (1, n, width). Called before
-        anything is read, where the target has an encoder."""
+        """Attend to the output of the target's encoder, (1, n, width). Called before anything is
+        read, where the target has an encoder."""
         if "encoder_norm" in self._network:
             self._sources = self._network.sources(encoded)
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """See the target's hidden states side by side, (1, m, taps x width), of committed tokens,
+        """Read the target's hidden states side by side, (1, m, taps x width), of committed tokens,
         and for each of them the committed token after it, (1, m) int32. Lazy."""
         raise NotImplementedError
 
@@ -218,57 +258,46 @@ class Reading(RowsContext):
         """Return the logits of the next token, behind the guessed `token`, (1, 1) int32."""
         raise NotImplementedError
 
-    def evaluate(self) -> None:
-        """Compute what was read so far, and wait for it."""
-        mx.eval([cache.state for cache in self._caches])
-
     def chances(self) -> mx.array | None:
         """Return how likely each of the tokens guessed so far is to be accepted if all before it
         are, (1, count) float32; None where the network does not tell. A token's own number does not
         depend on which one was drawn."""
         return None
 
+    def evaluate(self) -> None:
+        """Compute what was read so far, and wait for it."""
+        mx.eval([cache.state for cache in self._caches])
+
     def forget(self, length: int) -> None:
         """Drop all rows but the first `length`."""
         self._rows.rewind((length,))
 
 
-def _places(target_ids: tuple[int, ...] | None, vocabulary: int) -> mx.array | None:
-    """(vocabulary,) int32: where the drafter's logits have each of the target's tokens, those that
-    it lacks behind the last one; None where both vocabularies are one."""
-    if target_ids is None:
-        return None
-    places: Any = mx.full((vocabulary,), len(target_ids), dtype=mx.int32)
-    places[mx.array(target_ids)] = mx.arange(len(target_ids), dtype=mx.int32)
-    return places
-
-
 Attend = Callable[[int, Attention, mx.array], mx.array]
-"""Of a layer's number, its attention and what that is given, (1, m, inputs): what it puts out."""
+"""The number of a layer, its attention and the inputs of that, (1, m, inputs) -> its output."""
 
 
-class Chain(Speculator):
-    """A network whose own output is what its next step is given in the place of a target's hidden
-    state.
+class Chain(DrafterNetwork):
+    """A network whose own output takes the place of the target's hidden state in its next step.
 
-    A kind has `first`, what its first layer adds to and what it attends with, from tokens and the
-    states before them; and `ends`, what the head and the next step are given, from what the last
-    layer puts out.
+    A kind has `first`, which returns the residual and the inputs of the first layer's attention,
+    from tokens and the states before them; and `ends`, which returns the inputs of the head and of
+    the next step, from the output of the last layer.
     """
 
     def open(self) -> Reading:
-        """A sequence of which nothing was read."""
+        """Begin a sequence of which nothing was read."""
         return ChainReading(self, len(self.layers))
 
     def features(self, hidden: mx.array) -> mx.array:
-        """What the first step is given, (1, m, width), from the target's hidden states side by
-        side, (1, m, taps x width)."""
+        """Return the inputs of the first step, (1, m, width), from the target's hidden states side
+        by side, (1, m, taps x width)."""
         return hidden.astype(self.dtype)
 
     def through(
         self, tokens: mx.array, states: mx.array, sources: Sequence[Source | None], attend: Attend
     ) -> mx.array:
-        """All layers, over (batch, m) tokens and the states before them, (batch, m, width)."""
+        """Run all layers over (batch, m) tokens and the states before them, (batch, m, width)."""
         residual, rows = self.first(tokens, states)
         for number, layer in enumerate(self.layers):
             if number:
@@ -285,8 +314,8 @@ class Chain(Speculator):
         offset: int,
         sources: Sequence[Source | None],
     ) -> tuple[mx.array, mx.array]:
-        """See (1, m) tokens and the states before them, the first at `offset`; returns what the
-        head is given and what the next step is. sources: see `Speculator.sources`."""
+        """Run (1, m) tokens and the states before them, the first at `offset`; return the inputs of
+        the head and of the next step. sources: see `DrafterNetwork.sources`."""
         attend = partial(_attend, caches, offset)
         return self.ends(self.through(tokens, states, sources, attend))
 
@@ -301,18 +330,18 @@ class ChainReading(Reading):
         self._guessed: mx.array | None = None
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """As Reading says."""
+        """See Reading."""
         head, fed_back = self._step(following, self._network.features(hidden), 0)
         self._newest = head[:, -1:], fed_back[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        """As Reading says."""
+        """See Reading."""
         assert self._newest is not None, "something was read"
         head, self._guessed = self._newest
         return self._logits(head)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """As Reading says."""
+        """See Reading."""
         assert self._guessed is not None, "the first token was guessed"
         head, self._guessed = self._step(token, self._guessed, 1)
         return self._logits(head)
