@@ -11,6 +11,7 @@ from .. import process
 from ..checkpoints.disk import parse, show
 from ..errors import OptionError
 from ..models.cache_settings import CacheSettings
+from ..models.drafters import KINDS
 from ..options import SELF, Options, proposers
 from . import render
 from .flags import REQUIRED, Flags, flag
@@ -157,9 +158,8 @@ class Drafting(Flags):
     proposer: str | None = flag(
         None,
         "The drafter: a draft model (draft), n-gram lookup in the prompt and the text (ngram), "
-        "Medusa heads (medusa), a drafter on the target's hidden states by its kind (dspark, "
-        "dflash2, dflash, peagle, eagle3, mtp, eagle, gemma4_assistant), lookup before one of the "
-        "others (auto), or none.",
+        "Medusa heads (medusa), a drafter on the target's hidden states by its kind "
+        f"({', '.join(KINDS)}), lookup before one of the others (auto), or none.",
         metavar="NAME",
         autocompletion=proposers,
     )
