@@ -192,9 +192,9 @@ def serve(
     blas.load()
     from ..engine.prompt_cache_files import Store
     from ..serve.app import Access
-    from ..serve.limits import Limits
     from ..serve.server import Settings
     from ..serve.server import serve as run
+    from ..serve.settings import Limits, ServiceSettings
 
     store = Store(cached_bytes, prompt_cache.prompt_cache_file)
 
@@ -213,13 +213,13 @@ def serve(
             port=network.port,
             batch_size=load.batch_size,
             access=Access(network.api_key, tuple(network.cors_origin or ())),
-            limits=Limits(
-                waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len
+            service=ServiceSettings(
+                Limits(waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len),
+                drawn_seeds=defaults.seed is None,
+                metrics=figures.per_request_spec_decode_metrics == "summary",
+                keep_billing=prompt_cache.keep_billing_lines,
+                strict_model=network.strict_model,
             ),
-            drawn_seeds=defaults.seed is None,
-            keep_billing=prompt_cache.keep_billing_lines,
-            metrics=figures.per_request_spec_decode_metrics == "summary",
-            strict_model=network.strict_model,
             store=store,
             memory_budget=memory_budget,
         ),

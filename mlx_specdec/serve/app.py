@@ -1,30 +1,59 @@
-"""What stands around the application: who may ask, and a line in the log for each request."""
+"""The application: all endpoints, their OpenAPI document, who may send requests, and the log."""
 
 from __future__ import annotations
 
+import functools
+import hmac
+import ipaddress
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .about import About
-from .completions import Completions
-from .guard import AccessLog, Guard, error_response
+from .. import __version__
+from . import anthropic, llama_cpp, openai, tgi
+from .body import Schema
+from .fields import OBJECT, TEXT, WHOLE, either, several
 from .problems import Problem, failed
-from .service import Service
+from .service import EVENTS, JSON, Endpoint, Service, error_response
+
+STATUSES = (400, 401, 403, 404, 408, 413, 422, 424, 429, 500, 503)
+PUBLIC = ("/health", "/v1/health")
+PAGE = (("GET", "/"), ("HEAD", "/"))
+"""The page shows nothing of the model, and asks for the key."""
+WATCHED = (*PUBLIC, "/metrics")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+"""The page sends requests to this server alone, and no other page may have it in a frame."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask. key: None lets everybody in. origins: pages of browsers that may. loopback_name:
-    the host that the server listens on where that is a loopback address; Host headers must then
-    name this machine or an address. None takes any Host header."""
+    """Who may send requests. key: None lets everybody in. origins: web pages that may.
+
+    loopback_name: the host that the server listens on where that is a loopback address; Host
+    headers must then name this machine or an address. None takes any Host header."""
 
     key: str | None = None
     origins: Sequence[str] = ()
@@ -32,7 +61,7 @@ class Access:
 
 
 def make_app(service: Service, access: Access) -> Starlette:
-    """The application around a service."""
+    """Return the application around a service."""
     middleware = [Middleware(AccessLog)]
     if access.origins:
         middleware.append(
@@ -43,28 +72,34 @@ def make_app(service: Service, access: Access) -> Starlette:
                 allow_headers=["*"],
             )
         )
-    origins = frozenset(access.origins)
-    middleware.append(
-        Middleware(Guard, key=access.key, origins=origins, loopback_name=access.loopback_name)
-    )
+    middleware.append(Middleware(Guard, access))
     handlers: dict[Any, Any] = {
-        Problem: lambda request, problem: error_response(problem),
         HTTPException: _of_starlette,
         ClientDisconnect: lambda request, problem: Response(status_code=499),
         Exception: lambda request, problem: error_response(failed("something went wrong here")),
     }
     return Starlette(
-        routes=[*About(service).routes(), *Completions(service).routes()],
+        routes=[_route(service, each) for each in ENDPOINTS],
         middleware=middleware,
         exception_handlers=handlers,
     )
+
+
+def _route(service: Service, endpoint: Endpoint) -> Route:
+    async def handle(request: Request) -> Response:
+        try:
+            return await endpoint.handler(service, request)
+        except Problem as problem:
+            return endpoint.error(problem)
+
+    return Route(endpoint.path, handle, methods=[endpoint.method])
 
 
 def _of_starlette(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
     headers = dict(problem.headers or {})
     if problem.status_code == 405:
-        # Starlette names the methods of the first route alone that has this path.
+        # Starlette names only the methods of the first route with this path.
         fitting = [each for each in request.app.routes if each.matches(request.scope)[0].value]
         headers["Allow"] = ", ".join(sorted(set().union(*(each.methods for each in fitting))))
     messages = {
@@ -73,3 +108,239 @@ def _of_starlette(request: Request, problem: Exception) -> Response:
     }
     message = messages.get(problem.status_code, problem.detail)
     return error_response(Problem(problem.status_code, message, headers=headers))
+
+
+async def page(service: Service, request: Request) -> Response:
+    """Return a page with a chat for a browser."""
+    return HTMLResponse(_page(), headers=PAGE_HEADERS)
+
+
+@functools.cache
+def _page() -> str:
+    return Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+
+
+async def openapi(service: Service, request: Request) -> Response:
+    """Return the OpenAPI 3.1 document of all endpoints, with their bodies and answers."""
+    schemas = service.parser().schemas
+    paths: dict[str, Schema] = {}
+    for endpoint in ENDPOINTS:
+        operations = paths.setdefault(endpoint.path.replace(":path", ""), {})
+        if "{id" in endpoint.path:
+            id_ = {"name": "id", "in": "path", "required": True, "schema": {"enum": [service.name]}}
+            operations["parameters"] = [id_]
+        operations[endpoint.method.lower()] = _operation(endpoint)
+    return JSONResponse(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "mlx-specdec", "version": __version__},
+            "paths": paths,
+            "components": {
+                "schemas": {**schemas, **_answers()},
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
+            "security": [{}, {"key": []}],
+        }
+    )
+
+
+def _operation(endpoint: Endpoint) -> Schema:
+    content: Schema = {endpoint.media: {"schema": _ref(endpoint.answer)}}
+    body: Schema = {}
+    if endpoint.body:
+        content[EVENTS] = {"schema": {}}
+        schema = {"schema": _ref(endpoint.body)}
+        body = {"requestBody": {"required": True, "content": {JSON: schema}}}
+    error = {JSON: {"schema": _ref("Error")}}
+    responses = {
+        "200": {"description": "The answer", "content": content},
+        **{str(each): {"description": "Why there is none", "content": error} for each in STATUSES},
+    }
+    return {"summary": endpoint.summary, **body, "responses": responses}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _answers() -> dict[str, Schema]:
+    """Return the schemas of answers, as far as clients rely on them."""
+    choice = _answer(index=WHOLE, finish_reason={"enum": ["stop", "length", "tool_calls"]})
+    usage = _answer(prompt_tokens=WHOLE, completion_tokens=WHOLE, total_tokens=WHOLE)
+    return {
+        "Completion": _answer(
+            id=TEXT,
+            object={"enum": ["chat.completion", "text_completion"]},
+            created=WHOLE,
+            model=TEXT,
+            choices=several(choice, 1),
+            usage=usage,
+        ),
+        "Message": _answer(
+            id=TEXT,
+            type={"const": "message"},
+            role={"const": "assistant"},
+            model=TEXT,
+            content=several(_answer(type=TEXT)),
+            stop_reason=TEXT,
+            usage=_answer(input_tokens=WHOLE, output_tokens=WHOLE),
+        ),
+        "Count": _answer(input_tokens=WHOLE),
+        "Generated": _answer(generated_text=TEXT),
+        "AnyGenerated": several(_answer(generated_text=TEXT), 1, 1),
+        "Tokens": _answer(tokens=several(WHOLE), count=WHOLE, max_model_len=WHOLE),
+        "Detokenized": _answer(content=TEXT, prompt=TEXT),
+        "Models": _answer(object={"const": "list"}, data=several(_ref("Model"), 1)),
+        "Model": _answer(id=TEXT, object={"const": "model"}, created=WHOLE, owned_by=TEXT),
+        "Text": TEXT,
+        "Anything": OBJECT,
+        "Error": {
+            "type": "object",
+            "required": ["error"],
+            "properties": {"error": either(_answer(message=TEXT, type=TEXT), TEXT)},
+        },
+    }
+
+
+def _answer(**properties: Schema) -> Schema:
+    """Return the schema of an object that has all of these fields."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+ENDPOINTS = (
+    *openai.ENDPOINTS,
+    *anthropic.ENDPOINTS,
+    *tgi.ENDPOINTS,
+    *llama_cpp.ENDPOINTS,
+    Endpoint("GET", "/", page, "A chat for a browser", "Text", media="text/html"),
+    Endpoint("GET", "/openapi.json", openapi, "This document", "Anything"),
+)
+
+
+class Guard:
+    """Refuses requests without the key and those that a foreign web page sends."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        key = access.key
+        self._key = None if key is None else key.encode("utf-8", "surrogateescape")
+        self._origins = frozenset(access.origins)
+        self._hosts: frozenset[str | None] | None = None
+        if access.loopback_name is not None and "*" not in access.origins:
+            named = (urlsplit(origin).hostname for origin in access.origins)
+            self._hosts = frozenset(["localhost", access.loopback_name.lower(), *named])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        problem = self._problem(scope) if scope["type"] == "http" else None
+        if problem is None:
+            await self._app(scope, receive, send)
+        else:
+            await error_response(problem)(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> Problem | None:
+        headers = Headers(scope=scope)
+        if not self._is_ours(headers.get("host", "")):
+            error = (
+                "the Host header names neither this machine nor an address: ask at localhost, or "
+                "start the server with --host NAME or --cors-origin http://NAME"
+            )
+            return Problem(403, error, code="host_not_allowed")
+        origin = headers.get("origin")
+        if origin is not None and not self._may_ask(origin, headers.get("host", "")):
+            error = "pages of this origin may not ask this server: start it with --cors-origin"
+            return Problem(403, error, code="origin_not_allowed")
+        method, path = scope["method"], scope["path"]
+        public = path in PUBLIC or (method, path) in PAGE or method == "OPTIONS"
+        if self._key is None or public:
+            return None
+        if hmac.compare_digest(_key_of(headers), self._key):
+            return None
+        error = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+        return Problem(401, error, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _is_ours(self, host: str) -> bool:
+        """Return True for a Host header that a foreign web page cannot have. Such a page reaches a
+        server on loopback by a DNS name that resolves to 127.0.0.1, and neither by an address nor
+        by names that no public DNS has."""
+        if self._hosts is None or not host:
+            return True
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            return False
+        return (
+            name in self._hosts
+            or _is_address(name)
+            or (name or "").endswith((".localhost", ".internal"))
+        )
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        if origin in self._origins or "*" in self._origins:
+            return True
+        # A page of this server, unless it was reached by a foreign name that resolves to it.
+        try:
+            page = urlsplit(origin)
+        except ValueError:
+            return False
+        return page.netloc == host and (page.hostname in LOOPBACK or _is_address(page.hostname))
+
+
+def _is_address(host: str | None) -> bool:
+    try:
+        ipaddress.ip_address(host or "")
+    except ValueError:
+        return False
+    return True
+
+
+def _key_of(headers: Headers) -> bytes:
+    given = headers.get("authorization", "")
+    kind, _, key = given.partition(" ")
+    key = key.strip(" \t") if kind.lower() == "bearer" else headers.get("x-api-key", "")
+    return key.encode("latin-1")  # as starlette decodes headers
+
+
+class AccessLog:
+    """Logs a line for each request: client, path, status, seconds and numbers of tokens."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        # Monitoring asks for these every few seconds.
+        level = logging.DEBUG if scope.get("path") in WATCHED else logging.INFO
+        if scope["type"] != "http" or not log.isEnabledFor(level):
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status: int | str = "none"
+
+        async def listen(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        fields = scope["log_fields"] = {}
+        try:
+            await self._app(scope, receive, listen)
+        except Exception:
+            if status == "none":
+                status = 500  # Starlette's answer, sent when all middleware has been left
+            raise
+        finally:
+            client = (scope.get("client") or ("unknown",))[0]
+            seconds = time.perf_counter() - started
+            more = "".join(f" {name}={value}" for name, value in fields.items())
+            log.log(
+                level,
+                "client=%s method=%s path=%s status=%s seconds=%.3f%s",
+                client,
+                quote(scope["method"]),
+                quote(scope["path"]),
+                status,
+                seconds,
+                more,
+            )

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .problems import Problem, too_long, unsupported, wrong
+from .problems import Problem, invalid, too_long, unsupported
 
 Body = Mapping[str, Any]
 Schema = dict[str, Any]
@@ -41,20 +41,20 @@ MOST_SHOWN = 60
 def parse(data: bytes) -> Body:
     """Parse the JSON object in a body, and leave out fields that are null. Raises Problem."""
     if not data.strip():
-        raise wrong('the body is empty: send a JSON object, such as {"prompt": "..."}')
+        raise invalid('the body is empty: send a JSON object, such as {"prompt": "..."}')
     try:
         body = loads(data)
     except UnicodeEncodeError:
-        raise wrong("the body has half a character in it, a lone surrogate") from None
+        raise invalid("the body has half a character in it, a lone surrogate") from None
     except RecursionError:
-        raise wrong("the body is nested too deeply") from None
+        raise invalid("the body is nested too deeply") from None
     except UnicodeDecodeError:
-        raise wrong("the body cannot be read as JSON (it is not UTF-8)") from None
+        raise invalid("the body cannot be read as JSON (it is not UTF-8)") from None
     except ValueError as problem:
         reason = getattr(problem, "msg", "it has a number of too many digits")
-        raise wrong(f"the body cannot be read as JSON ({reason})") from None
+        raise invalid(f"the body cannot be read as JSON ({reason})") from None
     if not isinstance(body, dict):
-        raise wrong('the body must be a JSON object, such as {"prompt": "..."}')
+        raise invalid('the body must be a JSON object, such as {"prompt": "..."}')
     return {name: value for name, value in body.items() if value is not None}
 
 
@@ -123,7 +123,7 @@ def read(schema: Schema, value: Any, where: str = "") -> Any:
         value = _object(schema, value, where)
         for rule in (*schema.get("x-rules", ()), *schema.get("allOf", ())):
             if not _fits(rule, value):
-                raise wrong(rule["description"], rule["x-param"])
+                raise invalid(rule["description"], rule["x-param"])
     elif isinstance(value, list):
         if not _within(schema, "Items", len(value)):
             if "x-context" in schema and value:
@@ -273,7 +273,7 @@ def _object(schema: Schema, value: dict[str, Any], where: str) -> dict[str, Any]
     properties = schema.get("properties", {})
     pattern = schema.get("propertyNames", {}).get("pattern", "").replace("$", r"\Z")
     if len(value) > schema.get("maxProperties", len(value)):
-        raise wrong(f"{where} must be {words(schema)}, not {len(value)}", _field(where))
+        raise invalid(f"{where} must be {words(schema)}, not {len(value)}", _field(where))
     fields: dict[str, Any] = {}
     renamed: dict[str, Any] = {}
     for name, item in value.items():
@@ -288,7 +288,7 @@ def _object(schema: Schema, value: dict[str, Any], where: str) -> dict[str, Any]
     for name in schema.get("required", ()):
         if name not in value:
             path = f"{where}.{name}".lstrip(".")
-            raise wrong(f"{path} is missing: it must be {words(properties[name])}", _field(path))
+            raise invalid(f"{path} is missing: it must be {words(properties[name])}", _field(path))
     return fields | renamed
 
 
@@ -318,4 +318,4 @@ def _refuse(schema: Schema, value: Any, where: str) -> NoReturn:
     if schema.get("x-unsupported"):
         raise unsupported(where)
     message = f"{where or 'the body'} must be {words(schema)}, not {_shown(value)}"
-    raise wrong(message, _field(where))
+    raise invalid(message, _field(where))

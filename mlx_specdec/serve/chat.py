@@ -1,11 +1,13 @@
-"""Messages -> token ids: by the model's chat template, by plain role prefixes, or as one source.
+"""The messages and tools of a chat, from a request to token ids: by the model's chat template, by
+plain role prefixes, or as the one source of an encoder-decoder.
 
-The role prefixes are those of mlx_lm.server, for models that know no template.
+The role prefixes are those of mlx_lm.server, for models without a template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..engine.pair import Pair
@@ -13,23 +15,23 @@ from ..engine.prepare import encode
 from ..models.t5.context import EncoderDecoderModel
 from ..options import Options
 from ..text.chat import Ending
-from .body import Body
-from .formats import calls_of
-from .problems import unsupported, wrong
+from .body import Body, loads
+from .problems import invalid, unsupported
 
 Way = Literal["template", "role prefixes", "single user message"]
 Message = dict[str, Any]
+Tool = dict[str, Any]
 PREFIXES = {"system": "ASSISTANT's RULE: ", "user": "USER: ", "assistant": "ASSISTANT: "}
-KEPT = ("name", "tool_call_id", "reasoning_content")
-"""Fields of a message that templates read beside role and content."""
+MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content")
+"""Optional fields of a message that templates read."""
 THINKING = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
-"""Template variables that turn thinking on or off: the first is read by Qwen, GLM and others, the
+"""Template variables that turn reasoning on or off: the first is read by Qwen, GLM and others, the
 second by DeepSeek, Granite and Kimi."""
 
 
 def way_of(pair: Pair, options: Options) -> Way:
-    """How this model reads messages."""
+    """Return how this model reads messages."""
     if isinstance(pair.target, EncoderDecoderModel):
         return "single user message"
     templated = options.chat_template and pair.tokenizer.has_chat_template
@@ -41,6 +43,39 @@ def messages_of(given: Sequence[Message]) -> list[Message]:
     return [_message(each) for each in given]
 
 
+def _message(given: Message) -> Message:
+    role = "system" if given["role"] == "developer" else given["role"]
+    optional = {name: given[name] for name in MESSAGE_FIELDS if name in given}
+    if role == "assistant" and given.get("tool_calls"):
+        optional["tool_calls"] = [tool_call(each) for each in given["tool_calls"]]
+    return {"role": role, "content": text_of(given.get("content", "")), **optional}
+
+
+def text_of(content: str | Sequence[Message]) -> str:
+    """Return the text of a content: a string, or a list of text parts."""
+    return content if isinstance(content, str) else "".join(each["text"] for each in content)
+
+
+def tool_call(given: Message) -> Message:
+    """Return a call in an earlier message with its arguments as an object, as templates need it.
+    Arguments that are no JSON object, such as those of an answer that was cut, become an object
+    with that string."""
+    function = given["function"]
+    arguments = text = function.get("arguments") or "{}"
+    if isinstance(text, str):
+        try:
+            arguments = loads(text.encode())
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": text}
+    return {
+        **given,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
 def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
     """Return how the prompt ends: add_generation_prompt and continue_final_message, as in vLLM.
 
@@ -48,7 +83,7 @@ def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
     if not body.get("continue_final_message"):
         return "answer" if body.get("add_generation_prompt", True) else "closed"
     if messages[-1].get("tool_calls"):
-        raise wrong(
+        raise invalid(
             "continue_final_message cannot continue a message that calls tools",
             "continue_final_message",
         )
@@ -58,32 +93,18 @@ def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
 def template_settings(body: Body) -> dict[str, Any]:
     """Return the variables that a request sets for the chat template.
 
-    Several kinds of clients have fields of their own that turn thinking on or off;
-    chat_template_kwargs takes precedence over all of them."""
+    Clients turn reasoning on or off by different fields; chat_template_kwargs takes precedence."""
     thinks: bool | None = THINKING.get(body.get("thinking", {}).get("type"))
-    told: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     effort = body.get("reasoning_effort")
     if effort == "none":
         thinks = False
     elif effort:
-        told["reasoning_effort"] = effort
+        settings["reasoning_effort"] = effort
     thinks = body.get("enable_thinking", thinks)
     if thinks is not None:
-        told |= dict.fromkeys(SWITCHES, thinks)
-    return {**told, **body.get("chat_template_kwargs", {})}
-
-
-def _message(given: Message) -> Message:
-    role = "system" if given["role"] == "developer" else given["role"]
-    kept = {name: given[name] for name in KEPT if name in given}
-    if role == "assistant" and given.get("tool_calls"):
-        kept["tool_calls"] = calls_of(given["tool_calls"])
-    return {"role": role, "content": text_of(given.get("content", "")), **kept}
-
-
-def text_of(content: str | Sequence[Message]) -> str:
-    """Return the text of a content: a string, or a list of text parts."""
-    return content if isinstance(content, str) else "".join(each["text"] for each in content)
+        settings |= dict.fromkeys(SWITCHES, thinks)
+    return {**settings, **body.get("chat_template_kwargs", {})}
 
 
 def ids_of(
@@ -93,26 +114,63 @@ def ids_of(
     settings: Mapping[str, Any],
     ending: Ending = "answer",
 ) -> list[int]:
-    """Token ids up to where the model writes. settings: for the template, beside those of the
-    options. Raises Problem, PromptError, CheckpointError."""
+    """Return the token ids of messages, up to where the model begins to write. settings: variables
+    for the template, which override those of the options. Raises Problem, PromptError,
+    CheckpointError."""
     if options.system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": options.system_prompt}, *messages]
     way = way_of(pair, options)
     if way == "template":
-        more = {**options.chat_template_config, **settings}
-        return pair.tokenizer.apply_chat(messages, more, ending=ending)
+        variables = {**options.chat_template_config, **settings}
+        return pair.tokenizer.apply_chat(messages, variables, ending=ending)
     if way == "role prefixes":
-        return pair.tokenizer.encode(with_prefixes(messages, ending))
+        return pair.tokenizer.encode(_with_prefixes(messages, ending))
     if [each["role"] for each in messages] != ["user"]:
-        raise wrong("this model takes a single message of the user", "messages")
+        raise invalid("this model takes a single message of the user", "messages")
     if ending != "answer":
         raise unsupported("continue_final_message", "this model cannot continue a message")
     return encode(pair, messages[0]["content"], options)
 
 
-def with_prefixes(messages: Sequence[Message], ending: Ending = "answer") -> str:
-    """A line for each message, and the beginning of the answer's."""
+def _with_prefixes(messages: Sequence[Message], ending: Ending) -> str:
+    """Return a line for each message, and the beginning of the answer's."""
     lines = [PREFIXES.get(each["role"], "") + each["content"] for each in messages]
     if ending != "answer":
         return "\n".join(lines) + ("\n" if ending == "closed" else "")
     return "\n".join([*lines, PREFIXES["assistant"]]).rstrip()
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools that the model may call, in the format of chat templates. must: names of which one
+    has to be called; empty where the model may answer without. most_calls: None for any number."""
+
+    given: tuple[Tool, ...] = ()
+    must: tuple[str, ...] = ()
+    most_calls: int | None = None
+
+
+def tools_of(body: Body) -> Tools:
+    """Return the tools of a chat's body; a later tool replaces one of the same name.
+
+    Raises Problem."""
+    given = [each["function"] for each in body.get("tools", ())] or body.get("functions", ())
+    choice = body.get("tool_choice", body.get("function_call", "auto"))
+    functions = {
+        each["name"]: {name: value for name, value in each.items() if value is not None}
+        for each in given
+    }
+    tools = tuple({"type": "function", "function": each} for each in functions.values())
+    most = None if body.get("parallel_tool_calls", True) else 1
+    if choice == "none" or (choice == "auto" and not tools):
+        # The model does not call a tool that is not in its prompt.
+        return Tools()
+    if choice == "auto":
+        return Tools(tools, (), most)
+    if choice == "required":
+        return Tools(tools, tuple(functions), most)
+    name = choice.get("function", choice)["name"]
+    if name not in functions:
+        message = f"tool_choice names {name:.80}, which is none of the functions"
+        raise invalid(message, "tool_choice")
+    return Tools(tools, (name,), 1)

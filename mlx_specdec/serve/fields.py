@@ -17,7 +17,7 @@ from ..options import MOST_DRAFTED
 from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURES
 from ..text.chat import RESERVED
 from .body import Schema
-from .limits import Limits
+from .settings import Limits
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 UNNAMED = ("", "default_model", "dummy", "tgi")

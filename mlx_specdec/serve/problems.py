@@ -1,6 +1,6 @@
-"""What goes wrong, as OpenAI's clients read it: a status and {"error": {...}}.
+"""Errors of requests, in OpenAI's format: a status and {"error": {...}}.
 
-Statuses from 500 on, and 429, are tried again by clients: what is the client's own fault is 400.
+Clients retry statuses from 500 on and 429: a request that the client has to change gets a 400.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONTEXT = "context_length_exceeded"
 
 
 class Problem(Exception):
-    """An answer that is an error. param: the field that is wrong. code: a word for programs."""
+    """An error response. param: the field that is wrong. code: a word for programs."""
 
     def __init__(
         self,
@@ -38,31 +38,31 @@ class Problem(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
+    @property
+    def type(self) -> str:
+        """OpenAI's name for the kind of error."""
+        return TYPES.get(self.status, "invalid_request_error")
+
     def as_dict(self) -> dict[str, Any]:
-        """The body."""
-        error = {
-            "message": self.message,
-            "type": TYPES.get(self.status, "invalid_request_error"),
-            "param": self.param,
-            "code": self.code,
-        }
+        """Return the body of the response."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
 
-def wrong(message: str, param: str | None = None, code: str | None = None) -> Problem:
+def invalid(message: str, param: str | None = None, code: str | None = None) -> Problem:
     """Return the error for a request that the client has to change."""
     return Problem(400, message, param=param, code=code)
 
 
 def unsupported(param: str, message: str = "") -> Problem:
-    """A field that means something, and nothing here."""
-    told = message or f"{param} is not supported by this server: leave it out"
-    return wrong(told, param, "unsupported_parameter")
+    """Return the error for a field that this server cannot honour."""
+    default = f"{param} is not supported by this server: leave it out"
+    return invalid(message or default, param, "unsupported_parameter")
 
 
 def too_long(tokens: int, longest: int, param: str | None) -> Problem:
-    """The error for a prompt that leaves no token of the context to its answer."""
-    return wrong(
+    """Return the error for a prompt that leaves no room for an answer."""
+    return invalid(
         f"the prompt has {tokens} tokens, and prompt and answer together take at most {longest}: "
         "shorten it",
         param,
@@ -71,10 +71,10 @@ def too_long(tokens: int, longest: int, param: str | None) -> Problem:
 
 
 def busy(message: str, status: int = 503, code: str | None = None) -> Problem:
-    """What may work a moment later."""
+    """Return the error for a request that may succeed a moment later."""
     return Problem(status, message, code=code, headers={"Retry-After": RETRY_SECONDS})
 
 
 def failed(message: str) -> Problem:
-    """What went wrong here, and would again."""
+    """Return the error for a request that fails here, and would again."""
     return Problem(500, message, headers={"x-should-retry": "false"})

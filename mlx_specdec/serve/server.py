@@ -29,8 +29,8 @@ from ..errors import OptionError
 from ..options import Options
 from .app import Access, make_app
 from .engine import Engine
-from .limits import Limits
 from .service import Service
+from .settings import ServiceSettings
 
 DRAIN_SECONDS = 20.0
 CUT_SECONDS = 2
@@ -48,19 +48,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to listen, whom to let in, and how much to take. drawn_seeds, metrics, keep_billing,
-    strict_model: as Service has them. drain_seconds: for answers that are under way when the end
-    comes. store: as Engine has it."""
+    """Where to listen, who may send requests, and how they are answered. drain_seconds: time to
+    finish the answers that are being generated when the server ends. batch_size, store,
+    memory_budget: as Engine has them."""
 
     host: str
     port: int
     batch_size: int
     access: Access
-    limits: Limits
-    drawn_seeds: bool
-    metrics: bool = False
-    keep_billing: bool = False
-    strict_model: bool = False
+    service: ServiceSettings
     drain_seconds: float = DRAIN_SECONDS
     store: Store | None = None
     memory_budget: int | None = None
@@ -73,19 +69,11 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
     engine = Engine(
         load,
         batch_size=settings.batch_size,
-        waiting=settings.limits.waiting,
+        waiting=settings.service.limits.waiting,
         store=settings.store,
         memory_budget=settings.memory_budget,
     )
-    service = Service(
-        engine,
-        _name_of(model),
-        settings.limits,
-        drawn_seeds=settings.drawn_seeds,
-        metrics=settings.metrics,
-        keep_billing=settings.keep_billing,
-        strict_model=settings.strict_model,
-    )
+    service = Service(engine, _name_of(model), settings.service)
     host, port = listener.getsockname()[:2]
     loopback = ipaddress.ip_address(host).is_loopback
     access = replace(settings.access, loopback_name=settings.host if loopback else None)

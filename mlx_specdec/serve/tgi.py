@@ -1,20 +1,24 @@
-"""What clients of Hugging Face's text-generation-inference say and hear: /generate and its stream.
+"""The API of Hugging Face's text-generation-inference: /generate, its stream, and /info.
 
-Texts never have the stop string in them, as everywhere here; TGI keeps it.
+Unlike TGI, the text never ends with the stop string, as everywhere here.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from .. import __version__
 from ..decoding.stop_criteria import Emission, TokenLogprob
-from . import formats
+from .answers import LEAST_LOGPROB, Choice, ParsedRequest, Payload, Writer, token_pieces
 from .body import Body
-from .figures import Choice
+from .events import Event
 from .problems import Problem
-from .requests import Asked, Asking
-from .wire import LEAST, Told
+from .requests import RequestParser
+from .service import Endpoint, Service
 
 SAME = (
     "frequency_penalty",
@@ -27,119 +31,124 @@ SAME = (
     "top_p",
     "truncate_prompt_tokens",
 )
-"""Parameters that are fields of a completion."""
-FLAT: Mapping[str, tuple[int, ...]] = {"temperature": (1,), "top_k": (-1,), "top_p": (1,)}
-"""What shapes a distribution, and the values that shape none."""
+"""Parameters that a text completion has as well."""
+NEUTRAL: Mapping[str, tuple[int, ...]] = {"temperature": (1,), "top_k": (-1,), "top_p": (1,)}
+"""Parameters that shape the distribution, and the values with which they do not."""
 REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
+"""TGI's names of the reasons why a text ends; all others are "length"."""
 ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
 
 
-def ask(asking: Asking, body: Body, stream: bool | None) -> Asked:
-    """What a body for /generate asks for. stream: by the path; None leaves it to the body. Raises
+def parse_generate(parser: RequestParser, body: Body, path: str) -> tuple[ParsedRequest, TgiWriter]:
+    """Read a body for /generate. At the path "/", the body says whether to stream. Raises
     Problem."""
-    body = asking.read("GenerateRequest", body)
-    told = body.get("parameters", {})
-    own = {name: told[name] for name in SAME if name in told}
-    # As in TGI, whatever shapes a distribution draws from it, and a temperature of 1 shapes none.
-    shaped = any(own.get(name, 0) not in (*flat, 0) for name, flat in FLAT.items())
-    if told.get("do_sample") or shaped:
-        own.setdefault("temperature", 1.0)
-    elif own.get("temperature") == 1:
-        own["temperature"] = 0.0
-    if "grammar" in told:
-        own |= formats.of_tgi(told["grammar"])
-    if stream is None:
-        stream = body.get("stream", False)
-    # Its stream tells the logprob of every token.
-    return asking.completions({**own, "prompt": body["inputs"], "logprobs": 0, "stream": stream})
+    body = parser.check("GenerateRequest", body)
+    given = body.get("parameters", {})
+    completion = {name: given[name] for name in SAME if name in given}
+    # As in TGI, whatever shapes the distribution also turns sampling on.
+    shaped = any(completion.get(name, 0) not in (*each, 0) for name, each in NEUTRAL.items())
+    if given.get("do_sample") or shaped:
+        completion.setdefault("temperature", 1.0)
+    elif completion.get("temperature") == 1:
+        completion["temperature"] = 0.0
+    if "grammar" in given:
+        kind, value = given["grammar"]["type"], given["grammar"]["value"]
+        if kind == "json_schema":
+            kind, value = "json", value["schema"]
+        completion["structured_outputs"] = {kind: value}
+    stream = body.get("stream", False) if path == "/" else path == "/generate_stream"
+    # TGI's answers have the logprob of every token.
+    completion |= {"prompt": body["inputs"], "logprobs": 0, "stream": stream}
+    parsed = parser.completions(completion)
+    tokenizer = parser.pair.tokenizer
+    pieces = token_pieces(tokenizer)
+    return parsed, TgiWriter(body, parsed, pieces, tokenizer.special_ids, listed=path == "/")
 
 
-def error(problem: Problem) -> tuple[int, Told]:
-    """A problem as TGI tells it: status and body."""
+def error_payload(problem: Problem) -> tuple[int, Payload]:
+    """Return the status and the body of a problem in TGI's format."""
     status, kind = ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
     return status, {"error": problem.message, "error_type": kind}
 
 
-class TgiWire:
-    """As wire.Wire, for a single choice. pieces: the bytes that each token id stands for. special:
-    ids that are never printed."""
+def _error_response(problem: Problem) -> Response:
+    status, payload = error_payload(problem)
+    return JSONResponse(payload, status, problem.headers)
 
-    done = b""
-    named = False
+
+class TgiWriter(Writer):
+    """Writes a text with its tokens. pieces: the bytes of each token id. special: ids that are
+    never printed. listed: the whole answer is an entry of a list."""
 
     def __init__(
-        self, body: Body, asked: Asked, pieces: Sequence[bytes | None], special: Collection[int]
+        self,
+        body: Body,
+        request: ParsedRequest,
+        pieces: Sequence[bytes | None],
+        special: Collection[int],
+        *,
+        listed: bool = False,
     ) -> None:
-        told = body.get("parameters") or {}
-        self._before = body["inputs"] if told.get("return_full_text") else ""
-        self._details = bool(told.get("details"))
-        self._seed = asked.requests[0].options.seed
-        self._input_length = asked.prompt_tokens
+        parameters = body.get("parameters") or {}
+        self._before = body["inputs"] if parameters.get("return_full_text") else ""
+        self._details = bool(parameters.get("details"))
+        self._seed = request.requests[0].options.seed
+        self._input_length = request.prompt_tokens
         self._pieces = pieces
         self._special = special
+        self._listed = listed
         self._index = 0
         self._ended = False
 
-    def answer(self, choices: Sequence[Choice], prompt_tokens: int) -> Told:
-        """The whole answer at once."""
+    def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
+        """Return the whole answer."""
         [choice] = choices
-        told: Told = {"generated_text": self._text(choice)}
+        answer: Payload = {"generated_text": self._text(choice)}
         if self._details:
             tokens = [self._token(each) for each in choice.logprobs]
-            told["details"] = {**self._end(choice), "prefill": [], "tokens": tokens}
-        return told
+            answer["details"] = {**self._end(choice), "prefill": [], "tokens": tokens}
+        return [answer] if self._listed else answer
 
-    def slow(self, index: int) -> bool:
-        """Nothing takes long."""
-        return False
-
-    def first(self, index: int) -> list[Told]:
-        """Nothing comes before the first token."""
-        return []
-
-    def piece(self, index: int, choice: Choice, emission: Emission) -> list[Told]:
-        """An event for each token; the last one of all has the whole text."""
+    def piece(
+        self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
+    ) -> list[Payload]:
+        """Return a payload for each token; the very last one has the whole text."""
         tokens = [self._token(each) for each in emission.logprobs]
         if "".join(each["text"] for each in tokens) != emission.text and tokens:
-            # Parts of characters, and what was held back: the text comes with the last of them that
-            # is no special one, whose text clients pass over.
+            # Parts of characters, and text that was held back: the last token that is not special
+            # gets the text, as clients skip special tokens.
             for each in tokens:
                 each["text"] = ""
             last = next((each for each in reversed(tokens) if not each["special"]), tokens[-1])
             last |= {"text": emission.text, "special": False}
-        events = [self._event(each) for each in tokens]
-        if events and choice.reason is not None:
-            events[-1] |= self._last(choice)
-        return events
+        payloads = [self._payload(each) for each in tokens]
+        if payloads and choice.finish_reason is not None:
+            payloads[-1] |= self._last(choice)
+        return payloads
 
-    def end(self, index: int, choice: Choice) -> list[Told]:
-        """What tells the end of a text whose last token did not."""
+    def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
+        """Return the end of a text whose last token was not known to be the last."""
         if self._ended:
             return []
         nothing = {"id": 0, "text": "", "logprob": 0.0, "special": True}
-        return [{**self._event(nothing), **self._last(choice)}]
+        return [{**self._payload(nothing), **self._last(choice)}]
 
-    def rest(self, choices: Sequence[Choice], asked: Asked) -> list[Told]:
-        """Nothing comes after the end."""
-        return []
+    def error(self, problem: Problem) -> Payload:
+        """Return the payload that ends a stream early."""
+        return error_payload(problem)[1]
 
-    def error(self, problem: Problem) -> Told:
-        """What ends a stream early."""
-        return error(problem)[1]
-
-    def _event(self, token: Told) -> Told:
+    def _payload(self, token: Payload) -> Payload:
         self._index += 1
         return {"index": self._index, "token": token, "generated_text": None, "details": None}
 
-    def _last(self, choice: Choice) -> Told:
+    def _last(self, choice: Choice) -> Payload:
         self._ended = True
         details = {**self._end(choice), "input_length": self._input_length}
         return {"generated_text": self._text(choice), "details": details}
 
-    def _end(self, choice: Choice) -> Told:
-        reason = choice.result.finish_reason if choice.result is not None else "length"
+    def _end(self, choice: Choice) -> Payload:
         return {
-            "finish_reason": REASONS.get(reason, "length"),
+            "finish_reason": REASONS.get(choice.finish_reason or "length", "length"),
             "generated_tokens": choice.tokens,
             "seed": self._seed,
         }
@@ -147,12 +156,50 @@ class TgiWire:
     def _text(self, choice: Choice) -> str:
         return self._before + "".join(choice.texts)
 
-    def _token(self, each: TokenLogprob) -> dict[str, Any]:
+    def _token(self, each: TokenLogprob) -> Payload:
         special = each.token in self._special
         piece = (self._pieces[each.token] if each.token < len(self._pieces) else None) or b""
         return {
             "id": each.token,
             "text": "" if special else piece.decode("utf-8", "replace"),
-            "logprob": max(LEAST, each.logprob),
+            "logprob": max(LEAST_LOGPROB, each.logprob),
             "special": special,
         }
+
+
+async def generate(service: Service, request: Request) -> Response:
+    """Continue a text."""
+    read = functools.partial(parse_generate, path=request.url.path)
+    return await service.answer(request, *await service.parse(request, read))
+
+
+async def info(service: Service, request: Request) -> Response:
+    """Describe the server."""
+    parser, limits = service.parser(), service.settings.limits
+    return JSONResponse(
+        {
+            "model_id": service.name,
+            "model_dtype": parser.pair.dtype,
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": service.engine.batch_size + limits.waiting,
+            "max_best_of": 1,
+            "max_stop_sequences": limits.stops,
+            "max_input_tokens": parser.longest - 1,
+            "max_total_tokens": parser.longest,
+            "version": __version__,
+            "router": "mlx-specdec",
+        }
+    )
+
+
+ENDPOINTS = (
+    *(
+        Endpoint("POST", path, generate, summary, answer, "GenerateRequest", error=_error_response)
+        for path, summary, answer in (
+            ("/generate", "Answers TGI's clients", "Generated"),
+            ("/generate_stream", "The same as a stream", "Generated"),
+            ("/", "Answers TGI's clients", "AnyGenerated"),
+        )
+    ),
+    Endpoint("GET", "/info", info, "What is served, for TGI's clients", "Anything"),
+)

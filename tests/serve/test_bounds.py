@@ -21,16 +21,15 @@ from starlette.responses import JSONResponse
 from mlx_specdec.engine.loading import load
 from mlx_specdec.sampling import grammar
 from mlx_specdec.sampling.constraint import Alphabet
-from mlx_specdec.serve import body, fields
-from mlx_specdec.serve import requests as asked
+from mlx_specdec.serve import body, fields, requests
 from mlx_specdec.serve.answers import AT_ONCE, rendered
-from mlx_specdec.serve.formats import calls_of
-from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.chat import tool_call
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.serve.requests import Asked, Asking
+from mlx_specdec.serve.requests import RequestParser
 from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.settings import Limits, ServiceSettings
 
-from ..support.serving import LIMITS, OPTIONS
+from ..support.serving import OPTIONS
 
 LONGEST = 64
 FITS = fields.MOST_CHARACTERS * LONGEST
@@ -52,16 +51,16 @@ class Counted:
 
 
 @pytest.fixture
-def asking(llama: tuple[Path, Path]) -> Asking:
+def parser(llama: tuple[Path, Path]) -> RequestParser:
     pair = load(llama[0])
     object.__setattr__(pair, "tokenizer", Counted(pair.tokenizer))
-    limits = LIMITS.__class__(context=LONGEST)
-    return Asking(pair, OPTIONS, limits, "tiny")
+    settings = ServiceSettings(Limits(context=LONGEST))
+    return RequestParser(pair, OPTIONS, settings, "tiny")
 
 
-def refused(asking: Asking, **given: Any) -> Problem:
-    asking.pair.tokenizer.characters = 0
-    ask = asking.chat if "messages" in given else asking.completions
+def refused(parser: RequestParser, **given: Any) -> Problem:
+    parser.pair.tokenizer.characters = 0
+    ask = parser.chat if "messages" in given else parser.completions
     with pytest.raises(Problem) as caught:
         ask(given)
     return caught.value
@@ -82,23 +81,25 @@ def user(content: str) -> dict[str, str]:
         {"prompt": "x", "prediction": {"type": "content", "content": "x" * FITS}},
     ],
 )
-def test_a_text_that_cannot_fit_is_not_tokenized(asking: Asking, given: dict[str, Any]) -> None:
-    problem = refused(asking, **given)
+def test_a_text_that_cannot_fit_is_not_tokenized(
+    parser: RequestParser, given: dict[str, Any]
+) -> None:
+    problem = refused(parser, **given)
     assert (problem.status, problem.code) == (400, "context_length_exceeded")
-    assert asking.pair.tokenizer.characters <= 1
+    assert parser.pair.tokenizer.characters <= 1
 
 
-def test_prompts_that_are_too_many_are_not_tokenized(asking: Asking) -> None:
-    problem = refused(asking, prompt=["x"] * 9, n=2)
+def test_prompts_that_are_too_many_are_not_tokenized(parser: RequestParser) -> None:
+    problem = refused(parser, prompt=["x"] * 9, n=2)
     assert "send several requests" in problem.message
-    assert asking.pair.tokenizer.characters == 0
+    assert parser.pair.tokenizer.characters == 0
 
 
-def test_a_text_of_few_tokens_fits(asking: Asking) -> None:
-    found: Asked = asking.completions({"prompt": [5] * (LONGEST - 1)})
+def test_a_text_of_few_tokens_fits(parser: RequestParser) -> None:
+    found = parser.completions({"prompt": [5] * (LONGEST - 1)})
     assert found.prompt_tokens == LONGEST - 1
-    assert refused(asking, prompt="é" * LONGEST).code == "context_length_exceeded"
-    assert asking.pair.tokenizer.characters == LONGEST
+    assert refused(parser, prompt="é" * LONGEST).code == "context_length_exceeded"
+    assert parser.pair.tokenizer.characters == LONGEST
 
 
 @pytest.mark.parametrize(
@@ -112,9 +113,9 @@ def test_a_text_of_few_tokens_fits(asking: Asking) -> None:
     ],
 )
 def test_a_prompt_that_is_too_long_is_refused_as_clients_know_it(
-    asking: Asking, given: dict[str, Any], param: str, tokens: int
+    parser: RequestParser, given: dict[str, Any], param: str, tokens: int
 ) -> None:
-    problem = refused(asking, **given)
+    problem = refused(parser, **given)
     assert (problem.status, problem.code, problem.param) == (400, "context_length_exceeded", param)
     assert problem.message == (
         f"the prompt has {tokens} tokens, and prompt and answer together take at most {LONGEST}: "
@@ -122,8 +123,8 @@ def test_a_prompt_that_is_too_long_is_refused_as_clients_know_it(
     )
 
 
-def test_token_ids_that_fit_once_they_are_truncated_are_read(asking: Asking) -> None:
-    found = asking.completions({"prompt": [5] * FITS, "truncate_prompt_tokens": 3})
+def test_token_ids_that_fit_once_they_are_truncated_are_read(parser: RequestParser) -> None:
+    found = parser.completions({"prompt": [5] * FITS, "truncate_prompt_tokens": 3})
     assert found.prompt_tokens == 3
 
 
@@ -179,27 +180,27 @@ def test_token_ids_that_fit_once_they_are_truncated_are_read(asking: Asking) -> 
     ids=lambda each: str(each)[:60],
 )
 def test_an_error_says_what_was_wrong_with_the_value(
-    asking: Asking, given: dict[str, Any], message: str
+    parser: RequestParser, given: dict[str, Any], message: str
 ) -> None:
-    assert refused(asking, **given).message == message.replace("{ids}", str(asking.pair.vocabulary))
+    assert refused(parser, **given).message == message.replace("{ids}", str(parser.pair.vocabulary))
 
 
 def test_only_a_few_long_texts_are_tokenized_at_once(
-    asking: Asking, monkeypatch: pytest.MonkeyPatch
+    parser: RequestParser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked, "LONG", 10)
+    monkeypatch.setattr(requests, "LONG", 10)
     with contextlib.ExitStack() as others:
         for _ in range(4):
-            others.enter_context(asking._room_for("x" * 11, "prompt"))
-        assert refused(asking, prompt="x" * 11).status == 429
-        asking.completions({"prompt": "x" * 10})
-    assert asking.completions({"prompt": "x" * 11}).prompt_tokens > 0
+            others.enter_context(parser._bounded("x" * 11, "prompt"))
+        assert refused(parser, prompt="x" * 11).status == 429
+        parser.completions({"prompt": "x" * 10})
+    assert parser.completions({"prompt": "x" * 11}).prompt_tokens > 0
 
 
-def test_a_template_of_the_clients_own_is_refused(asking: Asking) -> None:
+def test_a_template_of_the_clients_own_is_refused(parser: RequestParser) -> None:
     for name in ("chat_template", "tools", "documents", "messages", "continue_final_message"):
         given = {"messages": [user("x")], "chat_template_kwargs": {name: "{{ a }}"}}
-        problem = refused(asking, **given)
+        problem = refused(parser, **given)
         assert problem.message.startswith(f"chat_template_kwargs.{name} is not supported")
         assert problem.status == 400
 
@@ -274,11 +275,11 @@ def test_arguments_of_earlier_calls_are_bounded_like_bodies() -> None:
         arguments = '{"a": [' + "[]," * count + "1]}"
         call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
         read = json.loads(arguments) if count == 3 else {"arguments": arguments}
-        assert calls_of([call])[0]["function"]["arguments"] == read
+        assert tool_call(call)["function"]["arguments"] == read
 
 
 def test_a_grammar_is_compiled_once_and_before_the_engine_has_it(
-    asking: Asking, monkeypatch: pytest.MonkeyPatch
+    parser: RequestParser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")
     made: list[str] = []
@@ -286,11 +287,11 @@ def test_a_grammar_is_compiled_once_and_before_the_engine_has_it(
         own = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *given, own=own: made.append("") or own(*given))
     bodies = [{"prompt": "x", "regex": f"[ab]{{{count}}}"} for count in range(1, 41)]
-    waiting = [asking.completions(each).requests[0] for each in bodies]
+    waiting = [parser.completions(each).requests[0] for each in bodies]
     assert len(made) == 2 * len(bodies)
     for request in waiting:
         own = replace(request.options, seed=7)
-        assert asking.pair.constraint(own.constraint) is not None
+        assert parser.pair.constraint(own.constraint) is not None
     assert len(made) == 2 * len(bodies)
 
 
@@ -307,21 +308,21 @@ def body_of(*chunks: bytes) -> Any:
 
 def test_large_bodies_have_a_bound_together_and_leave_room_for_small_ones() -> None:
     engine: Any = SimpleNamespace(batch_size=1)
-    own = Service(engine, "tiny", Limits(large_bytes=1000))
+    own = Service(engine, "tiny", ServiceSettings(Limits(large_bytes=1000)))
     large = b'{"a": "' + b"x" * (1 << 16) + b'"}'
     twice = [large[:40_000], large[40_000:], b" " * 600]
 
     async def all_at_once() -> list[Any]:
         bodies = [twice, twice, [b'{"a": ', b"1}"]]
         return await asyncio.gather(
-            *(own.body(body_of(*each)) for each in bodies), return_exceptions=True
+            *(own._body(body_of(*each)) for each in bodies), return_exceptions=True
         )
 
     first, second, small = asyncio.run(all_at_once())
     assert first == json.loads(large) and small == {"a": 1}
     assert isinstance(second, Problem) and second.status == 429
     assert own._large_bytes == 0
-    assert asyncio.run(own.body(body_of(*twice))) == first
+    assert asyncio.run(own._body(body_of(*twice))) == first
 
 
 def test_a_large_answer_is_written_a_few_entries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

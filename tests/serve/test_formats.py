@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from mlx_specdec.engine.many import Request
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.settings import Limits
 
 from ..support.serving import (
     CHAT,

@@ -23,21 +23,19 @@ from mlx_specdec.engine.many import Request
 from mlx_specdec.engine.memory import Extent
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
-from mlx_specdec.serve.answers import Talk
+from mlx_specdec.serve.answers import Choice, ParsedRequest, server_sent_event
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.figures import Choice
-from mlx_specdec.serve.limits import Limits
-from mlx_specdec.serve.requests import Asked, Asking
-from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.wire import TextWire, event
+from mlx_specdec.serve.openai import TextWriter
+from mlx_specdec.serve.requests import RequestParser
+from mlx_specdec.serve.service import ResponseStream, Service
+from mlx_specdec.serve.settings import Limits, ServiceSettings
 from mlx_specdec.text.vocabulary import token_bytes
 
 from ..support.models import make_llama
 from ..support.serving import (
     CHAT,
     COMPLETIONS,
-    LIMITS,
     OPEN,
     OPTIONS,
     TEXT,
@@ -126,7 +124,7 @@ def test_a_stream_is_the_same_answer_in_pieces(client: TestClient) -> None:
 
 def test_an_event_has_the_lines_that_it_should_have_whoever_splits_it() -> None:
     told = {"type": "x", "text": "é\x85日\u2028😀\u2029"}
-    name, data, end = event(told, named=True).decode().splitlines()
+    name, data, end = server_sent_event(told, named=True).decode().splitlines()
     assert (name, end) == ("event: x", "")
     assert json.loads(data.removeprefix("data: ")) == told
 
@@ -140,7 +138,7 @@ def test_usage_is_streamed_to_those_who_ask_for_it(client: TestClient) -> None:
 
 
 def test_figures_in_vllms_names_are_told_on_demand(engine: Engine, client: TestClient) -> None:
-    app = make_app(Service(engine, "tiny", LIMITS, metrics=True), OPEN)
+    app = make_app(Service(engine, "tiny", ServiceSettings(metrics=True)), OPEN)
     telling = TestClient(app, raise_server_exceptions=False)
     body = {"prompt": TEXT, "max_tokens": 20, "n": 2}
     answer = ok(telling, COMPLETIONS, **body)
@@ -314,9 +312,10 @@ def test_the_token_that_ends_a_chat_has_no_logprob(client: TestClient, pair: Pai
 
 
 def test_tokens_without_a_text_have_a_name_each() -> None:
-    asked = Asked([Request([5], OPTIONS)], 1, stream=False, include_usage=False)
-    choice = Choice(["a"], [TokenLogprob(0, -1.0, ((0, -1.0), (1, -2.0), (7, -3.0), (8, -4.0)))])
-    answer = TextWire("tiny", "x", asked, [b"a", None]).answer([choice], 1)
+    parsed = ParsedRequest([Request([5], OPTIONS)], 1)
+    logprob = TokenLogprob(0, -1.0, ((0, -1.0), (1, -2.0), (7, -3.0), (8, -4.0)))
+    choice = Choice(texts=["a"], logprobs=[logprob])
+    answer = TextWriter("tiny", parsed, [b"a", None]).answer([choice])
     [top] = answer["choices"][0]["logprobs"]["top_logprobs"]
     assert top == {"a": -1.0, "token_id:1": -2.0, "token_id:7": -3.0, "token_id:8": -4.0}
 
@@ -530,7 +529,7 @@ def test_fields_that_change_nothing_are_taken(client: TestClient) -> None:
 
 
 def test_another_model_is_not_found_and_not_loaded(client: TestClient, engine: Engine) -> None:
-    service = Service(engine, "tiny", LIMITS, strict_model=True)
+    service = Service(engine, "tiny", ServiceSettings(strict_model=True))
     strict = TestClient(make_app(service, OPEN), raise_server_exceptions=False)
     for path, body in (
         (COMPLETIONS, {"prompt": "x"}),
@@ -672,18 +671,18 @@ def test_a_full_queue_asks_to_come_again(llama: tuple[Path, Path]) -> None:
 def test_a_request_whose_time_is_over_keeps_what_it_has(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = Talk.parts
+    steps = ResponseStream._steps
 
-    async def until_eight_tokens(self: Talk, every: float = 3600.0) -> AsyncIterator[Any]:
-        async for each in parts(self, every):
+    async def until_eight_tokens(self: ResponseStream, every: float = 3600.0) -> AsyncIterator[Any]:
+        async for each in steps(self, every):
             yield each
             if sum(choice.tokens for choice in self.choices) >= 8:
-                self._ends = 0.0
+                self._deadline = 0.0
 
     client = client_of(engine)
     body = {"prompt": TEXT, "max_tokens": 4000, "seed": 1, "temperature": 1.0}
     with monkeypatch.context() as patch:
-        patch.setattr(Talk, "parts", until_eight_tokens)
+        patch.setattr(ResponseStream, "_steps", until_eight_tokens)
         [choice] = ok(client, COMPLETIONS, **body)["choices"]
         assert choice["finish_reason"] == "length" and choice["text"]
         *_, last = streamed(client, COMPLETIONS, **body)
@@ -856,8 +855,8 @@ def test_a_handler_that_fails_shows_no_path(
     def broken(self: Service, request: object) -> None:
         raise ValueError("/a/path/of/ours")
 
-    monkeypatch.setattr(Service, "asking", broken)
-    with caplog.at_level("INFO", "mlx_specdec.serve.guard"):
+    monkeypatch.setattr(Service, "parser", broken)
+    with caplog.at_level("INFO", "mlx_specdec.serve.app"):
         answer = client.post(CHAT, json={})
     assert [f"path={CHAT} status=500" in line for line in caplog.messages] == [True]
     assert answer.status_code == 500
@@ -898,10 +897,11 @@ def test_a_chat_template_is_used_where_there_is_one(templated: tuple[Path, None]
 def test_a_task_prefix_is_left_out_where_no_template_is_wanted(t5: tuple[Path, Path]) -> None:
     pair = replace(load(t5[0]), task_prefix="les: ")
     for wanted, prompt in ((True, "les: pâtes"), (False, "pâtes")):
-        asking = Asking(pair, replace(OPTIONS, chat_template=wanted), LIMITS, "tiny")
+        options = replace(OPTIONS, chat_template=wanted)
+        parser = RequestParser(pair, options, ServiceSettings(), "tiny")
         ids = pair.tokenizer.encode(prompt)
-        assert asking.text_ids("pâtes") == ids
-        assert asking.chat_ids([{"role": "user", "content": "pâtes"}], {}) == ids
+        assert parser.text_ids("pâtes") == ids
+        assert parser.chat_ids({"messages": [{"role": "user", "content": "pâtes"}]}) == ids
 
 
 def test_a_translator_answers_a_single_message(t5: tuple[Path, Path]) -> None:

@@ -13,18 +13,17 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.decoding.stop_criteria import Emission, Piece
+from mlx_specdec.decoding.stop_criteria import Emission
 from mlx_specdec.engine.many import Request
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.serve import messages
+from mlx_specdec.serve import anthropic
+from mlx_specdec.serve.answers import Choice, ParsedRequest
+from mlx_specdec.serve.anthropic import MessagesWriter
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.figures import Choice
-from mlx_specdec.serve.limits import Limits
-from mlx_specdec.serve.messages import MessagesWire
-from mlx_specdec.serve.reading import Reader
-from mlx_specdec.serve.requests import Asked
+from mlx_specdec.serve.events import Reader
 from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.settings import Limits, ServiceSettings
 from mlx_specdec.text.markers import Markers
 
 from ..support.serving import OPTIONS, broken_after, client_of
@@ -169,7 +168,7 @@ def test_lines_of_billing_are_left_out_of_prompts(
     client: TestClient, engine: Engine, system: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    messages._log_once.cache_clear()
+    anthropic._log_billing_once.cache_clear()
     plain = told(client)
     assert not any("billing" in each for each in caplog.messages)
     for _ in range(2):
@@ -177,7 +176,8 @@ def test_lines_of_billing_are_left_out_of_prompts(
         assert answer["content"] == plain["content"] and answer["usage"] == plain["usage"]
     [said] = [each for each in caplog.messages if "billing" in each]
     assert "--keep-billing-lines" in said
-    keeping = TestClient(make_app(Service(engine, "tiny", Limits(), keep_billing=True), Access()))
+    settings = ServiceSettings(keep_billing=True)
+    keeping = TestClient(make_app(Service(engine, "tiny", settings), Access()))
     assert told(keeping, system=system)["usage"]["input_tokens"] > 40 + len(BILLING) // 4
 
 
@@ -195,12 +195,13 @@ def test_what_only_looks_like_billing_stays(client: TestClient) -> None:
 def test_a_stream_and_the_whole_answer_have_the_same_blocks() -> None:
     call = '<tool_call>{"name": "get", "arguments": {"city": "Bonn"}}</tool_call>'
     reader = functools.partial(Reader, Markers(), of_parser("json_tools"), TOOLS)
-    asked = Asked([Request([5], OPTIONS)], 1, stream=True, include_usage=False, reader=reader)
+    parsed = ParsedRequest([Request([5], OPTIONS)], 1, reader=reader)
     for text in (f'Yes.{call}<tool_call>{{"na', f"{call}And{call}", call, "Yes."):
-        whole = MessagesWire("tiny", asked).answer([Choice([text])], 1)["content"]
-        wire, blocks = MessagesWire("tiny", asked), []
-        pieces = (wire.piece(0, Choice(), Emission((), (Piece(each, False),))) for each in text)
-        for told in [*(one for each in pieces for one in each), *wire.end(0, Choice())]:
+        choice, writer, blocks = Choice(reader()), MessagesWriter("tiny", parsed), []
+        pieces = [writer.piece(0, choice, Emission((), ()), choice.read(each)) for each in text]
+        pieces.append(writer.end(0, choice, choice.finish()))
+        whole = MessagesWriter("tiny", parsed).answer([choice])["content"]
+        for told in [one for each in pieces for one in each]:
             if told["type"] == "content_block_start":
                 blocks.append(told["content_block"])
             elif told["type"] == "content_block_delta":

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra server is not installed")
 
-from mlx_specdec.serve import reading as calls
-from mlx_specdec.serve.reading import Call, Event, Reader, calls_of, texts_of
+from mlx_specdec.serve import events as calls
+from mlx_specdec.serve.events import Call, Event, Reader, calls_of, texts_of
 from mlx_specdec.text.markers import Marker, Markers
 
 from ..support.tool_parsers import TOOLS, of_parser

@@ -20,8 +20,9 @@ from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.serve import server
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.server import Settings
+from mlx_specdec.serve.settings import ServiceSettings
 
-from ..support.serving import LIMITS, OPTIONS, post
+from ..support.serving import OPTIONS, post
 
 
 def free_port() -> int:
@@ -66,8 +67,7 @@ def test_what_was_read_is_kept_though_the_last_step_takes_long(
         port=port,
         batch_size=2,
         access=Access(),
-        limits=LIMITS,
-        drawn_seeds=True,
+        service=ServiceSettings(),
         drain_seconds=0,
         store=Store(file=file),
     )

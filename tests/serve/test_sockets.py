@@ -20,7 +20,7 @@ pytest.importorskip("uvicorn", reason="the extra server is not installed")
 
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.limits import Limits
+from mlx_specdec.serve.settings import Limits
 
 from ..support.serving import Place, answer_of, listening, post, running, wait_until
 

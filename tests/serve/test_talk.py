@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx_specdec.decoding.stop_criteria import Emission
 from mlx_specdec.engine.many import Part
-from mlx_specdec.serve.answers import Talk
+from mlx_specdec.serve.service import ResponseStream
 
 
 def test_what_comes_behind_the_close_is_dropped() -> None:
@@ -18,16 +18,16 @@ def test_what_comes_behind_the_close_is_dropped() -> None:
     )
 
     async def talk_and_leave() -> list[object]:
-        asked: Any = SimpleNamespace(requests=[None, None])
-        talk = Talk(engine, asked, 60.0)
+        parsed: Any = SimpleNamespace(requests=[None, None], reader=object)
+        stream = ResponseStream(engine, parsed, Any, 60.0)
 
         async def listen() -> list[object]:
-            return [each async for each in talk.parts()]
+            return [each async for each in stream._steps()]
 
         listening = asyncio.create_task(listen())
         await asyncio.sleep(0)
-        talk._hear(Part(7, Emission((), ())))
-        talk.close()
+        stream._hear(Part(7, Emission((), ())))
+        stream.close()
         return await listening
 
     assert asyncio.run(talk_and_leave()) == []

@@ -17,11 +17,10 @@ from starlette.testclient import TestClient
 from mlx_specdec.decoding.stop_criteria import Emission, Piece, TokenLogprob
 from mlx_specdec.engine.many import Request
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.serve.answers import Choice, ParsedRequest
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.figures import Choice
-from mlx_specdec.serve.limits import Limits
-from mlx_specdec.serve.requests import Asked
-from mlx_specdec.serve.tgi import TgiWire
+from mlx_specdec.serve.settings import Limits
+from mlx_specdec.serve.tgi import TgiWriter
 
 from ..support.serving import OPTIONS, TEXT, client_of
 
@@ -86,11 +85,11 @@ def test_a_text_is_that_of_a_completion(
 @pytest.mark.parametrize("ids", [(1, 2, 0), (1, 0), (0,)], ids=str)
 def test_those_who_pass_over_special_tokens_read_the_whole_text(ids: tuple[int, ...]) -> None:
     """The text does not begin with the first token's space, or was held back before the end."""
-    asked = Asked([Request([5], OPTIONS)], 1, stream=True, include_usage=False)
-    wire = TgiWire({"inputs": "x"}, asked, [b"</s>", b" a", b"b"], special={0})
+    parsed = ParsedRequest([Request([5], OPTIONS)], 1)
+    writer = TgiWriter({"inputs": "x"}, parsed, [b"</s>", b" a", b"b"], special={0})
     logprobs = tuple(TokenLogprob(id, -1.0, ()) for id in ids)
     emission = Emission(ids, (Piece("ab", drafted=True),), "eos", logprobs)
-    tokens = [each["token"] for each in wire.piece(0, Choice(), emission)]
+    tokens = [each["token"] for each in writer.piece(0, Choice(), emission, [])]
     assert [each["id"] for each in tokens] == [*ids]
     assert "".join(each["text"] for each in tokens if not each["special"]) == "ab"
 

@@ -25,9 +25,9 @@ from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.limits import Limits
 from mlx_specdec.serve.server import Connection
 from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.settings import Limits, ServiceSettings
 
 OPTIONS = Options(proposer="auto", num_draft=2, max_tokens=24, cost_cache=False)
 LIMITS = Limits()
@@ -122,7 +122,7 @@ OPEN = Access()
 
 
 def client_of(engine: Engine, limits: Limits = LIMITS, access: Access = OPEN) -> TestClient:
-    app = make_app(Service(engine, "tiny", limits), access)
+    app = make_app(Service(engine, "tiny", ServiceSettings(limits)), access)
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -197,7 +197,7 @@ def answer_of(connection: socket.socket) -> tuple[int, Any]:
 
 @contextmanager
 def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
-    app = make_app(Service(engine, "tiny", limits), Access())
+    app = make_app(Service(engine, "tiny", ServiceSettings(limits)), Access())
     config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", http=Connection)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..sampling.grammar import JSON_STYLE
 from ..text.markers import CallFormat, Marker, Markers, typed
-from .formats import Tool, Tools
+from .chat import Tool, Tools
 from .problems import unsupported
 
 Schema = Mapping[str, Any]

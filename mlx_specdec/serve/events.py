@@ -1,4 +1,4 @@
-"""What a text is told in: words, thoughts, and calls of tools."""
+"""Reads content, reasoning and tool calls from the text of an answer while it is generated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..text.markers import CallFormat, Markers
+from ..text.markers import NONE, CallFormat, Markers
 from ..text.stream import overlap
 
 Kind = Literal["content", "reasoning"]
@@ -17,7 +17,7 @@ Kind = Literal["content", "reasoning"]
 
 @dataclass(frozen=True)
 class Text:
-    """Something said or thought."""
+    """A piece of the answer or of the reasoning before it."""
 
     kind: Kind
     text: str
@@ -25,7 +25,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Call:
-    """The beginning of a call; calls are counted from 0."""
+    """The beginning of a tool call. index: its place among the calls, from 0."""
 
     index: int
     id: str
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A part of a call's arguments, which are JSON together."""
+    """A piece of the arguments of the call with this index; the pieces together are JSON."""
 
     index: int
     text: str
@@ -44,12 +44,12 @@ Event = Text | Call | Arguments
 
 
 def texts_of(events: Iterable[Event], kind: Kind) -> str:
-    """All that was said, or thought."""
+    """Join the texts of one kind."""
     return "".join(each.text for each in events if isinstance(each, Text) and each.kind == kind)
 
 
 def calls_of(events: Sequence[Event]) -> list[tuple[Call, str]]:
-    """All calls, each with its arguments."""
+    """Return all calls, each with its arguments."""
     arguments: dict[int, str] = {}
     for each in events:
         if isinstance(each, Arguments):
@@ -70,17 +70,16 @@ HEADS = {
         rf"(?:(?<![\w-])(?P<name>[\w-]{{1,256}}+){_S}\[ARGS\]|{_LISTED}){_S}(?=\{{)"
     ),
 }
-"""What stands before arguments that are JSON and can be told as they come, by the parser's name.
-A text is searched in linear time: no part is tried at two lengths, and a name begins at the
-beginning of a word."""
+"""What stands before arguments in JSON, which can be streamed, by the name of mlx-lm's parser. The
+search takes linear time: no part is tried at two lengths, and a name begins where a word does."""
 MOST_HEAD = 1024
-"""Characters by which a search goes back, enough for the longest head."""
+"""Characters that a search goes back, enough for the longest head."""
 MOST_PARSED = 1 << 16
-"""Maximum characters of a section for mlx-lm's parsers, which may take quadratic time."""
+"""Maximum characters of a section for mlx-lm's parsers, some of which take quadratic time."""
 
 
 class Section:
-    """What stands between the marks of calls. count: of the calls so far, those before included."""
+    """The text between the markers of a tool call. count: number of calls in the answer so far."""
 
     def __init__(self, calls: CallFormat, tools: Sequence[Any], count: int) -> None:
         self.count = count
@@ -91,13 +90,11 @@ class Section:
         self._text = ""
         self._at = 0
         self._searched = 0
-        self._arguments: _Json | None = None
+        self._arguments: _JsonObject | None = None
 
     def push(self, text: str, *, over: bool) -> tuple[list[Event], str | None]:
-        """What a further piece makes certain, and what follows the section; None while it goes on.
-
-        over: nothing more comes.
-        """
+        """Read a further piece. Returns its events, and the text after the section: None while the
+        section goes on. over: the answer has ended."""
         self._text += text
         events: list[Event] = []
         while True:
@@ -114,23 +111,23 @@ class Section:
             head = self._head.search(self._text, begin, limit) if self._head else None
             self._searched = self._at if head is not None else limit
             if head is not None:
-                self._at, self._arguments = head.end(), _Json()
+                self._at, self._arguments = head.end(), _JsonObject()
                 events.append(self._begin(head.groupdict()))
             elif place >= 0:
                 return events + self._rest(limit, end), self._text[place + len(end) :]
             else:
                 return events + (self._rest(limit) if over else []), "" if over else None
 
-    def _begin(self, told: Mapping[str, Any]) -> Call:
-        id = told.get("id")
-        name = told.get("name") or told.get("listed")
+    def _begin(self, found: Mapping[str, Any]) -> Call:
+        id = found.get("id")
+        name = found.get("name") or found.get("listed")
         call = Call(self.count, id if isinstance(id, str) else _new_id(), str(name))
         self.count += 1
         return call
 
     def _rest(self, limit: int, end: str = "") -> list[Event]:
-        """The calls of a section that had no head: what mlx-lm's parser makes of it, or the text as
-        it is where it makes nothing."""
+        """Return the calls of a section in which no head was found: as mlx-lm's parser reads it, or
+        as plain content where the parser fails."""
         if self.count > self._before:
             return []
         text = self._text[:limit]
@@ -149,9 +146,9 @@ class Section:
         return events
 
 
-class _Json:
-    """Looks for the end of an object that comes in pieces. over: it has been met, or a letter that
-    no JSON has there."""
+class _JsonObject:
+    """Finds the end of a JSON object that comes in pieces. over: the end was found, or a letter
+    that JSON cannot have there."""
 
     def __init__(self) -> None:
         self.over = False
@@ -160,7 +157,7 @@ class _Json:
         self._escaped = False
 
     def end(self, text: str, at: int) -> int:
-        """Up to where the object goes, from `at` on."""
+        """Return where the object ends, or the length of the text."""
         while at < len(text) and not self.over:
             letter = text[at]
             if self._quoted:
@@ -178,7 +175,7 @@ class _Json:
 
 
 def _checked(call: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """A call of mlx-lm's parsers, and its arguments as JSON. Raises what it likes for others."""
+    """Return a call of mlx-lm's parsers and its arguments as JSON. Raises for anything else."""
     arguments = call["arguments"]
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
@@ -192,15 +189,16 @@ def _new_id() -> str:
 
 
 class Reader:
-    """Reads one text.
+    """Reads the text of one choice and returns its events.
 
-    calls: how tools are called; None where none may be. tools: as templates take them. thinking:
-    the text begins within a thought. most_calls: further ones are left out.
+    markers: how the model marks reasoning; without any, the text is content as it is. calls: the
+    format of tool calls; None where no tools were given. tools: in the format of chat templates.
+    thinking: the text begins within the reasoning. most_calls: further calls are dropped.
     """
 
     def __init__(
         self,
-        markers: Markers,
+        markers: Markers = NONE,
         calls: CallFormat | None = None,
         tools: Sequence[Any] = (),
         *,
@@ -212,7 +210,7 @@ class Reader:
         self._tools = tools
         self._thinking = thinking
         self._most_calls = most_calls
-        # White space at marks belongs to them; at the ends of a text it stays.
+        # White space next to a marker belongs to the marker.
         self._at_mark = thinking
         self._text = ""
         self._section: Section | None = None
@@ -220,21 +218,21 @@ class Reader:
 
     @property
     def called(self) -> bool:
-        """Whether a tool has been called."""
+        """Return True when a tool has been called."""
         return self._count > 0
 
     @property
     def inside(self) -> bool:
-        """Whether a section of calls has begun, which may take long to read at its end."""
+        """Return True within a section of calls, whose end may take long to read."""
         return self._section is not None
 
     def push(self, text: str) -> list[Event]:
-        """What a further piece makes certain."""
+        """Read a further piece of the text."""
         self._text += text
         return self._read(over=False)
 
     def finish(self) -> list[Event]:
-        """What was held back."""
+        """Return the events that were held back, at the end of the text."""
         return self._read(over=True)
 
     def _read(self, *, over: bool) -> list[Event]:
@@ -253,18 +251,18 @@ class Reader:
         return self._most_calls is None or event.index < self._most_calls
 
     def _inside(self, events: list[Event], over: bool) -> bool:
-        """Read on in a section of calls; whether it has ended and something follows."""
+        """Read on in a section of calls. Returns True when it has ended."""
         section = self._section
         assert section is not None
-        told, rest = section.push(self._text, over=over)
-        events += told
+        found, rest = section.push(self._text, over=over)
+        events += found
         self._count, self._text = section.count, rest or ""
         if rest is not None:
             self._section, self._at_mark = None, True
         return rest is not None
 
     def _outside(self, events: list[Event], over: bool) -> bool:
-        """Read up to the next mark; whether there was one."""
+        """Read up to the next marker. Returns True when there was one."""
         marks = self._marks()
         text = self._text.lstrip() if self._at_mark else self._text
         place, mark = _first(text, marks)
@@ -283,7 +281,7 @@ class Reader:
         return False
 
     def _marks(self) -> Mapping[str, Kind | CallFormat]:
-        """What may come next, and what begins with it."""
+        """Return the markers that may come next, and what begins after each."""
         begin, end = self._markers.think_begin, self._markers.think_end
         if self._thinking:
             return {} if end is None else {end.text: "content"}
@@ -296,13 +294,13 @@ class Reader:
 
 
 def _first(text: str, marks: Iterable[str]) -> tuple[int, str]:
-    """The first of the marks and its place; "" where there is none."""
+    """Return the place and text of the first marker; "" where there is none."""
     places = [(place, mark) for mark in marks if (place := text.find(mark)) >= 0]
     return min(places, default=(0, ""))
 
 
 def _certain(text: str, marks: Iterable[str]) -> int:
-    """How much of a text cannot belong to a mark that follows."""
+    """Return the length of the text that cannot belong to a marker that follows."""
     held = max((overlap(text, mark) for mark in marks), default=0)
     sure = len(text) - held
     return len(text[:sure].rstrip()) if list(marks) else sure

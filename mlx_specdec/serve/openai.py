@@ -1,0 +1,393 @@
+"""OpenAI's chat and text completions, with llama.cpp's `timings` and vLLM's figures of drafts."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise, zip_longest
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..decoding.stop_criteria import Emission, TokenLogprob
+from ..proposers.given import PREDICTION
+from .answers import (
+    FINGERPRINT,
+    LEAST_LOGPROB,
+    Choice,
+    ParsedRequest,
+    Payload,
+    Writer,
+    cached_tokens,
+    token_pieces,
+)
+from .body import Body
+from .events import Call, Event, Text, calls_of, texts_of
+from .requests import RequestParser, unknown_model
+from .service import Endpoint, Service
+
+REASONS = {None: None, "eos": "stop", "stop": "stop"}
+"""OpenAI's names of the reasons why a text ends; all others are "length"."""
+
+
+class CompletionWriter(Writer):
+    """What both kinds of completions have in common. model: its name. pieces: the bytes of each
+    token id, needed for logprobs. metrics: include vLLM's figures."""
+
+    whole = ""
+    chunk = ""
+    prefix = ""
+    done = b"data: [DONE]\n\n"
+
+    def __init__(
+        self,
+        model: str,
+        request: ParsedRequest,
+        pieces: Sequence[bytes | None] = (),
+        *,
+        metrics: bool = False,
+    ) -> None:
+        self._request = request
+        self._pieces = pieces
+        self._metrics = metrics
+        self._head = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def answer(self, choices: Sequence[Choice]) -> Payload:
+        """Return the whole answer."""
+        return {
+            **self._head,
+            "object": self.whole,
+            "choices": [self._whole(index, each) for index, each in enumerate(choices)],
+            **self._figures(choices),
+        }
+
+    def piece(
+        self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
+    ) -> list[Payload]:
+        """Return chunks of text; with include_drafted, at least one that counts the tokens."""
+        if not self._request.include_drafted:
+            return [self._chunk([each]) for each in self._pieces_of(index, emission, events)]
+        pieces = self._pieces_of(index, emission, events) or [self._piece(index, "")]
+        counts = [len(emission.tokens), *[0] * (len(pieces) - 1)]
+        return [
+            self._chunk([{**piece, "drafted": emission.drafted > 0, "tokens": tokens}])
+            for piece, tokens in zip(pieces, counts, strict=True)
+        ]
+
+    def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
+        """Return the last chunk of a choice."""
+        last = {**self._piece(index, ""), "finish_reason": _reason(choice)}
+        return [{**self._chunk([last]), **timings([choice])}]
+
+    def rest(self, choices: Sequence[Choice]) -> list[Payload]:
+        """Return the chunk with the usage, if it was requested."""
+        if not self._request.include_usage:
+            return []
+        return [{**self._chunk([]), **self._figures(choices)}]
+
+    def _figures(self, choices: Sequence[Choice]) -> Payload:
+        prompt_tokens = self._request.prompt_tokens
+        figures = {"usage": usage(choices, prompt_tokens), **timings(choices)}
+        return {**figures, **speculative_decoding(choices)} if self._metrics else figures
+
+    def _chunk(self, choices: list[Payload]) -> Payload:
+        chunk = {**self._head, "object": self.chunk, "choices": choices}
+        return {**chunk, "usage": None} if self._request.include_usage else chunk
+
+    @abstractmethod
+    def _whole(self, index: int, choice: Choice) -> Payload:
+        """Return a choice of a whole answer."""
+
+    @abstractmethod
+    def _pieces_of(self, index: int, emission: Emission, events: Sequence[Event]) -> list[Payload]:
+        """Return a choice in each of the chunks of what a step generated."""
+
+    @abstractmethod
+    def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Payload:
+        """Return a choice of a chunk."""
+
+    def _token(self, id: int, logprob: float) -> Payload:
+        piece = self._pieces[id] if id < len(self._pieces) else None
+        # Logits may be wider than the vocabulary. vLLM names tokens without a text like this.
+        token = f"token_id:{id}" if piece is None else piece.decode("utf-8", "replace")
+        logprob = max(LEAST_LOGPROB, logprob)
+        return {"token": token, "logprob": logprob, "bytes": list(piece or b"")}
+
+
+class TextWriter(CompletionWriter):
+    """/v1/completions."""
+
+    whole = chunk = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._offsets: Counter[int] = Counter()
+
+    def start(self, index: int) -> list[Payload]:
+        """Return the prompt, if `echo` is set."""
+        return [self._chunk([self._piece(index, each)]) for each in self._echoed(index)]
+
+    def _whole(self, index: int, choice: Choice) -> Payload:
+        text = "".join([*self._echoed(index), *choice.texts])
+        piece = self._piece(index, text, choice.logprobs)
+        return {**piece, "finish_reason": _reason(choice)}
+
+    def _echoed(self, index: int) -> Sequence[str]:
+        return self._request.echoed[index : index + 1]
+
+    def _pieces_of(self, index: int, emission: Emission, events: Sequence[Event]) -> list[Payload]:
+        if not (emission.text or emission.logprobs):
+            return []
+        return [self._piece(index, emission.text, emission.logprobs)]
+
+    def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Payload:
+        piece = {"index": index, "text": text, "logprobs": self._logprobs(index, logprobs)}
+        return {**piece, "finish_reason": None}
+
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> Payload | None:
+        if not logprobs:
+            return None
+        tokens = [self._token(each.token, each.logprob) for each in logprobs]
+        offsets = []
+        for each in tokens:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(each["token"])
+        others = ([self._token(*other) for other in each.top] for each in logprobs)
+        return {
+            "tokens": [_key(each) for each in tokens],
+            "token_logprobs": [each["logprob"] for each in tokens],
+            "top_logprobs": [{_key(one): one["logprob"] for one in each} for each in others],
+            "text_offset": offsets,
+        }
+
+
+def _key(token: Payload) -> str:
+    """Return a unique name: parts of characters, which look alike, are named by their bytes."""
+    if "\ufffd" in token["token"]:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in bytes(token["bytes"]))
+    return str(token["token"])
+
+
+class ChatWriter(CompletionWriter):
+    """/v1/chat/completions."""
+
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+    prefix = "chatcmpl"
+
+    def start(self, index: int) -> list[Payload]:
+        """Return the chunk with the role."""
+        return [self._chunk([self._delta(index, {"role": "assistant", "content": ""})])]
+
+    def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
+        """Return chunks of what was held back, and the last one."""
+        held = [self._chunk([self._delta(index, _delta(each))]) for each in events]
+        return [*held, *super().end(index, choice, events)]
+
+    def _whole(self, index: int, choice: Choice) -> Payload:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": "", "refusal": None} | _message(choice),
+            "logprobs": self._logprobs(choice.logprobs, choice.finish_reason),
+            "finish_reason": _reason(choice),
+        }
+
+    def _pieces_of(self, index: int, emission: Emission, events: Sequence[Event]) -> list[Payload]:
+        pieces = [self._delta(index, _delta(each)) for each in events]
+        if logprobs := self._logprobs(emission.logprobs, emission.finish_reason):
+            pieces = pieces or [self._piece(index, "")]
+            pieces[0]["logprobs"] = logprobs
+        return pieces
+
+    def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Payload:
+        return self._delta(index, {"content": text} if text else {})
+
+    def _delta(self, index: int, delta: Payload) -> Payload:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob], reason: str | None) -> Payload | None:
+        if reason == "eos":
+            logprobs = logprobs[:-1]  # OpenAI leaves out the token that ends a text.
+        if not logprobs:
+            return None
+        content = [
+            {
+                **self._token(each.token, each.logprob),
+                "top_logprobs": [self._token(*other) for other in each.top],
+            }
+            for each in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _delta(event: Event) -> Payload:
+    """Return the delta of an event."""
+    if isinstance(event, Text):
+        return {"content" if event.kind == "content" else "reasoning_content": event.text}
+    call: Payload = {"index": event.index}
+    if isinstance(event, Call):
+        function = {"name": event.name, "arguments": ""}
+        return {"tool_calls": [{**call, "id": event.id, "type": "function", "function": function}]}
+    return {"tool_calls": [{**call, "function": {"arguments": event.text}}]}
+
+
+def _message(choice: Choice) -> Payload:
+    """Return the fields of a whole message."""
+    message: Payload = {"content": texts_of(choice.events, "content")}
+    if reasoning := texts_of(choice.events, "reasoning"):
+        message["reasoning_content"] = reasoning
+    if calls := calls_of(choice.events):
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": arguments},
+            }
+            for call, arguments in calls
+        ]
+    return message
+
+
+def _reason(choice: Choice) -> str | None:
+    reason = REASONS.get(choice.finish_reason, "length")
+    return "tool_calls" if reason == "stop" and choice.reader.called else reason
+
+
+def usage(choices: Sequence[Choice], prompt_tokens: int) -> Payload:
+    """Return the numbers of tokens of prompts and answers."""
+    generated = sum(each.tokens for each in choices)
+    sources = [each.result.stats.by_source for each in choices if each.result is not None]
+    predicted = [each[PREDICTION] for each in sources if PREDICTION in each]
+    accepted = sum(each.accepted for each in predicted)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens(choices, prompt_tokens)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(each.drafted for each in predicted) - accepted,
+        },
+    }
+
+
+def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
+    """Return the times of prompts and answers and the numbers of drafted tokens, under llama.cpp's
+    names; nothing where every choice was cut."""
+    results = [each.result for each in choices if each.result is not None]
+    if not results:
+        return {}
+    prompt_ms = 1000 * max(each.stats.seconds.prompt for each in results)
+    predicted_ms = 1000 * max(each.stats.seconds.decoding for each in results)
+    cache_n = sum(each.labels.cached_tokens for each in results)
+    prompt_n = sum(each.labels.prompt_tokens for each in results) - cache_n
+    predicted_n = sum(len(each.tokens) for each in results)
+    figures = {
+        "cache_n": cache_n,
+        "prompt_n": prompt_n,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_token_ms": _ratio(prompt_ms, prompt_n),
+        "prompt_per_second": _ratio(1000 * prompt_n, prompt_ms),
+        "predicted_n": predicted_n,
+        "predicted_ms": round(predicted_ms, 3),
+        "predicted_per_token_ms": _ratio(predicted_ms, predicted_n),
+        "predicted_per_second": _ratio(1000 * predicted_n, predicted_ms),
+    }
+    if any(each.labels.proposer != "none" for each in results):
+        figures["draft_n"] = sum(each.stats.drafted for each in results)
+        figures["draft_n_accepted"] = sum(each.stats.accepted for each in results)
+    return {"timings": figures}
+
+
+def speculative_decoding(choices: Sequence[Choice]) -> dict[str, Payload]:
+    """Return the figures of drafting under vLLM's names; nothing where no choice had drafts. Entry
+    i of the histogram counts the rounds of which i drafted tokens were accepted."""
+    stats = [each.result.stats for each in choices if each.result is not None]
+    drafted = _sums(each.drafted_by_position for each in stats)
+    if not drafted:
+        return {}
+    accepted = _sums(each.accepted_by_position for each in stats)
+    # In so many rounds, the first i drafted tokens were accepted.
+    reached = [drafted[0], *accepted, 0]
+    rounds, num_accepted, num_drafted = drafted[0], sum(accepted), sum(drafted)
+    figures = {
+        "mean_acceptance_length": round(1 + num_accepted / rounds, 4),
+        "draft_acceptance_rate": round(num_accepted / num_drafted, 4),
+        "acceptance_histogram": [here - further for here, further in pairwise(reached)],
+        "num_spec_steps": rounds,
+        "num_accepted_draft_tokens": num_accepted,
+        "num_draft_tokens": num_drafted,
+        "num_spec_tokens": len(drafted),
+    }
+    return {"metrics": {"speculative_decoding": figures}}
+
+
+def _sums(each: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*each, fillvalue=0)]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 3) if whole else 0.0
+
+
+async def chat(service: Service, request: Request) -> Response:
+    """Answer a chat."""
+    return await _complete(service, request, RequestParser.chat, ChatWriter)
+
+
+async def completions(service: Service, request: Request) -> Response:
+    """Continue texts."""
+    return await _complete(service, request, RequestParser.completions, TextWriter)
+
+
+async def _complete(
+    service: Service,
+    request: Request,
+    read: Callable[[RequestParser, Body], ParsedRequest],
+    kind: type[CompletionWriter],
+) -> Response:
+    def parsed(parser: RequestParser, body: Body) -> tuple[ParsedRequest, CompletionWriter]:
+        found = read(parser, body)
+        logprobs = any(each.top_logprobs is not None for each in found.requests)
+        pieces = token_pieces(parser.pair.tokenizer) if logprobs else ()
+        return found, kind(parser.name, found, pieces, metrics=parser.settings.metrics)
+
+    return await service.answer(request, *await service.parse(request, parsed))
+
+
+async def models(service: Service, request: Request) -> Response:
+    """List the one model."""
+    return JSONResponse({"object": "list", "data": [_model(service)]})
+
+
+async def model(service: Service, request: Request) -> Response:
+    """Describe the one model."""
+    if request.path_params["id"] != service.name:
+        raise unknown_model(request.path_params["id"], service.name)
+    return JSONResponse(_model(service))
+
+
+def _model(service: Service) -> Payload:
+    model = {"id": service.name, "object": "model", "created": service.created}
+    return {**model, "owned_by": "mlx-specdec"}
+
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/chat/completions", chat, "Answers messages", "Completion", "ChatRequest"),
+    Endpoint(
+        "POST", "/v1/completions", completions, "Goes on with a text", "Completion", "TextRequest"
+    ),
+    Endpoint("GET", "/v1/models", models, "The one model, in a list", "Models"),
+    Endpoint("GET", "/v1/models/{id:path}", model, "The one model", "Model"),
+)
