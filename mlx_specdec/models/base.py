@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from .. import __version__
 from ..errors import OptionError, PromptError, RewindError
 from ..interfaces import TargetModel, after
+from .cache_settings import CacheSettings
 
 
 class Base(TargetModel, Protocol):
@@ -22,7 +27,7 @@ class Base(TargetModel, Protocol):
 
     @property
     def identity(self) -> str | None:
-        """What `agreement.identity` gives; None where the model was not loaded from files, or is
+        """What `identity_of` gives; None where the model was not loaded from files, or is
         shared by ranks."""
         ...
 
@@ -46,6 +51,22 @@ class Base(TargetModel, Protocol):
         """What a user should know before a prompt of this length is read; mostly nothing. Raises
         PromptError where it cannot be read for want of memory."""
         ...
+
+
+def identity_of(
+    config: Mapping[str, Any],
+    dtype: str,
+    caches: CacheSettings | None = None,
+    adapter: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a digest of what the passes of a model depend on besides its weights.
+
+    config, adapter: the contents of config.json and adapter_config.json. dtype: in words, as
+    loaded.
+    """
+    versions = __version__, version("mlx"), version("mlx-lm"), str(mx.default_device())
+    parts = json.dumps([config, dtype, repr(caches), adapter, *versions], sort_keys=True)
+    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
 def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) -> None:

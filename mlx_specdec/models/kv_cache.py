@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -18,6 +19,11 @@ class Buffer:
 
     def __init__(self) -> None:
         self.array: mx.array | None = None
+
+    @property
+    def parts(self) -> list[Buffer]:
+        """Itself; a quantized one has several."""
+        return [self]
 
     def write(self, new: mx.array, place: Place) -> None:
         """Write (batch, heads, m, width)."""
@@ -35,7 +41,7 @@ class Buffer:
         return self.array[:, :, :end]
 
     def join(self, other: Buffer, batch: int) -> None:
-        """Take the sequences of another buffer behind the own ones, which makes `batch` of them."""
+        """Add the sequences of another buffer behind these, which makes `batch` of them."""
         arrays = [each.array for each in (self, other) if each.array is not None]
         if not arrays:
             return
@@ -71,24 +77,47 @@ class Buffer:
         return padded(self.array, capacity)
 
 
-class KVCache:
-    """rows: of the context, whose layers all write the same place."""
+class QuantizedBuffer:
+    """The same with quantized entries: packed weights, scales and biases."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, group_size: int, bits: int) -> None:
+        self._group_size = group_size
+        self._bits = bits
+        self.parts = [Buffer(), Buffer(), Buffer()]
+
+    def write(self, new: mx.array, place: Place) -> None:
+        """Write (batch, heads, m, width)."""
+        arrays = mx.quantize(new, group_size=self._group_size, bits=self._bits)
+        for part, array in zip(self.parts, arrays, strict=True):
+            part.write(array, place)
+
+    def columns(self, end: int) -> tuple[mx.array, ...]:
+        """The first `end` columns of each part, once something was written."""
+        return tuple(part.columns(end) for part in self.parts)
+
+
+class KVCache:
+    """One layer's keys and values.
+
+    rows: of the context, whose layers all write the same place. buffer: makes each of the two.
+    """
+
+    def __init__(self, rows: Rows, buffer: Callable[[], Buffer | QuantizedBuffer] = Buffer) -> None:
         self._rows = rows
-        self._keys, self._values = Buffer(), Buffer()
+        self._keys: Any = buffer()
+        self._values: Any = buffer()
 
     @property
     def buffers(self) -> list[Buffer]:
-        """Those of keys and of values."""
-        return [self._keys, self._values]
+        """Those of the keys, then those of the values."""
+        return [*self._keys.parts, *self._values.parts]
 
     @property
     def state(self) -> list[mx.array]:
-        """The buffers, to be evaluated."""
+        """The arrays, to be evaluated."""
         return [each.array for each in self.buffers if each.array is not None]
 
-    def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Add (batch, heads, m, width) keys and values; returns all columns in use."""
         place = self._rows.place
         self._keys.write(keys, place)
@@ -98,20 +127,18 @@ class KVCache:
     def columns(self, start: int) -> tuple[mx.array, mx.array]:
         """Keys and values in use, from column `start` on."""
         end = max(self._rows.lengths)
-        both = (self._keys.columns(end), self._values.columns(end))
-        return both[0][:, :, start:], both[1][:, :, start:]
+        return self._keys.columns(end)[:, :, start:], self._values.columns(end)[:, :, start:]
 
     def join(self, other: KVCache) -> None:
-        """Take the sequences of another cache behind the own ones; the rows were joined before."""
-        batch = len(self._rows.lengths)
-        self._keys.join(other._keys, batch)
-        self._values.join(other._values, batch)
+        """Add the sequences of another cache behind these; the rows were joined before."""
+        for buffer, another in zip(self.buffers, other.buffers, strict=True):
+            buffer.join(another, len(self._rows.lengths))
 
     def filter(self, keep: Sequence[int]) -> None:
         """Keep these sequences; the context's rows were filtered before."""
         index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.lengths)
-        self._keys.filter(index, used)
-        self._values.filter(index, used)
+        for buffer in self.buffers:
+            buffer.filter(index, used)
 
 
 def _capacity(columns: int, batch: int) -> int:

@@ -16,7 +16,7 @@ from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import model as decoder_only
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.mlx_lm.row_check import rows_agree
+from mlx_specdec.models.mlx_lm.trials import rows_agree
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.lookup import PromptLookup
 

@@ -19,7 +19,7 @@ from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.errors import OptionError, OutputError
-from mlx_specdec.models import agreement
+from mlx_specdec.models import base as models_base
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -186,7 +186,7 @@ def test_a_translators_config_json_an_adapter_and_the_device_decide_as_well(
     (adapter / "adapter_config.json").write_text(json.dumps(told))
     after = of(directory), of(base), of(base, adapter=adapter)
     assert [one == other for one, other in zip(before, after, strict=True)] == [False, True, False]
-    monkeypatch.setattr(agreement.mx, "default_device", lambda: "another one")
+    monkeypatch.setattr(models_base.mx, "default_device", lambda: "another one")
     assert of(base) != before[1]
 
 

@@ -11,35 +11,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
+from mlx_lm.models import cache as mlx_lm_caches
+from mlx_lm.models.cache import create_attention_mask
 
-from ...interfaces import Context, Scores, rectangle
+from ...interfaces import Context, Scores
 from ...interfaces.reusable import Memory, Whole
 from ..base import check_pass, check_rewind
-from ..kv_cache import Buffer
+from ..kv_cache import KVCache, QuantizedBuffer
 from ..rows import Place, Rows, RowsContext
-from ..sharding import of_rank_0
 from .network import TappedNetwork
 from .rewinding import RewindableCache, evaluate
 
-TRIED = ((3, 1), (7, 4), (5, 2))
-"""Tokens of each sequence of the trial, and how many of them are taken back and fed again."""
-LIMIT = 0.001
-HALF_LIMIT = 0.1
-"""Of a row's logits, relative to their norm."""
 
+class BatchedCache(KVCache):
+    """The same with what mlx-lm's models ask of a cache."""
 
-class BatchedCache:
-    """One layer's keys and values, with what mlx-lm's models ask of a cache.
-
-    rows: of the context, whose layers all write the same place.
-    """
-
-    def __init__(self, rows: Rows, parts: int = 1) -> None:
-        self._rows = rows
-        self._written: Place | None = None
-        self._keys = [Buffer() for _ in range(parts)]
-        self._values = [Buffer() for _ in range(parts)]
+    _written: Place | None = None
 
     @property
     def offset(self) -> int | mx.array:
@@ -49,11 +36,6 @@ class BatchedCache:
         return place.starts[0] + more if place.even else place.offsets + more
 
     @property
-    def state(self) -> list[mx.array]:
-        """The buffers, to be evaluated."""
-        return [buffer.array for buffer in self.buffers if buffer.array is not None]
-
-    @property
     def nbytes(self) -> int:
         """Size of the buffers."""
         return sum(array.nbytes for array in self.state)
@@ -61,23 +43,16 @@ class BatchedCache:
     @property
     def keys(self) -> mx.array | None:
         """The keys' buffer: a model in a pipeline has it wait until its states were sent."""
-        return self._keys[0].array
+        return self.buffers[0].array
 
     @keys.setter
     def keys(self, array: mx.array) -> None:
-        self._keys[0].array = array
+        self.buffers[0].array = array
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Add (batch, heads, m, width) keys and values; returns all columns in use."""
+        """As `append`."""
         self._written = self._rows.place
-        self._write(self._keys, keys, self._written)
-        self._write(self._values, values, self._written)
-        return self.keys_and_values()
-
-    def keys_and_values(self) -> tuple[Any, Any]:
-        """All columns in use."""
-        end = self._rows.place.end
-        return self._read(self._keys, end), self._read(self._values, end)
+        return self.append(keys, values)
 
     def make_mask(
         self, rows: int, return_array: bool = False, window_size: int | None = None
@@ -91,55 +66,26 @@ class BatchedCache:
             rows, offset=place.starts[0], return_array=return_array, window_size=window_size
         )
 
-    def join(self, other: BatchedCache) -> None:
-        """Take the sequences of another cache behind the own ones; the rows were joined before."""
-        for buffer, another in zip(self.buffers, other.buffers, strict=True):
-            buffer.join(another, len(self._rows.lengths))
-
-    def filter(self, keep: Sequence[int]) -> None:
-        """Keep these sequences; the context's rows were filtered before."""
-        index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.lengths)
-        for buffer in self.buffers:
-            buffer.filter(index, used)
-
-    @property
-    def buffers(self) -> list[Buffer]:
-        """Those of keys, then those of values."""
-        return [*self._keys, *self._values]
-
-    def _write(self, buffers: list[Buffer], new: mx.array, place: Place) -> None:
-        buffers[0].write(new, place)
-
-    def _read(self, buffers: list[Buffer], end: int) -> Any:
-        return buffers[0].columns(end)
-
 
 class BatchedQuantizedCache(BatchedCache):
-    """The same with quantized entries; models look for `bits`."""
+    """The same with quantized entries; models look for `bits` and `group_size`."""
 
     def __init__(self, rows: Rows, group_size: int, bits: int) -> None:
-        super().__init__(rows, parts=3)
+        super().__init__(rows, lambda: QuantizedBuffer(group_size, bits))
         self.group_size = group_size
         self.bits = bits
-
-    def _write(self, buffers: list[Buffer], new: mx.array, place: Place) -> None:
-        parts = mx.quantize(new, group_size=self.group_size, bits=self.bits)
-        for buffer, part in zip(buffers, parts, strict=True):
-            buffer.write(part, place)
-
-    def _read(self, buffers: list[Buffer], end: int) -> Any:
-        return tuple(buffer.columns(end) for buffer in buffers)
 
 
 MakeCache = Callable[[Rows], BatchedCache]
 
 
-def batched(own: Any) -> MakeCache | None:
-    """How to make a batched cache in the place of one of mlx-lm's; None where there is none."""
-    if type(own) is KVCache:
+def batched(cache: Any) -> MakeCache | None:
+    """Return a function that makes a batched cache in the place of one of mlx-lm's; None where
+    there is none."""
+    if type(cache) is mlx_lm_caches.KVCache:
         return BatchedCache
-    if type(own) is QuantizedKVCache:
-        group_size, bits = own.group_size, own.bits
+    if type(cache) is mlx_lm_caches.QuantizedKVCache:
+        group_size, bits = cache.group_size, cache.bits
         return lambda rows: BatchedQuantizedCache(rows, group_size, bits)
     return None
 
@@ -166,52 +112,6 @@ class DecoderOnlyContext(RowsContext):
         """As contracts.Context says."""
         mx.eval([cache.state for cache in self._caches])
         mx.clear_cache()
-
-
-def fits(model: TappedNetwork, make: Sequence[MakeCache]) -> bool:
-    """Whether a model can be called with such caches at all. Nothing is computed: shapes are
-    checked as soon as the graph is built."""
-    try:
-        DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
-    except Exception:
-        # Arithmetic of its own, which looks into mlx-lm's caches.
-        return False
-    return True
-
-
-def mask_axes(model: TappedNetwork, make: Sequence[MakeCache]) -> int | None:
-    """With how many axes in their masks sequences of different lengths get the logits from a batch
-    that they get alone; None where they do not."""
-    return next((axes for axes in (4, 5) if _batches(model, make, axes)), None)
-
-
-def _batches(model: TappedNetwork, make: Sequence[MakeCache], axes: int) -> bool:
-    """Whether they do but for rounding, some of whose tokens were taken back."""
-    key = mx.random.key(0)
-    tokens: list[list[int]] = [
-        mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=each).tolist()  # type: ignore[misc]
-        for each, (count, _) in zip(mx.random.split(key, len(TRIED)), TRIED, strict=True)
-    ]
-    batch = DecoderOnlyContext(model, make, len(TRIED), axes)
-    again = [row[-more:] for row, (_, more) in zip(tokens, TRIED, strict=True)]
-    try:
-        batch.advance(rectangle(tokens), proposed=max(map(len, tokens)))
-        batch.rewind(tuple(count - more for count, more in TRIED))
-        logits = batch.advance(rectangle(again)).logits
-        apart = [
-            _apart(logits[row, more - 1], model.run(mx.array([whole]), None).logits[0, -1])
-            for row, (whole, (_, more)) in enumerate(zip(tokens, TRIED, strict=True))
-        ]
-    except Exception:
-        # Arithmetic of its own, which takes one offset for all sequences.
-        return False
-    limit = LIMIT if logits.dtype == mx.float32 else HALF_LIMIT
-    return of_rank_0(model.group, all(each <= limit for each in apart))
-
-
-def _apart(one: mx.array, other: mx.array) -> float:
-    one, other = one.astype(mx.float32), other.astype(mx.float32)
-    return float(mx.linalg.norm(one - other).item() / mx.linalg.norm(other).item())  # type: ignore[arg-type]
 
 
 class ReplayingContext:

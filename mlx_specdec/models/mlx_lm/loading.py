@@ -19,7 +19,7 @@ from ...checkpoints.disk import read_json
 from ...checkpoints.formats import safetensors
 from ...checkpoints.tensors import dtype_name
 from ...errors import CheckpointError, OptionError, SpecdecError, first_line
-from .. import agreement
+from ..base import identity_of
 from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu
 from . import sharding as decoder_sharding
@@ -88,7 +88,7 @@ def load(
     try:
         evaluate(model)
         # Ranks find out together what they do not all know.
-        identity = None if group else agreement.identity(config, words, caches, adapted)
+        identity = None if group else identity_of(config, words, caches, adapted)
         runnable = DecoderOnlyModel(
             model, max_length(config, model, caches), caches, identity, group, pipeline=pipeline
         )

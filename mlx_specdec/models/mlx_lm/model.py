@@ -29,13 +29,12 @@ from mlx_lm.models.cache import (
 from ...errors import OptionError, first_line
 from ...interfaces import Context
 from ...interfaces.reusable import Kept, Whole
-from .. import agreement
 from ..base import check_prompt
 from ..cache_settings import CacheSettings
 from ..kv_cache import STEP
-from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched, fits, mask_axes
+from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched
 from .network import TappedNetwork, type_name
-from .row_check import ATTEMPTS, rows_agree
+from .trials import ATTEMPTS, fits, known_to_agree, mask_axes, rows_agree
 
 MakeCaches = Callable[[], list[Any]]
 
@@ -182,7 +181,7 @@ class DecoderOnlyModel(TappedNetwork):
     @cached_property
     def rows_agree(self) -> bool:
         """As base.Base says; some of mlx-lm's models fail it. Found out when first asked for."""
-        return agreement.once(
+        return known_to_agree(
             self.identity, lambda: rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
         )
 

@@ -19,8 +19,7 @@ from ...checkpoints.quantization import Quantization, stored_quantization
 from ...checkpoints.tensors import DTYPES, TensorInfo, dtype_name, same
 from ...errors import CheckpointError, OptionError
 from ...text.tokenizer import Kind
-from .. import agreement
-from ..base import Base
+from ..base import Base, identity_of
 from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat, count, evaluate, is_quantized, stored_dtype
 from ..outline import Outline
@@ -85,7 +84,7 @@ def load(
     words = dtype_name(network.encoder.final_layer_norm.weight.dtype)
     bits = numbers.q_bits or (stored or {}).get("bits")
     words = words if bits is None else f"{bits}-bit, {words}"
-    identity = None if group is not None else agreement.identity(config, words)
+    identity = None if group is not None else identity_of(config, words)
     model = EncoderDecoderModel(network, identity)
     mx.eval(network.parameters())
     return model, files.eos_token_ids(directory, config), words

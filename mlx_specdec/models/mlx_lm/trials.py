@@ -1,55 +1,110 @@
-"""Whether a pass over several rows computes what passes over single rows compute.
+"""What is tried out on a model of mlx-lm, since no list of families would hold.
 
-All speculation rests on it, and some of mlx-lm's models break it: a mask of the wrong type, or a
-window that is one token wider for all rows but the first. Differences from rounding are no failure.
+All speculation rests on a pass over several rows computing what passes over single rows compute.
+Some of mlx-lm's models break that: a mask of the wrong type, or a window that is one token wider
+for all rows but the first. And batches rest on a position for each sequence, which some models
+ignore. Differences from rounding are no failure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from ... import process
 from ...errors import OptionError
-from ...interfaces import after
+from ...interfaces import after, rectangle
 from ..sharding import of_rank_0
+from .context import DecoderOnlyContext, MakeCache
 from .network import TappedNetwork, type_name
 from .rewinding import slots
 
 BEGUN = 5
 """Tokens that both have seen before, at least: no row is then the first of its sequence."""
-
-
 ROWS = 4
-
-
 LAYERS = 4
 """At least so many are computed, and all up to the first of the last new kind; the others are not,
 which keeps the price under that of a few tokens."""
-
-
 ATTEMPTS = 3
 """With other tokens: in half precision, rounding may send a token to another expert."""
-
-
 WIDEST = 1 << 16
 """Keys of a window that is filled; a wider one, which only users ask for, treats rows alike."""
-
-
 OUTWEIGHS = 4
 """How much larger values are than those that leave the window after them."""
+TRIED = ((3, 1), (7, 4), (5, 2))
+"""Tokens of each sequence of a batch, and how many of them are taken back and fed again."""
+LIMIT, HALF_LIMIT = 0.001, 0.1
+"""Of the difference of two rows, relative to their norm; the second one in half precision."""
 
 
-LIMIT = 0.001
+def fits(model: TappedNetwork, make: Sequence[MakeCache]) -> bool:
+    """Return whether a model can be called with such caches at all. Nothing is computed: shapes are
+    checked as soon as the graph is built."""
+    try:
+        DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
+    except Exception:
+        # Arithmetic of its own, which looks into mlx-lm's caches.
+        return False
+    return True
 
 
-HALF_LIMIT = 0.1
-"""Of a row's hidden states, relative to their norm."""
+def mask_axes(model: TappedNetwork, make: Sequence[MakeCache]) -> int | None:
+    """Return the number of axes of masks with which sequences of different lengths get the logits
+    from a batch that they get alone; None where they do not with any."""
+    return next((axes for axes in (4, 5) if _batches(model, make, axes)), None)
+
+
+def _batches(model: TappedNetwork, make: Sequence[MakeCache], axes: int) -> bool:
+    """Whether a batch, some of whose tokens were taken back, gives each sequence its logits."""
+    keys = mx.random.split(mx.random.key(0), len(TRIED))
+    tokens: list[list[int]] = [
+        mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=key).tolist()  # type: ignore[misc]
+        for key, (count, _) in zip(keys, TRIED, strict=True)
+    ]
+    batch = DecoderOnlyContext(model, make, len(TRIED), axes)
+    again = [row[-more:] for row, (_, more) in zip(tokens, TRIED, strict=True)]
+    try:
+        batch.advance(rectangle(tokens), proposed=max(map(len, tokens)))
+        batch.rewind(tuple(count - more for count, more in TRIED))
+        logits = batch.advance(rectangle(again)).logits
+        together = mx.stack([logits[row, more - 1] for row, (_, more) in enumerate(TRIED)])
+        alone = [model.run(mx.array([whole]), None).logits[0, -1] for whole in tokens]
+        agree = bool(mx.all(_apart(together, mx.stack(alone)) <= _limit(logits)).item())
+    except Exception:
+        # Arithmetic of its own, which takes one offset for all sequences.
+        return False
+    return of_rank_0(model.group, agree)
+
+
+def _apart(some: mx.array, expected: mx.array) -> mx.array:
+    """The difference of rows (..., width), relative to the norm of those expected."""
+    some, expected = some.astype(mx.float32), expected.astype(mx.float32)
+    return mx.linalg.norm(some - expected, axis=-1) / mx.linalg.norm(expected, axis=-1)
+
+
+def _limit(rows: mx.array) -> float:
+    return LIMIT if rows.dtype == mx.float32 else HALF_LIMIT
+
+
+def known_to_agree(identity: str | None, agree: Callable[[], bool]) -> bool:
+    """Call `agree` unless a model of this identity has agreed before, which an empty file in the
+    platform's cache directory says. A model that disagrees is compared at every start."""
+    file = None if identity is None else process.directory("rows") / identity
+    if file is not None and file.exists():
+        return True
+    agreed = agree()
+    if agreed and file is not None:
+        with contextlib.suppress(OSError):  # a cache is a help and never a duty
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    return agreed
 
 
 def rows_agree(model: TappedNetwork, entries: Sequence[list[Any]]) -> bool:
@@ -78,12 +133,9 @@ def _agree(model: TappedNetwork, entries: list[Any], taps: list[str], seed: int)
     together = _states(model, fed, entries, taps)
     alone = [_states(model, fed[:, row : row + 1], twin, taps) for row in range(ROWS)]
     expected = mx.concatenate(alone, axis=1)
-    norm = mx.linalg.norm(expected.astype(mx.float32), axis=-1)
-    apart = mx.linalg.norm((together - expected).astype(mx.float32), axis=-1) / norm
     # A wrong mask shows in all rows but one, a token at another expert mostly in one.
-    second_least = mx.sort(apart[0])[1]
-    limit = LIMIT if expected.dtype == mx.float32 else HALF_LIMIT
-    return not mx.greater(second_least, limit).item()
+    second_least = mx.sort(_apart(together, expected)[0])[1]
+    return not mx.greater(second_least, _limit(expected)).item()
 
 
 def _states(
