@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, OutputError, SourceError
-from . import destination
 from .disk import check_directory
 from .shards import format_of
 
@@ -107,12 +106,18 @@ def as_directory(source: Path) -> Iterator[Path]:
     else:
         yield source
         return
-    with contextlib.ExitStack() as left:
-        with _written(tempfile.gettempdir()):
-            made = left.enter_context(destination.temporary())
+    with contextlib.ExitStack() as stack:
+        made = Path(tempfile.gettempdir())
         try:
-            with _written(str(made)):
-                lay_down(source, made)
+            made = Path(stack.enter_context(temporary_directory()))
+            lay_down(source, made)
+        except OSError as problem:
+            reason = problem.strerror or type(problem).__name__
+            raise OutputError(
+                f"the temporary directory {made} cannot be written: {reason}: make room, or set "
+                "TMPDIR to another place"
+            ) from problem
+        try:
             yield made
         except CheckpointError as problem:
             # The user knows nothing of the temporary directory.
@@ -120,16 +125,9 @@ def as_directory(source: Path) -> Iterator[Path]:
             raise CheckpointError(said) from problem.__cause__
 
 
-@contextmanager
-def _written(directory: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        reason = problem.strerror or type(problem).__name__
-        raise OutputError(
-            f"the temporary directory {directory} cannot be written: {reason}: make room, or set "
-            "TMPDIR to another place"
-        ) from problem
+def temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """A directory for temporary files, which leaves with the block."""
+    return tempfile.TemporaryDirectory(prefix="mlx-specdec-", ignore_cleanup_errors=True)
 
 
 def originals(paths: Iterable[Path], source: Path, directory: Path) -> list[Path]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...checkpoints import destination, mtp_layers, shards
+from ...checkpoints import mtp_layers, shards
 from ...checkpoints.disk import read_json, show
 from ...checkpoints.files import Weights
 from ...checkpoints.formats import safetensors
+from ...checkpoints.source import temporary_directory
 from ...checkpoints.t5_keys import MOST_LAYERS
 from ...checkpoints.tensors import TensorInfo
 from ...errors import CheckpointError
@@ -126,7 +127,8 @@ def outline(directory: Path) -> DrafterFiles | None:
         raise CheckpointError(
             f"{directory / 'config.json'} asks for {show(nbytes)} of weights: check it"
         )
-    with destination.temporary() as made:
+    with temporary_directory() as name:
+        made = Path(name)
         shutil.copyfile(directory / "config.json", made / "config.json")
         safetensors.write_outline(made / "model.safetensors", infos)
         try:

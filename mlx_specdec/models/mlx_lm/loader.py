@@ -18,10 +18,11 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
-from ...checkpoints import destination, mtp_layers
+from ...checkpoints import mtp_layers
 from ...checkpoints.configuration import check_numbers, check_runs_no_code, check_weights
 from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
+from ...checkpoints.source import temporary_directory
 from ...errors import CheckpointError, first_line
 
 
@@ -87,7 +88,8 @@ def _readable(directory: Path) -> Iterator[Path]:
     if not (directory / "config.json").read_bytes().startswith(codecs.BOM_UTF8):
         yield directory
         return
-    with destination.temporary() as made:
+    with temporary_directory() as place:
+        made = Path(place)
         for name in ("config.json", "generation_config.json", "hf_quant_config.json"):
             if (directory / name).is_file():
                 (made / name).write_text((directory / name).read_text("utf-8-sig"), "utf-8")
