@@ -1,7 +1,9 @@
-"""A checkpoint directory -> its configuration and its tensors, one at a time, of any format."""
+"""A directory with a model's files: its configuration, held to what can be, and its tensors of any
+format, one at a time."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,11 +14,12 @@ import mlx.core as mx
 from ..errors import CheckpointError
 from . import shards
 from .disk import check_regular, read_json
-from .formats import safetensors as safetensors_file
+from .formats import safetensors
 from .formats.gguf import GgufFile
 from .formats.meta import MetaFile
 from .formats.safetensors import SafetensorsFile
 from .formats.torch import TorchFile
+from .t5_keys import LARGEST
 from .tensors import Contents, Reader, TensorInfo
 
 CARRIED = (
@@ -27,6 +30,10 @@ CARRIED = (
 _NO_VOCABULARY = re.compile(
     r"(generation_config|tokenizer_config|special_tokens_map|added_tokens|chat_template).*"
 )
+LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_ABOVE_0 = ("vocab_size", "hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head")
+_FROM_0 = ("intermediate_size", "num_key_value_heads", "head_dim", "num_local_experts")
+_FACTORS = ("rope_theta", "rms_norm_eps")
 READERS: Mapping[str, Callable[[Path], Reader]] = {
     "safetensors": SafetensorsFile,
     "torch": TorchFile,
@@ -86,13 +93,13 @@ class Weights(Reader):
         )
 
     def read(self, name: str) -> mx.array:
-        """One tensor, lazily where `lazy` is true: evaluating reads it, nothing here keeps it."""
+        """One tensor, lazily where `lazy` is true: evaluating reads it, nothing here holds it."""
         if not self.lazy:
             return self.rows(name, 0, self.infos[name].extent)
         file = self._places[name]
         if name not in self._loaded.get(file, {}):
             # A file opened anew is a fresh set of lazy arrays, so reading twice costs no memory.
-            self._loaded[file] = safetensors_file.load(file)
+            self._loaded[file] = safetensors.load(file)
         return self._loaded[file].pop(name)
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
@@ -120,9 +127,56 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
+def check_runs_no_code(name: object, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for a model that brings its own Python file."""
+    if config.get("model_file"):
+        raise CheckpointError(
+            f"{name} needs its own Python file ({config['model_file']!a:.80}) to run, and code "
+            "from checkpoints is never run"
+        )
+
+
+def check_numbers(directory: Path, config: Mapping[str, Any], tensors: int) -> None:
+    """Raises CheckpointError for a size, a number of layers or a factor that cannot be.
+
+    tensors: how many the weights have; each layer has at least one. What is no number is for mlx-lm
+    to understand.
+    """
+    file, inner = directory / "config.json", config.get("text_config")
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
+        for name in (*_ABOVE_0, *_FROM_0, *LAYERS):
+            value, least = part.get(name), 1 if name in _ABOVE_0 else 0
+            whole = type(value) is int and least <= value <= LARGEST
+            if isinstance(value, int | float) and not whole:
+                raise CheckpointError(
+                    f"{file} has {name} {_short(value)}: need a whole number from {least} to "
+                    f"{LARGEST}"
+                )
+            if name in LAYERS and isinstance(value, int) and value > tensors:
+                raise CheckpointError(
+                    f"{file} asks for {value} layers, and there are {tensors} tensors"
+                )
+        for name in _FACTORS:
+            said: Any = part.get(name)
+            for factor in said if isinstance(said, list) and said else [said]:
+                if factor is not None and not (
+                    type(factor) in (int, float) and 0 < factor < math.inf
+                ):
+                    raise CheckpointError(
+                        f"{file} has {name} {_short(said)}: need a number above 0"
+                    )
+
+
+def _short(value: Any) -> str:
+    # A number of thousands of digits is none that Python writes out.
+    if type(value) is int and abs(value) > 10**40:
+        return "of more than 40 digits"
+    return f"{value!a:.40}"
+
+
 def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a text: from generation_config.json, else from config.json; maybe none. Raises
-    CheckpointError."""
+    """The ids that end a text, from generation_config.json, else from config.json; maybe none.
+    Raises CheckpointError."""
     file = directory / "generation_config.json"
     for part in (read_json(file) if file.is_file() else {}, config):
         ids = part.get("eos_token_id")
@@ -138,14 +192,14 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Files beside the weights that a converted model needs as well. Raises CheckpointError for a
-    link out of the directory, since what it leads to would become part of the model."""
+    """The files, apart from weights, that a converted model needs as well. Raises CheckpointError
+    for a link out of the directory, since what it leads to would become part of the model."""
     carried = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
     for file in carried:
         check_regular(file)
-    return [shards.own(file) for file in sorted(carried)]
+    return [shards.inside(file) for file in sorted(carried)]
 
 
 def has_vocabulary(directory: Path) -> bool:
-    """Whether one of the tokenizer's files may say what its tokens are; raises as they do."""
+    """Whether one of the tokenizer's files may name its tokens. Raises as `tokenizer_files`."""
     return not all(_NO_VOCABULARY.fullmatch(file.name) for file in tokenizer_files(directory))

@@ -103,14 +103,14 @@ def find(directory: Path) -> Shards:
     files = [directory / name for name in chosen.names]
     if chosen.index is not None:
         places = _places(files[0])
-        files = [own(_present(directory / name)) for name in sorted({*places.values()})]
+        files = [inside(_present(directory / name)) for name in sorted({*places.values()})]
         return Shards(chosen.format, files, chosen.index, places)
     for file in files:
         check_regular(file)
     if chosen.format in ("safetensors", "torch"):
         for file in files:
             parts_of(file)
-        return Shards(chosen.format, all_own(files))
+        return Shards(chosen.format, all_inside(files))
     several = models(chosen.names) if chosen.format == "gguf" else []
     if len(several) > 1:
         raise CheckpointError(
@@ -142,9 +142,9 @@ def _present(file: Path) -> Path:
     return file
 
 
-def own(file: Path) -> Path:
-    """The same file. Raises CheckpointError where it is a link out of its directory, which a
-    repository cannot be trusted with; the Hub's cache keeps the files of its snapshots elsewhere.
+def inside(file: Path) -> Path:
+    """The same file. Raises CheckpointError where it is a link out of its directory, with which a
+    repository cannot be trusted; the Hub's cache has the files of its snapshots elsewhere.
     """
     home = file.parent.resolve()
     if home.parent.name == "snapshots" and home.parents[1].name.startswith("models--"):
@@ -156,10 +156,10 @@ def own(file: Path) -> Path:
     return file
 
 
-def all_own(files: list[Path]) -> list[Path]:
-    """The same files, of one model. A single one may be a link to wherever its owner keeps it;
-    raises CheckpointError, as `own`, for one of several."""
-    return [own(file) for file in files] if len(files) > 1 else files
+def all_inside(files: list[Path]) -> list[Path]:
+    """The same files, of one model. A single one may be a link to wherever its owner has it; raises
+    CheckpointError, as `inside`, for one of several."""
+    return [inside(file) for file in files] if len(files) > 1 else files
 
 
 def _places(index: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
@@ -169,3 +170,33 @@ def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
     depth, block = _depth(config, part[1]), int(part[2])
     eighth = depth // 8
     return block < eighth or block >= 7 * depth // 8 or (block - eighth) % 3 == 2
+
+
+_ENCODER = re.compile(r"(.*\.)?encoder\.block\.")
+
+
+_DECODER = re.compile(r"(.*\.)?decoder\.block\.")
+
+
+_LABELS = ("classification_head.", "classifier.", "qa_outputs.")
+"""Heads that say a label or a place and never a word."""
+
+
+def check_generates(directory: Path, config: Mapping[str, Any], stored: Iterable[str]) -> None:
+    """Raises CheckpointError for a T5 that has no decoder, or a head for something else than text.
+
+    stored: names of all tensors. The architecture that config.json names is only told, since copied
+    configurations name the wrong one.
+    """
+    names, listed = list(stored), config.get("architectures")
+    shown = f" ({str(listed[0])[:80]})" if isinstance(listed, list) and listed else ""
+    if any(name.startswith(_LABELS) for name in names):
+        raise CheckpointError(
+            f"{directory} holds a model that gives labels{shown}, not text: take one that is a "
+            "ForConditionalGeneration"
+        )
+    if any(map(_ENCODER.match, names)) and not any(map(_DECODER.match, names)):
+        raise CheckpointError(
+            f"{directory} holds an encoder alone{shown}, which cannot generate text: take "
+            "the whole model"
+        )

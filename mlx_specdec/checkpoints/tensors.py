@@ -198,3 +198,22 @@ class Reader(ABC):
         """One tensor, to be read in pieces."""
         info = self.infos[name]
         return Tensor(DTYPES[info.dtype], info.shape, partial(self.rows, name))
+
+
+def check_weights(
+    expected: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raises CheckpointError for the first tensor missing, left over, or of another shape."""
+    extra = "is not part of the model that config.json describes"
+    for problem, names in (
+        ("is missing", sorted(expected.keys() - given.keys())),
+        (extra, sorted(given.keys() - expected.keys())),
+    ):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise CheckpointError(f"weight {names[0]} {problem}{more}: download the model again")
+    for name in sorted(expected):
+        if expected[name] != given[name]:
+            raise CheckpointError(
+                f"weight {name} has shape {given[name]} where config.json asks for {expected[name]}"
+            )

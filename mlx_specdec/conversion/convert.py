@@ -12,7 +12,6 @@ from pathlib import Path
 from ..checkpoints import destination, files, mtp_layers
 from ..checkpoints import disk as sizes
 from ..checkpoints import t5_keys as keys
-from ..checkpoints.disk import Digests
 from ..checkpoints.formats.meta import PARAMS
 from ..checkpoints.formats.safetensors import SafetensorsFile
 from ..checkpoints.hub import is_network_error
@@ -29,6 +28,7 @@ from ..checkpoints.writer import (
 )
 from ..errors import OptionError, OutputError, first_line
 from .plans import Plan, plan_for
+from .report import Digests
 from .report import Report as Report
 from .verify import TextChange, Verified, check_fits, compare
 from .verify import verify as run_verify

@@ -22,12 +22,11 @@ from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 from ..checkpoints import destination, files
 from ..checkpoints import disk as sizes
 from ..checkpoints import t5_keys as keys
-from ..checkpoints.disk import Digests, combined
 from ..checkpoints.files import Weights
 from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import Change, write_config, write_weights
-from ..conversion.report import PROVENANCE, maker
+from ..conversion.report import PROVENANCE, Digests, combined, maker
 from ..engine.pair import Pair
 from ..errors import OptionError, VocabularyError
 from ..models import families

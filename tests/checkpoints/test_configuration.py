@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.checkpoints.configuration import check_generates, check_numbers
+from mlx_specdec.checkpoints.files import check_numbers
+from mlx_specdec.checkpoints.t5_keys import check_generates
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model

@@ -11,10 +11,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import __version__
-from mlx_specdec.checkpoints import disk as digests
 from mlx_specdec.checkpoints import t5_keys as keys
-from mlx_specdec.checkpoints.disk import Digests, combined
+from mlx_specdec.conversion import report as digests
 from mlx_specdec.conversion.convert import convert
+from mlx_specdec.conversion.report import Digests, combined
 from mlx_specdec.errors import CheckpointError
 
 from ..support import tiny

@@ -206,7 +206,7 @@ def lay_down(source: Path, directory: Path) -> None:
     file = shards.find(source).files[0] if source.is_dir() else source
     if not file.is_file():
         raise CheckpointError(f"{file} is no file")
-    parts = shards.all_own(shards.parts_of(file))
+    parts = shards.all_inside(shards.parts_of(file))
     model = GgufFile(file)
     for part in parts:
         (directory / part.name).symlink_to(part.absolute())
@@ -221,7 +221,7 @@ def _tokenizer(file: Path, model: GgufFile, directory: Path) -> None:
     if (file.parent / "tokenizer.json").is_file():
         for name in _TOKENIZER:
             if (file.parent / name).is_file():
-                shutil.copyfile(shards.own(file.parent / name), directory / name)
+                shutil.copyfile(shards.inside(file.parent / name), directory / name)
         return
     for name, text in tokenizer_files(model.metadata).items():
         (directory / name).write_text(text, encoding="utf-8")

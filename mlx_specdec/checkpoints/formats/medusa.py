@@ -15,9 +15,8 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ..configuration import check_weights
 from ..disk import read_json
-from ..tensors import DTYPES, Reader
+from ..tensors import DTYPES, Reader, check_weights
 from .safetensors import SafetensorsFile
 from .torch import TorchFile
 

@@ -380,13 +380,13 @@ def parts_of(file: Path) -> list[Path]:
 def lay_down(source: Path, directory: Path) -> None:
     """Write config.json and tokenizer files into `directory`, and links to the parts. Raises
     CheckpointError."""
-    parts = shards.all_own(parts_of(source / "consolidated.00.pth"))
+    parts = shards.all_inside(parts_of(source / "consolidated.00.pth"))
     config = dict(MetaFile(parts[0]).config)
     for file in (*parts, source / PARAMS):
         (directory / file.name).symlink_to(file.absolute())
     # The first Llama came with one tokenizer beside the folders of its sizes.
     places = (source / MODEL, source.absolute().parent / MODEL)
-    tokenizer = next((shards.own(file) for file in places if file.is_file()), None)
+    tokenizer = next((shards.inside(file) for file in places if file.is_file()), None)
     if tokenizer is not None:
         text = read_tokenizer(tokenizer, config["vocab_size"], since_31="rope_scaling" in config)
         config.update(text.ids)

@@ -10,9 +10,9 @@ import mlx.core as mx
 
 from ...checkpoints import files
 from ...checkpoints import t5_keys as keys
-from ...checkpoints.configuration import check_generates, check_weights
 from ...checkpoints.quantization import PARTS, Numbers, Quantization, stored_quantization
-from ...checkpoints.tensors import DTYPES, Tensor, same
+from ...checkpoints.t5_keys import check_generates
+from ...checkpoints.tensors import DTYPES, Tensor, check_weights, same
 from ...errors import CheckpointError, OptionError
 from ..report import TensorReport, report_tensors
 from .plan import Plan, summary_of

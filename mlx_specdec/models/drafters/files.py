@@ -11,12 +11,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...checkpoints.configuration import check_weights
 from ...checkpoints.disk import read_json
 from ...checkpoints.files import Weights
 from ...checkpoints.quantization import PARTS, Quantization, stored_quantization
 from ...checkpoints.t5_keys import is_encoder_decoder
-from ...checkpoints.tensors import DTYPES, TensorInfo
+from ...checkpoints.tensors import DTYPES, TensorInfo, check_weights
 from ...errors import CheckpointError
 from .config import ATTENDS, LayerSizes, Settings, Shapes, Sizes, is_named
 

@@ -17,9 +17,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ...checkpoints import mtp_layers
-from ...checkpoints.configuration import check_numbers, check_weights
-from ...checkpoints.files import Weights
+from ...checkpoints.files import Weights, check_numbers
 from ...checkpoints.mtp_layers import NUMBERED, QWEN, Carried
+from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
 from ..base import Base
 from ..number_format import NumberFormat

@@ -19,10 +19,11 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
 from ...checkpoints import mtp_layers
-from ...checkpoints.configuration import check_numbers, check_runs_no_code, check_weights
+from ...checkpoints.files import check_numbers, check_runs_no_code
 from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
 from ...checkpoints.source import temporary_directory
+from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
 
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from ...checkpoints.configuration import LAYERS, check_runs_no_code
+from ...checkpoints.files import LAYERS, check_runs_no_code
 from ...errors import CheckpointError, first_line
 from ...text.tokenizer import Kind
 from ..base import Base

@@ -14,9 +14,9 @@ from mlx.utils import tree_flatten
 
 from ...checkpoints import files
 from ...checkpoints import t5_keys as keys
-from ...checkpoints.configuration import check_generates, check_weights
 from ...checkpoints.quantization import Quantization, stored_quantization
-from ...checkpoints.tensors import DTYPES, TensorInfo, dtype_name, same
+from ...checkpoints.t5_keys import check_generates
+from ...checkpoints.tensors import DTYPES, TensorInfo, check_weights, dtype_name, same
 from ...errors import CheckpointError, OptionError
 from ...text.tokenizer import Kind
 from ..base import Base, identity_of
