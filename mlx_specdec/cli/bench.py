@@ -33,14 +33,24 @@ if TYPE_CHECKING:
     from ..engine.pair import Pair
     from ..measure.analysis import Analysis
     from ..measure.methods import Length
-    from ..measure.passes import LinkTimer
     from ..measure.prediction import Cluster
     from ..measure.table import Measured, Setting
-    from ..measure.table import Table as Told
+    from ..measure.table import Table as Cells
     from ..measure.throughput import Throughput
     from ..text.prompts import Prompt
 
 LENGTHS = "1,2,3,5,8,auto"
+DISPENSABLE = (
+    "predicted",
+    "median sequence",
+    "texts/s",
+    "acceptance length",
+    "95 % interval",
+    "acceptance rate",
+    "peak memory",
+    "same text",
+)
+"""Columns that a narrow terminal does without, the first one first."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,28 @@ class Measuring(Flags):
     )
     report: Path | None = flag(None, "The HTML file to write plots to.", metavar="FILE")
 
+    def sizes(self) -> list[int]:
+        """Return the batch sizes; none where single texts are measured. Raises OptionError."""
+        words = [] if self.batch_size is None else [*map(str.strip, self.batch_size.split(","))]
+        for word in words:
+            if not _is_count(word):
+                raise OptionError(f"batch-size must look like 1,4,16; {word!r} is no batch size")
+        return sorted(set(map(int, words)))
+
+    def lengths(self) -> list[Length]:
+        """Return the draft lengths. Raises OptionError."""
+        lengths: list[Length] = []
+        text = self.num_draft or (LENGTHS if self.batch_size is None else "auto")
+        for word in map(str.strip, text.split(",")):
+            if word != "auto" and not _is_count(word):
+                raise OptionError(f"num-draft must look like 1,3,8,auto; {word!r} is no length")
+            lengths.append(Options(num_draft="auto" if word == "auto" else int(word)).num_draft)
+        return list(dict.fromkeys(lengths))
+
+
+def _is_count(word: str) -> bool:
+    return word.isascii() and word.isdigit() and int(word) > 0
+
 
 @dataclass(frozen=True)
 class Compared(Models):
@@ -115,18 +147,18 @@ def bench(
     was measured so far.
     """
     options = options_from(verification, sampling, template, costs)
-    if measuring.baselines and options.simulated_acceptance is not None:
+    simulated = options.simulated_acceptance is not None
+    if measuring.baselines and simulated:
         raise OptionError(
             "baselines verify what they draft: leave out --simulate-acceptance or --baselines"
         )
     if measuring.baselines and models.adapter_path is not None:
         raise OptionError("baselines take no adapters: leave out --adapter-path or --baselines")
-    many = bool(batch_sizes(measuring.batch_size))
-    lengths = _lengths(measuring.num_draft or ("auto" if many else LENGTHS))
+    sizes, lengths = measuring.sizes(), measuring.lengths()
     proposers = list(dict.fromkeys(measuring.proposer or []))
     drafts = list(dict.fromkeys(models.draft_model or []))
-    if many:
-        check_one_method(options, proposers, lengths, drafts)
+    if sizes:
+        _check_one_method(options, proposers, lengths, drafts)
     if sampling.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {sampling.max_tokens}")
     _check_report(measuring.report)
@@ -138,7 +170,6 @@ def bench(
     from ..text.prompts import read_prompts
 
     prompts = read_prompts(file, measuring.limit)
-    simulated = options.simulated_acceptance is not None
     loading = {**one.loading(), "random_weights": simulated}
     pairs = [load_pair(model, draft_model, **loading)]
     pairs += [
@@ -146,47 +177,46 @@ def bench(
         for draft in drafts[1:]
     ]
     analysis: Measured
-    if many:
-        analysis, notes = measure_throughput(
-            pairs[0], options, prompts, proposers, lengths[0], measuring
-        )
+    if sizes:
+        analysis, notes = _throughput(pairs[0], options, prompts, proposers, measuring)
     else:
-        together = None
+        cluster = None
         # Medusa heads do not tell what their target looks like.
         if one.distributed is not None and pairs[0].heads is None:
-            together = Together(pairs[0], model, one, lengths)
-        analysis, notes = _speculation(
-            pairs, options, prompts, proposers, lengths, measuring, together
-        )
-    from ..measure.table import setting
+            cluster = _cluster(model, one)
+        analysis, notes = _speculation(pairs, options, prompts, proposers, measuring, cluster)
+    from ..measure.report import write_report
+    from ..measure.table import as_dict, setting
 
-    _tell(analysis, setting(pairs, options, file, notes), measuring.report, output.json)
+    taken_with = setting(pairs, options, file, notes)
+    show(analysis, taken_with, sys.stderr if output.json else sys.stdout)
+    for line in _differences(analysis):
+        print(line, file=sys.stderr)
+    if output.json:
+        render.write(sys.stdout, render.as_json(as_dict(analysis, taken_with)))
+    if measuring.report is not None:
+        write_report(analysis, taken_with, measuring.report)
+        render.tell(f"report: {measuring.report}")
     if analysis.interrupted:
         raise KeyboardInterrupt
 
 
-def _with_draft_model(pair: Pair, models: Models, loading: Mapping[str, Any]) -> Pair:
-    """The same target with another draft."""
-    from ..engine.loading import with_draft_model
-
-    of_target = ("revision", "q_bits", "adapter_path", "distributed")
-    settings = {name: value for name, value in loading.items() if name not in of_target}
-    _, draft = named(models)
-    with render.progress("downloading", in_bytes=True) as report:
-        return with_draft_model(pair, str(draft), progress=report, **settings)
-
-
-def _lengths(text: str) -> list[Length]:
-    lengths: list[Length] = []
-    for word in map(str.strip, text.split(",")):
-        if word != "auto" and not is_count(word):
-            raise OptionError(f"num-draft must look like 1,3,8,auto; {word!r} is no length")
-        lengths.append(Options(num_draft="auto" if word == "auto" else int(word)).num_draft)
-    return list(dict.fromkeys(lengths))
+def _check_one_method(
+    options: Options, proposers: Sequence[str], lengths: Sequence[Length], drafts: Sequence[str]
+) -> None:
+    """Raise OptionError unless one method speculates for many texts."""
+    if options.simulated_acceptance is not None:
+        raise OptionError("simulate-acceptance measures one text: leave it out or --batch-size")
+    if len(lengths) > 1:
+        raise OptionError("with --batch-size, name one length in --num-draft")
+    if len(proposers) > 1:
+        raise OptionError("with --batch-size, name one --proposer")
+    if len(drafts) > 1:
+        raise OptionError("with --batch-size, name one --draft-model")
 
 
 def _check_report(file: Path | None) -> None:
-    """Before hours of measuring, not after."""
+    """Raise OptionError before hours of measuring where the report could not be written."""
     if file is None:
         return
     if file.is_dir():
@@ -202,20 +232,48 @@ def _check_report(file: Path | None) -> None:
         ) from None
 
 
+def _with_draft_model(pair: Pair, models: Models, loading: Mapping[str, Any]) -> Pair:
+    """Return the same target with another draft."""
+    from ..engine.loading import with_draft_model
+
+    of_target = ("revision", "q_bits", "adapter_path", "distributed")
+    settings = {name: value for name, value in loading.items() if name not in of_target}
+    _, draft = named(models)
+    with render.progress("downloading", in_bytes=True) as report:
+        return with_draft_model(pair, str(draft), progress=report, **settings)
+
+
+def _cluster(model: str, models: Models) -> Cluster:
+    """Return how many exchanges a pass of a shared target has, and each machine's share of it.
+    Raises CheckpointError where config.json does not say."""
+    from ..checkpoints.files import read_config
+    from ..checkpoints.source import resolve_config
+    from ..measure.estimate import ModelSource
+    from ..measure.prediction import Link, cluster
+    from ..models.distributed.group import join
+
+    config = read_config(resolve_config(model, revision=models.revision))
+    known = ModelSource(model, config, models.dtype, models.q_bits).outline()
+    return cluster(Link(join().size, 0.0, models.distributed == "pipeline"), known, 0)
+
+
 def _speculation(
     pairs: Sequence[Pair],
     options: Options,
     prompts: Sequence[Prompt],
     proposers: Sequence[str],
-    lengths: Sequence[Length],
     measuring: Measuring,
-    together: Together | None,
+    cluster: Cluster | None,
 ) -> tuple[Analysis, list[str]]:
-    """together: the machines, where several share the target."""
+    """Measure single texts. Returns all figures, and sentences on other programs. cluster: the
+    machines that share the target. Raises KeyboardInterrupt where there are no figures yet."""
     from ..engine.prepare import encode
-    from ..measure.analysis import analyse
+    from ..measure.analysis import analyse, of_cluster
     from ..measure.methods import TURNS, measure, own_methods, pass_timer
+    from ..measure.passes import LinkTimer
+    from ..models.distributed.group import join
 
+    lengths = measuring.lengths()
     methods = own_methods(pairs, options, proposers, lengths)
     # Other programs know draft models alone.
     pair = next((each for each in pairs if each.draft is not None), pairs[0])
@@ -233,12 +291,16 @@ def _speculation(
             print("no baseline can run these models here", file=sys.stderr)
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pairs, first, [method.num_draft for method in methods])
+    sizes = [1, *(length + 1 for length in lengths if length != "auto")]
+    link = None
+    if cluster is not None:
+        link = LinkTimer(join(), pair.target, sizes, cluster.exchanges)
     turns = -(-TURNS // (measuring.repeats * len(prompts)))
 
     def between() -> None:
         passes.turn(turns)
-        if together is not None:
-            together.turn(turns)
+        if link is not None:
+            link.turn(turns)
 
     with render.progress("measuring") as bar:
         measured = measure(
@@ -255,195 +317,25 @@ def _speculation(
     analysis = analyse(measured, passes.costs())
     if analysis is None:
         raise KeyboardInterrupt
-    return analysis if together is None else together.told(analysis), notes
+    if cluster is not None and link is not None and (seconds := link.seconds()):
+        analysis = replace(analysis, cluster=of_cluster(analysis, cluster, seconds))
+    return analysis, notes
 
 
-def _tell(analysis: Measured, setting: Setting, report: Path | None, as_json: bool) -> None:
-    from ..measure.report import write_report
-    from ..measure.table import as_dict
-
-    show(analysis, setting, sys.stderr if as_json else sys.stdout)
-    for line in differences(analysis):
-        print(line, file=sys.stderr)
-    if as_json:
-        render.write(sys.stdout, render.as_json(as_dict(analysis, setting)))
-    if report is not None:
-        write_report(analysis, setting, report)
-        render.tell(f"report: {report}")
-
-
-DISPENSABLE = (
-    "predicted",
-    "median sequence",
-    "texts/s",
-    "acceptance length",
-    "95 % interval",
-    "acceptance rate",
-    "peak memory",
-    "same text",
-)
-"""Columns that a narrow terminal does without, the first one first."""
-
-
-def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
-    """Write the table. Raises as render.write does."""
-    from ..measure.analysis import Analysis
-    from ..measure.table import cluster_table, cluster_text, table, verdict
-
-    console, told = render.console_for(stream), table(analysis)
-    shown, anywhere = list(told.columns), console.options.update(width=1000)
-    dispensable = [name for name in DISPENSABLE if name in shown]
-    laid = _table(told, shown)
-    while console.measure(laid, options=anywhere).maximum > console.width and dispensable:
-        shown.remove(dispensable.pop(0))
-        laid = _table(told, shown)
-    notes = (text for text in (_caption(analysis), verdict(analysis), *setting.notes) if text)
-    shared: list[object] = []
-    if isinstance(analysis, Analysis) and analysis.cluster is not None:
-        gains = cluster_table(analysis.cluster)
-        text = cluster_text(analysis.cluster, analysis.plain_step)
-        shared = [text, _table(gains, gains.columns)]
-    render.write(stream, render.laid_out(stream, _title(setting), laid, *notes, *shared))
-
-
-def differences(analysis: Measured) -> Iterator[str]:
-    """One line for every method whose texts were not what they had to be."""
-    for one in analysis.methods:
-        if one.differences:
-            margins = [each.margin for each in one.differences if each.margin is not None]
-            least = f", least margin {min(margins):.2g}" if margins else ""
-            yield (
-                f"{one.name}: {len(one.differences)} of {one.compared} texts are not plain "
-                f"decoding's own{least}"
-            )
-
-
-def _table(told: Told, columns: Sequence[str]) -> Table:
-    """With no cell cut; headings of two words take two lines."""
-    places = [told.columns.index(name) for name in columns]
-    names = [name.replace(" ", "\n") for name in columns]
-    table = render.table(*(f">{name}" if at else name for at, name in enumerate(names)))
-    for numbers in table.columns[1:]:
-        numbers.no_wrap = True
-    for number, row in enumerate(told.rows):
-        style = "bold" if number == told.best else None
-        table.add_row(*(row[at] for at in places), style=style)
-    return table
-
-
-def _title(setting: Setting) -> str:
-    draft = f" with {setting.draft_model}" if setting.draft_model else ""
-    share = setting.simulated_acceptance
-    simulated = "" if share is None else f"simulated acceptance probability {share:g}, no text; "
-    return (
-        f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; {simulated}"
-        f"{setting.device}, BLAS {setting.blas}"
-    )
-
-
-def _caption(analysis: Measured) -> str:
-    skipped = f"; {len(analysis.skipped)} skipped" if analysis.skipped else ""
-    interrupted = "; interrupted" if analysis.interrupted else ""
-    return (
-        f"{analysis.texts} texts, each up to {analysis.repeats} times, methods in turns{skipped}"
-        f"{interrupted}"
-    )
-
-
-class Together:
-    """The machines of a target that is shared, and the network between them.
-
-    model: the target as it was named. lengths: numbers of drafted tokens that are measured. Raises
-    CheckpointError where config.json does not tell how often machines exchange something.
-    """
-
-    def __init__(self, pair: Pair, model: str, models: Models, lengths: Sequence[Length]) -> None:
-        from ..measure.passes import LinkTimer
-        from ..models.distributed.group import join
-
-        ranks = join()
-        self._cluster = _cluster(model, models, ranks.size)
-        sizes = [1, *(length + 1 for length in lengths if length != "auto")]
-        self._timer: LinkTimer = LinkTimer(ranks, pair.target, sizes, self._cluster.exchanges)
-
-    def turn(self, times: int) -> None:
-        """Time sums over the machines; between texts, so that both see the same network."""
-        self._timer.turn(times)
-
-    def told(self, analysis: Analysis) -> Analysis:
-        """With what was found out."""
-        from ..measure.analysis import of_cluster
-
-        seconds, known = self._timer.seconds(), self._cluster
-        if not seconds:
-            return analysis
-        figures = of_cluster(
-            analysis,
-            seconds,
-            machines=known.machines,
-            mode=known.mode,
-            exchanges=known.exchanges,
-            share=known.share,
-        )
-        return replace(analysis, cluster=figures)
-
-
-def _cluster(model: str, models: Models, machines: int) -> Cluster:
-    """How many exchanges a pass has, and how much of it is each machine's own."""
-    from ..checkpoints.files import read_config
-    from ..checkpoints.source import resolve_config
-    from ..measure.estimate import Asked
-    from ..measure.prediction import Link, cluster
-
-    config = read_config(resolve_config(model, revision=models.revision))
-    known = Asked(model, config, models.dtype, models.q_bits).outline()
-    return cluster(Link(machines, 0.0, models.distributed == "pipeline"), known, 0)
-
-
-def batch_sizes(text: str | None) -> list[int]:
-    """What --batch-size names; none where it is left out. Raises OptionError."""
-    words = [] if text is None else [word.strip() for word in text.split(",")]
-    for word in words:
-        if not is_count(word):
-            raise OptionError(f"batch-size must look like 1,4,16; {word!r} is no batch size")
-    return sorted(set(map(int, words)))
-
-
-def is_count(word: str) -> bool:
-    """Whether it is a number from 1 on."""
-    return word.isascii() and word.isdigit() and int(word) > 0
-
-
-def check_one_method(
-    options: Options, proposers: Sequence[str], lengths: Sequence[Length], drafts: Sequence[str]
-) -> None:
-    """Raises OptionError where what speculates is not one method for many texts."""
-    if options.simulated_acceptance is not None:
-        raise OptionError("simulate-acceptance measures one text: leave it out or --batch-size")
-    if len(lengths) > 1:
-        raise OptionError("with --batch-size, name one length in --num-draft")
-    if len(proposers) > 1:
-        raise OptionError("with --batch-size, name one --proposer")
-    if len(drafts) > 1:
-        raise OptionError("with --batch-size, name one --draft-model")
-
-
-def measure_throughput(
+def _throughput(
     pair: Pair,
     options: Options,
     prompts: Sequence[Prompt],
     proposers: Sequence[str],
-    length: Length,
     measuring: Measuring,
 ) -> tuple[Throughput, list[str]]:
-    """All figures and sentences on what could not be measured so. Raises KeyboardInterrupt where
-    there are none yet."""
+    """Measure the whole file at several batch sizes. Returns all figures, and sentences on what
+    could not be measured so. Raises KeyboardInterrupt where there are no figures yet."""
     from ..measure.throughput import encoded, file_methods, measure_files
 
-    sizes = batch_sizes(measuring.batch_size)
+    sizes, [length] = measuring.sizes(), measuring.lengths()
     ids, skipped = encoded(pair, prompts, options)
-    proposer = next(iter(proposers), None)
-    methods, notes = file_methods(pair, options, proposer, length, sizes)
+    methods, notes = file_methods(pair, options, next(iter(proposers), None), length, sizes)
     if measuring.baselines:
         from ..measure.baselines import find_baselines, mlx_lm_file_methods
         from ..measure.transformers_baseline import transformers_file_methods
@@ -465,3 +357,68 @@ def measure_throughput(
     if throughput is None:
         raise KeyboardInterrupt
     return throughput, notes
+
+
+def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
+    """Write the table. Raises as render.write does."""
+    from ..measure.analysis import Analysis
+    from ..measure.table import cluster_table, cluster_text, table, verdict
+
+    console, cells = render.console_for(stream), table(analysis)
+    columns, unlimited = list(cells.columns), console.options.update(width=1000)
+    dispensable = [name for name in DISPENSABLE if name in columns]
+    laid = _table(cells, columns)
+    while console.measure(laid, options=unlimited).maximum > console.width and dispensable:
+        columns.remove(dispensable.pop(0))
+        laid = _table(cells, columns)
+    notes = (text for text in (_caption(analysis), verdict(analysis), *setting.notes) if text)
+    shared: list[object] = []
+    if isinstance(analysis, Analysis) and analysis.cluster is not None:
+        gains = cluster_table(analysis.cluster)
+        text = cluster_text(analysis.cluster, analysis.plain_step)
+        shared = [text, _table(gains, gains.columns)]
+    render.write(stream, render.laid_out(stream, _title(setting), laid, *notes, *shared))
+
+
+def _differences(analysis: Measured) -> Iterator[str]:
+    """Yield a line for every method whose texts should be plain decoding's and are not."""
+    for one in analysis.methods:
+        if one.differences:
+            margins = [each.margin for each in one.differences if each.margin is not None]
+            least = f", least margin {min(margins):.2g}" if margins else ""
+            yield (
+                f"{one.name}: {len(one.differences)} of {one.compared} texts are not plain "
+                f"decoding's own{least}"
+            )
+
+
+def _table(cells: Cells, columns: Sequence[str]) -> Table:
+    """Return these columns with no cell cut; headings of two words take two lines."""
+    places = [cells.columns.index(name) for name in columns]
+    names = [name.replace(" ", "\n") for name in columns]
+    table = render.table(*(f">{name}" if at else name for at, name in enumerate(names)))
+    for numbers in table.columns[1:]:
+        numbers.no_wrap = True
+    for number, row in enumerate(cells.rows):
+        style = "bold" if number == cells.best else None
+        table.add_row(*(row[at] for at in places), style=style)
+    return table
+
+
+def _title(setting: Setting) -> str:
+    draft = f" with {setting.draft_model}" if setting.draft_model else ""
+    share = setting.simulated_acceptance
+    simulated = "" if share is None else f"simulated acceptance probability {share:g}, no text; "
+    return (
+        f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; {simulated}"
+        f"{setting.device}, BLAS {setting.blas}"
+    )
+
+
+def _caption(analysis: Measured) -> str:
+    skipped = f"; {len(analysis.skipped)} skipped" if analysis.skipped else ""
+    interrupted = "; interrupted" if analysis.interrupted else ""
+    return (
+        f"{analysis.texts} texts, each up to {analysis.repeats} times, methods in turns{skipped}"
+        f"{interrupted}"
+    )

@@ -79,22 +79,22 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
     from ..engine.drafters import device_name
-    from ..measure.estimate import Asked, AskedDrafter, own_draft
+    from ..measure.estimate import DrafterSource, ModelSource, own_draft
     from ..measure.estimate import estimate as measure
     from ..measure.prediction import Link
     from ..models.drafters.kinds import outline
 
     config = read_config(resolve_config(model, revision=sources.revision))
-    target = Asked(model, config, sources.dtype, sources.q_bits)
-    draft: Asked | AskedDrafter
+    target = ModelSource(model, config, sources.dtype, sources.q_bits)
+    draft: ModelSource | DrafterSource
     if draft_model == SELF:
         draft = own_draft(target, sources.draft_q_bits)
     else:
         source, numbers = resolve_config(draft_model), (sources.dtype, sources.draft_q_bits)
         if files := outline(source):
-            draft = AskedDrafter(draft_model, files, *numbers)
+            draft = DrafterSource(draft_model, files, *numbers)
         else:
-            draft = Asked(draft_model, read_config(source), *numbers)
+            draft = ModelSource(draft_model, read_config(source), *numbers)
     link = None
     if machines.distributed is not None and machines.link_us is not None:
         link = Link(machines.distributed, 1e-6 * machines.link_us, machines.pipeline)

@@ -1,7 +1,7 @@
-"""Confidence intervals of a speedup, by drawing sequences again. Plain numbers only.
+"""What the samples of a benchmark come to: speedups with their intervals, and figures of methods.
 
-Plain decoding and the other method were measured side by side on the same prompt, so they are drawn
-together, and what slowed both cancels.
+Plain decoding and another method are measured in turns on the same prompt, so a bootstrap draws
+both together, and what slowed both cancels. Plain numbers only.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from ..draft_length.speedup import RoundCost, break_even, speedups
 from .methods import Case, Key, Length, Measurements, Method, Sample
 from .passes import PassCosts
+from .prediction import Cluster
 
 DRAWS = 2000
 COVERAGE = 0.95
 FEWEST = 5
-"""Sequences below which there is no interval: drawing so few again says next to nothing."""
+"""Sequences below which there is no interval: a bootstrap of fewer says next to nothing."""
 
 
 class Paired(NamedTuple):
-    """One sequence by plain decoding and by another method; seconds: the medians of repeats."""
+    """One sequence by plain decoding and by another method. seconds: medians of the repeats."""
 
     plain_seconds: float
     seconds: float
@@ -37,7 +38,7 @@ class Paired(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, and the interval that holds it with 95 % confidence, if there is one."""
+    """A figure and its 95 % confidence interval, if there is one."""
 
     value: float
     low: float | None = None
@@ -45,25 +46,24 @@ class Estimate:
 
     @property
     def interval(self) -> str:
-        """In words; empty where there is none."""
+        """The interval as text, empty where there is none."""
         none = self.low is None or self.high is None
         return "" if none else f"{self.low:.2f} to {self.high:.2f}"
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """overall: tokens per second over plain decoding's, all sequences taken together. per_text:
-    the median over the sequences of the same ratio."""
+    """Tokens per second over plain decoding's. overall: of all sequences together. per_text: the
+    median over the sequences."""
 
     overall: Estimate
     per_text: Estimate
 
 
 def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> SpeedUp | None:
-    """Ratio to plain decoding with its interval; None without sequences that took any time.
+    """Return the speedup with its interval; None without sequences that took any time.
 
-    The interval comes from drawing, `draws` times, as many sequences as there are (Efron's
-    percentiles).
+    The interval is a percentile bootstrap over the sequences (Efron), with so many draws.
     """
     texts = [text for text in texts if min(text) > 0]
     if not texts:
@@ -83,7 +83,7 @@ def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> Spee
 
 
 def _estimate(ratios: NDArray[np.float64], count: int) -> Estimate:
-    """ratios: as measured, then as drawn."""
+    """Return the figure of `count` sequences. ratios: as measured, then of each draw."""
     value = float(ratios[0])
     if count < FEWEST:
         return Estimate(value)
@@ -94,7 +94,7 @@ def _estimate(ratios: NDArray[np.float64], count: int) -> Estimate:
 
 @dataclass(frozen=True)
 class RoundParts:
-    """Seconds of an average round, every round timed in parts; other is what is neither model's."""
+    """Seconds of an average round. other: spent in neither model."""
 
     draft: float
     verify: float
@@ -103,8 +103,8 @@ class RoundParts:
 
 @dataclass(frozen=True)
 class Difference:
-    """A text that was to be plain decoding's own and is not. margin: the least lead of a chosen
-    token in either text, below which two kernels may disagree."""
+    """A text that should be plain decoding's and is not. margin: the smallest lead of a token over
+    the next one in either text, below which two kernels may disagree."""
 
     prompt: int
     turn: int
@@ -114,11 +114,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one method came to.
+    """The figures of one method.
 
-    acceptance: entry i - 1 is the share of rounds in which the first i drafted tokens all stayed
-    (a_i). by_category: speedups of the prompts of each category. predicted: S(num_draft).
-    texts: how many were measured. differences: of `compared` texts, where same text is promised.
+    acceptance: entry i - 1 is the share of rounds in which the first i drafted tokens were accepted
+    (a_i). by_category: speedups over the prompts of each category. predicted: S(num_draft). texts:
+    number of texts. differences: among `compared` texts, where the same text is promised.
     """
 
     name: str
@@ -139,10 +139,42 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """A method's gain over plain decoding. speed_up: on the machines, measured. alone: on one of
+    them, computed. break_even_us: time of an exchange above which speculation gains more on the
+    machines than on one; None where it never does."""
+
+    name: str
+    speed_up: float
+    alone: float
+    break_even_us: float | None
+
+
+@dataclass(frozen=True)
+class ClusterFigures:
+    """What a target that machines share gains by speculation, and what one machine would gain.
+
+    One machine may not hold the target, so its figures are computed from those of all machines,
+    less the network's time. machines: their number. exchanges: of a plain step, and of a round.
+    exchange_us: time of one exchange by the pass's tokens. share: of a pass on one machine that
+    each takes without the network. network_ms: of a plain step. gains: of the methods whose rounds
+    were timed in parts; none where exchanges alone took as long as plain steps.
+    """
+
+    machines: int
+    mode: str
+    exchanges: int
+    exchange_us: Mapping[int, float]
+    share: float
+    network_ms: float
+    gains: Sequence[Gain]
+
+
+@dataclass(frozen=True)
 class Analysis:
-    """All figures. plain_step: seconds of a token in plain decoding. predictions: by proposer,
-    S(gamma) for gamma = 1 and on. costs: of passes, measured between the texts. cluster: where
-    several machines share the target."""
+    """The figures of all methods. plain_step: seconds of a token in plain decoding. predictions:
+    S(gamma) for gamma = 1, 2, ... by proposer. costs: of passes, measured between the texts.
+    cluster: for a target that several machines share."""
 
     methods: tuple[Figures, ...]
     plain_step: float
@@ -156,7 +188,7 @@ class Analysis:
 
 
 def analyse(measured: Measurements, costs: PassCosts | None) -> Analysis | None:
-    """All figures, or None where plain decoding has not made one text."""
+    """Return all figures; None where plain decoding has no text."""
     speed = _tokens_per_second(measured.plain)
     if speed is None:
         return None
@@ -175,35 +207,35 @@ def analyse(measured: Measurements, costs: PassCosts | None) -> Analysis | None:
 
 
 def overall(figures: Figures) -> float:
-    """Its speedup over all sequences; 0 where there is none."""
+    """Return a method's speedup over all sequences; 0 where there is none."""
     return figures.speed_up.overall.value if figures.speed_up is not None else 0.0
 
 
 def fastest(methods: Iterable[Figures]) -> Figures | None:
-    """The one with the highest speedup, if any has one."""
+    """Return the method with the highest speedup, if any has one."""
     return max((one for one in methods if one.speed_up is not None), key=overall, default=None)
 
 
 def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
-    """a_i for i = 1 and on, of all rounds that drafted so many."""
+    """Return a_i for i = 1, 2, ... over all rounds that drafted so many tokens."""
     stats = [sample.stats for sample in samples if sample.stats is not None]
     drafted = zip_longest(*(one.drafted_by_position for one in stats), fillvalue=0)
     accepted = zip_longest(*(one.accepted_by_position for one in stats), fillvalue=0)
     totals = zip(map(sum, accepted), map(sum, drafted), strict=True)
-    return tuple(kept / count for kept, count in totals if count)
+    return tuple(part / count for part, count in totals if count)
 
 
 def tokens_per_round(samples: Iterable[Sample]) -> float | None:
-    """The acceptance length, of those whose rounds were told."""
-    told = [(sample.counted, sample.rounds) for sample in samples if sample.rounds]
-    return _ratio(sum(counted for counted, _ in told), sum(rounds for _, rounds in told))
+    """Return the acceptance length over the samples whose rounds are known."""
+    known = [(sample.counted, sample.rounds) for sample in samples if sample.rounds]
+    return _ratio(sum(counted for counted, _ in known), sum(rounds for _, rounds in known))
 
 
-def difference(case: Case, own: Sample, sample: Sample) -> Difference:
-    """Where a text leaves plain decoding's own."""
-    pairs = zip(own.tokens, sample.tokens, strict=False)
-    shorter = min(len(own.tokens), len(sample.tokens))
-    stats = [one.stats for one in (own, sample) if one.stats is not None]
+def difference(case: Case, plain: Sample, sample: Sample) -> Difference:
+    """Return where a text leaves plain decoding's."""
+    pairs = zip(plain.tokens, sample.tokens, strict=False)
+    shorter = min(len(plain.tokens), len(sample.tokens))
+    stats = [one.stats for one in (plain, sample) if one.stats is not None]
     margins = [one.smallest_margin.value for one in stats if one.smallest_margin is not None]
     return Difference(
         prompt=case.prompt,
@@ -217,7 +249,7 @@ def difference(case: Case, own: Sample, sample: Sample) -> Difference:
 def _predictions(
     measured: Measurements, costs: PassCosts | None, step: float
 ) -> dict[str, tuple[float, ...]]:
-    """Only a draft model is predicted: no formula knows when lookup finds something."""
+    """Predict a draft model only: no formula knows when lookup finds something."""
     fixed = [m for m in measured.methods if m.family == "draft" and m.num_draft != "auto"]
     if costs is None or costs.draft is None or not fixed:
         return {}
@@ -263,7 +295,7 @@ def _figures(
 
 
 def _tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
-    """Of all texts together, each with the median of its repeats."""
+    """Return the speed over all texts, each with the median of its repeats."""
     by_case: dict[int, list[Sample]] = {}
     for (case, _), sample in samples.items():
         by_case.setdefault(case, []).append(sample)
@@ -272,7 +304,7 @@ def _tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
 
 
 def _paired(measured: Measurements, method: Method, category: str | None = None) -> list[Paired]:
-    """Of each case the repeats in which both plain decoding and the method ran."""
+    """Pair the repeats of each case in which both plain decoding and the method ran."""
     plain, other = measured.plain, measured.samples[method.name]
     by_case: dict[int, list[tuple[Sample, Sample]]] = {}
     for key in sorted(plain.keys() & other.keys()):
@@ -291,10 +323,9 @@ def _paired(measured: Measurements, method: Method, category: str | None = None)
 
 def _differences(measured: Measurements, method: Method) -> Iterable[Difference]:
     for key, sample in sorted(measured.samples[method.name].items()):
-        own = measured.plain.get(key)
-        if own is None or own.tokens == sample.tokens:
-            continue
-        yield difference(measured.cases[key[0]], own, sample)
+        plain = measured.plain.get(key)
+        if plain is not None and plain.tokens != sample.tokens:
+            yield difference(measured.cases[key[0]], plain, sample)
 
 
 def _round_parts(measured: Measurements, method: Method) -> RoundParts | None:
@@ -311,83 +342,48 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-@dataclass(frozen=True)
-class Gain:
-    """Of a method over plain decoding. speed_up: on the machines, measured. alone: on one of them,
-    computed. break_even_us: how long an exchange takes from which on speculation gains more on the
-    machines than on one; None where it never does."""
-
-    name: str
-    speed_up: float
-    alone: float
-    break_even_us: float | None
-
-
-@dataclass(frozen=True)
-class ClusterFigures:
-    """machines: how many. exchanges: of a plain step, and of a round. exchange_us: what one takes
-    among the others of a pass, by the pass's tokens. share: of a pass on one machine, that each
-    takes without the network. network_ms: of a plain step. gains: of the methods whose rounds were
-    timed in parts; none where exchanges alone took as long as plain steps."""
-
-    machines: int
-    mode: str
-    exchanges: int
-    exchange_us: Mapping[int, float]
-    share: float
-    network_ms: float
-    gains: Sequence[Gain]
-
-
 def of_cluster(
-    analysis: Analysis,
-    exchange_seconds: Mapping[int, float],
-    *,
-    machines: int,
-    mode: str,
-    exchanges: int,
-    share: float,
+    analysis: Analysis, cluster: Cluster, exchange_seconds: Mapping[int, float]
 ) -> ClusterFigures:
-    """From figures that were measured on all machines. exchange_seconds: by the pass's tokens, 1
-    and those of each draft length's rounds among them."""
-    network = exchanges * exchange_seconds[1]
-    gains: list[Gain] = []
+    """Return the figures of the machines that share a target, from what all of them took.
+
+    exchange_seconds: time of one exchange by the pass's tokens, for one token and for the rounds of
+    each draft length.
+    """
+    network = cluster.exchanges * exchange_seconds[1]
+    gains = []
     for method in analysis.methods:
         if method.num_draft != "auto" and method.num_draft + 1 in exchange_seconds:
-            paid = exchanges * exchange_seconds[method.num_draft + 1]
-            gains += _gain(method, analysis.plain_step - network, paid, exchanges, share)
+            paid = cluster.exchanges * exchange_seconds[method.num_draft + 1]
+            gains.append(_gain(method, analysis.plain_step - network, paid, cluster))
     return ClusterFigures(
-        machines=machines,
-        mode=mode,
-        exchanges=exchanges,
+        machines=cluster.machines,
+        mode=cluster.mode,
+        exchanges=cluster.exchanges,
         exchange_us={rows: 1e6 * seconds for rows, seconds in exchange_seconds.items()},
-        share=share,
+        share=cluster.share,
         network_ms=1000 * network,
-        gains=gains,
+        gains=[gain for gain in gains if gain is not None],
     )
 
 
-def _gain(
-    method: Figures, own_step: float, paid: float, exchanges: int, share: float
-) -> Sequence[Gain]:
-    """One, or none where times contradict one another. own_step: seconds of a plain step without
+def _gain(method: Figures, local_step: float, paid: float, cluster: Cluster) -> Gain | None:
+    """Return None where times contradict one another. local_step: seconds of a plain step without
     the network. paid: seconds of the network in a round."""
     parts, tokens = method.parts, method.tokens_per_round
-    if parts is None or tokens is None or own_step <= 0 or parts.verify <= paid:
-        return []
-    step = own_step / share
+    if parts is None or tokens is None or local_step <= 0 or parts.verify <= paid:
+        return None
+    step = local_step / cluster.share
     cost = RoundCost(
         draft=(parts.draft + parts.other) / step,
-        passes={1: 1.0, 2: (parts.verify - paid) / own_step},
+        passes={1: 1.0, 2: (parts.verify - paid) / local_step},
     )
     # All drafted tokens of a round as one, since their times are known together.
     acceptance = (tokens - 1,)
-    even = break_even(cost, share, acceptance)
-    return [
-        Gain(
-            name=method.name,
-            speed_up=overall(method),
-            alone=tokens / cost.of(acceptance),
-            break_even_us=None if even is None else 1e6 * even * step / exchanges,
-        )
-    ]
+    even = break_even(cost, cluster.share, acceptance)
+    return Gain(
+        name=method.name,
+        speed_up=overall(method),
+        alone=tokens / cost.of(acceptance),
+        break_even_us=None if even is None else 1e6 * even * step / cluster.exchanges,
+    )

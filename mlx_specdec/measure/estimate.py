@@ -42,7 +42,7 @@ from .prediction import ALPHAS, Estimate, Link, Side, Speeds, best, cluster, wit
 
 
 @dataclass(frozen=True)
-class AskedDrafter:
+class DrafterSource:
     """One drafter as it was asked for. files: from `speculators.outline`. name: for messages."""
 
     name: str
@@ -86,7 +86,7 @@ class Lender:
 class DrafterOutline:
     """What models.outline.Outline tells of a model."""
 
-    def __init__(self, asked: AskedDrafter, target: Outline) -> None:
+    def __init__(self, asked: DrafterSource, target: Outline) -> None:
         files = asked.files
         self.kind = files.kind
         self.vocabulary = files.vocabulary
@@ -195,7 +195,7 @@ PROMPTS_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Asked:
+class ModelSource:
     """One model as it was asked for; see `models.outline.outline`. name: for messages."""
 
     name: str
@@ -208,15 +208,15 @@ class Asked:
         return outline(self.config, self.name, dtype=self.dtype, q_bits=self.q_bits, depth=depth)
 
 
-def own_draft(target: Asked, q_bits: int | None = None) -> Asked:
+def own_draft(target: ModelSource, q_bits: int | None = None) -> ModelSource:
     """The draft "self": the target's own layers at q_bits a weight."""
     config = {k: v for k, v in target.config.items() if not k.startswith("quantization")}
-    return Asked(SELF, config, target.dtype, q_bits or SELF_BITS)
+    return ModelSource(SELF, config, target.dtype, q_bits or SELF_BITS)
 
 
 def estimate(
-    target: Asked,
-    draft: Asked | AskedDrafter,
+    target: ModelSource,
+    draft: ModelSource | DrafterSource,
     *,
     prompt_tokens: int = 128,
     max_tokens: int = 128,
@@ -266,7 +266,7 @@ def estimate(
         if isinstance(its, DrafterOutline):
             # The larger part, where there are two: what it lends is the whole model's.
             timers.append(its.timer(models[-1], prompt_tokens, clock))
-        elif isinstance(draft, Asked):
+        elif isinstance(draft, ModelSource):
             timers += [
                 _draft_timer(prompts.behind(model), clock) for model in _models(draft, sides[1])
             ]
@@ -296,10 +296,10 @@ def estimate(
 
 
 def _drafter(
-    draft: Asked | AskedDrafter, target: Asked, known: Outline
+    draft: ModelSource | DrafterSource, target: ModelSource, known: Outline
 ) -> Outline | DrafterOutline:
     """Raises as `estimate` does."""
-    if isinstance(draft, AskedDrafter):
+    if isinstance(draft, DrafterSource):
         draft.files.check_config(target.config)
         return draft.outline(known)
     its = draft.outline()
@@ -328,7 +328,7 @@ def _side(
     )
 
 
-def _models(asked: Asked, side: Side) -> list[Base]:
+def _models(asked: ModelSource, side: Side) -> list[Base]:
     """The whole model, or two parts of it, of which the smaller one shares the other's weights."""
     if side.measured_layers is None:
         return [asked.outline().model()]

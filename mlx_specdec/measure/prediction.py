@@ -1,4 +1,4 @@
-"""What an estimate says, frozen, and the predictions in it. Numbers and names only."""
+"""The result of an estimate: what a pair needs and gains, on one machine and on several."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from ..models.outline import Outline
 from ..options import SELF
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-"""Acceptance probabilities, which nobody knows before."""
+"""Acceptance probabilities that are predicted for; the real one is unknown before."""
 BUSY = 0.1
 """Relative spread of samples above which a reader is warned."""
 LONGEST_DRAFT = 16
+SUMS = {"encoder-decoder": 3, "decoder-only": 2}
+"""Sums over all machines in each layer of the decoder."""
+AGREEMENTS = 1
+"""Exchanges a round that carry the decisions of the first machine to the others."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The best number of drafted tokens, 0 being plain decoding, where each of them has the
-    acceptance probability alpha."""
+    """The best number of drafted tokens, 0 for plain decoding, where each of them is accepted with
+    probability alpha."""
 
     alpha: float
     num_draft: int
@@ -29,12 +33,12 @@ class Prediction:
 
 
 def chances(alpha: float, count: int) -> list[float]:
-    """a_1 .. a_count where each token is accepted with probability alpha."""
+    """Return a_1 .. a_count where each token is accepted with probability alpha."""
     return [alpha**place for place in range(1, count + 1)]
 
 
 def best(cost: RoundCost, alpha: float, longest: int) -> Prediction:
-    """The length up to `longest` with the highest speedup, 0 where no length gains."""
+    """Return the length up to `longest` with the highest speedup, 0 where no length gains."""
     gains = speedups(cost, chances(alpha, longest))
     chosen = max(range(len(gains)), key=gains.__getitem__)
     return Prediction(alpha, chosen, gains[chosen])
@@ -42,7 +46,8 @@ def best(cost: RoundCost, alpha: float, longest: int) -> Prediction:
 
 @dataclass(frozen=True)
 class Side:
-    """One model. layers: that decode. measured_layers: two depths, or None where all were."""
+    """One model. layers: of the decoder. measured_layers: two depths that were measured, None for
+    the whole model."""
 
     name: str
     dtype: str
@@ -62,11 +67,11 @@ class Side:
 class Speeds:
     """What was measured, and what follows from it.
 
-    step_seconds, draft_seconds: a plain step of the target, a draft step. draft_cost: the one in
-    the other (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m), as far as there
-    was time to measure. start: what the first pass of a round takes longer, in plain steps.
-    replays: what is rejected costs another pass. samples: behind each figure, at least. spread: by
-    how much a typical sample was off, relatively.
+    step_seconds, draft_seconds: a plain step of the target, a draft step. draft_cost: draft_seconds
+    in plain steps (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m), as far as
+    there was time to measure. start: how much longer the first pass of a round takes, in plain
+    steps. replays: whether a rejection costs another pass. samples: the fewest of any figure.
+    spread: median distance of samples from their median, relative to it.
     """
 
     step_seconds: float
@@ -81,10 +86,20 @@ class Speeds:
 
 
 @dataclass(frozen=True)
+class Link:
+    """What connects machines. seconds: time of an exchange, whatever it carries. pipeline: each
+    machine has some of the layers, and not a part of all."""
+
+    machines: int
+    seconds: float
+    pipeline: bool = False
+
+
+@dataclass(frozen=True)
 class ClusterPrediction(Prediction):
-    """As a Prediction, over plain decoding on the cluster. break_even_us: how long an exchange
-    takes from which on speculation gains more than on one machine, None where it never does.
-    pays_below_us: and below which the cluster is faster than one machine, both with such rounds."""
+    """As a Prediction, over plain decoding on the cluster. break_even_us: time of an exchange above
+    which speculation gains more than on one machine, None where it never does. pays_below_us: below
+    which the cluster is faster than one machine, both with such rounds."""
 
     break_even_us: float | None
     pays_below_us: float
@@ -92,8 +107,8 @@ class ClusterPrediction(Prediction):
 
 @dataclass(frozen=True)
 class ClusterSpeeds:
-    """What follows from the times of one machine. pays_below_us: how long an exchange takes below
-    which the cluster decodes plainly faster than one machine."""
+    """What follows from the times of one machine. pays_below_us: time of an exchange below which
+    plain decoding is faster on the cluster than on one machine."""
 
     step_seconds: float
     pays_below_us: float
@@ -104,8 +119,8 @@ class ClusterSpeeds:
 class Cluster:
     """Machines that share the target; the draft is on each of them.
 
-    link_us: what an exchange takes. exchanges: of a plain step, and of a round. share: of a pass,
-    that a machine takes without the network. target_bytes: weights and caches that a machine holds.
+    link_us: time of an exchange. exchanges: of a plain step, and of a round. share: of a pass on
+    one machine that each takes without the network. target_bytes: weights and caches on each.
     """
 
     machines: int
@@ -117,11 +132,72 @@ class Cluster:
     speeds: ClusterSpeeds | None
 
 
+def cluster(link: Link, target: Outline, caches_bytes: int) -> Cluster:
+    """Return what each machine holds of a target, and its share of a pass.
+
+    caches_bytes: of the whole target. Raises OptionError for a family that has no pipeline.
+    """
+    if link.pipeline and target.kind == "encoder-decoder":
+        raise OptionError("a T5 model cannot be a pipeline: leave out --pipeline")
+    machines, layers = link.machines, sum(target.layer_nbytes)
+    # Embedding and head are on every machine, and a step reads the head.
+    tables = target.token_nbytes
+    divided = layers / (layers + max(tables, default=0))
+    weights = sum(tables) + (target.nbytes - sum(tables)) / machines
+    # A pipeline hands its states on from machine to machine, and what comes out to all of them.
+    passes = machines + 1 if link.pipeline else SUMS[target.kind] * len(target.layers)
+    return Cluster(
+        machines=machines,
+        mode="pipeline" if link.pipeline else "tensor",
+        link_us=1e6 * link.seconds,
+        exchanges=passes + AGREEMENTS,
+        share=1.0 if link.pipeline else divided / machines + 1 - divided,
+        target_bytes=round(weights + caches_bytes / machines),
+        speeds=None,
+    )
+
+
+def with_speeds(
+    known: Cluster, cost: RoundCost, step_seconds: float, alone: Sequence[Prediction]
+) -> Cluster:
+    """Add the predictions that follow from the costs on one machine.
+
+    step_seconds: of a plain step on one machine. alone: the predictions for it.
+    """
+    exchanges = 1e-6 * known.link_us * known.exchanges
+    network, longest = exchanges / step_seconds, max(cost.passes) - 1
+    cost_there = shared(cost, known.share, network)
+
+    def link_us(network: float) -> float:
+        return 1e6 * network * step_seconds / known.exchanges
+
+    predictions = []
+    for one in alone:
+        chosen = best(cost_there, one.alpha, longest)
+        even = None
+        if length := one.num_draft or chosen.num_draft:
+            even = break_even(cost, known.share, chances(one.alpha, length))
+        below = pays_below(cost, known.share, chances(one.alpha, chosen.num_draft))
+        predictions.append(
+            ClusterPrediction(
+                **vars(chosen),
+                break_even_us=None if even is None else link_us(even),
+                pays_below_us=link_us(below),
+            )
+        )
+    speeds = ClusterSpeeds(
+        step_seconds=known.share * step_seconds + exchanges,
+        pays_below_us=link_us(pays_below(cost, known.share, ())),
+        predictions=tuple(predictions),
+    )
+    return replace(known, speeds=speeds)
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """Everything. proposer: the kind of drafter. speeds: None where the pair does not fit, so that
-    nothing was measured, and where the time did not suffice (late). cluster: None where one machine
-    has all of the target. read_tokens: of the prompt that passes were measured behind."""
+    """The whole result. proposer: the kind of drafter. speeds: None where the pair does not fit, so
+    that nothing was measured, and where the time did not suffice (late). cluster: None where one
+    machine has all of the target. read_tokens: of the prompt that passes were measured behind."""
 
     proposer: str
     target: Side
@@ -136,18 +212,18 @@ class Estimate:
 
     @property
     def memory_bytes(self) -> int:
-        """Weights and caches that a machine holds."""
+        """Weights and caches on each machine."""
         of_target = self.cluster.target_bytes if self.cluster else self.target.bytes
         return of_target + self.draft.bytes
 
     @property
     def fits(self) -> bool:
-        """Whether a machine has room for them."""
+        """Whether a machine has room for these."""
         return self.memory_bytes <= self.memory_limit_bytes
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know of these figures, in sentences."""
+        """Sentences on how far these figures can be trusted."""
         notes = []
         if self.target.vocabulary != self.draft.vocabulary:
             notes.append(
@@ -209,91 +285,10 @@ class Estimate:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
-        told = asdict(self)
-        del told["late"], told["read_tokens"]
+        """Return the payload of `--json`."""
+        payload = asdict(self)
+        del payload["late"], payload["read_tokens"]
         if self.cluster is None:
-            del told["cluster"]
-        return {
-            **told,
-            "memory_bytes": self.memory_bytes,
-            "fits": self.fits,
-            "notes": list(self.notes),
-        }
-
-
-SUMS = {"encoder-decoder": 3, "decoder-only": 2}
-"""Over all machines, in a layer that decodes."""
-AGREEMENTS = 1
-"""Exchanges a round in which the first machine tells the others what it has decided."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """What connects machines. seconds: that an exchange takes, whatever it carries. pipeline: each
-    machine has some of the layers, and not a part of all."""
-
-    machines: int
-    seconds: float
-    pipeline: bool = False
-
-
-def cluster(link: Link, target: Outline, caches_bytes: int) -> Cluster:
-    """What a machine holds of a target, and how much of a pass is its own.
-
-    caches_bytes: of the whole target. Raises OptionError for a family that has no pipeline.
-    """
-    if link.pipeline and target.kind == "encoder-decoder":
-        raise OptionError("a T5 model cannot be a pipeline: leave out --pipeline")
-    machines, layers = link.machines, sum(target.layer_nbytes)
-    # What belongs to tokens is on every machine, and a step reads one such table: the head.
-    of_tokens = target.token_nbytes
-    divided = layers / (layers + max(of_tokens, default=0))
-    weights = sum(of_tokens) + (target.nbytes - sum(of_tokens)) / machines
-    # A pipeline hands its states on from machine to machine, and what comes out to all of them.
-    passes = machines + 1 if link.pipeline else SUMS[target.kind] * len(target.layers)
-    return Cluster(
-        machines=machines,
-        mode="pipeline" if link.pipeline else "tensor",
-        link_us=1e6 * link.seconds,
-        exchanges=passes + AGREEMENTS,
-        share=1.0 if link.pipeline else divided / machines + 1 - divided,
-        target_bytes=round(weights + caches_bytes / machines),
-        speeds=None,
-    )
-
-
-def with_speeds(
-    told: Cluster, cost: RoundCost, step_seconds: float, alone: Sequence[Prediction]
-) -> Cluster:
-    """With what follows from the costs on one machine, whose plain step takes `step_seconds`.
-
-    alone: the predictions for one machine.
-    """
-    exchanges = 1e-6 * told.link_us * told.exchanges
-    network, longest = exchanges / step_seconds, max(cost.passes) - 1
-    of_cluster = shared(cost, told.share, network)
-
-    def link_us(network: float) -> float:
-        return 1e6 * network * step_seconds / told.exchanges
-
-    predictions = []
-    for one in alone:
-        chosen = best(of_cluster, one.alpha, longest)
-        even = None
-        if length := one.num_draft or chosen.num_draft:
-            even = break_even(cost, told.share, chances(one.alpha, length))
-        below = pays_below(cost, told.share, chances(one.alpha, chosen.num_draft))
-        predictions.append(
-            ClusterPrediction(
-                **vars(chosen),
-                break_even_us=None if even is None else link_us(even),
-                pays_below_us=link_us(below),
-            )
-        )
-    speeds = ClusterSpeeds(
-        step_seconds=told.share * step_seconds + exchanges,
-        pays_below_us=link_us(pays_below(cost, told.share, ())),
-        predictions=tuple(predictions),
-    )
-    return replace(told, speeds=speeds)
+            del payload["cluster"]
+        derived = {"memory_bytes": self.memory_bytes, "fits": self.fits, "notes": list(self.notes)}
+        return {**payload, **derived}

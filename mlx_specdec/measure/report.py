@@ -1,7 +1,8 @@
-"""Line charts as SVG, bar charts as HTML tables.
+"""One HTML file that shows a benchmark, in light and dark, and needs no network.
 
-Colors are CSS variables named --c-NAME, so that a page can give them other values in the dark;
-every mark tells its figures in a <title>, which browsers show as a tooltip.
+Line charts are SVG, bar charts HTML tables. Colors are CSS variables named --c-NAME, so that a page
+can give them other values in the dark; every mark has its figures in a <title>, which browsers show
+as a tooltip.
 """
 
 from __future__ import annotations
@@ -38,6 +39,14 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 42
 WHISKERS_APART = 5.0
 """Pixels between the marks of two series at one x, so that their intervals can be told apart."""
 NUMBERS_APART = 20
+"""Pixels between two numbers of an axis, at least."""
+PARTS = ("draft", "verify", "other")
+MOST_DIFFERENCES = 20
+ONE_COUNTS = (
+    "one counts with the median of its repeats, without its prompt pass. Intervals by bootstrap "
+    "over sequences, from five on"
+)
+ALL_COUNT = "the time of all together counts, prompt passes included, as the median of the repeats"
 
 Scale = Callable[[float], float]
 """A value to its place in pixels."""
@@ -45,7 +54,7 @@ Scale = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y) joined by a line; color: a name; dashed ones are drawn with smaller marks."""
+    """Points (x, y) joined by a line. color: a name. dashed: with smaller marks."""
 
     name: str
     color: str
@@ -55,7 +64,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar of segments (name, color, length); heading: of the group that it is in."""
+    """A horizontal bar of segments (name, color, length). heading: of the bar's group."""
 
     label: str
     segments: Sequence[tuple[str, str, float]]
@@ -68,257 +77,8 @@ class Bar:
         return sum(length for _, _, length in self.segments)
 
 
-def line_chart(series: Sequence[Series], axes: tuple[str, str], top: float | None = None) -> str:
-    """Lines over whole numbers, from 0 on. axes: their names. top: the highest value; where it is
-    left to the points, there is a stronger line at 1."""
-    x_label, y_label = axes
-    points = [point for one in series for point in one.points]
-    numbers = sorted({x for x, _ in points})
-    across = _scale(numbers[0] - 0.3, numbers[-1] + 0.3, LEFT, WIDTH - RIGHT)
-    high = top or 1.06 * max(1.0, *(y.high or y.value for _, y in points))
-    up = _scale(0.0, high, HEIGHT - BOTTOM, TOP)
-    parts = []
-    for value in ticks(high):
-        parts.append(_rule(LEFT, up(value), WIDTH - RIGHT, up(value), "grid"))
-        parts.append(_text(LEFT - 6, up(value) + 4, f"{value:g}", "tick", "end"))
-    if top is None:
-        parts.append(_rule(LEFT, up(1.0), WIDTH - RIGHT, up(1.0), "base"))
-    last = -math.inf
-    for number in numbers:
-        if across(number) - last >= NUMBERS_APART:
-            last = across(number)
-            parts.append(_text(last, HEIGHT - BOTTOM + 17, str(number), "tick", "middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "label", "middle"))
-    parts.append(_text(0, 0, y_label, "label", "middle", f"translate(11 {HEIGHT / 2}) rotate(-90)"))
-    marked = [one for one in series if any(y.low is not None for _, y in one.points)]
-    for one in series:
-        place = marked.index(one) - (len(marked) - 1) / 2 if one in marked else 0.0
-        parts += _line(one, across, up, place * WHISKERS_APART)
-    label = escape(f"{y_label} by {x_label}")
-    begin = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-    return begin + "".join(parts) + "</svg>"
-
-
-def bar_chart(bars: Sequence[Bar], unit: str = "") -> str:
-    """Horizontal bars from 0 on, each with its total and the interval of it."""
-    longest = max(bar.length for bar in bars) or 1.0
-    rows, heading = [], ""
-    for bar in bars:
-        if bar.heading != heading:
-            heading = bar.heading
-            rows.append(f'<tr><th colspan="3">{escape(heading)}</th></tr>')
-        pieces = "".join(
-            f'<i style="{color(shade)};width:{max(0.0, 100 * length / longest):.1f}%" '
-            f'title="{escape(name or bar.label)}: {length:.2f}{unit}"></i>'
-            for name, shade, length in bar.segments
-        )
-        figure = f"{bar.length:.2f}{unit}" + (f" ({bar.interval})" if bar.interval else "")
-        rows.append(f"<tr><td>{escape(bar.label)}</td><td>{pieces}</td><td>{figure}</td></tr>")
-    return f'<table class="bars">{"".join(rows)}</table>'
-
-
-def color(name: str) -> str:
-    """CSS that gives a mark the color of that name, or the one of none."""
-    return f"--c:var(--c-{escape(name)}, var(--c-none))"
-
-
-def ticks(high: float, about: int = 5) -> list[float]:
-    """Round numbers from 0 to `high`, about as many as asked for."""
-    power = 10.0 ** math.floor(math.log10(high / about))
-    step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= high / about * (1 - 1e-9))
-    return [round(index * step, 12) for index in range(math.floor(high / step + 1e-9) + 1)]
-
-
-def _scale(low: float, high: float, start: float, end: float) -> Scale:
-    """Values low .. high -> pixels start .. end."""
-    return lambda value: start + (value - low) / (high - low) * (end - start)
-
-
-def _line(series: Series, across: Scale, up: Scale, aside: float) -> Iterator[str]:
-    style = f'style="{color(series.color)}"'
-    path = " ".join(f"{across(x) + aside:.1f},{up(y.value):.1f}" for x, y in series.points)
-    kind = "line dashed" if series.dashed else "line"
-    yield f'<polyline class="{kind}" {style} points="{path}"/>'
-    for number, y in series.points:
-        x = across(number) + aside
-        note = f"{series.name}, {number}: {y.value:.2f}"
-        if y.low is not None and y.high is not None:
-            note += f" ({y.interval})"
-            yield f'<path class="whisker" {style} d="M{x:.1f} {up(y.low):.1f}V{up(y.high):.1f}"/>'
-        radius = 2.5 if series.dashed else 4
-        yield (
-            f'<circle class="mark" {style} cx="{x:.1f}" cy="{up(y.value):.1f}" r="{radius}">'
-            f"<title>{escape(note)}</title></circle>"
-        )
-
-
-def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
-def _text(
-    x: float, y: float, text: str, kind: str, anchor: str = "start", transform: str = ""
-) -> str:
-    turned = f' transform="{transform}"' if transform else ""
-    return (
-        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turned}>'
-        f"{escape(text)}</text>"
-    )
-
-
-PARTS = ("draft", "verify", "other")
-
-
-@dataclass(frozen=True)
-class Chart:
-    """title and text: HTML-free. drawing: HTML. legend: series by their names and colors."""
-
-    title: str
-    text: str
-    drawing: str
-    legend: Sequence[Series] = ()
-
-
-def charts(analysis: Measured) -> list[Chart]:
-    """Those that the figures suffice for."""
-    if isinstance(analysis, Throughput):
-        return [_throughput(analysis.methods)]
-    drawn = (_speedup, _acceptance, _parts, _costs, _categories)
-    return [chart for draw in drawn if (chart := draw(analysis)) is not None]
-
-
-def _throughput(methods: Sequence[FileFigures]) -> Chart:
-    series = []
-    for family in dict.fromkeys(one.family for one in methods):
-        points = [
-            (one.batch_size, Estimate(one.tokens_per_second))
-            for one in methods
-            if one.family == family and one.tokens_per_second is not None
-        ]
-        series.append(Series(family, "none" if family == "plain" else family, points))
-    text = "Generated tokens per second of the whole file, the prompts' time included."
-    top = 1.06 * max(one.tokens_per_second or 0.0 for one in methods)
-    chart = _lines("Throughput", text, ("texts at a time", "tokens per second"), series, top)
-    assert chart is not None
-    return chart
-
-
-def _speedup(analysis: Analysis) -> Chart | None:
-    series = []
-    for family, methods in _fixed(analysis):
-        points = [(int(m.num_draft), m.speed_up.overall) for m in methods if m.speed_up]
-        series.append(Series(family, family, points))
-    for family, speeds in analysis.predictions.items():
-        points = list(enumerate(map(Estimate, speeds), start=1))
-        series.append(Series(f"{family}, predicted", family, points, dashed=True))
-    text = "Tokens per second over plain decoding's (the line at 1), with 95 % intervals."
-    if analysis.predictions:
-        text += " Dashed: S(γ), from acceptance, the lengths of the sequences and the costs below."
-    learned = [one for one in analysis.methods if one.num_draft == "auto" and one.speed_up]
-    if learned:
-        ratios = ", ".join(f"{one.name}: {overall(one):.2f}" for one in learned)
-        text += f" Chosen while decoding: {ratios}."
-    axes = ("tokens drafted a round", "speedup")
-    return _lines("Speedup by draft length", text, axes, series)
-
-
-def _acceptance(analysis: Analysis) -> Chart | None:
-    series = []
-    for family, methods in _fixed(analysis):
-        longest = max(methods, key=lambda one: len(one.acceptance))
-        shares = map(Estimate, longest.acceptance)
-        series.append(Series(longest.name, family, list(enumerate(shares, start=1))))
-    text = "Share of rounds in which this drafted token and all before it were accepted."
-    axes = ("position in the draft", "share")
-    return _lines("Acceptance by position", text, axes, series, top=1.0)
-
-
-def _parts(analysis: Analysis) -> Chart | None:
-    bars = [
-        Bar(one.name, [(part, part, getattr(one.parts, part) * 1e3) for part in PARTS])
-        for one in analysis.methods
-        if one.parts is not None
-    ]
-    text = (
-        "Milliseconds of an average round, all rounds timed in parts: drafting, the target's pass, "
-        f"and everything else. A plain step takes {analysis.plain_step * 1e3:.2f} ms."
-    )
-    return _bars("Where a round's time goes", text, bars, " ms", PARTS)
-
-
-def _costs(analysis: Analysis) -> Chart | None:
-    costs, step = analysis.costs, analysis.plain_step
-    if costs is None:
-        return None
-    measured = [(m, Estimate(seconds / step)) for m, seconds in sorted(costs.passes.items())]
-    rounds = [
-        (one.num_draft + 1, Estimate(one.parts.verify / step))
-        for one in analysis.methods
-        if one.parts is not None and one.family == "draft" and one.num_draft != "auto"
-    ]
-    series = [
-        Series("target pass, measured between sequences", "verify", measured),
-        Series("within rounds", "other", sorted(rounds, key=itemgetter(0))),
-    ]
-    text = "V(m): a pass of the target over m tokens, in plain steps."
-    if costs.draft is not None:
-        text += f" A draft step costs c = {costs.draft / step:.2f}."
-    return _lines("What a pass costs", text, ("tokens in the pass", "plain steps"), series)
-
-
-def _categories(analysis: Analysis) -> Chart | None:
-    shown = [best for _, methods in _fixed(analysis) if (best := fastest(methods)) is not None]
-    shown += [one for one in analysis.methods if one.num_draft == "auto"]
-    bars = [
-        Bar(one.name, [("", one.family, ratio.value)], ratio.interval, category)
-        for category in dict.fromkeys(name for one in shown for name in one.by_category)
-        for one in shown
-        if category in one.by_category and (ratio := one.by_category[category].overall)
-    ]
-    text = (
-        "Tokens per second over plain decoding's, with 95 % intervals from 5 sequences on, of each "
-        "proposer's and program's best length and of what was chosen while decoding."
-    )
-    return _bars("By category of prompts", text, bars)
-
-
-def _bars(
-    title: str, text: str, bars: Sequence[Bar], unit: str = "", parts: Sequence[str] = ()
-) -> Chart | None:
-    legend = [Series(name, name, ()) for name in parts]
-    return Chart(title, text, bar_chart(bars, unit), legend) if bars else None
-
-
-def _lines(
-    title: str,
-    text: str,
-    axes: tuple[str, str],
-    series: Sequence[Series],
-    top: float | None = None,
-) -> Chart | None:
-    drawn = [one for one in series if one.points]
-    return Chart(title, text, line_chart(drawn, axes, top), drawn) if drawn else None
-
-
-def _fixed(analysis: Analysis) -> Iterator[tuple[str, list[Figures]]]:
-    """Methods with a draft length, by family."""
-    for family in dict.fromkeys(one.family for one in analysis.methods):
-        methods = [one for one in analysis.methods if one.family == family]
-        methods = [one for one in methods if one.num_draft not in (0, "auto")]
-        if methods:
-            yield family, methods
-
-
-MOST_DIFFERENCES = 20
-ONE_COUNTS = (
-    "one counts with the median of its repeats, without its prompt pass. Intervals by bootstrap "
-    "over sequences, from five on"
-)
-ALL_COUNT = "the time of all together counts, prompt passes included, as the median of the repeats"
-
-
 def write_report(analysis: Measured, setting: Setting, file: Path) -> None:
-    """Write the page. Nothing is left half-written; raises OutputError."""
+    """Write the page, whole or not at all. Raises OutputError."""
     started = file.with_name(f".{file.name}.part")
     try:
         started.write_text(page(analysis, setting), encoding="utf-8")
@@ -328,7 +88,7 @@ def write_report(analysis: Measured, setting: Setting, file: Path) -> None:
 
 
 def page(analysis: Measured, setting: Setting) -> str:
-    """The whole page. Its own figures are in it once more, as JSON."""
+    """Return the whole page. It holds its figures once more, as JSON."""
     what, counts = "what speculation gains", ONE_COUNTS
     if isinstance(analysis, Throughput):
         what, counts = "throughput by batch size", ALL_COUNT
@@ -341,7 +101,10 @@ def page(analysis: Measured, setting: Setting) -> str:
         style=style,
         title=escape(f"{_short(setting.model)}: {what}"),
         subtitle=escape(_subtitle(setting)),
-        warnings="".join(_warnings(analysis, setting)),
+        warnings="".join(
+            f'<p class="warning">{escape(text, quote=False)}</p>'
+            for text in _warnings(analysis, setting)
+        ),
         verdict=escape(verdict(analysis)),
         tiles="".join(_tiles(analysis)),
         texts=analysis.texts,
@@ -368,45 +131,36 @@ def _subtitle(setting: Setting) -> str:
 def _warnings(analysis: Measured, setting: Setting) -> Iterator[str]:
     share = setting.simulated_acceptance
     if analysis.interrupted:
-        yield _warning("Interrupted: these are the sequences measured until then.")
+        yield "Interrupted: these are the sequences measured until then."
     if share is not None:
-        yield _warning(
+        yield (
             f"Simulated: drafted tokens stayed with probability {share:g}. What was made is no "
             "text."
         )
     elif setting.lossy:
-        yield _warning("Lossy settings: sequences may differ from the target's own.")
+        yield "Lossy settings: sequences may differ from the target's own."
     if analysis.skipped:
         first = next(iter(analysis.skipped.values()))
-        yield _warning(f"{len(analysis.skipped)} prompts were skipped; the first: {first}")
-
-
-def _warning(text: str) -> str:
-    return f'<p class="warning">{escape(text, quote=False)}</p>'
+        yield f"{len(analysis.skipped)} prompts were skipped; the first: {first}"
 
 
 def _tiles(analysis: Measured) -> Iterator[str]:
     plain, *others = analysis.methods
     if isinstance(analysis, Throughput):
-        most_of_all = most(analysis.methods)
-        name = f"plain decoding of one text at a time, at best ({most_of_all.name})"
-        yield _tile(f"{most_of_all.speed_up:.2f} ×", name)
+        first = most(analysis.methods)
+        name = f"plain decoding of one text at a time, at best ({first.name})"
+        yield _tile(f"{first.speed_up:.2f} ×", name)
     else:
-        yield from _speculation_tiles(analysis)
+        best = fastest(one for one in analysis.methods[1:] if one.acceptance_rate is not None)
+        if best is not None:
+            yield _tile(f"{overall(best):.2f} ×", f"plain decoding, at best ({best.name})")
+            yield _tile(f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})")
     if plain.tokens_per_second is not None:
         yield _tile(f"{plain.tokens_per_second:.1f}", "tokens/s, plain and pipelined")
     compared = sum(one.compared for one in others)
     if compared:
         same = compared - sum(len(one.differences) for one in others)
         yield _tile(f"{same} of {compared}", "sequences are plain decoding's own, token for token")
-
-
-def _speculation_tiles(analysis: Analysis) -> Iterator[str]:
-    _, *others = analysis.methods
-    best = fastest(one for one in others if one.acceptance_rate is not None)
-    if best is not None:
-        yield _tile(f"{overall(best):.2f} ×", f"plain decoding, at best ({best.name})")
-        yield _tile(f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})")
 
 
 def _tile(big: str, what: str) -> str:
@@ -477,3 +231,240 @@ def _chart(chart: Chart) -> str:
 
 def _short(name: str) -> str:
     return Path(name).name or name
+
+
+def line_chart(series: Sequence[Series], axes: tuple[str, str], top: float | None = None) -> str:
+    """Return lines over whole numbers, from 0 on, as SVG. axes: names of x and y. top: the highest
+    value; without it the points decide, and there is a stronger line at 1."""
+    x_label, y_label = axes
+    points = [point for one in series for point in one.points]
+    numbers = sorted({x for x, _ in points})
+    across = _scale(numbers[0] - 0.3, numbers[-1] + 0.3, LEFT, WIDTH - RIGHT)
+    high = top or 1.06 * max(1.0, *(y.high or y.value for _, y in points))
+    up = _scale(0.0, high, HEIGHT - BOTTOM, TOP)
+    parts = []
+    for value in ticks(high):
+        parts.append(_rule(LEFT, up(value), WIDTH - RIGHT, up(value), "grid"))
+        parts.append(_text(LEFT - 6, up(value) + 4, f"{value:g}", "tick", "end"))
+    if top is None:
+        parts.append(_rule(LEFT, up(1.0), WIDTH - RIGHT, up(1.0), "base"))
+    last = -math.inf
+    for number in numbers:
+        if across(number) - last >= NUMBERS_APART:
+            last = across(number)
+            parts.append(_text(last, HEIGHT - BOTTOM + 17, str(number), "tick", "middle"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "label", "middle"))
+    parts.append(_text(0, 0, y_label, "label", "middle", f"translate(11 {HEIGHT / 2}) rotate(-90)"))
+    marked = [one for one in series if any(y.low is not None for _, y in one.points)]
+    for one in series:
+        place = marked.index(one) - (len(marked) - 1) / 2 if one in marked else 0.0
+        parts += _line(one, across, up, place * WHISKERS_APART)
+    label = escape(f"{y_label} by {x_label}")
+    begin = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
+    return begin + "".join(parts) + "</svg>"
+
+
+def bar_chart(bars: Sequence[Bar], unit: str = "") -> str:
+    """Return horizontal bars from 0 on, each with its total and the total's interval, as HTML."""
+    longest = max(bar.length for bar in bars) or 1.0
+    rows, heading = [], ""
+    for bar in bars:
+        if bar.heading != heading:
+            heading = bar.heading
+            rows.append(f'<tr><th colspan="3">{escape(heading)}</th></tr>')
+        pieces = "".join(
+            f'<i style="{color(shade)};width:{max(0.0, 100 * length / longest):.1f}%" '
+            f'title="{escape(name or bar.label)}: {length:.2f}{unit}"></i>'
+            for name, shade, length in bar.segments
+        )
+        figure = f"{bar.length:.2f}{unit}" + (f" ({bar.interval})" if bar.interval else "")
+        rows.append(f"<tr><td>{escape(bar.label)}</td><td>{pieces}</td><td>{figure}</td></tr>")
+    return f'<table class="bars">{"".join(rows)}</table>'
+
+
+def color(name: str) -> str:
+    """Return CSS that gives a mark the color of that name, or the one of none."""
+    return f"--c:var(--c-{escape(name)}, var(--c-none))"
+
+
+def ticks(high: float, about: int = 5) -> list[float]:
+    """Return about so many round numbers from 0 to `high`."""
+    power = 10.0 ** math.floor(math.log10(high / about))
+    step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= high / about * (1 - 1e-9))
+    return [round(index * step, 12) for index in range(math.floor(high / step + 1e-9) + 1)]
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Scale:
+    """Values low .. high -> pixels start .. end."""
+    return lambda value: start + (value - low) / (high - low) * (end - start)
+
+
+def _line(series: Series, across: Scale, up: Scale, aside: float) -> Iterator[str]:
+    style = f'style="{color(series.color)}"'
+    path = " ".join(f"{across(x) + aside:.1f},{up(y.value):.1f}" for x, y in series.points)
+    kind = "line dashed" if series.dashed else "line"
+    yield f'<polyline class="{kind}" {style} points="{path}"/>'
+    for number, y in series.points:
+        x = across(number) + aside
+        note = f"{series.name}, {number}: {y.value:.2f}"
+        if y.low is not None and y.high is not None:
+            note += f" ({y.interval})"
+            yield f'<path class="whisker" {style} d="M{x:.1f} {up(y.low):.1f}V{up(y.high):.1f}"/>'
+        radius = 2.5 if series.dashed else 4
+        yield (
+            f'<circle class="mark" {style} cx="{x:.1f}" cy="{up(y.value):.1f}" r="{radius}">'
+            f"<title>{escape(note)}</title></circle>"
+        )
+
+
+def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(
+    x: float, y: float, text: str, kind: str, anchor: str = "start", transform: str = ""
+) -> str:
+    turned = f' transform="{transform}"' if transform else ""
+    return (
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turned}>'
+        f"{escape(text)}</text>"
+    )
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing in HTML, with its title and text, which are not. legend: names and colors."""
+
+    title: str
+    text: str
+    drawing: str
+    legend: Sequence[Series] = ()
+
+
+def charts(analysis: Measured) -> list[Chart]:
+    """Return the charts that the figures suffice for."""
+    if isinstance(analysis, Throughput):
+        drawn = [_throughput(analysis.methods)]
+    else:
+        drawn = [draw(analysis) for draw in (_speedup, _acceptance, _parts, _costs, _categories)]
+    return [chart for chart in drawn if chart is not None]
+
+
+def _throughput(methods: Sequence[FileFigures]) -> Chart | None:
+    series = []
+    for family in dict.fromkeys(one.family for one in methods):
+        points = [
+            (one.batch_size, Estimate(one.tokens_per_second))
+            for one in methods
+            if one.family == family and one.tokens_per_second is not None
+        ]
+        series.append(Series(family, "none" if family == "plain" else family, points))
+    text = "Generated tokens per second of the whole file, the prompts' time included."
+    top = 1.06 * max(one.tokens_per_second or 0.0 for one in methods)
+    return _lines("Throughput", text, ("texts at a time", "tokens per second"), series, top)
+
+
+def _speedup(analysis: Analysis) -> Chart | None:
+    series = []
+    for family, methods in _fixed(analysis):
+        points = [(int(m.num_draft), m.speed_up.overall) for m in methods if m.speed_up]
+        series.append(Series(family, family, points))
+    for family, speeds in analysis.predictions.items():
+        points = list(enumerate(map(Estimate, speeds), start=1))
+        series.append(Series(f"{family}, predicted", family, points, dashed=True))
+    text = "Tokens per second over plain decoding's (the line at 1), with 95 % intervals."
+    if analysis.predictions:
+        text += " Dashed: S(γ), from acceptance, the lengths of the sequences and the costs below."
+    learned = [one for one in analysis.methods if one.num_draft == "auto" and one.speed_up]
+    if learned:
+        ratios = ", ".join(f"{one.name}: {overall(one):.2f}" for one in learned)
+        text += f" Chosen while decoding: {ratios}."
+    axes = ("tokens drafted a round", "speedup")
+    return _lines("Speedup by draft length", text, axes, series)
+
+
+def _acceptance(analysis: Analysis) -> Chart | None:
+    series = []
+    for family, methods in _fixed(analysis):
+        longest = max(methods, key=lambda one: len(one.acceptance))
+        shares = map(Estimate, longest.acceptance)
+        series.append(Series(longest.name, family, list(enumerate(shares, start=1))))
+    text = "Share of rounds in which this drafted token and all before it were accepted."
+    axes = ("position in the draft", "share")
+    return _lines("Acceptance by position", text, axes, series, top=1.0)
+
+
+def _parts(analysis: Analysis) -> Chart | None:
+    bars = [
+        Bar(one.name, [(part, part, getattr(one.parts, part) * 1e3) for part in PARTS])
+        for one in analysis.methods
+        if one.parts is not None
+    ]
+    text = (
+        "Milliseconds of an average round, all rounds timed in parts: drafting, the target's pass, "
+        f"and everything else. A plain step takes {analysis.plain_step * 1e3:.2f} ms."
+    )
+    legend = [Series(part, part, ()) for part in PARTS]
+    return _bars("Where a round's time goes", text, bars, " ms", legend)
+
+
+def _costs(analysis: Analysis) -> Chart | None:
+    costs, step = analysis.costs, analysis.plain_step
+    if costs is None:
+        return None
+    measured = [(m, Estimate(seconds / step)) for m, seconds in sorted(costs.passes.items())]
+    rounds = [
+        (one.num_draft + 1, Estimate(one.parts.verify / step))
+        for one in analysis.methods
+        if one.parts is not None and one.family == "draft" and one.num_draft != "auto"
+    ]
+    series = [
+        Series("target pass, measured between sequences", "verify", measured),
+        Series("within rounds", "other", sorted(rounds, key=itemgetter(0))),
+    ]
+    text = "V(m): a pass of the target over m tokens, in plain steps."
+    if costs.draft is not None:
+        text += f" A draft step costs c = {costs.draft / step:.2f}."
+    return _lines("What a pass costs", text, ("tokens in the pass", "plain steps"), series)
+
+
+def _categories(analysis: Analysis) -> Chart | None:
+    shown = [best for _, methods in _fixed(analysis) if (best := fastest(methods)) is not None]
+    shown += [one for one in analysis.methods if one.num_draft == "auto"]
+    bars = [
+        Bar(one.name, [("", one.family, ratio.value)], ratio.interval, category)
+        for category in dict.fromkeys(name for one in shown for name in one.by_category)
+        for one in shown
+        if category in one.by_category and (ratio := one.by_category[category].overall)
+    ]
+    text = (
+        "Tokens per second over plain decoding's, with 95 % intervals from 5 sequences on, of each "
+        "proposer's and program's best length and of what was chosen while decoding."
+    )
+    return _bars("By category of prompts", text, bars)
+
+
+def _bars(
+    title: str, text: str, bars: Sequence[Bar], unit: str = "", legend: Sequence[Series] = ()
+) -> Chart | None:
+    return Chart(title, text, bar_chart(bars, unit), legend) if bars else None
+
+
+def _lines(
+    title: str,
+    text: str,
+    axes: tuple[str, str],
+    series: Sequence[Series],
+    top: float | None = None,
+) -> Chart | None:
+    drawn = [one for one in series if one.points]
+    return Chart(title, text, line_chart(drawn, axes, top), drawn) if drawn else None
+
+
+def _fixed(analysis: Analysis) -> Iterator[tuple[str, list[Figures]]]:
+    """Methods with a draft length, by family."""
+    for family in dict.fromkeys(one.family for one in analysis.methods):
+        methods = [one for one in analysis.methods if one.family == family]
+        methods = [one for one in methods if one.num_draft not in (0, "auto")]
+        if methods:
+            yield family, methods

@@ -1,9 +1,10 @@
-"""What figures were taken on and with: machine, versions, models, settings."""
+"""The figures of a benchmark in words: the setting, a table with a row for every method, and a
+sentence."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -11,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from .. import process as blas
+from .. import __version__, process
 from ..engine.drafters import device_name
 from ..engine.pair import Pair
 from ..options import Options
@@ -20,16 +20,16 @@ from .analysis import Analysis, ClusterFigures, Figures, fastest, overall
 from .throughput import FileFigures, Throughput
 
 CPU_NAMES = Path("/proc/cpuinfo")
+CLUSTER_COLUMNS = ("method", "speedup", "on one machine", "gains more above")
 
 
 @dataclass(frozen=True)
 class Setting:
     """Everything that a figure depends on, apart from the prompts themselves.
 
-    versions: of the packages that take part, where they are installed. draft_model: several are
-    separated by commas. notes: sentences on the other programs that were measured, or were not.
-    simulated_acceptance: where drafted tokens were kept with this probability, and what was made is
-    no text.
+    versions: of the installed packages that take part. draft_model: several are separated by
+    commas. notes: sentences on the other programs that were measured, or were not.
+    simulated_acceptance: the probability with which drafted tokens were accepted in a simulation.
     """
 
     model: str
@@ -55,7 +55,7 @@ class Setting:
 def setting(
     pairs: Sequence[Pair], options: Options, prompts: Path, notes: Sequence[str] = ()
 ) -> Setting:
-    """This machine, now. pairs: one target, with each of its drafts."""
+    """Describe a measurement on this machine, now. pairs: one target, with each of its drafts."""
     drafts = [pair.draft_name for pair in pairs if pair.draft_name is not None]
     versions = {"mlx-specdec": __version__}
     for name in ("mlx", "mlx-lm", "transformers", "torch"):
@@ -74,7 +74,7 @@ def setting(
         device=device_name(),
         machine=processor(CPU_NAMES),
         system=f"{platform.system()} {platform.release()}",
-        blas=blas.name(),
+        blas=process.name(),
         python=platform.python_version(),
         versions=versions,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -84,7 +84,7 @@ def setting(
 
 
 def processor(cpu_names: Path) -> str:
-    """The processor's name as its maker wrote it, or the architecture where nothing tells."""
+    """Return the processor's name, or the architecture where the system does not name it."""
     try:
         lines = cpu_names.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -93,30 +93,6 @@ def processor(cpu_names: Path) -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-COLUMNS = (
-    "method",
-    "tokens/s",
-    "speedup",
-    "95 % interval",
-    "median sequence",
-    "predicted",
-    "acceptance length",
-    "acceptance rate",
-    "same text",
-)
-
-
-FILE_COLUMNS = (
-    "method",
-    "tokens/s",
-    "texts/s",
-    "speedup",
-    "over plain",
-    "acceptance length",
-    "peak memory",
-    "same text",
-)
-CLUSTER_COLUMNS = ("method", "speedup", "on one machine", "gains more above")
 Measured = Analysis | Throughput
 
 
@@ -126,21 +102,66 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    best: int | None
+    best: int | None = None
 
 
 def table(analysis: Measured) -> Table:
-    """All figures in words."""
+    """Return all figures as text; a cell without a figure is empty."""
+    best: Figures | FileFigures | None
     if isinstance(analysis, Throughput):
-        rows = tuple(map(_file_cells, analysis.methods))
-        return Table(FILE_COLUMNS, rows, analysis.methods.index(most(analysis.methods)))
-    best = fastest(analysis.methods)
+        best, rows = most(analysis.methods), [_file_cells(one) for one in analysis.methods]
+    else:
+        best, rows = fastest(analysis.methods), [_cells(one) for one in analysis.methods]
     place = next((at for at, one in enumerate(analysis.methods) if one is best), None)
-    return Table(COLUMNS, tuple(map(cells, analysis.methods)), place)
+    return _table(rows, place)
+
+
+def _table(rows: Sequence[Mapping[str, str]], best: int | None = None) -> Table:
+    return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), best)
+
+
+def _cells(one: Figures) -> dict[str, str]:
+    is_plain = one.family == "plain"
+    ratio = None if is_plain else one.speed_up
+    speed = "1" if is_plain else ""
+    return {
+        "method": one.name,
+        "tokens/s": _number(one.tokens_per_second, ".1f"),
+        "speedup": speed if ratio is None else f"{ratio.overall.value:.2f}",
+        "95 % interval": "" if ratio is None else ratio.overall.interval,
+        "median sequence": "" if ratio is None else f"{ratio.per_text.value:.2f}",
+        "predicted": _number(one.predicted, ".2f"),
+        "acceptance length": _number(one.tokens_per_round, ".2f"),
+        "acceptance rate": _number(one.acceptance_rate, ".0%"),
+        "same text": "" if is_plain else _same_text(one),
+    }
+
+
+def _file_cells(one: FileFigures) -> dict[str, str]:
+    memory = one.peak_memory_bytes
+    return {
+        "method": one.name,
+        "tokens/s": _number(one.tokens_per_second, ".1f"),
+        "texts/s": _number(one.texts_per_second, ".2f"),
+        "speedup": _number(one.speed_up, ".2f"),
+        "over plain": _number(one.over_plain, ".2f"),
+        "acceptance length": _number(one.tokens_per_round, ".2f"),
+        "peak memory": "" if memory is None else f"{memory / 1e6:.0f} MB",
+        "same text": _same_text(one),
+    }
+
+
+def _same_text(one: Figures | FileFigures) -> str:
+    same = one.compared - len(one.differences)
+    return f"{same} of {one.compared}" if one.compared else "not promised"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def cluster_table(cluster: ClusterFigures) -> Table:
-    """What speculation gains there and on one machine, and from which exchange on it is more."""
+    """Return what each method gains there and on one machine."""
     rows = [
         (
             one.name,
@@ -150,11 +171,11 @@ def cluster_table(cluster: ClusterFigures) -> Table:
         )
         for one in cluster.gains
     ]
-    return Table(CLUSTER_COLUMNS, tuple(rows), None)
+    return Table(CLUSTER_COLUMNS, tuple(rows))
 
 
 def cluster_text(cluster: ClusterFigures, plain_step: float) -> str:
-    """What the network takes. plain_step: seconds."""
+    """Return sentences on the time that the network takes. plain_step: seconds."""
     alone, *others = (
         f"{us:.0f} us over {tokens} token{'' if tokens == 1 else 's'}"
         for tokens, us in cluster.exchange_us.items()
@@ -170,20 +191,18 @@ def cluster_text(cluster: ClusterFigures, plain_step: float) -> str:
 
 
 def most(methods: Iterable[FileFigures]) -> FileFigures:
-    """The one with the highest throughput."""
+    """Return the method with the highest throughput."""
     return max(methods, key=lambda one: one.speed_up or 0.0)
 
 
 def as_dict(analysis: Measured, setting: Setting) -> dict[str, Any]:
-    """All figures and what they were taken with, as plain dictionaries and lists, for JSON."""
+    """Return the payload of --json."""
     return {"setting": asdict(setting), **asdict(analysis)}
 
 
 def verdict(analysis: Measured) -> str:
-    """What a reader wants to know first, in a sentence; empty where nothing but plain decoding ran.
-
-    The length that was chosen while decoding is held against the best.
-    """
+    """Return one sentence on the fastest method, which compares the draft length that was chosen
+    while decoding with it; empty where nothing but plain decoding ran."""
     if isinstance(analysis, Throughput):
         return _file_verdict(analysis.methods)
     best = fastest(analysis.methods[1:])
@@ -206,54 +225,8 @@ def _file_verdict(methods: Sequence[FileFigures]) -> str:
     if best.speed_up is None or len(methods) < 2:
         return ""
     text = f"{best.name} is fastest: {best.speed_up:.2f} times plain decoding of one text at a time"
-    own = [one for one in methods if one.tokens_per_round and one.over_plain]
-    if own:
-        gains = ", ".join(f"{one.over_plain:.2f} with {one.batch_size}" for one in own)
+    speculative = [one for one in methods if one.tokens_per_round and one.over_plain]
+    if speculative:
+        gains = ", ".join(f"{one.over_plain:.2f} with {one.batch_size}" for one in speculative)
         text += f"; speculation over plain decoding by batch size: {gains}"
     return text + "."
-
-
-def cells(one: Figures) -> tuple[str, ...]:
-    """A method's figures, one for each of COLUMNS; empty where there is none."""
-    is_plain = one.family == "plain"
-    same = "" if is_plain else _same_text(one)
-    speedup, interval, per_text = ("1", "", "") if is_plain else ("", "", "")
-    if one.speed_up is not None and not is_plain:
-        ratio = one.speed_up.overall
-        speedup, interval = f"{ratio.value:.2f}", ratio.interval
-        per_text = f"{one.speed_up.per_text.value:.2f}"
-    return (
-        one.name,
-        _number(one.tokens_per_second, ".1f"),
-        speedup,
-        interval,
-        per_text,
-        _number(one.predicted, ".2f"),
-        _number(one.tokens_per_round, ".2f"),
-        _number(one.acceptance_rate, ".0%"),
-        same,
-    )
-
-
-def _file_cells(one: FileFigures) -> tuple[str, ...]:
-    """One for each of FILE_COLUMNS."""
-    memory = one.peak_memory_bytes
-    return (
-        one.name,
-        _number(one.tokens_per_second, ".1f"),
-        _number(one.texts_per_second, ".2f"),
-        _number(one.speed_up, ".2f"),
-        _number(one.over_plain, ".2f"),
-        _number(one.tokens_per_round, ".2f"),
-        "" if memory is None else f"{memory / 1e6:.0f} MB",
-        _same_text(one),
-    )
-
-
-def _same_text(one: Figures | FileFigures) -> str:
-    same = one.compared - len(one.differences)
-    return f"{same} of {one.compared}" if one.compared else "not promised"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)

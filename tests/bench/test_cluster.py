@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.measure.analysis import Analysis, RoundParts, analyse, of_cluster
+from mlx_specdec.measure.prediction import Cluster
 from mlx_specdec.measure.report import page
 from mlx_specdec.measure.table import cluster_table, cluster_text
 
@@ -37,17 +38,14 @@ def on_machines(name: str, machines: int, us: float, *, parts: bool = True) -> A
     return replace(analysis, methods=(first, replace(second, tokens_per_round=tokens, parts=times)))
 
 
+def cluster(name: str, machines: int) -> Cluster:
+    return Cluster(machines, "tensor", 0.0, costs(name)[1], share(name, machines), 0, None)
+
+
 def figures(name: str, machines: int, us: float, **more: Any) -> Any:
     analysis = on_machines(name, machines, us, **more)
     seconds = {1: us / 1e6, CASES[name][3] + 1: us / 1e6}
-    found = of_cluster(
-        analysis,
-        seconds,
-        machines=machines,
-        mode="tensor",
-        exchanges=costs(name)[1],
-        share=share(name, machines),
-    )
+    found = of_cluster(analysis, cluster(name, machines), seconds)
     return found, replace(analysis, cluster=found)
 
 
@@ -67,8 +65,8 @@ def test_exchanges_of_longer_passes_may_take_longer() -> None:
     name = EXPECTED[0][0]
     analysis = on_machines(name, 2, 300)
     [equal] = figures(name, 2, 300)[0].gains
-    told = {"machines": 2, "mode": "tensor", "exchanges": costs(name)[1], "share": share(name, 2)}
-    [gain] = of_cluster(analysis, {1: 3e-4, CASES[name][3] + 1: 3.5e-4}, **told).gains
+    seconds = {1: 3e-4, CASES[name][3] + 1: 3.5e-4}
+    [gain] = of_cluster(analysis, cluster(name, 2), seconds).gains
     assert gain.alone > equal.alone and gain.speed_up == equal.speed_up
 
 
@@ -83,8 +81,7 @@ def test_nothing_is_said_of_one_machine_where_times_do_not_tell(
     name = EXPECTED[0][0]
     analysis = on_machines(name, 2, us, parts=more.get("parts", True))
     seconds = {1: us * more.get("slower", 1) / 1e6, 4: us * more.get("longer", 1) / 1e6}
-    told = {"machines": 2, "mode": "tensor", "exchanges": costs(name)[1], "share": share(name, 2)}
-    found = of_cluster(analysis, seconds, **told)
+    found = of_cluster(analysis, cluster(name, 2), seconds)
     assert list(found.gains) == []
     assert "Nothing can be said of one machine" in cluster_text(found, analysis.plain_step)
 

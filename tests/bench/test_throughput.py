@@ -15,7 +15,7 @@ from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods
 from mlx_specdec.measure.methods import Sample
 from mlx_specdec.measure.report import charts, page
-from mlx_specdec.measure.table import FILE_COLUMNS, table, verdict
+from mlx_specdec.measure.table import table, verdict
 from mlx_specdec.measure.throughput import (
     FileMethod,
     Prompts,
@@ -219,7 +219,7 @@ def test_mlx_lm_is_left_out_for_a_model_that_it_does_not_have() -> None:
 
 def test_the_table_has_a_cell_for_every_column() -> None:
     told = table(figures())
-    assert told.columns == FILE_COLUMNS and told.best == 1
+    assert told.columns[2] == "texts/s" and told.best == 1
     plain, _, draft, other = told.rows
     assert plain[:5] == ("plain, batch 1", "1.6", "0.80", "1.00", "")
     assert draft[:6] == ("draft, batch 4", "8.0", "4.00", "4.00", "2.00", "2.00")

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_specdec.draft_length.speedup import RoundCost, shared
 from mlx_specdec.errors import OptionError
-from mlx_specdec.measure.estimate import Asked, estimate
+from mlx_specdec.measure.estimate import ModelSource, estimate
 from mlx_specdec.measure.passes import parts
 from mlx_specdec.measure.prediction import ALPHAS, Link, best, cluster, with_speeds
 from mlx_specdec.models.loading import outline
@@ -79,7 +79,7 @@ def test_predictions_are_those_of_the_clusters_own_costs() -> None:
 
 
 def test_a_pair_is_estimated_for_one_machine_and_for_many() -> None:
-    asked = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+    asked = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
     told = estimate(*asked, **QUICK, clock=ticking(), link=RDMA)
     assert told.speeds is not None and told.cluster is not None
     assert told.cluster.speeds is not None
@@ -92,7 +92,7 @@ def test_a_pair_is_estimated_for_one_machine_and_for_many() -> None:
 
 
 def test_a_target_that_two_machines_hold_is_measured_on_a_few_layers_or_not_at_all() -> None:
-    asked = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+    asked = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
     whole = sum(each.outline().nbytes + each.outline().cache_nbytes(8, 8) for each in asked)
     less = {**QUICK, "limit": lambda: whole - 1, "link": RDMA}
     told = estimate(*asked, **less, clock=ticking())

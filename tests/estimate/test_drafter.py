@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.measure.estimate import Asked, AskedDrafter, estimate, speeds
+from mlx_specdec.measure.estimate import DrafterSource, ModelSource, estimate, speeds
 from mlx_specdec.measure.passes import CHAIN, PassCosts
 from mlx_specdec.models.drafters.kinds import outline, read
 from mlx_specdec.models.kv_cache import STEP
@@ -44,10 +44,10 @@ def config_of(directory: Path) -> Path:
     return directory
 
 
-def asked(directory: Path, **numbers) -> AskedDrafter:
+def asked(directory: Path, **numbers) -> DrafterSource:
     files = outline(directory)
     assert files is not None
-    return AskedDrafter("drafter", files, **numbers)
+    return DrafterSource("drafter", files, **numbers)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -79,7 +79,9 @@ def test_a_drafter_is_measured_from_two_configurations(
     width, size = target.get("d_model", 32), target["vocab_size"]
     encoder = {"encoder": width} if "d_model" in target else {}
     directory = KINDS[name](tmp_path / name, width=width, vocabulary=size, **encoder)
-    told = estimate(Asked("big", target), asked(config_of(directory)), **QUICK, clock=ticking())
+    told = estimate(
+        ModelSource("big", target), asked(config_of(directory)), **QUICK, clock=ticking()
+    )
     assert told.proposer == ("eagle3" if name == "speculators" else name)
     assert told.speeds is not None and told.fits
     longest = max(each.num_draft for each in told.speeds.predictions)
@@ -91,7 +93,7 @@ def test_a_drafter_is_measured_from_two_configurations(
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_no_longer_drafts_are_timed_than_there_are(name: str, tmp_path: Path) -> None:
-    known = Asked("big", LLAMA).outline()
+    known = ModelSource("big", LLAMA).outline()
     its = asked(config_of(MAKERS[name](tmp_path / name))).outline(known)
     timer = its.timer(known.model(), 8, ticking())
     timer.turn()
@@ -111,11 +113,11 @@ def test_weights_that_are_here_count_as_they_are(tmp_path: Path) -> None:
     directory = eagle3(tmp_path / "drafter")
     files = read(directory)
     assert files is not None
-    told = estimate(Asked("big", LLAMA), asked(directory), **QUICK, clock=ticking())
+    told = estimate(ModelSource("big", LLAMA), asked(directory), **QUICK, clock=ticking())
     assert told.draft.weights_bytes == sum(array.nbytes for array in files.tensors.values())
     small = estimate(
-        Asked("big", LLAMA),
-        AskedDrafter("drafter", files, "bfloat16"),
+        ModelSource("big", LLAMA),
+        DrafterSource("drafter", files, "bfloat16"),
         **QUICK,
         limit=lambda: 0,
         clock=ticking(),
@@ -130,7 +132,7 @@ def test_a_p_eagle_is_known_by_config_json(tmp_path: Path) -> None:
     assert files is not None
     assert files.tensors.shapes.keys() - its.files.tensors.shapes.keys() == {"embed_tokens.weight"}
     assert its.files.tensors.shapes.items() <= files.tensors.shapes.items()
-    told = estimate(Asked("big", LLAMA), its, **QUICK, clock=ticking())
+    told = estimate(ModelSource("big", LLAMA), its, **QUICK, clock=ticking())
     assert (told.proposer, told.fits) == ("peagle", True) and told.speeds is not None
 
 
@@ -142,7 +144,7 @@ def test_an_assistant_of_gemma_is_known_by_config_json(tmp_path: Path) -> None:
     assert its.files.tensors.shapes == files.tensors.shapes
     assert its.files.facts() == files.facts()
     config = json.loads((target / "config.json").read_text())
-    told = estimate(Asked("target", config), its, **QUICK, clock=ticking())
+    told = estimate(ModelSource("target", config), its, **QUICK, clock=ticking())
     assert told.proposer == "gemma4_assistant" and told.speeds is not None
     ordered = shutil.copytree(GEMMA / "ordered" / "assistant", tmp_path / "ordered")
     with pytest.raises(CheckpointError, match="give a directory that has them"):
@@ -150,12 +152,14 @@ def test_an_assistant_of_gemma_is_known_by_config_json(tmp_path: Path) -> None:
 
 
 def test_drafts_of_an_eagle_are_timed(tmp_path: Path) -> None:
-    told = estimate(Asked("big", LLAMA), asked(eagle(tmp_path / "eagle")), **QUICK, clock=ticking())
+    told = estimate(
+        ModelSource("big", LLAMA), asked(eagle(tmp_path / "eagle")), **QUICK, clock=ticking()
+    )
     assert told.proposer == "eagle" and told.speeds is not None
 
 
 def test_caches_hold_the_text_and_the_source(tmp_path: Path) -> None:
-    known = Asked("t5", T5).outline()
+    known = ModelSource("t5", T5).outline()
     width, size = T5["d_model"], T5["vocab_size"]
     shape = {"width": width, "vocabulary": size, "drafted": None}
     plain = asked(config_of(eagle3(tmp_path / "plain", **shape))).outline(known)
@@ -176,7 +180,7 @@ def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
     ):
         drafter = asked(config_of(eagle3(tmp_path / f"{number}", **more)))
         with pytest.raises(CheckpointError, match=match):
-            estimate(Asked("big", LLAMA), drafter, **QUICK)
+            estimate(ModelSource("big", LLAMA), drafter, **QUICK)
 
 
 def test_configurations_of_no_drafter_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_specdec.draft_length.speedup import RoundCost, speedups
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
-from mlx_specdec.measure.estimate import ALPHAS, Asked, _Prompts, best, estimate, speeds
+from mlx_specdec.measure.estimate import ALPHAS, ModelSource, _Prompts, best, estimate, speeds
 from mlx_specdec.measure.passes import FIRST_SIZES, STEPS, PassCosts, extended, parts
 from mlx_specdec.measure.prediction import LONGEST_DRAFT, Estimate
 
@@ -67,7 +67,7 @@ def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
 
 
 def test_times_that_vary_or_rest_on_one_sample_are_remarked_on() -> None:
-    pair = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+    pair = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
     known = estimate(*pair, **QUICK, clock=ticking())
     assert known.speeds is not None and known.speeds.samples == 1
     assert any("measured once" in note for note in known.notes)
@@ -88,7 +88,9 @@ def test_times_that_vary_or_rest_on_one_sample_are_remarked_on() -> None:
 
 @pytest.mark.parametrize("pair", [(T5, DRAFT_T5), (LLAMA, tiny.CONFIGS["llama"])])
 def test_a_pair_is_measured_from_its_configurations(pair: tuple[dict, dict]) -> None:
-    found = estimate(Asked("big", pair[0]), Asked("small", pair[1]), **QUICK, clock=ticking())
+    found = estimate(
+        ModelSource("big", pair[0]), ModelSource("small", pair[1]), **QUICK, clock=ticking()
+    )
     assert found.fits and found.speeds is not None
     # Everything took one tick: STEPS plain steps, one draft or many, a step and a pass of any size.
     assert (found.speeds.draft_cost, found.speeds.start) == (0, STEPS)
@@ -105,7 +107,7 @@ def test_a_pair_is_measured_from_its_configurations(pair: tuple[dict, dict]) -> 
 
 @pytest.mark.parametrize(("family", "replays"), [("mamba2", True), ("gemma3", False)])
 def test_passes_of_every_kind_of_cache_are_taken_back(family: str, replays: bool) -> None:
-    asked = Asked(family, tiny.CONFIGS[family])
+    asked = ModelSource(family, tiny.CONFIGS[family])
     # Longer than the windows.
     found = estimate(asked, asked, **{**QUICK, "prompt_tokens": 40}, clock=ticking())
     assert found.speeds is not None and found.speeds.replays is replays
@@ -114,8 +116,8 @@ def test_passes_of_every_kind_of_cache_are_taken_back(family: str, replays: bool
 
 def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so() -> None:
     found = estimate(
-        Asked("big", LLAMA),
-        Asked("small", tiny.CONFIGS["llama"]),
+        ModelSource("big", LLAMA),
+        ModelSource("small", tiny.CONFIGS["llama"]),
         **QUICK,
         clock=ticking(),
         cut=lambda known: parts(known, whole=100_000, least=1),
@@ -128,9 +130,9 @@ def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so() -> N
 
 
 def test_the_two_parts_of_a_model_share_their_memory() -> None:
-    known = Asked("t5", T5).outline(3)
+    known = ModelSource("t5", T5).outline(3)
     known.model()
-    few = Asked("t5", T5).outline(1)
+    few = ModelSource("t5", T5).outline(1)
     mx.clear_cache()
     before = mx.get_active_memory()
     few.model(given=known.weights())
@@ -143,7 +145,7 @@ def test_a_pair_that_does_not_fit_is_not_built() -> None:
     def no_clock() -> float:
         raise AssertionError("something was measured")
 
-    pair = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+    pair = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
     found = estimate(*pair, **QUICK, clock=no_clock, limit=lambda: 1000)
     assert not found.fits and found.speeds is None
     assert found.memory_bytes > 1000 == found.memory_limit_bytes
@@ -158,7 +160,7 @@ def test_a_pair_that_does_not_fit_is_not_built() -> None:
 
 def test_sizes_are_announced_before_anything_is_measured_and_the_time_is_kept() -> None:
     clock, announced = ticking(), []
-    pair = Asked("big", LLAMA), Asked("small", tiny.CONFIGS["llama"])
+    pair = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
 
     def announce(known: Estimate) -> None:
         announced.append((known, clock()))
@@ -184,22 +186,26 @@ def test_a_prompt_is_read_as_far_as_there_is_time() -> None:
 def test_models_of_different_width_are_remarked_on() -> None:
     narrow = {**tiny.CONFIGS["llama"], "vocab_size": 60}
     found = estimate(
-        Asked("big", LLAMA), Asked("small", narrow), **QUICK, limit=lambda: 0, clock=ticking()
+        ModelSource("big", LLAMA),
+        ModelSource("small", narrow),
+        **QUICK,
+        limit=lambda: 0,
+        clock=ticking(),
     )
     assert any("64 and 60" in note for note in found.notes)
 
 
 def test_what_cannot_be_estimated_is_told_in_a_sentence() -> None:
-    llama = Asked("llama", tiny.CONFIGS["llama"])
+    llama = ModelSource("llama", tiny.CONFIGS["llama"])
     with pytest.raises(OptionError, match="draft of the target's own kind"):
-        estimate(Asked("t5", T5), llama)
+        estimate(ModelSource("t5", T5), llama)
     with pytest.raises(CheckpointError, match="not supported"):
-        estimate(Asked("x", {"model_type": "nosuch"}), llama)
-    short = Asked("short", {**tiny.CONFIGS["llama"], "max_position_embeddings": 5})
+        estimate(ModelSource("x", {"model_type": "nosuch"}), llama)
+    short = ModelSource("short", {**tiny.CONFIGS["llama"], "max_position_embeddings": 5})
     with pytest.raises(PromptError, match="takes 5"):
         estimate(short, short, **QUICK)
     # MLX has no such kernel for the CPU.
-    mixtral = Asked("mixtral", tiny.CONFIGS["mixtral"], dtype="bfloat16")
+    mixtral = ModelSource("mixtral", tiny.CONFIGS["mixtral"], dtype="bfloat16")
     with pytest.raises(OptionError, match="MLX cannot run") as caught:
         estimate(mixtral, mixtral, **QUICK)
     assert "\n" not in str(caught.value)
