@@ -1,0 +1,214 @@
+"""The scripts that train the models in weights/ and measure links between machines."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from .support.shipped import ROOT
+from .support.thread_ranks import Rank, adding_up, on_every, ranks
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import make_head_prompts
+import measure_all_sum
+from demo_training import lists
+from demo_training.texts import PREFIX, library_files, split
+
+WORDS = ["tea", "milk", "bread", "salt", "fish", "snow", "rain", "wind", "night", "morning"]
+SOURCE = '''
+class Shelf:
+    """Holds things."""
+
+    def count(self):
+        """How many.
+
+        Empty ones as well.
+        """
+        return len(self)
+
+def add(a, b):
+    return a + b
+
+def short(): return 1
+'''
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A folder of Python files."""
+    directory = tmp_path / "library"
+    directory.mkdir()
+    for word in WORDS:
+        text = "\n".join(f"def {word}_{n}(a, b):\n    return a + {n} * b\n" for n in range(60))
+        (directory / f"{word}.py").write_text(text)
+    return directory
+
+
+@pytest.fixture
+def sentences(tmp_path: Path) -> Path:
+    """English and French."""
+    file = tmp_path / "pairs.tsv"
+    lines = [f"I like {a} and {b}.\tJ'aime {b} et {a}." for a in WORDS for b in WORDS]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
+
+# ------------------------------------------------------------------ training, which needs torch
+
+
+def train_demo_models(*arguments: str | Path) -> str:
+    """Run the script. Returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "train_demo_models.py", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def torch() -> Iterator[object]:
+    pytest.importorskip("transformers")
+    yield pytest.importorskip("torch")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch")
+def test_a_translation_pair_is_trained_grown_and_evaluated(tmp_path: Path, sentences: Path) -> None:
+    target, draft, grown = tmp_path / "target", tmp_path / "draft", tmp_path / "grown"
+    small = ("--width", "64", "--layers", "1", "--decoder-layers", "2", "--data", sentences)
+    train_demo_models("translation-target", "--output", target, "--steps", "3", *small)
+    more = ("--start", target, "--decoder-layers", "4", "--data", sentences)
+    train_demo_models("translation-target", "--output", grown, "--steps", "2", *more)
+    assert json.loads((grown / "config.json").read_text())["num_decoder_layers"] == 4
+    teacher = ("--teacher", target, "--data", sentences, "--generated", "20")
+    train_demo_models("translation-draft", "--output", draft, "--steps", "3", *teacher)
+    again = ("--start", draft, "--teacher", grown, "--data", sentences, "--generated", "20")
+    train_demo_models("translation-draft", "--output", draft, "--steps", "1", *again)
+    assert json.loads((draft / "config.json").read_text())["num_decoder_layers"] == 1
+    assert not list(tmp_path.rglob("training-state.pt"))
+    measured = ("--model", target, "--draft", draft, "--data", sentences, "--limit", "8")
+    figures = json.loads(train_demo_models("evaluate-translation", *measured))
+    assert figures["sentences"] == 8 and 0 <= figures["alpha"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch")
+def test_a_python_pair_is_trained_and_evaluated(tmp_path: Path, library: Path) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    small = ("--library", library, "--width", "64", "--layers", "2", "--steps", "2")
+    train_demo_models("python-target", "--output", target, *small)
+    teacher = ("--teacher", target, "--library", library, "--steps", "2")
+    train_demo_models("python-draft", "--output", draft, *teacher)
+    measured = ("--model", target, "--draft", draft, "--library", library, "--limit", "2")
+    assert 0 <= json.loads(train_demo_models("evaluate-python", *measured))["alpha"] <= 1
+
+
+# ------------------------------------------------------------------ what is learned from
+
+
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> list[str]:
+    output = tmp_path / "prompts.jsonl"
+    monkeypatch.setattr(sys, "argv", ["make_head_prompts.py", *flags, "--output", str(output)])
+    make_head_prompts.main()
+    return [json.loads(line)["prompt"] for line in output.read_text().splitlines()]
+
+
+def test_a_function_begins_with_its_head_and_docstring_alone() -> None:
+    assert list(make_head_prompts.function_beginnings(SOURCE)) == [
+        "def add(a, b):\n",
+        'def count(self):\n    """How many.\n\n    Empty ones as well.\n    """\n',
+    ]
+
+
+def test_python_prompts_come_from_one_side_of_the_split(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned, held_out = split(library_files(library))
+    for flags, files in (((), learned), (("--held-out",), held_out)):
+        found = prompts(tmp_path, monkeypatch, "python", "--library", str(library), *flags)
+        allowed = "\n".join(file.read_text() for file in files)
+        assert found and len(set(found)) == len(found)
+        assert all(prompt.rstrip("\n") in allowed for prompt in found)
+
+
+def test_translation_prompts_are_sentences_behind_the_models_prefix(
+    tmp_path: Path, sentences: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("translation", "--data", str(sentences), "--count", "20")
+    found = prompts(tmp_path, monkeypatch, *flags)
+    assert len(found) == 20
+    assert all(prompt.startswith(PREFIX) for prompt in found)
+    assert "J'aime" not in "".join(found)
+    assert prompts(tmp_path, monkeypatch, *flags) == found
+
+
+def test_lists_of_things_are_whole_sentences_whose_articles_agree() -> None:
+    nouns = {noun: number for _, noun, number in lists.NOUNS}
+    for article, noun, expected in (
+        ("some", "pain", "du pain"),
+        ("some", "eau", "de l'eau"),
+        ("of", "huile", "d'huile"),
+        ("the", "haricots", "les haricots"),
+    ):
+        assert lists.with_article(article, noun, nouns[noun]) == expected
+    dice = random.Random(3)
+    for _ in range(500):
+        english, french = lists.list_sentence(dice)
+        assert "{" not in english + french
+        assert (english[-1] in ".?") and (french[-1] == english[-1] or french.endswith("plaît."))
+
+
+# ------------------------------------------------------------------ sums over machines
+
+
+def test_machines_add_up_as_often_as_is_said_and_keep_their_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = ranks(3)
+    with adding_up(monkeypatch):
+        sums = on_every(group, lambda r: measure_all_sum.sums(mx.ones((2, 4)), 5, r).tolist())
+    assert [rank.sums for rank in group] == [5, 5, 5]
+    assert all(mx.allclose(mx.array(states), mx.ones((2, 4))) for states in sums)
+
+
+def test_what_is_added_up_in_another_order_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(rows: int) -> float:
+        measured = on_every(
+            ranks(3), lambda rank: measure_all_sum.same_as_alone(rank, 64, rows, mx.float32)
+        )
+        assert len(set(measured)) == 1
+        return measured[0]
+
+    with adding_up(monkeypatch):
+        assert share(1) == share(4) == 1.0
+        # Threads add up in one order, whatever the rows; here the first comes last where there are
+        # several.
+        plain = Rank.add_up
+
+        def other_order(rank: Rank, part: mx.array) -> mx.array:
+            sums = plain(rank, part)
+            first, *others = (each._part for each in rank._ranks)
+            return sums if part.shape[0] == 1 else sum(others[1:], others[0]) + first
+
+        monkeypatch.setattr(Rank, "add_up", other_order)
+        assert 0.3 < share(4) < 1
+
+
+def test_figures_are_of_one_sum() -> None:
+    taken = [float(place) for place in range(100, 0, -1)]
+    assert measure_all_sum.figures(taken) == {"median_us": 50.5, "p90_us": 91.0}
+    assert measure_all_sum.figures([640.0], 64) == {"median_us": 10.0, "p90_us": 10.0}
+    one = measure_all_sum.measure(mx.distributed.init(), 8, 3, mx.bfloat16, count=4, turns=2)
+    assert (one["rows"], one["bytes"]) == (3, 48)
+    assert all(one[kind]["median_us"] > 0 for kind in ("alone", "in_a_pass"))
