@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from mlx_specdec.errors import PromptError
-from mlx_specdec.measure.methods import Method, Sample, measure
+from mlx_specdec.engine.pair import Pair
+from mlx_specdec.errors import OptionError, PromptError
+from mlx_specdec.measure.methods import (
+    ALWAYS_TIMED,
+    Method,
+    Sample,
+    measure,
+    own_methods,
+    pass_timer,
+)
+from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import Prompt
+
+from ..support.drafter_pairs import pair_of, target_of
+from ..support.pairs import SIZE, Numbers
+from ..support.priced import Clock, PricedModel
+from ..support.speculators import dflash, eagle3
 
 
 @dataclass
@@ -115,3 +132,91 @@ def test_progress_begins_at_zero_and_ends_at_its_total() -> None:
     methods = [log.method("plain"), log.method("x", in_parts=True)]
     measure(PROMPTS, methods, encode, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(done, 23) for done in range(24)]
+
+
+# Which methods a benchmark compares, and what they are called.
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
+    """One target with two drafters of different kinds, and with a draft model."""
+    place: Path = tmp_path_factory.mktemp("drafters")
+    target = target_of("llama")
+    plain = Pair("target", "a draft", target, target, Numbers(), frozenset(), SIZE, "float32", 0.0)
+    made = [
+        replace(pair_of(target, directory), draft_name=directory.name)
+        for directory in (eagle3(place / "one"), dflash(place / "block", markov="gated"))
+    ]
+    return [*made, plain]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "proposers", "expected"),
+    [
+        ((0,), [], ["eagle3 3"]),
+        ((0, 1, 2), [], ["eagle3 3", "dspark 3", "draft 3"]),
+        ((0, 1, 2), ["draft", "dspark", "ngram"], ["draft 3", "dspark 3", "ngram 3"]),
+        ((0, 2), ["auto"], ["auto 3, one", "auto 3, a draft"]),
+    ],
+)
+def test_every_draft_is_measured_and_what_needs_none_once(
+    chosen: tuple[int, ...], proposers: list[str], expected: list[str], pairs: list[Pair]
+) -> None:
+    methods = own_methods([pairs[each] for each in chosen], Options(), proposers, [3])
+    assert [method.name for method in methods] == ["plain", *expected]
+
+
+def test_drafts_of_one_kind_are_told_apart_by_their_names(pairs: list[Pair]) -> None:
+    both = [pairs[0], replace(pairs[0], draft_name="other")]
+    methods = own_methods(both, Options(), [], [3, "auto"])
+    expected = [f"eagle3 {n}, {name}" for name in ("one", "other") for n in (3, "auto")]
+    assert [method.name for method in methods[1:]] == [*expected, "auto, one", "auto, other"]
+    assert {method.family for method in methods[1:5]} == {"eagle3"}
+
+
+def test_a_proposer_that_no_pair_has_is_refused(pairs: list[Pair]) -> None:
+    with pytest.raises(OptionError, match="no such drafter"):
+        own_methods(pairs, Options(), ["draft", "dflash"], [3])
+
+
+# What is timed between the texts of a benchmark.
+
+
+PROMPT = [1, 2, 3]
+
+
+def test_passes_of_all_rounds_are_timed_and_a_draft_is_fed_in_its_own_tokens() -> None:
+    clock = Clock()
+    target, draft = PricedModel(clock, 2.0, 0.5), PricedModel(clock, 0.25, 0.0)
+    translation = SimpleNamespace(feed=lambda prompt: [4 for _ in prompt])
+    pair: Any = SimpleNamespace(target=target, draft=draft, translation=translation)
+    timer = pass_timer([pair], PROMPT, [3, 12, "auto"], clock)
+    timer.turn(2)
+    costs = timer.costs()
+    assert costs is not None and costs.draft == pytest.approx(0.25)
+    rows = [*range(1, ALWAYS_TIMED + 1), 13]
+    assert costs.passes == pytest.approx({m: 2 + 0.5 * m for m in rows})
+    assert (target.prompts, draft.prompts) == ([PROMPT], [[4, 4, 4]])
+
+
+def test_without_a_draft_no_draft_step_is_timed() -> None:
+    clock = Clock()
+    pair: Any = SimpleNamespace(target=PricedModel(clock), draft=None, translation=None)
+    timer = pass_timer([pair], PROMPT, [], clock)
+    timer.turn()
+    costs = timer.costs()
+    assert costs is not None and costs.draft is None
+    assert sorted(costs.passes) == list(range(1, ALWAYS_TIMED + 1))
+
+
+def test_a_draft_that_cannot_take_the_prompt_is_left_out() -> None:
+    class Short(PricedModel):
+        def open(self, prompt, progress=None):
+            raise PromptError("too long")
+
+    clock = Clock()
+    pair: Any = SimpleNamespace(target=PricedModel(clock), draft=Short(clock), translation=None)
+    timer = pass_timer([pair], PROMPT, [], clock)
+    timer.turn()
+    costs = timer.costs()
+    assert costs is not None and costs.draft is None and costs.passes

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from mlx_specdec import __version__
 from mlx_specdec import process as user_cache
+from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.cli import render
+from mlx_specdec.models import number_format
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support import tiny
-from ..support.commands import Run, strict
+from ..support.batches import records, write
+from ..support.commands import Run, strict, told
+from ..support.families import config_of
 from ..support.models import make_llama
 from ..support.tokenizers import byte_level
 
@@ -326,3 +334,97 @@ def test_json_is_strict_where_a_margin_has_no_end(run: Run, t5: Path) -> None:
 def test_numbers_that_json_lacks_are_null() -> None:
     told = {"a": float("nan"), "b": [1.5, (float("inf"), -float("inf"))], "c": "NaN"}
     assert strict(render.as_json(told)) == {"a": None, "b": [1.5, [None, None]], "c": "NaN"}
+
+
+# One line says what was chosen for quantized weights on a CPU, and a flag chooses otherwise.
+
+
+MODEL = Path(__file__).parents[2] / "weights" / "py-llama-draft"
+ASKED = ("generate", "def f(x):", "--model", MODEL, "-m", 2, "--no-cache", "--regular-decode")
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ((), "its quantized weights are expanded to 7.1 MB, which is faster on a CPU"),
+        (("--expand-weights",), "expanded to 7.1 MB"),
+        (("--no-expand-weights",), "stay quantized"),
+    ],
+    ids=["auto", "expanded", "quantized"],
+)
+def test_one_line_says_what_was_chosen(
+    flags: tuple[str, ...], line: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not number_format.on_cpu():
+        pytest.skip("weights are expanded on CPUs")
+    assert "py-llama-draft: " not in run(*ASKED, *flags).err
+    monkeypatch.setattr(number_format, "TOLD_ABOVE", 1)
+    done = run(*ASKED, *flags)
+    assert done.code == 0
+    [told] = [each for each in done.err.splitlines() if each.startswith("py-llama-draft: ")]
+    assert line in told
+    assert run(*ASKED, *flags, "--quiet").err == ""
+    assert json.loads(run(*ASKED, *flags, "--json").out)["text"]
+
+
+# A prompt longer than what a T5 was trained on is read, with a word about it.
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_prompt_beyond_what_the_model_saw_is_read_with_one_line(
+    run: Run, t5: Path, tmp_path: Path
+) -> None:
+    short = Path(shutil.copytree(t5, tmp_path / "short"))
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "n_positions": 8}))
+    asked = ("generate", "Les pates, " * 9, "--draft-model", short, "-m", 9, "--quiet")
+    usual = run(*asked, "--model", t5)
+    told = run(*asked, "--model", short)
+    assert (told.code, told.out) == (0, usual.out) and usual.err == ""
+    assert re.fullmatch(
+        r"warning: the prompt has \d+ tokens, and the model was trained on 8 at most: the text may "
+        r"be worse, and reading the prompt takes about [\d.]+ [kM]B of memory\n",
+        told.err,
+    )
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_prompt_beyond_the_memory_is_refused_before_it_is_read(
+    run: Run, t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 20 million tokens are for any machine; of a batch one line is an error."""
+    memory = (t5 / "model.safetensors").stat().st_size + 50_000_000
+    monkeypatch.setattr("mlx_specdec.checkpoints.disk.memory", lambda: memory)
+    long = "Les pates, " * 20_000
+    told(
+        run("generate", long, "--model", t5),
+        "the prompt has",
+        "reading the prompt takes about",
+        f"models may take {sizes.show(int(0.9 * memory))} on this machine: shorten it",
+    )
+    file = write(tmp_path / "in.txt", ["les pates", long])
+    done = run("batch", file, "-o", output, "--model", t5, "-m", 3)
+    assert done.code == 1
+    first, second = records(output)
+    assert "text" in first and "shorten it" in second["error"]
+
+
+# A target that cannot be speculated with says so in one line, and decodes plainly.
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_target_whose_rows_differ_is_told_in_one_line(tmp_path: Path, run: Run) -> None:
+    size = load_tokenizer(byte_level(tmp_path), kind="decoder-only").size
+    config = {**config_of("plamo3"), "vocab_size": size}
+    weights = dict(tree_flatten(tiny.from_config(config).parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ("speculative decoding of text", "--model", tmp_path, "-m", 30, "--quiet")
+    plain = run("generate", *asked, "--regular-decode")
+    assert plain.code == 0 and plain.err == ""
+    drafted = run("generate", *asked, "--proposer", "ngram", "--ngram-min", 1, "--num-draft", 4)
+    assert drafted.out == plain.out
+    assert drafted.err == (
+        "warning: mlx-lm's plamo3 models give several tokens at once other scores than one after "
+        "the other: decoding without speculation\n"
+    )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from mlx_specdec import __version__, generate, load, stream_generate
 from mlx_specdec.cli import generate as prompt
 from mlx_specdec.cli import render
 from mlx_specdec.cli.generate import read_prompt
@@ -161,3 +164,210 @@ def test_terminals_without_color_get_none(
     monkeypatch.setenv(*setting)
     assert "\x1b" not in shown(Terminal(), show_drafts=True) + render.legend(Terminal())
     assert "⟨" in shown(Terminal(), show_drafts=True)
+
+
+# `python -m mlx_specdec` is the console script.
+
+
+def test_the_package_runs_as_the_command_does() -> None:
+    asked = [sys.executable, "-m", "mlx_specdec", "--version"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and __version__ in done.stdout
+
+
+# Ctrl-C while a command is inside a call that Python cannot interrupt.
+
+
+HANGING = 300
+"""Seconds that no test waits: the call would not end."""
+BLOCKED = """
+import ctypes, signal, sys
+from mlx_specdec.cli import app, interrupts, start
+
+def call():
+    # As inside MLX, the main thread does not notice signals. Who reads the first line knows that it
+    # is in the call, which ends when somebody reads the rest.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    text = b"calling\\n" + bytes(1 << 20)
+    ctypes.CDLL(None).write(1, text, len(text))
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+app.main = lambda: COMMAND
+start.main()
+"""
+LOOP = """
+def command():
+    try:
+        print("looping", flush=True)
+        while True: pass
+    except KeyboardInterrupt:
+        WHAT
+"""
+
+
+def start(command: str, before: str = "", line: str = "calling\n") -> subprocess.Popen[str]:
+    """Run a command up to a line that it writes."""
+    words = [sys.executable, "-c", before + BLOCKED.replace("COMMAND", command)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == line
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code, and what was written to standard error."""
+    try:
+        process.wait(HANGING)
+    finally:
+        process.kill()
+    _, err = process.communicate()
+    return process.returncode, err
+
+
+def check_left_alone(process: subprocess.Popen[str]) -> None:
+    """It ends well when its call does, long after it could have been ended."""
+    process.send_signal(signal.SIGINT)
+    time.sleep(2.5)
+    out, err = process.communicate(timeout=HANGING)
+    assert (process.returncode, err) == (0, "") and out
+
+
+def test_a_call_that_does_not_end_is_left() -> None:
+    process = start("call()")
+    process.send_signal(signal.SIGINT)
+    assert end(process) == (130, "")
+
+
+def test_winding_down_has_a_limit_too() -> None:
+    process = start("command()", LOOP.replace("WHAT", "call()"), "looping\n")
+    process.send_signal(signal.SIGINT)
+    assert end(process) == (130, "")
+
+
+def test_what_is_to_be_said_at_the_end_is_said() -> None:
+    process = start("interrupts.at_end(lambda: 'bye') or call()")
+    process.send_signal(signal.SIGINT)
+    assert end(process) == (130, "bye\n")
+
+
+@pytest.mark.parametrize(
+    "handler", ["lambda *_: None", "signal.SIG_IGN"], ids=["its own", "ignored"]
+)
+def test_commands_with_a_handler_of_their_own_are_left_alone(handler: str) -> None:
+    check_left_alone(start(f"signal.signal(signal.SIGINT, {handler}) and call()"))
+
+
+def test_a_command_that_goes_on_is_left_alone() -> None:
+    loop = LOOP.replace("WHAT", "interrupts.go_on(); call()")
+    check_left_alone(start("command()", loop, "looping\n"))
+
+
+def test_a_chat_ends_at_the_second_interrupt_of_one_call() -> None:
+    process = start("interrupts.end_at_the_second('wait') or call()")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None and process.stderr.readline() == "wait\n"
+    process.send_signal(signal.SIGINT)
+    assert end(process) == (130, "")
+
+
+def test_interrupts_in_quick_succession_that_a_chat_deals_with_do_not_end_it() -> None:
+    """Each is judged by its own time, and not by when the one before it was."""
+    command = """
+def command():
+    for _ in range(3):
+        try:
+            print("looping", flush=True)
+            while True: pass
+        except KeyboardInterrupt:
+            interrupts.go_on()
+    interrupts.end_at_the_second("wait")
+    call()
+"""
+    process = start("command()", command, "looping\n")
+    assert process.stdout is not None
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "looping\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(5.5)
+    out, err = process.communicate(timeout=HANGING)
+    assert (process.returncode, err) == (0, "") and out
+
+
+# The progress bar on a terminal.
+
+
+@pytest.mark.parametrize("in_bytes", [True, False])
+def test_a_bar_in_bytes_says_how_many_and_how_long(
+    monkeypatch: pytest.MonkeyPatch, in_bytes: bool
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with render.progress("converting", in_bytes=in_bytes) as report:
+        report(1_500_000_000, 6_000_000_000)
+    shown = terminal.getvalue()
+    assert "converting" in shown and ":--" in shown
+    assert ("1.5/6.0 GB" in shown) is in_bytes
+
+
+def test_of_two_bars_one_shows_at_a_time_with_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with (
+        render.progress("downloading", in_bytes=True) as first,
+        render.progress("converting", in_bytes=True) as second,
+    ):
+        first(0, 2000)
+        first(1000, 2000)
+        first(2000, 2000)
+        downloaded = terminal.getvalue()
+        second(1000, 3000)
+    rest = terminal.getvalue()[len(downloaded) :]
+    assert "downloading" in downloaded and "/s" in downloaded and "converting" not in downloaded
+    assert "converting" in rest and "downloading" not in rest
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with render.progress("converting", in_bytes=True) as report:
+        report(1, 2)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("in_bytes", "lines"),
+    [
+        (True, ["converting: 2.0 GB of 9.0 GB", "checking: 6.0 GB of 9.0 GB"]),
+        (False, ["converting: 2000000000 of 9000000000", "checking: 6000000000 of 9000000000"]),
+    ],
+)
+def test_without_a_terminal_there_is_a_line_a_minute(
+    in_bytes: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, clock = io.StringIO(), iter([0.0, 59.0, 60.0, 60.0, 119.0, 150.0, 150.0])
+    monkeypatch.setattr(sys, "stderr", stream)
+    with render.progress("converting", in_bytes=in_bytes, clock=clock.__next__) as report:
+        for done in (1, 2, 3):
+            report(done * 10**9, 9 * 10**9)
+        report(6 * 10**9, 9 * 10**9, "checking")
+        report(9 * 10**9, 9 * 10**9)
+    assert stream.getvalue().splitlines() == lines
+
+
+def test_a_long_prompt_is_read_in_view_and_may_be_interrupted(t5: Path) -> None:
+    pair = load(t5)
+    seen: list[tuple[int, int]] = []
+    run = stream_generate(pair, [5, 6, 1], progress=lambda done, total: seen.append((done, total)))
+    assert seen == []
+    run.read_prompt()
+    assert seen == [(0, 3), (3, 3)]
+    assert run.result().tokens == generate(pair, [5, 6, 1]).tokens
+    interrupted = stream_generate(pair, [5, 6, 1])
+    interrupted.interrupt()
+    interrupted.read_prompt()
+    assert interrupted.result().finish_reason == "interrupted"
+    assert interrupted.result().tokens == ()

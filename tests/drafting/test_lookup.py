@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
-from mlx_specdec.proposers.lookup import PromptLookup
+from mlx_specdec.proposers.given import Prediction
+from mlx_specdec.proposers.lookup import PromptLookup, SuffixIndex
 from mlx_specdec.sampling.noise import SilentNoise
 
 NOISE = SilentNoise()
@@ -101,3 +107,118 @@ def test_ids_that_texts_do_not_have_are_not_proposed() -> None:
     text = [1, 2, 49, 60, 4, 5, 1, 2]
     lookup.begin([text])
     assert lookup.propose([text], 4, SilentNoise()).tokens.tolist() == [[49]]
+
+
+# The index against brute force.
+
+
+texts = st.lists(st.integers(0, 3), max_size=28)
+
+
+def places(text: list[int], length: int) -> list[int]:
+    """Ends of earlier occurrences of the last `length` tokens."""
+    end = text[len(text) - length :]
+    return [k for k in range(length, len(text)) if text[k - length : k] == end]
+
+
+def longest(text: list[int]) -> int:
+    return max((n for n in range(1, len(text)) if places(text, n)), default=0)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(texts, st.integers(1, 6))
+def test_the_longest_match_and_its_latest_continuation_are_found(
+    text: list[int], count: int
+) -> None:
+    index = SuffixIndex()
+    for k, token in enumerate(text):
+        index.extend([token])
+        seen = text[: k + 1]
+        match = longest(seen)
+        assert index.longest_match() == match
+        place = places(seen, match)[-1] if match else k + 1
+        assert index.most_recent(count) == seen[place : place + count]
+    assert len(index) == len(text)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(texts)
+def test_the_most_frequent_continuation_is_found(text: list[int]) -> None:
+    index = SuffixIndex()
+    index.extend(text)
+    match = longest(text) if text else 0
+    found = index.most_frequent(1)
+    if not match:
+        assert found == []
+        return
+    follow = [text[place] for place in places(text, match)]
+    counts = Counter(follow)
+    most = max(counts.values())
+    latest = next(token for token in reversed(follow) if counts[token] == most)
+    assert found == [latest]
+
+
+def test_a_frequent_continuation_goes_on_while_it_is_known() -> None:
+    index = SuffixIndex()
+    index.extend([1, 2, 3, 4, 9, 1, 2, 3, 4, 8, 1, 2, 7, 1, 2])
+    assert index.most_frequent(3)[:2] == [3, 4]
+    assert index.most_recent(3) == [7, 1, 2]
+
+
+def test_a_monotonous_text_costs_no_more_a_token_than_any_other() -> None:
+    index = SuffixIndex()
+    index.extend([5] * 20_000)
+    assert index.longest_match() == 19_999
+    assert index.most_recent(4) == [5]
+    states = len(index._next)
+    assert states <= 2 * 20_000
+
+
+# Drafting what a caller expects: from the beginning, and again after an edit.
+
+
+PROMPT = [90, 91]
+EXPECTED = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 9, 9]
+
+
+def predicted(*written: int, prompt: list[int] = PROMPT, prefix: list[int] = PROMPT) -> list[int]:
+    proposer = Prediction(EXPECTED)
+    proposer.begin([prompt])
+    proposal = proposer.propose([[*prefix, *written]], 3, SilentNoise())
+    return proposal.tokens.tolist()[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "next"),
+    [
+        ([], [1, 2, 3]),
+        ([1, 2], [3, 4, 5]),
+        ([1, 2, 50], []),
+        ([1, 2, 50, 4, 5], []),
+        ([1, 2, 50, 4, 5, 6], [7, 8, 1]),
+        ([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3]),
+        # The second time the same tokens come, they are taken for the second place.
+        ([1, 2, 3, 4, 5, 6, 50, 1, 2, 3], [9, 9]),
+        ([1, 2, 3, 50, 1, 2, 3], [4, 5, 6]),
+        (EXPECTED, []),
+        ([*EXPECTED, 1, 2, 3], [9, 9]),
+    ],
+    ids=str,
+)
+def test_what_comes_next_is_proposed(written: list[int], next: list[int]) -> None:
+    assert predicted(*written) == next
+
+
+def test_a_decoders_start_token_is_no_text() -> None:
+    assert predicted(1, 2, prefix=[0]) == [3, 4, 5]
+
+
+def test_it_reads_on_from_where_it_was() -> None:
+    proposer, written = Prediction(EXPECTED), list(PROMPT)
+    proposer.begin([PROMPT])
+    for token in EXPECTED:
+        assert proposer.ready([written], 1)
+        written.append(token)
+    assert not proposer.ready([written], 1)
+    proposer.begin([PROMPT])
+    assert proposer.propose([PROMPT], 2, SilentNoise()).tokens.tolist() == [[1, 2]]

@@ -8,15 +8,18 @@ from __future__ import annotations
 import itertools
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from mlx_specdec.proposers.hidden_state import UNREAD
+from mlx_specdec.interfaces import Prices, Proposal
+from mlx_specdec.proposers.hidden_state import UNREAD, WEIGHT, Confidence, least_chances
 from mlx_specdec.sampling.choices import choose
 from mlx_specdec.sampling.distribution import log_probabilities
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.sampling.settings import Sampling
+from mlx_specdec.verification.rules import BlockRule, TokenRule
 
-from ..support.scribe import SILENT, SIZE, Scribe, begun, drafted, see
+from ..support.scribe import SILENT, SIZE, Drawn, Scribe, begun, drafted, see
 
 
 def test_every_state_is_read_once_with_the_token_after_it() -> None:
@@ -107,3 +110,124 @@ def test_tokens_are_drawn_from_the_rows_with_the_rounds_noise(source) -> None:
         assert choose(row, noise.draft(index)).item() == token
         newest = token
         counts[token] += 1
+
+
+# A draft ends before the first token that is not worth its verification.
+
+
+STEEP = Prices([1.0, 1.5, 2.0, 2.5, 3.0, 3.5], 1.0)
+"""A further token has to stay with a chance of one half."""
+
+
+def worth(*chances: float, prices: Prices = STEEP) -> int:
+    return Confidence().worth(mx.array([chances]), prices)
+
+
+def test_a_draft_ends_before_the_first_token_that_is_not_worth_it() -> None:
+    assert worth(0.9, 0.9, 0.9, 0.9) == 4
+    assert worth(0.9, 0.8, 0.6, 0.9) == 2, "together they stay with a chance of 0.43"
+    assert worth(0.9, 0.1, 0.9) == 1
+    assert worth(0.1, 0.9, 0.9) == 1, "the first one is paid for"
+
+
+def test_what_is_said_of_later_tokens_does_not_count() -> None:
+    generator = np.random.default_rng(0)
+    for chances in generator.random((200, 5)):
+        kept = worth(*chances)
+        for later in generator.random((5, 5)):
+            # That of the first one that is dropped was said before it was drawn.
+            assert worth(*chances[: kept + 1], *later[kept + 1 :]) == kept
+
+
+def test_of_several_tokens_for_the_price_of_one_the_first_is_worth_more() -> None:
+    stairs = Prices([1.0, 1.5, 2.5, 2.5, 2.5, 3.5], 1.0)
+    assert least_chances(stairs, 5) == pytest.approx([0.375, 1 / 3, 0.0, 0.0, 1.0])
+    assert worth(0.9, 0.5, 0.9, 0.9, 0.9, prices=stairs) == 4
+
+
+def test_where_rows_are_free_nothing_is_looked_at() -> None:
+    class Unread:
+        shape = (1, 4)
+
+    flat = Prices([1.0, 1.5, 1.55, 1.6, 1.65], 1.0)
+    assert Confidence().worth(Unread(), flat) == 4  # type: ignore[arg-type]
+
+
+def test_a_drafter_that_is_too_sure_is_believed_less() -> None:
+    confidence = Confidence()
+    sure = mx.array([[0.9, 0.9, 0.9]])
+    assert confidence.worth(sure, STEEP) == 3
+    for _ in range(20):
+        confidence.learn(0)
+        confidence.worth(sure, STEEP)
+    assert confidence.scale < 0.3
+    assert confidence.worth(sure, STEEP) == 1
+    before = confidence.scale
+    confidence.forget()
+    confidence.learn(3)
+    assert confidence.scale == before, "it was not looked at"
+    assert Confidence().scale == 1.0 and WEIGHT > 0
+
+
+class Sure(Scribe):
+    """It says of tokens 5 and 6 that nothing after them stays."""
+
+    def open(self):
+        notes = super().open()
+        guessed: list[mx.array] = []
+        guess, guess_after = notes.guess, notes.guess_after
+
+        def begin(count):
+            guessed.clear()
+            guessed.append(mx.array([[0.9]]))
+            return guess(count)
+
+        def go_on(token):
+            guessed.append(mx.where((token == 5) | (token == 6), 0.1, 0.9))
+            return guess_after(token)
+
+        notes.guess, notes.guess_after = begin, go_on
+        notes.chances = lambda: mx.concatenate(guessed, axis=1)
+        return notes
+
+
+def test_a_proposal_is_cut_with_its_rows(monkeypatch) -> None:
+    monkeypatch.setattr("tests.support.scribe.Scribe", Sure)
+    costs = [STEEP]
+    proposer, _ = begun(temperature=1.0, prices=lambda: costs[0])
+    see(proposer, [1, 2])
+    assert drafted(proposer, [1, 2, 3], 5) == [4, 5]
+    proposal = proposer.propose([[1, 2, 3]], 5, IndependentNoise(0, SIZE).at(0, 0))
+    assert proposal.rows is not None
+    assert proposal.rows.shape[1] == proposal.size == proposal.count(0)
+    costs[0] = None
+    assert drafted(proposer, [1, 2, 3], 5) == [4, 5, 6, 7, 0]
+
+
+@pytest.mark.parametrize("rule", [BlockRule(), TokenRule()])
+def test_what_is_emitted_has_the_targets_law_wherever_drafts_end(rule) -> None:
+    """Of two tokens the second is not drafted behind 0; two rounds emit p twice all the same."""
+    p, laws = np.array([0.6, 0.3, 0.1]), [[0.3, 0.3, 0.4], [0.1, 0.2, 0.7]]
+    samples, generator = 4000, np.random.default_rng(0)
+    texts: list[list[int]] = [[] for _ in range(samples)]
+    for _ in range(2):
+        drawn = np.stack([generator.choice(3, samples, p=law) for law in laws], axis=1)
+        ends = drawn[:, 0] == 0
+        for size, group in ((1, np.flatnonzero(ends)), (2, np.flatnonzero(~ends))):
+            log_p = mx.log(mx.array([p.tolist()] * (size + 1)))
+            log_q = mx.log(mx.array(laws[:size]))
+            wide = (len(group), size, 3)
+            tokens = mx.array(drawn[group, :size].astype(np.int32))
+            proposal = Proposal(tokens, mx.broadcast_to(log_q, wide))
+            row = mx.broadcast_to(log_p, (len(group), size + 1, 3))
+            verdict = rule.verify(row, proposal, Drawn(generator, len(group), 3))
+            for seed, kept, following in zip(
+                group, verdict.kept.sum(axis=1).tolist(), verdict.next.tolist(), strict=True
+            ):
+                texts[seed] += [*drawn[seed, :kept].tolist(), following]
+    counts = np.zeros((3, 3))
+    for text in texts:
+        counts[text[0], text[1]] += 1
+    expected = np.outer(p, p)
+    deviation = np.sqrt(expected * (1 - expected) / samples)
+    assert (np.abs(counts / samples - expected) < 4.5 * deviation).all()

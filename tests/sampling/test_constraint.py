@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
@@ -346,3 +348,26 @@ def test_what_takes_more_than_the_limits_is_stuck() -> None:
         assert taken < 1000
         constraint.masks([])
     assert constraint.stuck and taken > 20
+
+
+# How grammars are read: beside each other, and without a trace.
+
+
+def test_readers_at_the_same_time_leave_the_size_of_stacks_as_it_was() -> None:
+    before = threading.stack_size()
+    both_began, first_ended = threading.Barrier(2, timeout=30), threading.Event()
+
+    def first() -> None:
+        with_stack(both_began.wait)
+        first_ended.set()
+
+    def second() -> None:
+        with_stack(lambda: (both_began.wait(), first_ended.wait(30)))
+
+    with ThreadPoolExecutor(2) as threads:
+        for each in (threads.submit(first), threads.submit(second)):
+            each.result()
+    try:
+        assert threading.stack_size() == before
+    finally:
+        threading.stack_size(before)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Loaded
 
-from mlx_specdec.text.markers import NONE, Markers, markers_of
+from mlx_specdec.text.markers import NONE, Markers, markers_of, typed, with_types
 from mlx_specdec.text.stream import TextStream
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -102,3 +103,55 @@ def test_special_tokens_are_printed_where_they_are_part_of_the_text(tmp_path: Pa
         assert "".join([*pieces, stream.finish()]) == text
     plain = TextStream(tokenizer)
     assert plain.push(ids) + plain.finish() == text.replace("<think>", "").replace("</think>", "")
+
+
+# The types of parameters, in the ways in which schemas say them.
+
+
+ROOT = {
+    "$defs": {
+        "mood": {"enum": ["calm", "cross"]},
+        "age": {"$ref": "#/$defs/years"},
+        "years": {"type": "integer", "maximum": 9},
+        "round": {"$ref": "#/$defs/round"},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        ({"type": "number"}, "number"),
+        ({"type": ["null", "boolean"]}, "boolean"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "integer"),
+        ({"anyOf": [{"$ref": "#/$defs/age"}, {"type": "null"}]}, "integer"),
+        ({"allOf": [{"$ref": "#/$defs/mood"}], "description": "x"}, "string"),
+        ({"const": 1.5}, "number"),
+        ({"enum": [True, None]}, "boolean"),
+        ({"enum": ["a", 1]}, None),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, None),
+        ({"type": ["integer", "string"]}, ["integer", "string"]),
+        ({"$ref": "#/$defs/round"}, None),
+        ({"$ref": "#/elsewhere"}, None),
+        ({"type": 5}, 5),
+        ({"type": [5]}, [5]),
+        ({"anyOf": [{"type": {}}, {"type": "null"}]}, {}),
+        ({}, None),
+        (True, None),
+    ],
+    ids=str,
+)
+def test_a_type_is_named_where_there_is_one(schema: Any, kind: Any) -> None:
+    assert typed(schema, ROOT).get("type") == kind
+
+
+def test_numbers_that_may_be_missing_are_read_as_numbers() -> None:
+    parser = pytest.importorskip("mlx_lm.tool_parsers.qwen3_coder")
+    maybe = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    parameters = {"type": "object", "properties": {"age": maybe}}
+    tools = [{"type": "function", "function": {"name": "keep", "parameters": parameters}}]
+    call = "<function=keep>\n<parameter=age>\n7\n</parameter>\n</function>"
+    assert parser.parse_tool_call(call, tools)["arguments"] == {"age": "7"}, "mlx-lm has mended it"
+    assert parser.parse_tool_call(call, with_types(tools))["arguments"] == {"age": 7}
+    bare = [{"type": "function", "function": {"name": "keep"}}]
+    assert with_types(bare) == bare

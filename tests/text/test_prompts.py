@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from mlx_specdec.errors import PromptError
+from mlx_specdec.errors import DocumentError, PromptError
+from mlx_specdec.text import prompts as documents
 from mlx_specdec.text.prompts import Prompt, read_prompts
+from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
+
+from ..support.tokenizers import byte_level, unigram
 
 SHIPPED = Path(__file__).resolve().parents[2] / "prompts"
 
@@ -89,3 +94,94 @@ def test_the_shipped_files_can_be_read_and_have_categories(name: str) -> None:
     by_category = [prompt.category for prompt in prompts]
     assert None not in by_category
     assert all(by_category.count(category) >= 4 for category in by_category)
+
+
+# Documents become token ids whatever their size; what is no document is named.
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load_tokenizer(byte_level(tmp_path_factory.mktemp("bytes")), kind="decoder-only")
+
+
+def write(place: Path, content: str | bytes) -> Path:
+    place.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return place
+
+
+def test_a_long_document_is_read_in_pieces_and_comes_out_whole(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "def read(path):\n    return '🙂 é'\n" * 40 + "a" * 300 + "\nend, without a line's end"
+    file = write(tmp_path / "long.py", text)
+    monkeypatch.setattr(documents, "PIECE", 61)  # cuts between the bytes of a letter, too
+    (ids,) = documents.tokens([file], tokenizer)
+    assert tokenizer.decode(ids.tolist()) == text
+    assert not tokenizer.special_ids & set(ids.tolist())
+
+
+def test_special_tokens_around_a_text_are_left_out(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(unigram(tmp_path / "t5"), kind="encoder-decoder")
+    (ids,) = documents.tokens([write(tmp_path / "a", "Les pates")], tokenizer)
+    assert [*ids.tolist(), 1] == tokenizer.encode("Les pates")
+
+
+def test_line_ends_of_another_system_are_read_as_those_of_a_prompt(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    (ids,) = documents.tokens([write(tmp_path / "a", "one\r\ntwo\r\n")], tokenizer)
+    assert tokenizer.decode(ids.tolist()) == "one\ntwo\n"
+
+
+def test_progress_counts_all_files(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files = [write(tmp_path / name, "text\n" * 10) for name in "ab"]
+    calls: list[tuple[int, int]] = []
+    documents.tokens(files, tokenizer, lambda *call: calls.append(call))
+    assert calls[0] == (0, 100) and calls[-1] == (100, 100) and calls == sorted(calls)
+
+
+def test_the_digest_tells_contents_and_their_order_apart(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", "one"), write(tmp_path / "b", "two")
+    assert documents.digest([a, b]) == documents.digest([a, b])
+    other = [documents.digest(files) for files in ([a], [a, b], [b, a], [a, a])]
+    assert len(set(other)) == 4
+    write(a, "onf")
+    assert documents.digest([a]) != other[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"", "empty"),
+        (b" \n\t\n", "empty"),
+        (b"text\0more", "not UTF-8 text"),
+        (b"caf\xe9 noir", "not UTF-8 text"),
+        (b"ends too early \xf0\x9f", "not UTF-8 text"),
+    ],
+)
+def test_what_is_no_text_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer, content: bytes, part: str
+) -> None:
+    good = write(tmp_path / "good.txt", "text")
+    with pytest.raises(DocumentError, match=part) as raised:
+        documents.tokens([good, write(tmp_path / "bad.txt", content)], tokenizer)
+    assert "bad.txt" in str(raised.value)
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match=r"nowhere\.txt: No such file"):
+        documents.digest([tmp_path / "nowhere.txt"])
+    with pytest.raises(DocumentError, match="is a directory"):
+        documents.digest([tmp_path])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DocumentError, match="regular file"):
+        documents.digest([tmp_path / "pipe"])
+
+
+def test_documents_that_are_too_large_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "huge.txt"
+    with file.open("wb") as stream:
+        stream.truncate(documents.LARGEST)
+    documents._check([file])
+    with pytest.raises(DocumentError, match="have 1024 MiB, and at most 1024"):
+        documents.digest([file, write(tmp_path / "more.txt", "x")])

@@ -8,23 +8,39 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args, get_type_hints
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
+from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError, OutputError, PromptError, VocabularyError
+from mlx_specdec.models.loading import load_model, trainable
 from mlx_specdec.options import Options
+from mlx_specdec.training import draft as draft_files
 from mlx_specdec.training import fit
+from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, DistillConfig, DraftConfig
-from mlx_specdec.training.draft import Closeness, train
+from mlx_specdec.training.draft import (
+    DIVERGENCES,
+    Closeness,
+    DraftTask,
+    Initial,
+    log_probabilities,
+    train,
+)
 from mlx_specdec.training.run import Trained
 
 from ..support import heads, tiny
 from ..support.models import make_llama, make_t5
+from ..support.pairs import FIXTURES
+from ..support.t5 import t5_models
 
 TEXTS = [f"{first} {second}" for first in ("some", "other", "more") for second in ("words", "of")]
 MAKE = {"llama": make_llama, "t5": make_t5}
@@ -279,3 +295,182 @@ def test_heads_are_no_target(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_refused(kind: type, asked: dict, match: str) -> None:
     with pytest.raises(OptionError, match=match):
         kind(**asked)
+
+
+# What a draft is asked: the rows of the right texts, each text once an epoch.
+
+
+SAMPLES = [Sample(" ".join(["some words and more"] * count)) for count in (3, 1, 2, 1, 4, 2, 1)]
+COLLECTING = DataConfig(length=60, texts_at_once=2, temperatures=(0.0,))
+
+
+@pytest.fixture(scope="module", params=[make_llama, make_t5])
+def target(request, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return loading.load(request.param(tmp_path_factory.mktemp("model")))
+
+
+Learned = tuple[Rows, list[tuple[int, ...]]]
+
+
+@pytest.fixture(scope="module")
+def learned(target: Pair, tmp_path_factory: pytest.TempPathFactory) -> Learned:
+    """Rows and their prompts."""
+    rows = Rows(tmp_path_factory.mktemp("rows"), target.target.width, target.target.state_dtype)
+    return rows, collect(target, SAMPLES, COLLECTING, rows, lambda done, total: None)
+
+
+def task_of(target: Pair, learned: Learned, **config: object) -> DraftTask:
+    draft = trainable(target.target)
+    return DraftTask(draft, target.target, *learned, target.vocabulary, DistillConfig(**config))
+
+
+def test_prompts_stand_in_the_order_of_their_texts(target: Pair, learned: Learned) -> None:
+    rows, prompts = learned
+    texts = rows.texts()
+    assert len(prompts) == len(texts)
+    for prompt, text in zip(prompts, texts, strict=True):
+        if text:
+            again = generate(target, prompt, Options(max_tokens=8, regular=True))
+            assert list(again.tokens) == text[:8]
+
+
+def test_a_target_is_the_perfect_draft_of_itself(target: Pair, learned: Learned) -> None:
+    closeness = task_of(target, learned, batch=2).evaluate()
+    assert closeness.acceptance == pytest.approx(1, abs=1e-3)
+    assert closeness.agreement == 1
+    assert closeness.loss == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_every_text_comes_once_an_epoch(size: int, target: Pair, learned: Learned) -> None:
+    task = task_of(target, learned, batch=size)
+    counts = [[task.batch(e, at)[0].shape[0] for at in range(task.steps)] for e in (0, 1)]
+    assert sum(counts[0]) == sum(counts[1]) == task.count(task.train)
+    assert sum(counts[0]) + task.count(task.held_out) == int(learned[0].lengths.sum())
+
+
+def test_a_batch_is_the_same_whenever_it_is_asked_for(target: Pair, learned: Learned) -> None:
+    first, second = task_of(target, learned, batch=2), task_of(target, learned, batch=2)
+    first.batch(0, 0)
+    for found, right in zip(first.batch(1, 1), second.batch(1, 1), strict=True):
+        assert np.array_equal(np.array(found), np.array(right))
+
+
+def test_figures_are_averages_over_all_tokens(target: Pair, learned: Learned) -> None:
+    task = task_of(target, learned, batch=2, divergence="reverse")
+    wanted = np.random.default_rng(6).normal(0, 2, (5, target.vocabulary))
+    draft = np.random.default_rng(7).normal(0, 2, (5, target.vocabulary))
+    draft[0] = wanted[0]
+    given = mx.array(wanted), mx.array(draft)
+    task._draft = SimpleNamespace(logits=lambda logits: logits)
+    total = task.sums(given[0][:2], given[1][:2]) + task.sums(given[0][2:], given[1][2:])
+    closeness = task.figures(total)
+    p, q = (
+        np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) for logits in (wanted, draft)
+    )
+    accepted = np.minimum(p, q).sum(axis=1).mean()
+    agreeing = (p.argmax(axis=1) == q.argmax(axis=1)).mean()
+    assert closeness.loss == pytest.approx((q * np.log(q / p)).sum(axis=1).mean(), abs=1e-4)
+    assert closeness.acceptance == pytest.approx(accepted, abs=1e-5)
+    assert closeness.score == pytest.approx(1 - accepted, abs=1e-5)
+    assert closeness.agreement == pytest.approx(agreeing)
+    assert agreeing > 0
+
+
+# Trained networks of many families on disk: what is written is what is read again.
+
+
+FAMILIES = ["llama", "gemma3_wrapped", "mixtral", "deepseek_v3", "mamba2", "falcon_h1", "lfm2"]
+
+
+def source(name: str, tmp_path: Path) -> Path:
+    return tiny.write(name, tmp_path / "model") if name in FAMILIES else FIXTURES / name
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *t5_models()])
+def test_every_family_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+    directory = source(name, tmp_path)
+    model = load_model(directory, dtype="float32").model
+    draft = trainable(model)
+    network = draft.network
+    draft_files.round_as_stored(network)
+    output = tmp_path / "output"
+    output.mkdir()
+    initial = Initial(model, read_config(directory), directory, "words")
+    draft_files.write(output, network, initial, {"told": 1})
+    again = load_model(output, dtype="float32").model
+    inputs = draft.inputs([[3, 4, 5]], [[6, 7, 8]])
+    found = trainable(again).logits(*inputs)
+    assert mx.allclose(found, draft.logits(*inputs), atol=1e-4)
+    expected = dict(tree_flatten(network.parameters()))
+    for part, array in tree_flatten(again.network.parameters()):
+        assert mx.array_equal(array, expected[part])
+    assert json.loads((output / "provenance.json").read_text())["told"] == 1
+
+
+# Divergences: their values, their gradients, and what is told of held-out rows.
+
+
+NAMES = tuple(DIVERGENCES)
+
+ROWS, SIZE = 3, 7
+
+
+def logits(seed: int, rows: int = ROWS) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 2, (rows, SIZE))
+
+
+def distribution(values: np.ndarray) -> np.ndarray:
+    powers = np.exp(values - values.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def expected(kind: str, target: np.ndarray, draft: np.ndarray) -> np.ndarray:
+    p, q = distribution(target), distribution(draft)
+
+    def relative(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return (first * np.log(first / second)).sum(axis=-1)
+
+    middle = (p + q) / 2
+    return {
+        "forward": relative(p, q),
+        "reverse": relative(q, p),
+        "jsd": (relative(p, middle) + relative(q, middle)) / 2,
+        "tvd": 1 - np.minimum(p, q).sum(axis=-1),
+    }[kind]
+
+
+def measured(kind: str, target: np.ndarray, draft: mx.array) -> mx.array:
+    return DIVERGENCES[kind](log_probabilities(mx.array(target)), log_probabilities(draft))
+
+
+def test_every_name_has_a_divergence() -> None:
+    assert get_args(get_type_hints(DistillConfig)["divergence"]) == NAMES
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_values_are_those_of_the_formulas(kind: str) -> None:
+    found = measured(kind, logits(0), mx.array(logits(1)))
+    np.testing.assert_allclose(np.array(found), expected(kind, logits(0), logits(1)), atol=1e-5)
+    same = measured(kind, logits(0), mx.array(logits(0)))
+    np.testing.assert_allclose(np.array(same), np.zeros(ROWS), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_gradients_are_those_of_finite_differences(kind: str) -> None:
+    target, draft, step = logits(2), logits(3), 1e-5
+    found = np.array(mx.grad(lambda q: measured(kind, target, q).sum())(mx.array(draft)))
+    for place in np.ndindex(draft.shape):
+        moved = np.zeros_like(draft)
+        moved[place] = step
+        up, down = (expected(kind, target, draft + sign * moved).sum() for sign in (1, -1))
+        assert found[place] == pytest.approx((up - down) / (2 * step), abs=2e-4)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_tokens_without_any_probability_do_no_harm(kind: str) -> None:
+    target, draft = logits(4), logits(5)
+    target[:, 0] = draft[:, 1] = -np.inf
+    value, gradient = mx.value_and_grad(lambda q: measured(kind, target, q).sum())(mx.array(draft))
+    assert np.isfinite(value.item())
+    assert np.isfinite(np.array(gradient)).all()

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_map
 
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
+from mlx_specdec.interfaces import FINAL, after
 from mlx_specdec.models.drafters import kinds as speculators
 from mlx_specdec.options import Options
 from mlx_specdec.training import drafter as drafter_files
 from mlx_specdec.training import fit
-from mlx_specdec.training.anchors import Drafted
+from mlx_specdec.training.anchors import Anchored, AnchorTask, Drafted
+from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, DrafterConfig
 from mlx_specdec.training.drafter import TASKS, train
 from mlx_specdec.training.run import Trained
@@ -202,3 +206,155 @@ def test_heads_are_no_target(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_refused(asked: dict, match: str) -> None:
     with pytest.raises(OptionError, match=match):
         DrafterConfig(**asked)
+
+
+# What drafters on hidden states are asked in training is what they are asked when they draft.
+
+
+SAMPLES = [Sample(" ".join(["some words and more"] * count)) for count in (3, 1, 2, 1, 4, 2, 1)]
+COLLECTING = DataConfig(length=24, texts_at_once=4)
+SLOTS = 3
+
+
+class Learned:
+    """Texts of a tiny target with its hidden states."""
+
+    def __init__(self, pair: Pair, directory: Path) -> None:
+        self.pair = pair
+        taps = tuple(map(after, drafter_files.tapped(pair.target.layers)))
+        self.rows = Rows(directory, pair.target.width * (len(taps) + 1), pair.target.state_dtype)
+        ignore = lambda done, total: None  # noqa: E731
+        self.prompts = collect(pair, SAMPLES, COLLECTING, self.rows, ignore, taps)
+        self.leads = [len(pair.target.prefix(prompt)) - 1 for prompt in self.prompts]
+
+    def encoded(self, sample: int) -> mx.array | None:
+        """What the encoder makes of a sample's source."""
+        context = self.pair.target.open(self.prompts[sample])
+        encoded = context.advance(mx.array([[0]])).encoded
+        return encoded[0] if encoded else None
+
+
+@pytest.fixture(scope="module", params=MAKE)
+def learned(request, tmp_path_factory: pytest.TempPathFactory) -> Learned:
+    pair = loading.load(MAKE[request.param](tmp_path_factory.mktemp("model")))
+    return Learned(pair, tmp_path_factory.mktemp("rows"))
+
+
+def task_of(learned: Learned, directory: Path, kind: str, **asked: object) -> AnchorTask:
+    """A task whose drafter says much, since nothing of it is as it began."""
+    pair, config = learned.pair, DrafterConfig(kind=kind, num_draft=SLOTS, batch=4, **asked)
+    texts = drafter_files.Texts.of(learned.rows, pair.target.width, pair.vocabulary)
+    begun = drafter_files.begin(directory / kind, pair, config, texts)
+    keys = iter(mx.random.split(mx.random.key(4), 100))
+    moved = tree_map(
+        lambda array: array + 0.2 * mx.random.normal(array.shape, key=next(keys)),
+        begun.network.parameters(),
+    )
+    begun.network.update(moved)
+    known = learned.rows, learned.prompts, pair.vocabulary
+    return TASKS[kind](begun.network, pair.target, *known, config)
+
+
+def places(task: AnchorTask, given: Anchored, examples: np.ndarray) -> Iterator[tuple[int, ...]]:
+    """(sample, rows that may be looked at, slot) of all that is wanted."""
+    shape = given.tokens.shape
+    for place in given.wanted.tolist():
+        text, anchor, slot = np.unravel_index(place, shape)
+        yield int(examples[text]), int(given.anchors[int(text), int(anchor)]), int(slot)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_task_drafts_what_the_drafter_drafts(
+    kind: str, learned: Learned, tmp_path: Path
+) -> None:
+    task = task_of(learned, tmp_path, kind)
+    examples = task.train[:2]
+    batch = task.take(examples, np.random.default_rng(1))
+    given = Anchored(*batch)
+    drafted = task.draft(given)
+    network, rows = task.network, learned.rows
+    tokens, width = rows.tokens(), learned.pair.target.width
+    checked = 0
+    for row, (sample, seen, slot) in enumerate(places(task, given, examples)):
+        first = int(rows.starts[sample])
+        hidden = rows.states(np.arange(first, first + seen))[None, :, :-width]
+        reading = network.open()
+        if (encoded := learned.encoded(sample)) is not None:
+            reading.attend(encoded)
+        reading.read(hidden, mx.array(tokens[None, first : first + seen]))
+        logits = reading.guess(SLOTS)
+        for at in range(slot):
+            logits = reading.guess_after(mx.array(tokens[None, None, first + seen + at]))
+        expected = logits[0, 0, : drafted.shape[1]]
+        assert mx.allclose(drafted[row], expected, atol=2e-4, rtol=1e-4), (sample, seen, slot)
+        checked += slot > 0
+    assert checked > 3
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_drafted_token_is_held_against_the_targets_own_distribution(
+    kind: str, learned: Learned, tmp_path: Path
+) -> None:
+    task = task_of(learned, tmp_path, kind)
+    examples = task.train[:2]
+    given = Anchored(*task.take(examples, np.random.default_rng(2)))
+    pair, tokens = learned.pair, learned.rows.tokens()
+    for row, (sample, seen, slot) in enumerate(places(task, given, examples)):
+        prompt = learned.prompts[sample]
+        context, prefix = pair.target.open(prompt), pair.target.prefix(prompt)
+        first = int(learned.rows.starts[sample])
+        fed = [prefix[0], *tokens[first : first + seen + slot].tolist()]
+        scores = context.advance(mx.array([fed]), taps=(FINAL,))
+        own = given.logits[given.which[row]]
+        assert mx.allclose(own, scores.logits[0, -1, : pair.vocabulary], atol=1e-3)
+        assert given.tokens.reshape(-1)[given.wanted[row]].item() == fed[-1]
+
+
+def test_anchors_are_tokens_that_the_target_wrote(learned: Learned, tmp_path: Path) -> None:
+    task = task_of(learned, tmp_path, "dspark")
+    examples = np.concatenate([task.train, task.held_out])
+    drawn = set()
+    for seed in range(40):
+        given = Anchored(*task.take(examples, np.random.default_rng(seed)))
+        drawn |= {(sample, seen) for sample, seen, _ in places(task, given, examples)}
+    lengths = learned.rows.lengths
+    assert drawn == {
+        (sample, seen)
+        for sample in examples.tolist()
+        for seen in range(learned.leads[sample] + 1, lengths[sample])
+    }
+
+
+def test_a_batch_is_the_same_whenever_it_is_asked_for(learned: Learned, tmp_path: Path) -> None:
+    first, second = (task_of(learned, tmp_path / name, "dspark", seed=3) for name in "ab")
+    first.batch(0, 0)
+    again = zip(first.batch(1, 0), second.batch(1, 0), strict=True)
+    assert all(np.array_equal(np.array(one), np.array(other)) for one, other in again)
+    other = second.batch(0, 0)
+    assert not np.array_equal(np.array(other[2]), np.array(second.batch(1, 0)[2]))
+
+
+def test_figures_are_shares_of_the_anchors(learned: Learned, tmp_path: Path) -> None:
+    """Of two anchors the first has three tokens behind it and the other one."""
+    task = task_of(learned, tmp_path, "dspark")
+    p = np.array([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
+    q = np.array([[0.6, 0.2, 0.2], [0.3, 0.5, 0.2], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]])
+    task.draft = lambda given: mx.array(np.log(q), dtype=mx.float32)  # type: ignore[method-assign]
+    nothing = mx.zeros((1, 2, 1))
+    wanted, which = mx.array([0, 1, 2, 3]), mx.array([0, 1, 2, 3])
+    tokens = mx.zeros((1, 2, SLOTS), dtype=mx.int32)
+    batch = (nothing, nothing, mx.zeros((1, 2)), tokens, wanted, mx.array(np.log(p)), which)
+    found = task.figures(task.sums(*batch) + task.sums(*batch))
+    accepted = np.minimum(p, q).sum(axis=1)
+    assert found.greedy == (1.0, 0.0, 0.0)
+    shares = (accepted[[0, 3]].mean(), accepted[0] * accepted[1], accepted[:3].prod())
+    assert found.sampled == pytest.approx(shares, abs=1e-4)
+    assert found.tokens == pytest.approx((2.0, 1 + sum(shares)), abs=1e-3)
+    weights = task.decay ** np.array([0, 1, 2, 0])
+    entropy = -(p * np.log(q)).sum(axis=1)
+    assert found.loss == pytest.approx((weights * entropy).sum() / weights.sum(), abs=1e-4)
+
+
+def test_the_better_drafter_has_the_smaller_score() -> None:
+    worse, better = Drafted(1.0, (0.5, 0.2), (0.4, 0.1)), Drafted(1.0, (0.5, 0.3), (0.4, 0.1))
+    assert better.score < worse.score

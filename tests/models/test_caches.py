@@ -1,16 +1,76 @@
-"""The cache returns exactly what was appended, and forgets exactly what it is told to."""
+"""Quantised caches and windows of a given size: what they are, and who refuses them."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 
-from mlx_specdec.errors import RewindError
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.errors import OptionError, RewindError
+from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.kv_cache import BATCH_STEP, STEP, KVCache
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel, cache_maker
 from mlx_specdec.models.rows import Rows
+from mlx_specdec.options import Options
+
+from ..support import tiny
+from ..support.pairs import PROMPT, pair_of
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"bits": 5}, "kv-bits"),
+        ({"bits": 8, "group_size": 48}, "kv-group-size"),
+        ({"max_size": 0}, "max-kv-size"),
+        ({"bits": 8, "max_size": 64}, "exclude each other"),
+    ],
+)
+def test_settings_that_no_model_can_use_are_refused(settings: dict, part: str) -> None:
+    with pytest.raises(OptionError, match=part):
+        CacheSettings(**settings)
+
+
+def test_a_quantized_cache_is_one_from_the_first_token_on() -> None:
+    model = DecoderOnlyModel(tiny.build("llama", head_dim=32), caches=CacheSettings(8, 32))
+    caches = cache_maker(model.network, CacheSettings(4, 32))()
+    assert {type(cache) for cache in caches} == {QuantizedKVCache}
+    assert {(cache.bits, cache.group_size) for cache in caches} == {(4, 32)}
+
+
+def test_a_window_keeps_no_first_tokens() -> None:
+    caches = cache_maker(tiny.build("llama"), CacheSettings(max_size=12))()
+    assert {type(cache) for cache in caches} == {RotatingKVCache}
+    assert {(cache.max_size, cache.keep) for cache in caches} == {(12, 0)}
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mamba2", "qwen3_next"])
+@pytest.mark.parametrize("settings", [CacheSettings(8, 32), CacheSettings(max_size=16)])
+def test_models_with_caches_of_their_own_refuse_both(family: str, settings: CacheSettings) -> None:
+    with pytest.raises(OptionError, match="caches of their own"):
+        DecoderOnlyModel(tiny.build(family), caches=settings)
+
+
+def test_groups_that_do_not_fit_a_head_are_refused_before_anything_runs() -> None:
+    with pytest.raises(OptionError, match="groups of 64"):
+        DecoderOnlyModel(tiny.build("llama"), caches=CacheSettings(8))
+
+
+def test_a_model_that_cannot_read_packed_keys_says_so_without_blaming_the_groups() -> None:
+    widths = dict.fromkeys(("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"), 32)
+    network = tiny.build("deepseek_v3", qk_nope_head_dim=32, **widths)
+    with pytest.raises(OptionError, match="deepseek_v3 models cannot read"):
+        DecoderOnlyModel(network, caches=CacheSettings(8, 32))
+
+
+# The cache returns exactly what was appended, and forgets exactly what it is told to.
 
 
 def entries(count: int, seed: int = 0, batch: int = 1) -> mx.array:
@@ -130,3 +190,53 @@ def test_memory_of_sequences_that_left_is_given_back() -> None:
     short = min(range(8), key=lambda row: twins.rows.lengths[row])
     twins.filter([short, short])
     assert sum(array.nbytes for array in twins.cache.state) < held / 3
+
+
+# How long a sequence may be: what config.json says, scaled; a window knows no end.
+
+
+WINDOW = CacheSettings(max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        (None, 24),
+        ({"rope_type": "default", "factor": 4.0}, 24),
+        ({"rope_type": "linear", "factor": 4.0}, 96),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}, 24),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "original_max_position_embeddings": 12,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+            96,
+        ),
+    ],
+)
+def test_scaled_positions_reach_further(
+    tmp_path: Path, scaling: dict[str, Any] | None, longest: int
+) -> None:
+    changes = {"rope_scaling": scaling, "max_position_embeddings": 24}
+    directory = tiny.write("llama", tmp_path, **changes)
+    assert load_model(directory).model.max_length == longest
+    assert load_model(directory, caches=WINDOW).model.max_length is None
+
+
+def test_a_window_has_no_end_and_writes_the_same_text(tmp_path: Path) -> None:
+    directory = tiny.write("llama", tmp_path, max_position_embeddings=24)
+    pair = pair_of(load_model(directory, caches=WINDOW).model, None)
+    plain = generate(pair, PROMPT, Options(max_tokens=60, regular=True))
+    drafted = generate(pair, PROMPT, Options(max_tokens=60, num_draft=3, proposer="ngram"))
+    assert len(plain.tokens) == 60 and drafted.tokens == plain.tokens
+
+
+def test_rotations_that_follow_the_length_keep_the_wall(tmp_path: Path) -> None:
+    changes = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+    directory = tiny.write("llama", tmp_path, max_position_embeddings=24, **changes)
+    assert load_model(directory).model.max_length == 24
+    assert load_model(directory, caches=WINDOW).model.max_length == 24
