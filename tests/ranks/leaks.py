@@ -17,8 +17,8 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_specdec import Options, load, stream_generate
+from mlx_specdec.models.distributed.group import open_descriptors
 from mlx_specdec.models.distributed.orders import Channel, Message, Op
-from mlx_specdec.models.distributed.watch import open_descriptors
 
 
 class Held:

@@ -31,4 +31,4 @@ class Line:
 
 def ends() -> tuple[Line, Channel, Channel]:
     line = Line()
-    return line, Channel(0, line.first), Channel(1, line.second)
+    return line, Channel(line.first), Channel(line.second)

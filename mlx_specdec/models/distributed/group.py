@@ -1,16 +1,23 @@
-"""What ranks compare before they work together: versions, arguments, a model's files."""
+"""How the ranks that share a target meet, what they compare, and how they end.
+
+A rank that is gone leaves the others in a sum that nothing interrupts. A thread watches the sockets
+that MLX has opened to the neighbors: the end of a process closes them, and the kernel asks about a
+link that is cut. Backends without sockets (MPI, NCCL) notice by themselves.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -22,53 +29,48 @@ from ...errors import OptionError, OutputError, SpecdecError, first_line
 from ..base import Base
 from .leader import Leader, follow, led
 from .orders import Channel
-from .watch import GRACE, Watch, connections, give_up_after, neighbor, open_descriptors
-
-SAMPLE = 1 << 16
-"""Bytes that are read of a large file, at its beginning, in its middle and at its end."""
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
-TOLD = ("config.json", "tokenizer*", "spiece.model", "generation_config.json")
-
-
-def _versions() -> str:
-    """Of all that computes."""
-    return f"mlx-specdec {__version__}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
-
-
-def _arguments() -> str:
-    """What stands for the command line of this process."""
-    return hashlib.blake2b("\0".join(sys.argv[1:]).encode(), digest_size=8).hexdigest()
-
-
-def _model_digest(directory: Path) -> str:
-    """What stands for the files of a model: all of the small ones, samples of the weights."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted({f for pattern in (*TOLD, *WEIGHTS) for f in directory.glob(pattern)}):
-        digest.update(f"{file.name} {file.stat().st_size}".encode())
-        for part in _samples(file):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def _samples(file: Path) -> Iterator[bytes]:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        for place in sorted({0, max(0, size // 2), max(0, size - SAMPLE)}):
-            stream.seek(place)
-            yield stream.read(SAMPLE)
-
 
 T = TypeVar("T")
 Mode = Literal["tensor", "pipeline"]
+SAMPLE = 1 << 16
+"""Bytes that are read of a model's file, at its beginning, in its middle and at its end."""
+FILES = ("config.json", "generation_config.json", "tokenizer*", "spiece.model")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+"""The files of a model that are compared."""
 LONGEST = 1024
-"""Bytes of what a rank tells, and all that is left of more."""
+"""Bytes of a rank's text that the others see."""
 MEETING = 60.0
 """Seconds in which all ranks have to be started."""
 LATE = "not all ranks have come within {:g} seconds: start all together"
-FAILED = 1
-REFUSED = 2
+FAILED, REFUSED = 1, 2
+"""Exit codes."""
 LEAVING = "\0left"
-"""What rank 0 tells where it ends before the ranks have met."""
+"""The text of rank 0 where it ends before the ranks have met."""
+INTERVAL = 0.2
+"""Seconds between two looks at the neighbors."""
+GRACE = 2.0
+"""Seconds for a rank that has been ordered to end, but has not got to it yet."""
+SILENT, UNANSWERED = 3, 3
+"""Seconds of silence after which a kernel asks its neighbor whether it is there, and how many such
+questions, one a second, may go unanswered."""
+KEEPALIVE = {
+    "TCP_KEEPIDLE": SILENT,
+    "TCP_KEEPALIVE": SILENT,  # of macOS
+    "TCP_KEEPINTVL": 1,
+    "TCP_KEEPCNT": UNANSWERED,
+    "TCP_USER_TIMEOUT": 1000 * (SILENT + UNANSWERED),
+}
+_WATCHDOG = """
+import os, sys, time
+parent, seconds, sentence = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+end = time.monotonic() + seconds
+while time.monotonic() < end:
+    time.sleep(0.2)
+    if os.getppid() != parent:
+        sys.exit()
+print(sentence, file=sys.stderr)
+os.kill(parent, 9)
+"""
 
 
 class Ranks:
@@ -89,21 +91,20 @@ class Ranks:
         """From now on, end this process when a neighbor is gone. before: file descriptors that
         are no connections to neighbors."""
         connected = connections(open_descriptors() - before)
-        self._neighbors = {
-            each.fileno(): neighbor(each, self.rank, self.size) for each in connected
-        }
-        self._watch = Watch(connected, self._lost)
+        neighbors = {each: neighbor(each, self.rank, self.size) for each in connected}
+        self._watch = Watch(neighbors, self._lost)
         self._watch.start()
 
     def total(self, array: mx.array) -> mx.array:
         """The sum of an array over all ranks, lazily."""
         return mx.distributed.all_sum(array, group=self.group)
 
-    def texts(self, own: str) -> list[str]:
-        """What each rank tells. Waits for all. Raises SystemExit where rank 0 has ended."""
-        told = own.encode()[:LONGEST].ljust(LONGEST, b"\0")
+    def texts(self, text: str) -> list[str]:
+        """Send a text to all ranks, wait for theirs, and return all of them. Raises SystemExit
+        where rank 0 has ended."""
+        content = text.encode()[:LONGEST].ljust(LONGEST, b"\0")
         slots = mx.zeros((self.size, LONGEST), dtype=mx.int32)
-        slots[self.rank] = mx.array(list(told), dtype=mx.int32)
+        slots[self.rank] = mx.array(list(content), dtype=mx.int32)
         rows: list[list[int]] = self.total(slots).tolist()  # type: ignore[assignment]
         texts = [bytes(row).decode(errors="replace").rstrip("\0") for row in rows]
         if self.rank and texts[0] == LEAVING:
@@ -118,32 +119,34 @@ class Ranks:
             done = work()
         except SpecdecError as caught:
             problem = caught
-        told = self.texts("" if problem is None else str(problem))
-        if not any(told):
+        problems = self.texts("" if problem is None else str(problem))
+        if not any(problems):
             return done
         self._refused = True
         if self.rank:
             raise SystemExit(REFUSED)
         if problem is not None:
             raise problem
-        rank = next(rank for rank, text in enumerate(told) if text)
-        raise OptionError(f"rank {rank}: {told[rank]}")
+        rank = next(rank for rank, text in enumerate(problems) if text)
+        raise OptionError(f"rank {rank}: {problems[rank]}")
 
     def meet(self, model: Path) -> None:
-        """Raises as `together` does where a rank computes with something else than rank 0.
+        """Raise as `together` does where a rank computes with something else than rank 0.
         model: the directory of the target."""
-        self._compare("has other versions", "install the same", _versions())
-        self._compare("was started with other arguments", "give all the same", _arguments())
+        versions = f"mlx-specdec {__version__}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
+        arguments = hashlib.blake2b("\0".join(sys.argv[1:]).encode(), digest_size=8).hexdigest()
+        self._compare("has other versions", "install the same", versions)
+        self._compare("was started with other arguments", "give all the same", arguments)
         self._compare("has another model", "copy that of rank 0", _model_digest(model))
 
-    def _compare(self, what: str, remedy: str, own: str) -> None:
-        told = self.texts(own)
+    def _compare(self, what: str, remedy: str, text: str) -> None:
+        texts = self.texts(text)
 
         def check() -> None:
-            other = next((rank for rank, text in enumerate(told) if text != told[0]), None)
+            other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
             if other is not None:
                 raise OptionError(
-                    f"rank {other} {what} ({told[other]}) than rank 0 ({told[0]}): {remedy}"
+                    f"rank {other} {what} ({texts[other]}) than rank 0 ({texts[0]}): {remedy}"
                 )
 
         self.together(check)
@@ -151,8 +154,8 @@ class Ranks:
     def share(self, model: Base) -> Base:
         """The target as this rank uses it. Returns on rank 0 alone; elsewhere SystemExit is raised
         when rank 0 has ended."""
-        channel = Channel(self.rank, self.total)
-        # Passes that nobody orders: all ranks find out together what is kept from then on.
+        channel = Channel(self.total)
+        # Passes that nobody orders: all ranks compute these properties together, now.
         model.rows_agree, model.batches  # noqa: B018
         if self.rank:
             code = follow(model, channel)
@@ -168,7 +171,7 @@ class Ranks:
         return self._leader.time_sums(model, rows, count)
 
     def end(self, code: int) -> None:
-        """This process ends with a code; on rank 0 all do. Once is enough."""
+        """End with an exit code; on rank 0 all others do so too. Once is enough."""
         if self._ended:
             return
         self._ended = True
@@ -176,7 +179,7 @@ class Ranks:
             if self._leader is not None:
                 self._leader.end(code)
             elif not self._refused:
-                # The others wait for the first thing that is told.
+                # The others wait for a text.
                 self.texts(LEAVING)
             self._write(code)
         self._stop()
@@ -188,7 +191,7 @@ class Ranks:
             self._watch.join(2 * GRACE)
 
     def end_at_exit(self) -> None:
-        """Where nobody has said how a program ends."""
+        """End where nobody has said how a program ends."""
         with contextlib.suppress(RuntimeError):  # another rank is gone as well
             self.end(FAILED if hasattr(sys, "last_type") else 0)
 
@@ -196,15 +199,13 @@ class Ranks:
         if self._watch is not None:
             self._watch.stop()
 
-    def _lost(self, connection: socket.socket) -> None:
+    def _lost(self, gone: int) -> None:
         """In the thread that watches: nothing else can end this process now."""
         try:
-            gone = self._neighbors[connection.fileno()]
             # One line from all that are left.
             if self.rank == 0 or (self.rank == 1 and gone == 0):
-                _last_words(
-                    f"rank {gone} has ended, or has lost another rank, or the link to it is cut"
-                )
+                said = f"rank {gone} has ended, or has lost another rank, or the link to it is cut"
+                os.write(2, f"error: {said}\n".encode())
         finally:
             os._exit(FAILED)
 
@@ -215,16 +216,27 @@ class Ranks:
             self._status.write_text(f"{code}\n")
 
 
+def _model_digest(directory: Path) -> str:
+    """A digest of a model's files: of all that small ones hold, and of samples of large ones."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(
+        {file for pattern in (*FILES, *WEIGHTS) for file in directory.glob(pattern)}
+    ):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as stream:
+            for place in sorted({0, size // 2, max(0, size - SAMPLE)}):
+                stream.seek(place)
+                digest.update(stream.read(SAMPLE))
+    return digest.hexdigest()
+
+
 @contextlib.contextmanager
 def _writing(status: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
         raise OutputError(f"status-file {status} cannot be written: {problem.strerror}") from None
-
-
-def _last_words(sentence: str) -> None:
-    os.write(2, f"error: {sentence}\n".encode())
 
 
 _met: list[Ranks] = []
@@ -263,8 +275,109 @@ def join(status: Path | None = None) -> Ranks:
     ranks = Ranks(group, status)
     ranks.watch(before)
     if ranks.rank and threading.current_thread() is threading.main_thread():
-        # A terminal interrupts all; what becomes of it rank 0 says.
+        # A terminal interrupts all; rank 0 reports it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     _met.append(ranks)
     atexit.register(ranks.end_at_exit)
     return ranks
+
+
+def give_up_after(seconds: float, sentence: str) -> Callable[[], None]:
+    """Print a sentence and kill this process after some seconds, unless what this returns is called
+    before. MLX holds Python's lock while it waits for others to connect, so another process has to
+    do it; that one leaves soon after this one has."""
+    words = [str(os.getpid()), str(seconds), sentence]
+    watchdog = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _WATCHDOG, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def cancel() -> None:
+        watchdog.kill()
+        watchdog.wait()
+
+    return cancel
+
+
+def open_descriptors() -> set[int]:
+    """The file descriptors of this process."""
+    return {int(name) for name in os.listdir("/dev/fd")}
+
+
+def connections(descriptors: Iterable[int]) -> list[socket.socket]:
+    """Duplicates of the sockets among file descriptors that are connected over a network.
+
+    MLX's ring leaves sockets open whose connection was refused, since the next rank had not begun
+    to listen: these have no peer. One that was reset already looks the same; the next sum over it
+    fails by itself.
+    """
+    connected = []
+    for descriptor in sorted(descriptors):
+        with contextlib.suppress(OSError):
+            each = socket.socket(fileno=descriptor)
+            try:
+                if each.family in (socket.AF_INET, socket.AF_INET6) and each.getpeername():
+                    connected.append(each.dup())
+            finally:
+                each.detach()
+    return connected
+
+
+def neighbor(connection: socket.socket, rank: int, size: int) -> int:
+    """The rank at the other end of a connection. In a ring every rank has called the next one; of a
+    connection that was reset already nobody knows, and it is taken for the one before."""
+    file = os.environ.get("MLX_HOSTFILE")
+    if file is None:
+        return 0 if rank else 1
+    hosts: list[list[str]] = json.loads(Path(file).read_text("utf-8"))
+    following = (rank + 1) % size
+    ports = {address.rpartition(":")[2] for address in hosts[following]}
+    try:
+        called = str(connection.getpeername()[1]) in ports
+    except OSError:
+        called = False
+    return following if called else (rank - 1) % size
+
+
+class Watch(threading.Thread):
+    """Calls `lost` with the rank of the first connection that has ended; the process is expected to
+    end in it. neighbors: ranks by the connections to them. Where a system lacks an option, links
+    that are cut are noticed later."""
+
+    def __init__(self, neighbors: Mapping[socket.socket, int], lost: Callable[[int], None]) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._neighbors = neighbors
+        self._lost = lost
+        self._over = threading.Event()
+        for each in neighbors:
+            with contextlib.suppress(OSError):  # reset meanwhile
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE.items():
+                if hasattr(socket, name):
+                    with contextlib.suppress(OSError):
+                        each.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def run(self) -> None:
+        """In its own thread."""
+        while not self._over.wait(INTERVAL):
+            gone = next((rank for each, rank in self._neighbors.items() if _ended(each)), None)
+            if gone is not None:
+                # An end that was ordered looks alike from here.
+                if not self._over.wait(GRACE):
+                    self._lost(gone)
+                return
+
+    def stop(self) -> None:
+        """The end has come, and is no loss."""
+        self._over.set()
+
+
+def _ended(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True

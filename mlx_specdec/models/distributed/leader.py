@@ -1,6 +1,8 @@
-"""All ranks but 0: they do with their part of the target what rank 0 says, and nothing else.
+"""A target that ranks share: rank 0 leads, and the others follow its orders.
 
-They know no prompt's text, no draft, no rule and no clock.
+Rank 0 runs the whole program over contexts that send each call to the others before they do it
+themselves. The others do the same with their part of the target, and know no prompt's text, no
+draft, no rule and no clock.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +28,7 @@ from .orders import Channel, Message, Op, Order
 
 
 def follow(model: Base, channel: Channel) -> int:
-    """Do what comes until the end; returns the code that all ranks exit with."""
+    """Follow orders until the end; returns the code that all ranks exit with."""
     follower = Follower(model)
     while True:
         message = channel.receive()
@@ -39,14 +42,14 @@ def follow(model: Base, channel: Channel) -> int:
 
 
 class Follower:
-    """The contexts of one rank. model: this rank's part."""
+    """The contexts of a rank that follows. model: this rank's part."""
 
     def __init__(self, model: Base) -> None:
         self._model = model
         self._contexts: dict[int, Context] = {}
 
     def do(self, order: Order, message: Message) -> None:
-        """One order of a message."""
+        """Follow one order of a message."""
         if order.op is Op.OPEN:
             self._contexts[order.context] = self._opened(order.numbers)
             return
@@ -79,8 +82,8 @@ class Follower:
 def run_pass(
     context: Context, message: Message, batch: int, rows: int, proposed: int, taps: Sequence[str]
 ) -> Scores:
-    """The pass that a message orders, submitted as far as ranks work on it together: all that
-    follows needs no other rank. Every rank builds it from the same array, in the same way."""
+    """Submit the pass that a message orders as far as ranks work on it together: all that follows
+    needs no other rank. Every rank builds it from the same array, in the same way."""
     wanted = taps if FINAL in taps else (*taps, FINAL)
     scores = context.advance(message.tokens(batch, rows), proposed, wanted)
     mx.async_eval(scores.hidden[FINAL])
@@ -88,13 +91,19 @@ def run_pass(
 
 
 def time_sums(model: Base, channel: Channel, rows: int, count: int) -> float:
-    """Seconds of so many sums as a pass over `rows` tokens has them; on every rank."""
+    """Time `count` sums of hidden states of `rows` tokens, in seconds, each behind the one before
+    it as those of layers are. All ranks have to come, and are there when it begins."""
     states = mx.zeros((1, rows, model.width), dtype=model.state_dtype)
-    return channel.time_sums(states, count)
+    mx.eval(channel.total(states))
+    started = time.perf_counter()
+    for _ in range(count):
+        states = channel.total(states)
+    mx.eval(states)
+    return time.perf_counter() - started
 
 
 class Leader:
-    """Tells the other ranks what to do; what can wait goes along with the next pass."""
+    """Sends orders to the other ranks; what can wait goes along with the next pass."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -109,40 +118,40 @@ class Leader:
                 signal.signal(signal.SIGINT, self._interrupt)
 
     def number(self) -> int:
-        """Of a context that is new."""
+        """Return the number of a new context."""
         return next(self._numbers)
 
     @property
     def lost(self) -> bool:
-        """Whether a pass was interrupted; all ranks then have to be started again."""
+        """Whether a pass was left in its middle; all ranks then have to be started again."""
         return self._broken
 
     def queue(self, order: Order) -> None:
-        """Tell it with what comes next."""
+        """Send an order with what comes next."""
         self._queued.append(order)
 
     def send(self, order: Order, tokens: mx.array | None = None) -> Message:
-        """Tell it now; what the ranks do together has to follow at once, `whole` around both."""
+        """Send an order now. What the ranks do together has to follow at once, within `whole`."""
         orders = []
         while self._queued:
             orders.append(self._queued.popleft())
         return self._channel.send([*orders, order], tokens)
 
     def time_sums(self, model: Base, rows: int, count: int) -> float:
-        """As `time_sums`, with all others. model: rank 0's part of the target."""
+        """As the function `time_sums`, with all others. model: rank 0's part of the target."""
         with self.whole():
             self.send(Order(Op.SUM, 0, (rows, count)))
             return time_sums(model, self._channel, rows, count)
 
     def end(self, code: int) -> None:
-        """Tell all others to exit with this code, and wait until it has gone out. Where a pass was
-        left in its middle nobody would understand it."""
+        """Have all others exit with this code, and wait until the order has gone out. Where a pass
+        was left in its middle nobody would understand it."""
         if not self._broken:
             mx.eval(self.send(Order(Op.END, 0, (code,))).whole)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """What no interrupt may divide: telling others, and doing one's own part.
+        """Keep an interrupt from dividing an order to the others from this rank's part.
 
         Raises DecodingError where that has happened.
         """
@@ -165,8 +174,8 @@ class Leader:
 
 
 class LedModel:
-    """base.Base: a model whose contexts are led; whatever else is asked of it, the model answers,
-    and `isinstance` sees the model's own class."""
+    """base.Base: a model whose contexts lead. All other attributes are the model's, and
+    `isinstance` sees its class."""
 
     def __init__(self, model: Base, leader: Leader) -> None:
         self._model = model
@@ -189,19 +198,19 @@ class LedModel:
         return self._leader.lost
 
     def open(self, prompt: Sequence[int], kept: Kept | None = None) -> Context:
-        """As contracts.Model says; nothing is kept of what several ranks compute."""
+        """As interfaces.Model says; what several ranks compute is not reused."""
         return self._led(self._model.open(prompt), [prompt], joins=False)
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
     ) -> Context:
-        """As contracts.Model says; see `open`."""
+        """As interfaces.Model says; see `open`."""
         return self._led(self._model.open_batch(prompts), prompts, joins=True)
 
     def _led(self, context: Context, prompts: Sequence[Sequence[int]], *, joins: bool) -> Context:
         number, lengths = self._leader.number(), map(len, prompts)
-        told = (joins, len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
-        self._leader.queue(Order(Op.OPEN, number, tuple(map(int, told))))
+        numbers = (joins, len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
+        self._leader.queue(Order(Op.OPEN, number, tuple(map(int, numbers))))
         return LedContext(self._leader, number, context, getattr(self._model, "tap", None))
 
 
@@ -211,8 +220,8 @@ def led(model: Base, leader: Leader) -> Base:
 
 
 class LedContext:
-    """contracts.Context: sequences that all ranks know by a number. tap: refuses hidden states that
-    the model does not show."""
+    """interfaces.Context: sequences that all ranks know by a number. tap: refuses hidden states
+    that the model does not show."""
 
     def __init__(
         self, leader: Leader, number: int, context: Context, tap: Callable[[str], Any] | None
@@ -225,27 +234,27 @@ class LedContext:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """As contracts.Context says."""
+        """As interfaces.Context says."""
         return self._context.lengths
 
     @property
     def replays(self) -> bool:
-        """As contracts.Context says."""
+        """As interfaces.Context says."""
         return self._context.replays
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """As contracts.Context says."""
+        """As interfaces.Context says."""
         batch, rows = tokens.shape
         if self._tap is not None:
             for name in taps:
-                self._tap(name)  # refused before anybody is told
+                self._tap(name)  # refused before an order goes out
         with self._leader.whole():
             order = Order(Op.ADVANCE, self._number, (batch, rows, proposed))
             message = self._leader.send(order, tokens)
             return run_pass(self._context, message, batch, rows, proposed, taps)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        """As contracts.Context says. The others do it with the next pass, unless it is one."""
+        """As interfaces.Context says. The others do it with the next pass, unless it is one."""
         order = Order(Op.REWIND, self._number, lengths)
         if not self._context.replays:
             self._context.rewind(lengths)
@@ -256,22 +265,22 @@ class LedContext:
             self._context.rewind(lengths)
 
     def evaluate(self) -> None:
-        """As contracts.Context says."""
+        """As interfaces.Context says."""
         with self._leader.whole():
             self._leader.send(Order(Op.EVALUATE, self._number))
             self._context.evaluate()
 
     def join(self, other: Context) -> None:
-        """As contracts.Context says."""
+        """As interfaces.Context says."""
         assert isinstance(other, LedContext)
         self._context.join(other._context)
         self._leader.queue(Order(Op.JOIN, self._number, (other._number,)))
 
     def filter(self, keep: Sequence[int]) -> None:
-        """As contracts.Context says."""
+        """As interfaces.Context says."""
         self._context.filter(keep)
         self._leader.queue(Order(Op.FILTER, self._number, tuple(keep)))
 
     def memory(self, sequence: int) -> Memory:
-        """As contracts.Context says: each rank has a part, of which nothing is kept."""
+        """As interfaces.Context says: each rank has a part, of which nothing is kept."""
         return Memory()

@@ -1,13 +1,12 @@
 """Orders of rank 0 to the others: one array of a fixed size for each pass of the target.
 
-Every rank enters the same sums in the same order, and all but rank 0 bring zeros; nobody but rank 0
-says what comes next, or how large it is, so that ranks cannot disagree. Tokens go along without
+Every rank enters the same sums in the same order, and all but rank 0 add zeros. Rank 0 alone
+decides what comes next, and how large it is, so that ranks cannot disagree. Tokens go along without
 having been read on rank 0. Knows no model.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
@@ -23,8 +22,8 @@ HEAD = 3
 
 
 class Op(IntEnum):
-    """What is to be done with a context; each is a method of contracts.Context, but for OPEN,
-    CLOSE, SUM, which times the network, and END, the end of all."""
+    """What to do with a context: a method of interfaces.Context, or else OPEN, CLOSE, SUM, which
+    times the network, and END, the end of all ranks."""
 
     OPEN = auto()
     ADVANCE = auto()
@@ -39,7 +38,7 @@ class Op(IntEnum):
 
 @dataclass(frozen=True)
 class Order:
-    """One thing to do. numbers: what it needs to know."""
+    """One thing to do. numbers: its arguments."""
 
     op: Op
     context: int = 0
@@ -48,8 +47,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Message:
-    """Orders as all ranks have them. whole: the array that they came in, (n,) int32. length: how
-    much of it is meant."""
+    """Orders as all ranks have them. whole: the array that they came in, (n,) int32, the first
+    `length` of which are used."""
 
     orders: tuple[Order, ...]
     whole: mx.array
@@ -62,22 +61,21 @@ class Message:
 
 
 class Channel:
-    """total: adds up an array over all ranks, lazily. rank: this one's number."""
+    """A rank's end of the line. total: adds up an array over all ranks, lazily."""
 
-    def __init__(self, rank: int, total: Callable[[mx.array], mx.array]) -> None:
-        self._rank = rank
-        self._total = total
+    def __init__(self, total: Callable[[mx.array], mx.array]) -> None:
+        self.total = total
 
     def send(self, orders: Sequence[Order], tokens: mx.array | None = None) -> Message:
-        """Tell all others, without waiting for them. tokens: (batch, rows) int32, the last numbers
-        of the last order; they may not be computed yet."""
+        """Send orders to all others, without waiting for them. tokens: (batch, rows) int32, the
+        last numbers of the last order; they may not be computed yet."""
         more = 0 if tokens is None else tokens.size
-        told: list[int] = [0]
+        numbers: list[int] = [0]
         for order in orders:
             count = len(order.numbers) + (more if order is orders[-1] else 0)
-            told += [order.op, order.context, count, *order.numbers]
-        length = told[0] = len(told) + more
-        parts = [mx.array(told, dtype=mx.int32)]
+            numbers += [order.op, order.context, count, *order.numbers]
+        length = numbers[0] = len(numbers) + more
+        parts = [mx.array(numbers, dtype=mx.int32)]
         if tokens is not None:
             parts.append(tokens.astype(mx.int32).reshape(-1))
         parts.append(mx.zeros(-length % SIZE, dtype=mx.int32))
@@ -88,7 +86,7 @@ class Channel:
         return Message(tuple(orders), first, length)
 
     def receive(self) -> Message:
-        """Wait for what rank 0 says."""
+        """Wait for the orders of rank 0."""
         whole = self._enter(mx.zeros(SIZE, dtype=mx.int32))
         numbers: list[int] = whole.tolist()  # type: ignore[assignment]
         length = numbers[0]
@@ -98,19 +96,9 @@ class Channel:
             numbers = whole.tolist()  # type: ignore[assignment]
         return Message(tuple(_orders(numbers[1:length])), whole, length)
 
-    def time_sums(self, states: mx.array, count: int) -> float:
-        """Seconds of so many sums of an array, each behind the one before it as those of layers
-        are. All ranks have to come, and are there when it begins."""
-        mx.eval(self._total(states))
-        started = time.perf_counter()
-        for _ in range(count):
-            states = self._total(states)
-        mx.eval(states)
-        return time.perf_counter() - started
-
-    def _enter(self, own: mx.array) -> mx.array:
+    def _enter(self, array: mx.array) -> mx.array:
         """The sum, submitted, so that no later one can come before it on any rank."""
-        total = self._total(own)
+        total = self.total(array)
         mx.async_eval(total)
         return total
 
