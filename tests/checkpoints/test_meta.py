@@ -212,7 +212,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
     (source / SECOND).rename(source / "consolidated.02.pth")
     assert "lacks consolidated.01.pth" in refusal(source, tmp_path / "out")
     (source / "consolidated.02.pth").unlink()
-    assert "has 1 of the 2 parts" in refusal(source, tmp_path / "out")
+    assert "a part may be missing" in refusal(source, tmp_path / "out")
 
 
 def test_a_part_of_another_model_is_told(tmp_path: Path) -> None:
@@ -237,10 +237,13 @@ def test_a_part_of_another_model_is_told(tmp_path: Path) -> None:
             lambda w: w.update({"output.weight": mx.zeros((340, 32), mx.int32)}),
             "stores output.weight as I32",
         ),
-        (lambda w: w.update({"output.weight": mx.zeros(340)}), "output.weight of shape (340,)"),
+        (
+            lambda w: w.update({"output.weight": mx.zeros(340)}),
+            "output.weight of another shape",
+        ),
         (
             lambda w: w.update({"layers.0.attention.wo.weight": mx.zeros((32, 0))}),
-            "has shape (32, 0) where params.json asks for (32, 32)",
+            "has shape (32, 0) in each of 1 parts",
         ),
     ],
 )
@@ -261,7 +264,7 @@ def test_tensors_that_are_not_as_expected_are_named(
         ({"dim": -32}, "needs dim"),
         ({"n_layers": 10**12}, "needs n_layers"),
         ({"n_layers": 10**9}, "asks for 1000000000 layers"),
-        ({"n_layers": 500}, "asks for 500 layers"),
+        ({"n_layers": 500}, "lacks layers.2."),
         ({"n_layers": 1}, "holds 'layers.1."),
         ({"n_layers": 3}, "lacks layers.2."),
         ({"n_heads": 5}, "5 heads in a width of 32"),

@@ -4,10 +4,9 @@ that a directory of Hugging Face's has beside its weights."""
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +17,22 @@ from ...errors import CheckpointError
 from .. import shards
 from ..disk import open_map
 from ..tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
-from .gguf_families import FAMILIES, describe_decoder_only, describe_t5
-from .gguf_header import (
-    COUNT,
+from .gguf_families import (
     EMBEDDING,
+    FAMILIES,
     HEAD,
-    TEXT,
-    ElementType,
-    Entry,
     Finder,
-    Header,
-    Metadata,
     Place,
-    element_type,
-    expand,
-    read_header,
+    describe_decoder_only,
+    describe_t5,
 )
+from .gguf_header import COUNT, TEXT, Metadata, Stored, read_header
 from .meta import rotary_rows
 from .vocabularies import tokenizer_files
 
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SMALL = 1 << 20
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """Where one tensor lies. row_nbytes: of one row of the last axis."""
-
-    entry: Entry
-    kind: ElementType
-    part: int
-    begin: int
-    row_nbytes: int
-    big_endian: bool
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.entry.shape[:-1]) * self.row_nbytes
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class GgufFile(Reader):
@@ -65,18 +43,20 @@ class GgufFile(Reader):
     """
 
     def __init__(self, file: Path) -> None:
-        """file: the model, or the first of its parts, the others beside it."""
+        """file: the model, or the first of its parts, which lie next to one another."""
         self.paths = tuple(shards.parts_of(file))
-        self._maps = [open_map(each) for each in self.paths]
-        headers: list[Header] = []
-        for number, each in enumerate(self.paths):
-            with naming(each):
-                headers.append(read_header(self._maps[number]))
+        self._stored: dict[str, Stored] = {}
+        for number, path in enumerate(self.paths):
+            with naming(path):
+                metadata, tensors = read_header(open_map(path))
+                if repeated := sorted(self._stored.keys() & tensors.keys()):
+                    raise Malformed(f"is damaged: another part holds {repeated[0]} as well")
+                self._stored.update(tensors)
+                if number == 0:
+                    self.metadata = Metadata(metadata)
         with naming(file):
-            self._stored = self._all_stored(headers)
-            self.metadata = Metadata(headers[0].metadata)
-            entries = {name: stored.entry for name, stored in self._stored.items()}
-            finder = Finder(entries, self._first_rows)
+            shapes = {name: stored.shape for name, stored in self._stored.items()}
+            finder = Finder(shapes, self._first_rows)
             self.config = self._describe(finder)
             self._places, self._left = finder.places, sorted(finder.left)
             self.infos = self._infos()
@@ -87,10 +67,7 @@ class GgufFile(Reader):
     def contents(self) -> Contents:
         """What the file holds under llama.cpp's names, quantized types as they are."""
         return Contents(
-            {
-                name: TensorInfo(stored.kind.name, stored.entry.shape, stored.nbytes)
-                for name, stored in self._stored.items()
-            },
+            {name: stored.info for name, stored in self._stored.items()},
             {ours: place.name for ours, place in self._places.items()},
             {name: EMBEDDING for name in self._left if name == HEAD},
             {name: "config.json says what it says" for name in self._left if name != HEAD},
@@ -102,23 +79,6 @@ class GgufFile(Reader):
         if place.heads:
             chosen = rotary_rows(begin, end, place.shape[0] // place.heads)
         return self._read(place, chosen).astype(DTYPES[self.infos[name].dtype])
-
-    def _all_stored(self, headers: list[Header]) -> dict[str, _Stored]:
-        """Every tensor of all parts, each held to its file's size and to its neighbours."""
-        all_stored: dict[str, _Stored] = {}
-        for part, header in enumerate(headers):
-            end, before = header.begin, "its header"
-            for entry in sorted(header.entries, key=lambda entry: entry.offset):
-                stored = _stored(entry, header, part)
-                if entry.name in all_stored:
-                    raise Malformed(f"is damaged: two of its parts hold {entry.name}")
-                if stored.begin < end:
-                    raise Malformed(f"is damaged: {entry.name} lies on top of {before}")
-                end, before = stored.begin + stored.nbytes, entry.name
-                if end > len(self._maps[part]):
-                    raise Malformed(f"is truncated in {entry.name}: download it again")
-                all_stored[entry.name] = stored
-        return all_stored
 
     def _describe(self, finder: Finder) -> dict[str, Any]:
         architecture = self.metadata.architecture
@@ -163,38 +123,14 @@ class GgufFile(Reader):
         return bool(mx.array_equal(values.astype(half).astype(mx.float32), values).item())
 
     def _first_rows(self, name: str, count: int) -> np.ndarray[Any, Any]:
-        place = Place(name, self._stored[name].entry.shape)
-        return np.array(self._read(place, slice(0, count)).astype(mx.float32))
+        return np.array(self._stored[name].rows(slice(0, count)).astype(mx.float32))
 
     def _read(self, place: Place, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
-        stored, shape = self._stored[place.name], place.shape
-        if not math.prod(shape):
-            raise CheckpointError(f"the tensor {place.name} is empty: download the model again")
-        # A quantized vector is one row of blocks, and rows are what can be expanded.
-        blocks = (1, stored.row_nbytes) if len(shape) == 1 else (*shape[:-1], stored.row_nbytes)
-        data = self._maps[stored.part]
-        raw: np.ndarray[Any, Any] = np.ndarray(blocks, np.uint8, data, stored.begin)
-        if len(shape) == 1:
-            values = expand(raw, stored.kind, stored.big_endian)[0]
-            values = values[chosen if isinstance(chosen, slice) else mx.array(chosen)]
-        else:
-            values = expand(raw[chosen], stored.kind, stored.big_endian)
+        stored = self._stored[place.name]
+        # The file may leave out a first axis of 1.
+        stored = replace(stored, shape=place.shape) if stored.shape != place.shape else stored
+        values = stored.rows(chosen)
         return values - place.excess if place.excess else values
-
-
-def _stored(entry: Entry, header: Header, part: int) -> _Stored:
-    kind = element_type(entry.type)
-    if header.big_endian and not kind.numpy:
-        raise Malformed(f"is big-endian and holds {kind.name}: only plain types are read from such")
-    if entry.shape[-1] % kind.block:
-        raise Malformed(
-            f"is damaged: the rows of {entry.name} are no whole number of {kind.name} blocks"
-        )
-    row = entry.shape[-1] // kind.block * kind.nbytes
-    return _Stored(entry, kind, part, header.begin + entry.offset, row, header.big_endian)
-
-
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def lay_down(source: Path, directory: Path) -> None:

@@ -7,7 +7,7 @@ but for what the table says, and a test holds its logits to those of the same we
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +16,85 @@ import numpy as np
 from ...errors import first_line
 from .. import t5_keys as keys
 from ..tensors import Malformed
-from .gguf_header import (
-    COUNT,
-    EMBEDDING,
-    FLAG,
-    HEAD,
-    NUMBER,
-    POSITIVE,
-    TEXT,
-    Finder,
-    Kind,
-    Metadata,
-    Place,
-    tensor_names,
-)
+from .gguf_header import COUNT, FLAG, NUMBER, POSITIVE, TEXT, Kind, Metadata
+
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+MOST_LAYERS = 1000
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor. name: in the file. shape: what it is to have; the file may leave out a first axis
+    of 1. heads: its rows are those of so many rotary heads, in llama.cpp's order; 0 where they are
+    in their own. excess: what llama.cpp's converter added to every value."""
+
+    name: str
+    shape: tuple[int, ...]
+    heads: int = 0
+    excess: float = 0
+
+
+@dataclass
+class Finder:
+    """Collects places while an architecture is described; each tensor has to be as expected.
+
+    shapes: of the file's tensors. read: gives at most so many first rows of one, float32.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str, int], np.ndarray[Any, Any]]
+    places: dict[str, Place] = field(default_factory=dict)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor. Raises Malformed where it is not there."""
+        if name not in self.shapes:
+            raise Malformed(f"lacks the tensor {name}: download it again")
+        return self.shapes[name]
+
+    def take(self, ours: str, place: Place) -> None:
+        """Raises Malformed where the tensor is not there, or has another shape."""
+        shape, wanted = self.shape(place.name), place.shape
+        if shape != wanted and (1, *shape) != wanted:
+            raise Malformed(
+                f"is damaged: {place.name} has shape {shape} where its metadata asks for {wanted}"
+            )
+        self.places[ours] = place
+
+    def check_layers(self, layers: int) -> int:
+        """The same number. Raises Malformed where no model has so many layers."""
+        count = len(self.shapes)
+        if not 1 <= layers <= min(count, MOST_LAYERS):
+            raise Malformed(f"is damaged: it claims {layers} layers and has {count} tensors")
+        return layers
+
+    @property
+    def left(self) -> set[str]:
+        """Names of the tensors that nobody took."""
+        return self.shapes.keys() - {place.name for place in self.places.values()}
+
+    def check_left(self, model_type: str, *known: str) -> None:
+        """Raises Malformed for a tensor that nobody took and that is not left out on purpose."""
+        if extra := self.left - {*known}:
+            raise Malformed(f"holds {min(extra)}, which a {model_type} model does not have here")
+
+
+def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
+    """What llama.cpp calls a tensor, by Hugging Face's name. Raises Malformed."""
+    from gguf.constants import MODEL_ARCH_NAMES
+    from gguf.tensor_mapping import get_tensor_name_map
+
+    numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+    if architecture not in numbers:
+        raise Malformed(f"holds {architecture} weights, which the gguf package is too old for")
+    names = get_tensor_name_map(numbers[architecture], layers)
+
+    def theirs(ours: str) -> str:
+        name = names.get_name(ours, (".weight", ".bias"))
+        if name is None:
+            raise Malformed(f"cannot hold {ours}, which the model needs")
+        return name
+
+    return theirs
 
 
 @dataclass(frozen=True)
@@ -205,11 +270,11 @@ def _config(metadata: Metadata, family: Family, finder: Finder) -> dict[str, Any
         "rope_theta": metadata.get(".rope.freq_base", POSITIVE, 10000.0),
         "partial_rotary_factor": _rotated_part(metadata, family, width),
         "query_pre_attn_scalar": hidden // heads if layers == family.largest else width,
-        "tie_word_embeddings": HEAD not in finder.entries,
-        "attention_bias": "blk.0.attn_q.bias" in finder.entries,
-        "attention_out_bias": "blk.0.attn_output.bias" in finder.entries,
-        "use_qkv_bias": "blk.0.attn_q.bias" in finder.entries,
-        "mlp_bias": "blk.0.ffn_up.bias" in finder.entries,
+        "tie_word_embeddings": HEAD not in finder.shapes,
+        "attention_bias": "blk.0.attn_q.bias" in finder.shapes,
+        "attention_out_bias": "blk.0.attn_output.bias" in finder.shapes,
+        "use_qkv_bias": "blk.0.attn_q.bias" in finder.shapes,
+        "mlp_bias": "blk.0.ffn_up.bias" in finder.shapes,
         **family.constant,
         **{name: metadata.get(key, kind) for name, (key, kind) in family.stated.items()},
     }
@@ -255,7 +320,7 @@ def _take_tensors(
         if ours == "lm_head.weight" and config["tie_word_embeddings"] and can_tie:
             continue
         theirs = names(_name_in_map(ours))
-        if family is MIXTRAL and ".switch_mlp." in ours and theirs not in finder.entries:
+        if family is MIXTRAL and ".switch_mlp." in ours and theirs not in finder.shapes:
             _take_single_experts(finder, ours, theirs, array.shape)
             continue
         heads = turned.get(ours.split(".")[-2], 0) if family.permuted else 0
@@ -274,7 +339,7 @@ def _name_in_map(ours: str) -> str:
 def _take_single_experts(finder: Finder, ours: str, joined: str, shape: tuple[int, ...]) -> None:
     """Files of 2023 hold each expert by itself."""
     theirs = joined.removesuffix("_exps.weight")
-    if f"{theirs}.0.weight" not in finder.entries:
+    if f"{theirs}.0.weight" not in finder.shapes:
         raise Malformed(f"lacks the tensor {joined}: download it again")
     block, part = _name_in_map(ours).split(".experts.")
     for expert in range(finder.check_layers(shape[0])):
@@ -288,7 +353,7 @@ def _scaling(metadata: Metadata, finder: Finder, width: int, theta: float) -> di
     factor = metadata.get(".rope.scaling.factor", NUMBER, old)
     if factor < 0:
         raise Malformed(f"is damaged: it scales rotary positions by {factor}")
-    if _FACTORS in finder.entries:
+    if _FACTORS in finder.shapes:
         if finder.shape(_FACTORS) != (width // 2,):
             raise Malformed(f"is damaged: {_FACTORS} has shape {finder.shape(_FACTORS)}")
         return _llama3(finder.read(_FACTORS, width // 2), width, theta)
@@ -326,7 +391,7 @@ def describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     """config.json of the model, whose tensors `finder` gets. Raises Malformed."""
     layers = finder.check_layers(metadata.get(".block_count", COUNT))
     decoder_layers = finder.check_layers(metadata.get(".decoder_block_count", COUNT, layers))
-    if "dec.blk.0.attn_norm.weight" not in finder.entries:
+    if "dec.blk.0.attn_norm.weight" not in finder.shapes:
         raise Malformed("holds an encoder alone, which cannot generate text")
     own_head = _has_own_head(finder)
     config = _t5_config(metadata, finder, layers, decoder_layers, own_head)
@@ -342,8 +407,8 @@ def describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
 def _t5_config(
     metadata: Metadata, finder: Finder, layers: int, decoder_layers: int, own_head: bool
 ) -> dict[str, Any]:
-    every_layer = layers > 1 and "enc.blk.1.attn_rel_b.weight" in finder.entries
-    gated = "enc.blk.0.ffn_gate.weight" in finder.entries
+    every_layer = layers > 1 and "enc.blk.1.attn_rel_b.weight" in finder.shapes
+    gated = "enc.blk.0.ffn_gate.weight" in finder.shapes
     model_type = "umt5" if every_layer else "t5"
     return {
         "model_type": model_type,
@@ -375,7 +440,7 @@ def _t5_config(
 
 def _has_own_head(finder: Finder) -> bool:
     """Whether there is a head that is more than a copy of the embedding."""
-    if HEAD not in finder.entries:
+    if HEAD not in finder.shapes:
         return False
     if finder.shape(HEAD) != finder.shape(EMBEDDING):
         raise Malformed(f"is damaged: {HEAD} and {EMBEDDING} differ in shape")

@@ -1,7 +1,8 @@
-"""params.json of Meta's Llama -> config.json, and the tensors that follow from it: shapes, cuts,
-order of rotary rows.
+"""Llama as Meta publishes it: params.json as config.json, and the tensors of the parts,
+consolidated.NN.pth, joined and in Hugging Face's order.
 
-What is not known is refused by name, since it may change what the model computes.
+What params.json says that is not known here is refused by name, since it may change what the model
+computes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _FIRST_LLAMA = 2048
 
 
 def read_params(file: Path) -> dict[str, Any]:
-    """config.json of the model, but for what the weights have to tell: the type of the elements,
+    """config.json of the model, without what only the weights say: the type of the elements,
     whether the head is the embedding, and often the number of tokens. Raises CheckpointError."""
     if not file.is_file():
         raise CheckpointError(f"{file.parent} lacks {file.name}: download it again")
@@ -207,26 +208,18 @@ class MetaFile(Reader):
     config.json would say."""
 
     def __init__(self, file: Path) -> None:
-        """file: the first part, the others and params.json beside it."""
+        """file: the first part; the others and params.json lie next to it."""
         self.paths = tuple(parts_of(file))
         self._directory = file.parent
         self._parts = [TorchFile(path) for path in self.paths]
         self._first = self._parts[0].infos
         config = read_params(self._directory / PARAMS)
-        self._check_count(config)
         config["vocab_size"] = self._vocabulary(config.get("vocab_size"))
-        layers, most = config["num_hidden_layers"], len(self._first)
-        if layers > most:
-            raise CheckpointError(
-                f"{self._directory / PARAMS} asks for {layers} layers, and {file.name} has {most} "
-                "tensors"
-            )
-        asked = entries(config)
+        expected = entries(config)
         if HEAD not in self._first:
-            del asked["lm_head.weight"]
-        self._entries = {ours: self._as_cut(entry) for ours, entry in asked.items()}
+            del expected["lm_head.weight"]
+        self._entries = {ours: self._as_cut(entry) for ours, entry in expected.items()}
         self._check_extra()
-        self._check_copies()
         infos = {ours: self._info(entry) for ours, entry in self._entries.items()}
         self.infos = infos
         tied = HEAD not in self._first or same(
@@ -281,33 +274,19 @@ class MetaFile(Reader):
             pieces.append(self._parts[number].rows(entry.theirs, low, high))
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=0)
 
-    def _check_count(self, config: Mapping[str, Any]) -> None:
-        """Raises CheckpointError where the last parts are missing: the first tensor tells."""
-        info, queries = self._first.get(_QUERIES), config["num_attention_heads"]
-        queries *= config["head_dim"]
-        count, rows = len(self._parts), info.shape[0] if info is not None and info.shape else 0
-        if rows and queries % rows == 0 and queries // rows > count:
+    def _vocabulary(self, said: int | None) -> int:
+        """The number of tokens. Every generation cuts the head along them; where there is none, the
+        embedding is, as since the third generation. said: by params.json."""
+        name = HEAD if HEAD in self._first else EMBEDDING
+        info = self._first.get(name)
+        if info is None or len(info.shape) != 2:
             raise CheckpointError(
-                f"{self._directory} has {count} of the {queries // rows} parts that "
-                f"{PARAMS} asks for: the rest is missing, or that file is another model's"
+                f"{self.paths[0]} lacks {EMBEDDING}, or has {name} of another shape than a Llama's"
             )
-
-    def _vocabulary(self, asked: int | None) -> int:
-        """Tokens: the head is cut along them by every generation, the embedding only since the
-        third, where a part of it then has as many rows as one of the head. asked: by params.json.
-        """
-        path = self.paths[0]
-        name = next((name for name in (HEAD, EMBEDDING) if name in self._first), None)
-        if name is None:
-            raise CheckpointError(f"{path} lacks {EMBEDDING}: it is not a Llama of Meta's")
-        shape = self._first[name].shape
-        if len(shape) != 2 or not shape[0]:
-            raise CheckpointError(f"{path} has {name} of shape {shape}")
-        tokens = shape[0] * len(self._parts)
-        if asked not in (None, tokens):
+        tokens = info.shape[0] * len(self._parts)
+        if not tokens or said not in (None, tokens):
             raise CheckpointError(
-                f"{self._directory / PARAMS} asks for {asked} tokens where the weights have "
-                f"{tokens}"
+                f"{self._directory / PARAMS} asks for {said} tokens where the weights have {tokens}"
             )
         return tokens
 
@@ -328,13 +307,21 @@ class MetaFile(Reader):
             if axis is not None:
                 each[axis], rest = divmod(each[axis], len(shapes))
             if {*shapes} == {tuple(each)} and (axis is None or not rest):
+                self._check_copies(entry.theirs, axis)
                 return replace(entry, axis=axis)
         different = " and ".join(map(str, sorted(set(shapes))[:3]))
-        parts = "" if len(shapes) == 1 else f" in each of {len(shapes)} parts"
         raise CheckpointError(
-            f"{self._directory}: {entry.theirs} has shape {different}{parts} where {PARAMS} asks "
-            f"for {entry.shape} in all"
+            f"{self._directory}: {entry.theirs} has shape {different} in each of {len(shapes)} "
+            f"parts where {PARAMS} asks for {entry.shape} in all: a part may be missing"
         )
+
+    def _check_copies(self, name: str, axis: int | None) -> None:
+        """What each part has whole has to be the same in all."""
+        first, *rest = (part.tensor(name) for part in self._parts)
+        if axis is None and not all(same(first, other) for other in rest):
+            raise CheckpointError(
+                f"{self._directory} holds parts of different models: their {name} differ"
+            )
 
     def _check_extra(self) -> None:
         known = {entry.theirs for entry in self._entries.values()}
@@ -344,17 +331,6 @@ class MetaFile(Reader):
                 raise CheckpointError(
                     f"{path} holds {extra[0]!a:.200}, which {PARAMS} does not ask for"
                 )
-
-    def _check_copies(self) -> None:
-        """What each part has whole has to be the same in all."""
-        for entry in self._entries.values():
-            if entry.axis is None:
-                first, *rest = (part.tensor(entry.theirs) for part in self._parts)
-                if not all(same(first, other) for other in rest):
-                    raise CheckpointError(
-                        f"{self._directory} holds parts of different models: their "
-                        f"{entry.theirs} differ"
-                    )
 
     def _info(self, entry: Entry) -> TensorInfo:
         return TensorInfo.of(self._first[entry.theirs].dtype, entry.shape)
