@@ -1,14 +1,23 @@
+""""""
+
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mlx_specdec.checkpoints import files
-from mlx_specdec.errors import CheckpointError
+from mlx_specdec.checkpoints import disk as sizes
+from mlx_specdec.checkpoints import files, shards
+from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, load, read_header
+from mlx_specdec.checkpoints.hub import choose
+from mlx_specdec.checkpoints.shards import format_of
+from mlx_specdec.errors import CheckpointError, OptionError
 
 from ..support.checkpoints import (
     T5,
@@ -208,3 +217,269 @@ def test_a_tokenizer_file_that_leads_to_the_users_own_files_is_not_carried(tmp_p
     (tmp_path / "secret").write_bytes(b"key")
     (directory / "vocab.txt").symlink_to("../secret")
     assert "vocab.txt is a link out of its directory" in sentence(directory, files.tokenizer_files)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "pytorch_model-00001-of-00002.bin",
+        "some.gguf",
+    ],
+)
+def test_weights_count_as_here_even_where_some_are_missing(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert not format_of(tmp_path)
+    (tmp_path / name).write_bytes(b"")
+    assert format_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "format", "wanted"),
+    [
+        ("pytorch_model.bin model.fp16.safetensors", "torch", "pytorch_model.bin"),
+        ("model.fp16.safetensors consolidated.00.pth", "safetensors", "model.fp16.safetensors"),
+        ("a.gguf consolidated.00.pth", "meta", "consolidated.00.pth"),
+        ("pytorch_model.bin model.safetensors a.gguf", "safetensors", "model.safetensors"),
+    ],
+)
+def test_what_is_fetched_is_what_is_read(
+    names: str, format: str, wanted: str, tmp_path: Path
+) -> None:
+    for name in names.split():
+        (tmp_path / name).write_bytes(b"")
+    here = shards.find(tmp_path)
+    assert (here.format, [file.name for file in here.files]) == (format, [wanted])
+    assert choose("some/model", names.split()).weights == (wanted,)
+    assert format_of(tmp_path) == format
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("1000", 1000),
+        ("4GB", 4 * 10**9),
+        ("4gb", 4 * 10**9),
+        ("4g", 4 * 10**9),
+        ("2 GiB", 2 * 2**30),
+        ("1.5MB", 1_500_000),
+        (" 7 k ", 7000),
+        ("1B", 1),
+        ("1TB", 10**12),
+    ],
+)
+def test_a_size_in_words_is_understood(text: str, nbytes: int) -> None:
+    assert sizes.parse(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1GB", "4XB", "4 G B", "1e9", "4iB", "9" * 40, "4\nGB\n4"]
+)
+def test_what_is_no_size_is_one_sentence(text: str) -> None:
+    with pytest.raises(OptionError, match="is no size") as caught:
+        sizes.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_are_shown_in_readable_units() -> None:
+    shown = [sizes.show(n) for n in (0, 999, 1000, 45_300_000_000, 3 * 10**12)]
+    assert shown == ["0 bytes", "999 bytes", "1.0 kB", "45.3 GB", "3.0 TB"]
+
+
+def test_a_small_machine_gets_smaller_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr(os, "sysconf", lambda name: 65536)
+    assert sizes.default_shard_bytes() == 2**30
+    monkeypatch.setattr(os, "sysconf", lambda name: 2**20)
+    assert sizes.default_shard_bytes() == 4_000_000_000
+
+
+def test_metal_knows_the_memory_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"memory_size": 2**35})
+    assert sizes.memory() == 2**35
+
+
+@pytest.mark.parametrize(
+    ("known", "memory"),
+    [({"SC_PAGESIZE": 2**14, "SC_PHYS_PAGES": 2**20}, 2**34), ({}, sizes.ASSUMED_MEMORY)],
+)
+def test_a_python_that_does_not_know_every_name_is_no_obstacle(
+    known: dict[str, int], memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sysconf(name: str) -> int:
+        if name not in known:
+            raise ValueError("unrecognized configuration name")
+        return known[name]
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr(os, "sysconf", sysconf)
+    assert sizes.memory() == memory
+
+
+def test_a_control_groups_limit_counts_where_it_is_smaller(tmp_path: Path) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for text, expected in (("max\n", total), ("12345678\n", 12345678), (str(1 << 62), total)):
+        (tmp_path / "limit").write_text(text)
+        assert sizes.memory((tmp_path / "absent", tmp_path / "limit")) == expected
+    assert sizes.memory(()) == total
+
+
+@pytest.mark.parametrize(
+    ("info", "on_cpu", "expected"),
+    [
+        ({"max_recommended_working_set_size": 700, "memory_size": 1000}, False, 700),
+        ({"total_memory": 1000}, False, 900),
+        ({"memory_size": 1000}, False, 900),
+        ({"total_memory": 1000}, True, 1800),
+        ({}, True, 1800),
+    ],
+)
+def test_the_limit_is_the_devices_own_or_a_share_of_memory(
+    info: dict[str, int], on_cpu: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = mx.Device(mx.cpu if on_cpu else mx.gpu)
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+    monkeypatch.setattr(mx, "default_device", lambda: device)
+    monkeypatch.setattr(sizes, "memory", lambda: 2000)
+    assert sizes.usable_memory() == expected
+
+
+ARRAYS = {
+    "a": mx.arange(6, dtype=mx.float32).reshape(2, 3),
+    "b": mx.array([1.5, -2.0], dtype=mx.bfloat16),
+    "scalar": mx.array(3, dtype=mx.int32),
+    "empty": mx.zeros((0, 4), dtype=mx.float16),
+}
+
+
+def entry(dtype: str, shape: list[Any], begin: Any, end: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def test_a_header_gives_types_shapes_and_sizes_as_the_arrays_have_them(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save(file, {name: array for name, array in ARRAYS.items() if array.size})
+    infos = read_header(file)
+    loaded = load(file)
+    assert {name: (info.shape, info.nbytes) for name, info in infos.items()} == {
+        name: (array.shape, array.nbytes) for name, array in loaded.items()
+    }
+    assert infos["b"].dtype == "BF16"
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="resident maps are not told")
+def test_pages_that_were_read_are_let_go(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save(file, {"a": mx.arange(1 << 22, dtype=mx.float32).reshape(1 << 12, 1 << 10)})
+    tensor = SafetensorsFile(file).tensor("a")
+    total = sum(mx.sum(rows[:, 0]).item() for _, rows in tensor.pieces(1 << 20))
+    assert total == sum(range(0, 1 << 22, 1 << 10))
+    lines = Path("/proc/self/smaps").read_text().split(str(file))[1].splitlines()
+    resident = next(line for line in lines if line.startswith("Rss:"))
+    assert int(resident.split()[1]) * 1024 < file.stat().st_size / 4
+    assert tensor.rows(4095, 4096)[0, -1].item() == (1 << 22) - 1
+
+
+def test_an_empty_tensor_is_read(tmp_path: Path) -> None:
+    file = raw_file(tmp_path / "x.safetensors", {"e": entry("F32", [0, 3], 0, 0)})
+    assert read_header(file)["e"].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "says"),
+    [
+        ({"a": entry("F32", [2], 0, 8)}, b"1234567", "truncated in a"),
+        ({"a": entry("F32", [2], 0, 8)}, b"123456789", "1 bytes belong to no tensor"),
+        ({"a": entry("F32", [3], 0, 8)}, b"12345678", "needs 12"),
+        ({"a": entry("F32", [2], 0, 8), "b": entry("F32", [2], 4, 12)}, bytes(12), "b does not"),
+        ({"a": entry("F32", [1], 0, 8)}, bytes(8), "needs 4"),
+        ({"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 8, 12)}, bytes(12), "b does not"),
+        ({"a": entry("F32", [1], 4, 8)}, bytes(8), "a does not follow"),
+        ({"a": entry("F32", [-2], 0, 8)}, bytes(8), "damaged header at a"),
+        ({"a": entry("F32", [2.0], 0, 8)}, bytes(8), "damaged header at a"),
+        ({"a": entry("F32", [True], 0, 4)}, bytes(4), "damaged header at a"),
+        ({"a": entry("F32", ["2"], 0, 8)}, bytes(8), "damaged header at a"),
+        ({"a": entry("F32", [2], -8, 0)}, bytes(8), "damaged header at a"),
+        ({"a": entry("F32", [10**30], 0, 4 * 10**30)}, bytes(8), "claims the shape"),
+        ({"a": entry("F32", [2**32, 0], 0, 0)}, b"", "claims the shape"),
+        ({"a": entry("F64", [1], 0, 8)}, bytes(8), "F64"),
+        ({"a": entry("?", [1], 0, 8)}, bytes(8), "MLX does not read"),
+        ({"a": {"dtype": "F32", "shape": [1]}}, bytes(4), "damaged header at a"),
+        ({"a": [1, 2]}, bytes(4), "damaged header at a"),
+        ({"a": None}, b"", "damaged header at a"),
+        ([], b"", "damaged header"),
+        (b"not json", b"", "damaged header"),
+        (b"\xff\xfe", b"", "damaged header"),
+        (b"[" * 100_000, b"", "damaged header"),
+        (b'{"a":1,"a":2}', b"", "repeats 'a'"),
+        ({"a\nb": entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
+        ({"\ud800": entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
+        ({"": entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
+        ({"a" * 2000: entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
+    ],
+)
+def test_a_damaged_header_is_refused_in_one_line_with_the_files_name(
+    tmp_path: Path, header: Any, data: bytes, says: str
+) -> None:
+    file = raw_file(tmp_path / "x.safetensors", header, data)
+    with pytest.raises(CheckpointError) as caught:
+        read_header(file)
+    assert says in str(caught.value) and "x.safetensors" in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("length", [3, 10**6, 10**12, 2**63, 2**64 - 1])
+def test_a_header_length_larger_than_the_file_is_refused(tmp_path: Path, length: int) -> None:
+    file = raw_file(tmp_path / "x.safetensors", {}, length=length)
+    with pytest.raises(CheckpointError):
+        read_header(file)
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.safetensors"
+    save(whole, {name: array for name, array in ARRAYS.items() if array.size})
+    content = whole.read_bytes()
+    cut = tmp_path / "cut.safetensors"
+    for size in range(len(content)):
+        cut.write_bytes(content[:size])
+        with pytest.raises(CheckpointError):
+            read_header(cut)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(max_size=3),
+        st.recursive(
+            st.none() | st.integers() | st.floats() | st.text(max_size=4) | st.just("F32"),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(["dtype", "shape", "data_offsets"]), inner, max_size=3
+                )
+            ),
+            max_leaves=8,
+        ),
+        max_size=3,
+    ),
+    st.binary(max_size=16),
+)
+def test_any_header_either_fits_the_file_or_is_a_checkpoint_error(
+    tmp_path_factory: pytest.TempPathFactory, header: Any, data: bytes
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "fuzz.safetensors"
+    raw_file(file, json.dumps(header).encode(), data)
+    try:
+        infos = read_header(file)
+    except CheckpointError as problem:
+        assert "\n" not in str(problem).replace(str(file), "")
+    else:
+        assert sum(info.nbytes for info in infos.values()) == len(data)
+        assert {name: array.shape for name, array in load(file).items()} == {
+            name: info.shape for name, info in infos.items()
+        }

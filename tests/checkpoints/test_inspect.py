@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from mlx_specdec import __version__
+from mlx_specdec.checkpoints import destination
 from mlx_specdec.checkpoints import t5_keys as keys
+from mlx_specdec.checkpoints.files import Weights
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile
 from mlx_specdec.checkpoints.formats.torch import TorchFile
+from mlx_specdec.checkpoints.quantization import Quantization
+from mlx_specdec.checkpoints.tensors import Tensor
+from mlx_specdec.checkpoints.writer import Change, write_weights
+from mlx_specdec.conversion import report as digests
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.inspect import Inspection, inspect
-from mlx_specdec.errors import CheckpointError, SourceError
+from mlx_specdec.conversion.report import Digests, combined
+from mlx_specdec.conversion.verify import compare
+from mlx_specdec.errors import CheckpointError, OutputError, SourceError
 
-from ..support.checkpoints import T5, t5_weights, write_t5
+from ..support import tiny
+from ..support.checkpoints import T5, t5_weights, write_sharded_t5, write_t5
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
@@ -148,3 +161,212 @@ def test_damage_and_nothing_at_all_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "cut.safetensors").write_bytes(b"1234")
     with pytest.raises(CheckpointError, match="truncated"):
         inspect(str(tmp_path / "cut.safetensors"))
+
+
+# provenance.json says what was read, what became of it, and which bytes both sides have.
+
+
+def provenance(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
+
+
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_digests_are_those_of_the_files_on_both_sides(tmp_path: Path) -> None:
+    source = write_sharded_t5(tmp_path / "t5")
+    report = convert(str(source), tmp_path / "out", shard_bytes=20_000)
+    found = provenance(tmp_path / "out")
+    for directory, side in ((source, "source"), (tmp_path / "out", "result")):
+        files = found[side]["files"]
+        weights = {file.name for file in directory.glob("*.safetensors")}
+        assert weights | {"config.json"} <= files.keys()
+        for name, entry in files.items():
+            file = directory / name
+            assert entry == {"bytes": file.stat().st_size, "sha256": sha256(file)}
+        lines = "".join(f"{files[name]['sha256']}  {name}\n" for name in sorted(files))
+        assert found[side]["digest"] == hashlib.sha256(lines.encode()).hexdigest()
+    assert found["source"]["digest"][:16] in report.describe()
+    assert found["result"]["digest"][:16] in report.describe()
+
+
+def test_every_tensor_left_out_is_named_with_the_reason(tmp_path: Path) -> None:
+    weights = t5_weights(T5)
+    weights["lm_head.weight"] = weights["shared.weight"] + 0
+    weights[BIAS] = mx.zeros((8, 4))
+    source = write_t5(tmp_path / "t5", weights=weights)
+    report = convert(str(source), tmp_path / "out", dtype="bfloat16")
+    tensors = provenance(tmp_path / "out")["tensors"]
+    assert tensors["read"] == len(weights)
+    assert tensors["tied"] == {"lm_head.weight": "shared.weight"}
+    assert tensors["dropped"] == {BIAS: keys.UNUSED}
+    for part in (BIAS, keys.UNUSED, "lm_head.weight"):
+        assert part in report.describe()
+
+
+def test_names_types_and_bits_are_told_and_no_directory_of_this_machine(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    report = convert(str(source), tmp_path / "out", quantize=True, q_group_size=32)
+    found = provenance(tmp_path / "out")
+    assert found["tool"] == f"mlx-specdec {__version__}"
+    assert (found["source"]["name"], found["source"]["format"]) == ("t5", "safetensors")
+    assert found["result"]["bits_per_weight"] == pytest.approx(report.bits_per_weight, abs=1e-4)
+    assert "4-bit" in found["result"]["dtype"]
+    assert str(tmp_path) not in (tmp_path / "out" / "provenance.json").read_text()
+
+
+def test_renamed_tensors_are_told_under_the_sources_names(tmp_path: Path) -> None:
+    source = FIXTURES / "gguf" / "t5-copied-head.gguf"
+    convert(str(source), tmp_path / "out")
+    found = provenance(tmp_path / "out")
+    assert found["tensors"]["renamed"]["token_embd.weight"] == "shared.weight"
+    assert found["tensors"]["tied"] == {"output.weight": "token_embd.weight"}
+    assert found["source"]["files"] == {
+        source.name: {"bytes": source.stat().st_size, "sha256": sha256(source)}
+    }
+
+
+def test_parts_of_metas_layout_go_by_their_own_names(tmp_path: Path) -> None:
+    source = FIXTURES / "meta" / "llama2"
+    convert(str(source), tmp_path / "out")
+    files = provenance(tmp_path / "out")["source"]["files"]
+    assert files.keys() == {file.name for file in source.glob("*.pth")} | {"params.json"}
+
+
+def test_experts_that_mlx_lm_joins_are_told_as_joined(tmp_path: Path) -> None:
+    source = FIXTURES / "gguf" / "mixtral-old.gguf"
+    report = convert(str(source), tmp_path / "out")
+    tensors = provenance(tmp_path / "out")["tensors"]
+    assert len(tensors["joined"]) > len(tensors["computed"]) > 0
+    assert "joined into" in report.describe()
+
+
+def test_the_same_conversion_writes_the_same_file(tmp_path: Path) -> None:
+    source = write_t5(tmp_path / "t5")
+    texts = []
+    for name in ("one", "two"):
+        convert(str(source), tmp_path / name)
+        texts.append((tmp_path / name / "provenance.json").read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_mlx_lm_still_loads_what_has_a_provenance(tmp_path: Path) -> None:
+    import mlx_lm
+
+    source = tiny.write("llama", tmp_path / "llama")
+    convert(str(source), tmp_path / "out")
+    assert (tmp_path / "out" / "provenance.json").is_file()
+    model, _ = mlx_lm.utils.load_model(tmp_path / "out")
+    assert model(mx.array([[1, 2, 3]])).shape[1] == 3
+
+
+def test_files_longer_than_the_buffer_have_their_own_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "BUFFER_BYTES", 1000)
+    (tmp_path / "a").write_bytes(bytes(range(256)) * 10)
+    (tmp_path / "b").write_bytes(b"")
+    with Digests([tmp_path / "a", tmp_path / "b"]) as work:
+        found = work.result()
+    assert {name: one.sha256 for name, one in found.items()} == {
+        name: sha256(tmp_path / name) for name in ("a", "b")
+    }
+    assert combined(found) != combined({"a": found["a"]})
+
+
+def test_a_file_that_goes_away_is_one_sentence(tmp_path: Path) -> None:
+    with Digests([tmp_path / "gone"]) as work, pytest.raises(CheckpointError, match="gone"):
+        work.result()
+
+
+def test_leaving_the_block_ends_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "BUFFER_BYTES", 1)
+    (tmp_path / "large").write_bytes(bytes(3_000_000))
+    with Digests([tmp_path / "large"]) as work:
+        pass
+    assert "large" not in work.result()
+
+
+# What is written, read back and told: aligned, whole, and no more than was asked for.
+
+
+PAIRS = {name: Tensor.of(mx.arange(6, dtype=mx.float32).reshape(2, 3)) for name in "ab"}
+
+
+def unchanged(name: str, tensor: Tensor) -> Change:
+    return Change()
+
+
+@pytest.mark.parametrize(
+    ("written", "asked", "says"),
+    [("ab", "a", "b should not be there"), ("a", "ab", "b is missing")],
+)
+def test_the_result_has_what_was_asked_for_and_no_more(
+    tmp_path: Path, written: str, asked: str, says: str
+) -> None:
+    pairs = [(name, PAIRS[name]) for name in written]
+    write_weights(tmp_path, pairs, unchanged, shard_bytes=1000)
+    assert compare(Weights(tmp_path), pairs, unchanged).tensors == len(written)
+    with pytest.raises(OutputError, match=says):
+        compare(Weights(tmp_path), [(name, PAIRS[name]) for name in asked], unchanged)
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_the_smallest_damage_to_a_quantized_matrix_is_found(tmp_path: Path, place: int) -> None:
+    change = Change(quantization=Quantization(8, 32))
+    pairs = [("a.weight", Tensor.of(mx.random.normal((8, 32), key=mx.random.key(1))))]
+    write_weights(tmp_path, pairs, lambda name, tensor: change, shard_bytes=10_000)
+    assert compare(Weights(tmp_path), pairs, lambda name, tensor: change).quantized > 0
+    file = tmp_path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    begin = json.loads(data[8 : 8 + length])["a.weight"]["data_offsets"][0]
+    data[8 + length + begin + place] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(OutputError, match=r"a\.weight differs from its source"):
+        compare(Weights(tmp_path), pairs, lambda name, tensor: change)
+
+
+def test_every_tensor_lies_where_its_type_may(tmp_path: Path) -> None:
+    kinds = {"a": mx.uint8, "b": mx.float32, "c": mx.float16, "d": mx.int64}
+    pairs = [(name, Tensor.of(mx.ones((3,), dtype=kind))) for name, kind in kinds.items()]
+    write_weights(tmp_path, pairs, unchanged, shard_bytes=1000)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert length % 8 == 0
+    for name, kind in kinds.items():
+        assert header[name]["data_offsets"][0] % kind.size == 0
+
+
+def test_room_is_asked_for_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
+    destination.check_room(tmp_path / "out", 100)
+    with pytest.raises(OutputError, match="101 bytes, and its disk has 100 bytes free"):
+        destination.check_room(tmp_path / "out", 101)
+
+
+@pytest.mark.parametrize("change", [{"bits": 4}, {"group_size": 64}])
+def test_packings_that_are_not_as_config_json_says_are_not_unpacked(
+    tmp_path: Path, change: dict[str, int]
+) -> None:
+    packed = tmp_path / "packed"
+    source = str(write_t5(tmp_path / "t5"))
+    convert(source, packed, quantize=True, q_bits=8, q_group_size=32)
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization"] |= change
+    (packed / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"is not quantized as config\.json says"):
+        convert(str(packed), tmp_path / "out", dequantize=True)
+
+
+def test_a_twin_of_the_embedding_that_is_no_copy_is_not_called_one(tmp_path: Path) -> None:
+    weights = t5_weights(T5)
+    shared = weights["shared.weight"]
+    twins = {"encoder.embed_tokens.weight": shared + 1, "decoder.embed_tokens.weight": shared}
+    source = write_t5(tmp_path / "t5", weights={**weights, **twins})
+    report = convert(str(source), tmp_path / "out").tensor_report
+    assert report.tied == {"decoder.embed_tokens.weight": "shared.weight"}
+    assert report.dropped.keys() == {"encoder.embed_tokens.weight"}
+    assert "no copy" in report.dropped["encoder.embed_tokens.weight"]

@@ -485,7 +485,7 @@ def test_parts_of_a_gguf_are_not_followed_out(run: Run, tmp_path: Path) -> None:
 
 
 # config.json with numbers that no model has: one line, at once, whoever reads it. One case a
-# message; `tests/checkpoints/test_keys.py` and `test_configuration.py` have the values.
+# message; `tests/checkpoints/test_configuration.py` has the values.
 
 
 def changed(source: Path, directory: Path, key: str, value: Any) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import pytest
@@ -16,6 +16,7 @@ from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.decoding.stop_criteria import StopCriteria
 from mlx_specdec.decoding.stopwatch import Stopwatch
 from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.engine.memory import AutoBatchSize
 from mlx_specdec.interfaces import Noise, Proposal, Proposer, Scores, no_proposal
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
@@ -213,3 +214,29 @@ def test_every_text_is_what_it_is_alone(count: int, seed: int, joins_after: int 
     for number, seen in zip(order, proposer.seen, strict=True):
         whole = [1 + number, *expected[number]]
         assert seen[: len(whole)] == whole[: len(seen)]
+
+
+# The size of batches goes to where most tokens come, and stays there.
+
+
+@pytest.mark.parametrize(
+    ("rate", "most", "expected"),
+    [
+        (lambda size: size, 64, 64),
+        (lambda size: size, 24, 16),
+        (lambda size: min(size, 16), 64, 16),
+        (lambda size: min(size, 4), 64, 4),
+        (lambda size: 1.0, 64, 1),
+        (lambda size: -abs(size - 32) + 100, 64, 32),
+        (lambda size: 1 / size, 64, 1),
+    ],
+)
+def test_it_settles_where_most_tokens_come(
+    rate: Callable[[int], float], most: int, expected: int
+) -> None:
+    size, seen = AutoBatchSize(most=most), set()
+    for _ in range(12):
+        seen.add(size.size)
+        size.took(int(1000 * rate(size.size)), 1000.0)
+    assert size.size == expected
+    assert max(seen) <= most

@@ -1,0 +1,574 @@
+"""GGUF files become models that compute what torch computes with the same weights."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tracemalloc
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, pre_tokenizers
+
+from mlx_specdec.checkpoints import files
+from mlx_specdec.checkpoints.formats.gguf_header import Metadata, read_header
+from mlx_specdec.checkpoints.formats.vocabularies import RULES, tokenizer_files
+from mlx_specdec.checkpoints.source import as_directory
+from mlx_specdec.conversion.compare import compare_logits
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.errors import CheckpointError, OutputError, SourceError
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.text.tokenizer import load_tokenizer
+
+from ..support.gguf_files import Gguf, Raw, halves, llama
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "gguf"
+MODELS = sorted(file.stem for file in FIXTURES.glob("*.gguf"))
+TEXTS = json.loads((FIXTURES / "texts.json").read_text(encoding="utf-8"))
+
+
+def log_p(directory: Path, expected: np.lib.npyio.NpzFile) -> np.ndarray:
+    """What the model in `directory` computes for a fixture's tokens."""
+    tokens = expected["tokens"].tolist()
+    prompt = expected["source"].tolist() if "source" in expected else tokens[:1]
+    context = load_model(directory, dtype="float32").model.open(prompt)
+    logits = context.advance(mx.array([tokens])).logits[0].astype(mx.float32)
+    return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_torch(name: str, tmp_path: Path) -> None:
+    report = convert(
+        str(FIXTURES / f"{name}.gguf"), tmp_path / "out", compare_logits=compare_logits
+    )
+    assert report.verified.logits == 0
+    assert report.differences.plain == 0
+    with np.load(FIXTURES / f"{name}.npz") as expected:
+        assert np.abs(log_p(tmp_path / "out", expected) - expected["log_p"]).max() < 1e-4
+
+
+def test_there_are_fixtures_of_both_families() -> None:
+    assert {"llama-q4_0", "llama-many", "mixtral", "qwen3-q4_0", "t5-f32", "umt5-f32"} <= {*MODELS}
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_tokenizer_splits_text_as_the_original_does(name: str, tmp_path: Path) -> None:
+    convert(str(FIXTURES / f"{name}.gguf"), tmp_path / "out")
+    kind = "encoder-decoder" if name.startswith("t5") else "decoder-only"
+    tokenizer = load_tokenizer(tmp_path / "out", kind=kind)
+    for text, ids in TEXTS[name]["pairs"]:
+        assert tokenizer.encode(text) == ids
+    assert tokenizer.size == TEXTS[name]["size"]
+    assert tokenizer.eos_token_ids == ((2,) if name == "llama-f16" else (1,))
+
+
+@pytest.mark.parametrize("name", ["llama-f16", "llama-three", "qwen2-q8_0"])
+def test_tokenizer_gives_text_back(name: str, tmp_path: Path) -> None:
+    convert(str(FIXTURES / f"{name}.gguf"), tmp_path / "out")
+    tokenizer = load_tokenizer(tmp_path / "out", kind="decoder-only")
+    for text, _ in TEXTS[name]["pairs"]:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_chat_template_is_carried_over(tmp_path: Path) -> None:
+    convert(str(FIXTURES / "llama-three.gguf"), tmp_path / "out")
+    tokenizer = load_tokenizer(tmp_path / "out", kind="decoder-only")
+    assert tokenizer.has_chat_template
+    assert tokenizer.apply_chat("fox") == tokenizer.encode("[fox]")[1:]
+
+
+def test_a_tokenizer_beside_the_file_is_taken_instead(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(FIXTURES / "llama-q4_0.gguf", source)
+    convert(str(FIXTURES / "llama-three.gguf"), tmp_path / "three")
+    shutil.copy(tmp_path / "three" / "tokenizer.json", source)
+    convert(str(source), tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (
+        tmp_path / "three" / "tokenizer.json"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["llama-f16", "t5-f16"])
+def test_vectors_that_were_widened_get_their_half_type_back(name: str, tmp_path: Path) -> None:
+    convert(str(FIXTURES / f"{name}.gguf"), tmp_path / "out")
+    kinds = {str(array.dtype) for _, array in files.tensors(tmp_path / "out")}
+    assert kinds == {"mlx.core.float16"}
+
+
+def test_vectors_that_do_not_fit_the_half_type_stay_wide(tmp_path: Path) -> None:
+    model = llama()
+    model.arrays["output_norm.weight"] = np.full(32, 1 + 2**-20, np.float32)
+    model.write(tmp_path / "m.gguf")
+    convert(str(tmp_path / "m.gguf"), tmp_path / "out")
+    found = dict(files.tensors(tmp_path / "out"))
+    assert found["model.norm.weight"].dtype == mx.float32
+    assert found["model.layers.0.input_layernorm.weight"].dtype == mx.float16
+
+
+def test_packed_types_are_named_and_can_be_packed_again(tmp_path: Path) -> None:
+    report = convert(str(FIXTURES / "llama-q4_0.gguf"), tmp_path / "out", quantize=True)
+    assert any("Q4_0" in note for note in report.notes)
+    assert report.differences.quantized is not None
+
+
+def test_a_directory_with_one_file_and_parts_give_the_same(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    model = llama()
+    model.write(whole / "m.gguf")
+    for number, part in enumerate(halves(model), 1):
+        part.write(parts / f"m-{number:05d}-of-00002.gguf")
+    for source in (whole, parts, parts / "m-00002-of-00002.gguf"):
+        convert(str(source), tmp_path / "out", overwrite=True)
+        found = dict(files.tensors(tmp_path / "out"))
+        assert len(found) == len(model.arrays)
+        assert np.array_equal(np.array(found["lm_head.weight"]), model.arrays["output.weight"])
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    first, _ = halves(llama())
+    first.write(tmp_path / "m-00001-of-00002.gguf")
+    with pytest.raises(CheckpointError, match=r"lacks the shard m-00002-of-00002\.gguf"):
+        convert(str(tmp_path), tmp_path / "out")
+
+
+def test_two_models_in_one_directory_are_a_question(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        llama().write(tmp_path / f"{name}.gguf")
+    with pytest.raises(CheckpointError, match=r"a\.gguf, b\.gguf: name the file"):
+        convert(str(tmp_path), tmp_path / "out")
+
+
+def test_safetensors_win_where_both_are(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    convert(str(FIXTURES / "llama-f32.gguf"), source)
+    (source / "other.gguf").write_bytes(b"GGUF and no more")
+    report = convert(str(source), tmp_path / "out", compare_logits=compare_logits)
+    assert report.verified.logits == 0
+
+
+def test_the_result_is_called_as_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert convert(str(FIXTURES / "llama-f32.gguf")).path == Path("weights/llama-f32")
+
+
+def test_the_source_is_not_overwritten(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    source.mkdir()
+    llama().write(source / "m.gguf")
+    with pytest.raises(OutputError, match="holds the model to convert"):
+        convert(str(source / "m.gguf"), source, overwrite=True)
+
+
+def test_other_files_are_no_models(tmp_path: Path) -> None:
+    (tmp_path / "m.txt").write_text("x")
+    with pytest.raises(SourceError, match="is a file"):
+        convert(str(tmp_path / "m.txt"), tmp_path / "out")
+
+
+def test_nothing_temporary_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    convert(str(FIXTURES / "llama-three.gguf"), tmp_path / "out")
+    model = Gguf("llama")
+    model.write(tmp_path / "bad.gguf")
+    with pytest.raises(CheckpointError):
+        convert(str(tmp_path / "bad.gguf"), tmp_path / "bad")
+    assert not any((tmp_path / "temporary").iterdir())
+
+
+def test_a_full_temporary_directory_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OutputError, match="No space left on device: make room, or set TMPDIR"):
+        convert(str(FIXTURES / "llama-three.gguf"), tmp_path / "out")
+
+
+def test_a_t5_is_converted_without_mlx_lm_and_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from mlx_specdec.conversion.convert import convert\n"
+        f"convert({str(FIXTURES / 't5-q8_0.gguf')!r}, Path({str(tmp_path / 'out')!r}))\n"
+        "assert not {'mlx_lm', 'transformers', 'torch'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_what_is_not_converted_yet_says_so(tmp_path: Path) -> None:
+    llama().write(tmp_path / "m.gguf")
+    for source in (tmp_path, tmp_path / "m.gguf"):
+        with pytest.raises(CheckpointError, match="is a GGUF model: convert it first"):
+            load_model(source)
+
+
+# Tokenizers rebuilt from GGUF metadata split any text as the originals do.
+
+
+ROOT = Path(__file__).parents[2]
+LLAMA = {
+    "model_type": "bpe",
+    "byte_fallback": True,
+    "normalization_rule_name": "identity",
+    "split_digits": True,
+    "remove_extra_whitespaces": False,
+    "allow_whitespace_only_pieces": True,
+}
+T5 = {"model_type": "unigram", "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama-without-prefix": {**LLAMA, "add_dummy_prefix": False},
+    "gemma": {**LLAMA, "add_dummy_prefix": False},
+    "t5": T5,
+    "t5-with-bytes": {**T5, "byte_fallback": True},
+    "t5-with-spaces": {**T5, "remove_extra_whitespaces": False},
+}
+LETTERS = "abcdefghi XYZ  .,'\"\n\t0123456789éüœßﬁ½Ⅳａ日本語🙂–’"
+
+PRINTED = st.characters(exclude_categories=("C",), exclude_characters="<")
+"""Nothing that sentencepiece removes: of a text of nothing else it leaves a space. Nothing like
+<unk> either, which is a token to us, as to transformers, and text to sentencepiece."""
+
+
+@cache
+def pair(kind: str) -> tuple[sentencepiece.SentencePieceProcessor, Tokenizer]:
+    """A vocabulary of this file, and the same rebuilt."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([line for line in lines if line.strip()]),
+        model_writer=written,
+        vocab_size=600,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **KINDS[kind],
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    return processor, Tokenizer.from_str(
+        tokenizer_files(metadata(kind, processor))["tokenizer.json"]
+    )
+
+
+def metadata(kind: str, processor: sentencepiece.SentencePieceProcessor) -> Metadata:
+    """What llama.cpp's converter would write of a vocabulary."""
+    tests = ((2, "is_unknown"), (3, "is_control"), (6, "is_byte"))
+    ids = range(processor.get_piece_size())
+    types = [next((n for n, test in tests if getattr(processor, test)(id)), 1) for id in ids]
+    architecture = kind.partition("-")[0]
+    values: dict[str, Any] = {
+        "model": "t5" if architecture == "t5" else "llama",
+        "tokens": [processor.id_to_piece(id) for id in ids],
+        "scores": np.array([processor.get_score(id) for id in ids], np.float32),
+        "token_type": np.array(types, np.int32),
+        "add_space_prefix": KINDS[kind].get("add_dummy_prefix", True),
+        "remove_extra_whitespaces": KINDS[kind].get("remove_extra_whitespaces", True),
+        "eos_token_id": processor.eos_id(),
+    }
+    if architecture == "t5":
+        charsmap = processor.serialized_model_proto()
+        values["precompiled_charsmap"] = np.frombuffer(_charsmap(charsmap), np.uint8)
+    return Metadata(
+        {"general.architecture": architecture}
+        | {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+    )
+
+
+def _charsmap(model: bytes) -> bytes:
+    """The largest field of the normaliser's part of a model, told by its tags and lengths."""
+    place = model.rindex(b"\x0a\x08nmt_nfkc\x12") + len(b"\x0a\x08nmt_nfkc\x12")
+    length = shift = 0
+    while True:
+        byte = model[place]
+        length |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return model[place : place + length]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_code_is_split_the_same_line_by_line(kind: str) -> None:
+    processor, rebuilt = pair(kind)
+    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+        assert rebuilt.encode(line, add_special_tokens=False).ids == processor.encode(line)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(text=st.one_of(st.text(LETTERS, max_size=40), st.text(PRINTED, max_size=12)))
+def test_any_text_is_split_the_same(kind: str, text: str) -> None:
+    processor, rebuilt = pair(kind)
+    assert rebuilt.encode(text, add_special_tokens=False).ids == processor.encode(text)
+
+
+def test_rules_for_bytes_are_those_of_transformers_where_it_has_them() -> None:
+    name = "transformers.integrations.gguf.gguf_tokenizer_mapping"
+    theirs = pytest.importorskip(name, exc_type=ImportError).GGUF_PRE_TOKENIZER_SPLITS
+    common = RULES.keys() & theirs.keys()
+    assert len(common) > 15
+    for name in common:
+        assert RULES[name].split == theirs[name], name
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_gives_text_back(rule: str) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    said = {"model": "gpt2", "pre": rule, "tokens": letters}
+    values = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
+    made = tokenizer_files(Metadata({"general.architecture": "llama", **values}))
+    tokenizer = Tokenizer.from_str(made["tokenizer.json"])
+    text = "Grüße! I'll say  12345 timesÄ\n\n日本 🙂 HTTPServer/x"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+# Damaged and hostile GGUF files cost one CheckpointError: no crash, no memory, no half a model.
+
+
+HUGE = 2**62
+LAST, END = "output_norm.weight", 20_736
+"""The last tensor of a sound model, and where it lies."""
+VOCABULARY: dict[str, Any] = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "a", "b", "ab"],
+    "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -1.0, -2.0, -3.0],
+    "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1],
+    "tokenizer.ggml.eos_token_id": 2,
+}
+
+
+def changed(
+    said: dict[str, Any] | None = None,
+    *,
+    lists: dict[str, tuple[tuple[int, ...], int, int]] | None = None,
+    arrays: dict[str, np.ndarray] | None = None,
+    lacks: str = "",
+    **header: Any,
+) -> Gguf:
+    """A sound model but for what is given. said: metadata, where "." stands for llama and "t" for
+    tokenizer.ggml, with which a vocabulary comes. lists: how a tensor is listed."""
+    said = said or {}
+    model = llama(**VOCABULARY if any(key.startswith("t.") for key in said) else {})
+    for key, value in said.items():
+        model.metadata[re.sub(r"^t\.", "tokenizer.ggml.", re.sub(r"^\.", "llama.", key))] = value
+    model.lists |= lists or {}
+    model.arrays |= {name: np.float32(array) for name, array in (arrays or {}).items()}
+    model.metadata.pop(lacks, None)
+    model.arrays.pop(lacks, None)
+    vars(model).update(header)
+    return model
+
+
+def listed(*how: Any) -> Gguf:
+    """A sound model whose last matrix is listed as (axes, type, offset)."""
+    return changed(lists={"output.weight": how})
+
+
+def raw(kind: int, form: str, *values: int) -> Gguf:
+    """A sound model with one more value of the metadata, spelled byte by byte."""
+    return changed({"x": Raw(kind, struct.pack(form, *values))})
+
+
+FACTORS = {"rope_freqs.weight": np.array([1, 2, 3, 4])}
+EXPERTS = {".expert_count": 4, ".expert_used_count": 2}
+REFUSED: dict[str, Gguf] = {
+    "claims 4611686018427387904 keys, more than fit": changed(counts=(11, HUGE)),
+    "x claims 4611686018427387904 entries": raw(9, "<IQ", 8, HUGE),
+    "4194304 entries of x, more than fit": raw(9, "<IQ", 8, 4 << 20),
+    "a string at x claims 46": raw(8, "<Q", HUGE),
+    "x is a list of a type": raw(9, "<IQ", 9, 1),
+    "x is of an unknown type": raw(77, ""),
+    "a string at x is not UTF-8": raw(8, "<QB", 1, 255),
+    "a key is called": changed({"x\a": 1}),
+    "of GGUF version 4": changed(version=4),
+    "aligned to 33": changed({"general.alignment": 33}),
+    "has no llama.embedding_length": changed(lacks="llama.embedding_length"),
+    "architecture 'mamba'; .* cohere2, gemma, .*, starcoder2, t5 are read": Gguf("mamba"),
+    "an encoder alone, which cannot generate text": Gguf("t5encoder"),
+    "no model but 'adapter'": changed({"general.type": "adapter"}),
+    "lacks the tensor blk.0.ffn_up.weight": changed(lacks="blk.0.ffn_up.weight"),
+    "claims the shape": listed((HUGE, HUGE), 1, 0),
+    "is truncated in": changed(lists={LAST: ((2**31 - 1,) * 4, 0, END)}),
+    "has 0 axes": listed((), 1, 0),
+    "no whole number of Q8_0 blocks": listed((33, 40), 8, 0),
+    "ggml's type 999": listed((32, 40), 999, 0),
+    "Q8_K, .*cannot expand": listed((256, 5), 15, 0),
+    "output.weight does not begin where": listed((32, 40), 1, 7),
+    "lies on top of": listed((32, 40), 1, 0),
+    r"has shape \(31,\)": changed(lists={LAST: ((31,), 0, END)}),
+    "holds I32 in output_norm.weight instead": changed(lists={LAST: ((32,), 26, END)}),
+    "holds blk.1.x": changed(arrays={"blk.1.x": np.ones(2)}),
+    "claims 1000000000 layers": changed({".block_count": 10**9}),
+    "0 heads, widths": changed({".attention.head_count": 0}),
+    "cannot share 3 heads of keys": changed({".attention.head_count_kv": 3}),
+    "keys and values of different widths": changed({".attention.value_length": 4}),
+    "it uses 5 of 4 experts": changed({**EXPERTS, ".expert_used_count": 5}),
+    "has '4' for .*, which has to be one whole number": changed({".context_length": "4"}),
+    r"has \[2, 1\] for": changed({".attention.head_count_kv": [2, 1]}),
+    "nan for llama.rope.scaling.factor, .* a number": changed({".rope.scaling.factor": np.nan}),
+    "-1.0 for llama.rope.freq_base, .* a number above 0": changed({".rope.freq_base": -1.0}),
+    "part of each head": changed({".rope.dimension_count": 4}),
+    "positions by 'yarn'": changed({".rope.scaling.type": "yarn"}),
+    "scales rotary positions by -2.0": changed({".rope.scaling.factor": -2.0}),
+    "positions of a mixtral": changed({**EXPERTS, ".rope.scaling.factor": 2.0}),
+    "not those of Llama 3.1": changed(arrays=FACTORS),
+    "rope_freqs.weight has shape": changed(arrays={"rope_freqs.weight": np.ones(3)}),
+    "vocabulary of the kind 'rwkv'": changed({"t.model": "rwkv"}),
+    "rule 'my-own'": changed({"t.model": "gpt2", "t.pre": "my-own"}),
+    "6 tokens and 1 scores": changed({"t.scores": [1.0]}),
+    "names the token 6 of 6": changed({"t.eos_token_id": 6}),
+    "merges 'a c'": changed({"t.model": "gpt2", "t.merges": ["a c"]}),
+    "damaged vocabulary": changed({"t.model": "t5", "t.precompiled_charsmap": [255, 255, 255]}),
+    "vocabulary has no scores": changed({"t.model": "t5"}, lacks="tokenizer.ggml.scores"),
+    "a list of texts": changed({"t.tokens": [1, 2]}),
+    "a list of numbers": changed({"t.scores": ["x"]}),
+    "true or false": changed({"t.add_space_prefix": 1}),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_refused_in_one_sentence(sentence: str, tmp_path: Path) -> None:
+    file = REFUSED[sentence].write(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match=sentence) as caught:
+        convert(str(file), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
+    assert [each.name for each in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    whole = llama(**VOCABULARY).bytes()
+    file = tmp_path / "m.gguf"
+    for length in [*range(0, 1200, 13), *range(1200, len(whole), 997), len(whole) - 1]:
+        file.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError):
+            convert(str(file), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(CheckpointError, match="git lfs pull"):
+        convert(str(tmp_path / "m.gguf"), tmp_path / "out")
+
+
+def test_names_are_not_repeated(tmp_path: Path) -> None:
+    model = llama()
+    text = model.bytes()
+    file = tmp_path / "m.gguf"
+    file.write_bytes(text.replace(b"blk.0.attn_q.weight", b"blk.0.attn_k.weight"))
+    with pytest.raises(CheckpointError, match=r"repeats the tensor blk\.0\.attn_k\.weight"):
+        convert(str(file), tmp_path / "out")
+    file.write_bytes(text.replace(b"llama.context_length", b"general.architecture"))
+    with pytest.raises(CheckpointError, match=r"repeats the key general\.architecture"):
+        convert(str(file), tmp_path / "out")
+
+
+def test_sentences_name_what_the_user_named(tmp_path: Path) -> None:
+    file = llama().write(tmp_path / "m.gguf")
+    with (
+        pytest.raises(CheckpointError, match=f"^{re.escape(str(file))}/config.json is wrong$"),
+        as_directory(file) as directory,
+    ):
+        raise CheckpointError(f"{directory / 'config.json'} is wrong")
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model = llama()
+    model.arrays["output.weight"][3, 4] = np.nan
+    with pytest.raises(CheckpointError, match="lm_head"):
+        convert(str(model.write(tmp_path / "m.gguf")), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_big_endian_files_are_read_and_packed_ones_refused(tmp_path: Path) -> None:
+    big, little = llama(), llama()
+    big.order = ">"
+    convert(str(big.write(tmp_path / "big.gguf")), tmp_path / "big")
+    convert(str(little.write(tmp_path / "little.gguf")), tmp_path / "little")
+    name = "model.safetensors"
+    assert (tmp_path / "big" / name).read_bytes() == (tmp_path / "little" / name).read_bytes()
+    big.lists["output.weight"] = ((32, 40), 8, 0)
+    with pytest.raises(CheckpointError, match="big-endian and holds Q8_0"):
+        convert(str(big.write(tmp_path / "packed.gguf")), tmp_path / "packed")
+
+
+def test_a_header_that_lies_costs_no_memory() -> None:
+    count = struct.pack("<IQ", 8, 4_000_000)
+    text = llama(x=Raw(9, count)).bytes()
+    tracemalloc.start()
+    with pytest.raises(Exception, match="more than fit"):
+        read_header(text)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+
+
+def test_a_token_of_great_length_costs_no_time(tmp_path: Path) -> None:
+    tokens = [*VOCABULARY["tokenizer.ggml.tokens"][:5], "a" * 2_000_000]
+    model = llama(**VOCABULARY | {"tokenizer.ggml.tokens": tokens})
+    convert(str(model.write(tmp_path / "m.gguf")), tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.json").stat().st_size > 2_000_000
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_changed_bytes_are_refused_or_harmless(data: st.DataObject, tmp_path: Path) -> None:
+    whole = bytearray(llama(**VOCABULARY).bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, 1700))
+        whole[place] = data.draw(st.integers(0, 255))
+    file = tmp_path / "m.gguf"
+    file.write_bytes(whole)
+    try:
+        convert(str(file), tmp_path / "out", overwrite=True)
+    except CheckpointError as problem:
+        assert "\n" not in str(problem)
+
+
+ODD = [0, 1, 3, 31, 10**6, 2**31, 0.0, -1.0, 1e30, True, "x", [1, 2], ["a"], [0.5]]
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_odd_metadata_are_refused_or_harmless(data: st.DataObject, tmp_path: Path) -> None:
+    model = llama(**VOCABULARY)
+    for key in data.draw(st.lists(st.sampled_from(sorted(model.metadata)), min_size=1, max_size=3)):
+        model.metadata[key] = data.draw(st.sampled_from(ODD))
+    if data.draw(st.booleans()):
+        axes = st.lists(st.sampled_from([0, 1, 32, 33, 40, 2**31 - 1]), max_size=5).map(tuple)
+        how = st.tuples(axes, st.integers(0, 40), st.sampled_from([0, 32, 7, 2**40]))
+        model.lists["output.weight"] = data.draw(how)
+    file = model.write(tmp_path / "m.gguf")
+    try:
+        convert(str(file), tmp_path / "out", overwrite=True)
+    except CheckpointError as problem:
+        assert str(problem).startswith(f"{file} ")
