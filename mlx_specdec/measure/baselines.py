@@ -20,7 +20,7 @@ from .transformers_baseline import HuggingFace, NoBaselineError, hugging_face, t
 T = TypeVar("T", Method, FileMethod)
 
 PREFILL_BATCH_SIZE = 8
-"""Prompts that mlx-lm reads together unless it is told otherwise."""
+"""Prompts that mlx-lm reads together by default."""
 
 
 def find_baselines(
@@ -28,8 +28,8 @@ def find_baselines(
     transformers: Callable[[HuggingFace], list[T]],
     installed: Callable[[], HuggingFace] = hugging_face,
 ) -> tuple[list[T], list[str]]:
-    """All methods that can run here, and a sentence on each program: what it ran on or why it did
-    not. installed: raises NoBaselineError where torch is not."""
+    """Return all methods that can run here, and a sentence on each program: what it ran on, or why
+    it did not. installed: raises NoBaselineError without torch."""
     methods: list[T] = []
     notes: list[str] = []
     try:
@@ -51,7 +51,7 @@ def mlx_lm_methods(
     lengths: Sequence[Length],
     clock: Clock = time.perf_counter,
 ) -> list[Method]:
-    """mlx-lm's own plain decoding of the same weights, in the same process, and its speculative
+    """Return mlx-lm's plain decoding of the same weights, in the same process, and its speculative
     decoding where there is a draft. Raises NoBaselineError for a pair that it cannot run.
 
     Both run their prompt pass before they yield the first token, which is therefore not counted.
@@ -75,7 +75,7 @@ def mlx_lm_methods(
 
 
 def mlx_lm_file_methods(pair: Pair, options: Options, sizes: Sequence[int]) -> list[FileMethod]:
-    """mlx-lm's own batch generation of the same weights, in the same process. Raises
+    """Return mlx-lm's batch generation of the same weights, in the same process. Raises
     NoBaselineError for a model that it cannot run so."""
     network, same_text, token = _network(pair), options.temperature == 0, any_token(pair)
     try_out(lambda: list(_batches(network, pair, options, 2, [[token], [token, token]])))
@@ -92,7 +92,7 @@ def mlx_lm_file_methods(pair: Pair, options: Options, sizes: Sequence[int]) -> l
 
 
 def _batches(network: Any, pair: Pair, options: Options, size: int, prompts: Prompts) -> Texts:
-    """As mlx_lm.generate.batch_generate, which leaves out EOS and tells nothing before the end."""
+    """As mlx_lm.generate.batch_generate, which leaves out EOS and yields nothing before the end."""
     from mlx_lm.generate import BatchGenerator
 
     generator = BatchGenerator(
@@ -138,14 +138,14 @@ def _runner(
 ) -> Runner:
     from mlx_lm.generate import generate_step, speculative_generate_step
 
-    asked: dict[str, Any] = {"max_tokens": options.max_tokens, "sampler": _sampler(options)}
+    settings: dict[str, Any] = {"max_tokens": options.max_tokens, "sampler": _sampler(options)}
 
     def run(prompt: Sequence[int]) -> Sample:
         ids = mx.array(list(prompt))
         if length:
-            steps = speculative_generate_step(ids, *networks, num_draft_tokens=length, **asked)
+            steps = speculative_generate_step(ids, *networks, num_draft_tokens=length, **settings)
         else:
-            steps = generate_step(ids, networks[0], **asked)
+            steps = generate_step(ids, networks[0], **settings)
         tokens: list[int] = []
         started, rounds = clock(), 0
         # (token, log-probabilities) or these and whether it was drafted.

@@ -1,4 +1,4 @@
-"""What rounds of a pair cost on this machine, measured before any text needs it."""
+"""Measures the costs of rounds of a pair on this machine, before any text needs them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from ..interfaces import Progress, ignore_progress
 from ..options import Options
 
 NOISY = 0.15
-"""Relative standard error of a typical cost, above which texts teach more than a calibration."""
+"""Relative standard error of a typical cost above which a calibration is worthless."""
 
 
 def calibrate(
     pair: Pair, *, temperature: float = 0.0, turns: int = 8, progress: Progress | None = None
 ) -> dict[int, float]:
-    """Measure what a round of 1 .. 16 draft tokens costs, in plain steps, and keep it for auto.
+    """Measure the cost of a round of 1 .. 16 draft tokens, in plain steps, and save it for auto.
 
     turns: how often each length is measured; medians count. Raises OptionError without a draft, and
-    where the turns differ so much that their medians mean little: what was known then stays.
+    where the turns differ so much that their medians mean little; saved costs then stay.
     """
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
     chosen = drafters(pair, options)
-    own = tuple(each for each in chosen if each.nbytes)
-    if not own:
+    paid = tuple(each for each in chosen if each.nbytes)
+    if not paid:
         raise OptionError("there is nothing to calibrate without a draft model: name one")
-    survey, report = Survey(own[0].most), progress or ignore_progress
+    survey, report = Survey(paid[0].most), progress or ignore_progress
     report(0, turns)
     while survey.turns < turns:
-        proposer = make_proposer(own[:1], options, survey)
+        proposer = make_proposer(paid[:1], options, survey)
         ids = [pair.vocabulary // 2] * 8
         watch = Stopwatch([survey])
         decoding = make_decoding(
@@ -54,7 +54,7 @@ def calibrate(
             f"{cost_cache.directory()}"
         )
     costs = survey.measured()
-    for together in {own[:1], chosen}:
-        key = cost_key(pair, together, own[0], options)
+    for together in {paid[:1], chosen}:
+        key = cost_key(pair, together, paid[0], options)
         cost_cache.write(key, survey.learned())
     return costs

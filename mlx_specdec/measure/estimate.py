@@ -1,5 +1,9 @@
-"""A drafter on hidden states that is known by the shapes of its files: what it would take, and its
-drafts timed as a draft model's steps are."""
+"""Estimates what a pair would need and gain on this machine, from configurations alone.
+
+Both models are built with random weights of the right shapes, as far as they fit, and their passes
+are timed. A drafter on hidden states is known by the shapes of its files, and its drafts are timed
+as a draft model's steps are.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..checkpoints import disk as sizes
+from ..checkpoints.disk import usable_memory
 from ..checkpoints.tensors import dtype_name
 from ..draft_length.speedup import RoundCost, between
 from ..engine.loading import SELF_BITS
@@ -40,163 +44,13 @@ from .passes import (
 )
 from .prediction import ALPHAS, Estimate, Link, Side, Speeds, best, cluster, with_speeds
 
-
-@dataclass(frozen=True)
-class DrafterSource:
-    """One drafter as it was asked for. files: from `speculators.outline`. name: for messages."""
-
-    name: str
-    files: DrafterFiles
-    dtype: str = "auto"
-    q_bits: int | None = None
-
-    def outline(self, target: Outline) -> DrafterOutline:
-        """Its outline on a target. Raises CheckpointError where it was made for another one."""
-        return DrafterOutline(self, target)
-
-
-class Lender:
-    """A target of which a few layers may be all that is here: what it lends a drafter does not
-    depend on the others. model: the target as soon as there is one; no values until then."""
-
-    def __init__(self, target: Outline, files: DrafterFiles) -> None:
-        self.layers = len(target.layers)
-        self.vocabulary = target.vocabulary
-        self.width = files.target_width
-        self.network = target.network
-        self.model: Base | None = None
-
-    @property
-    def state_dtype(self) -> mx.Dtype:
-        """Of the hidden states."""
-        return mx.float32 if self.model is None else self.model.state_dtype
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """As contracts.TargetModel says."""
-        if self.model is None:
-            return mx.zeros((*tokens.shape, self.width))
-        return self.model.embed(tokens)
-
-    def head(self, states: mx.array) -> mx.array:
-        """As contracts.TargetModel says."""
-        assert self.model is not None, "drafts are timed once there is a target"
-        return self.model.head(states)
-
-
-class DrafterOutline:
-    """What models.outline.Outline tells of a model."""
-
-    def __init__(self, asked: DrafterSource, target: Outline) -> None:
-        files = asked.files
-        self.kind = files.kind
-        self.vocabulary = files.vocabulary
-        self._encodes = target.kind == "encoder-decoder"
-        self._lender = Lender(target, files)
-        files.check(None, self._lender.layers, self.vocabulary)
-        self._network: DrafterNetwork = kind_named(files.kind).network(files, self._lender)
-        self._network.take(files, NumberFormat(asked.dtype, asked.q_bits), values=False)
-        self.nbytes = self._network.nbytes
-        bits = {module.bits for module in self._network.modules() if hasattr(module, "bits")}
-        self.dtype = "".join(f"{each}-bit, " for each in bits) + dtype_name(self._network.dtype)
-
-    @property
-    def layers(self) -> Sequence[Layer]:
-        """All that it has."""
-        return self._network.layers
-
-    @property
-    def most(self) -> int:
-        """How many tokens a round may draft."""
-        most: int = self._network.most
-        return most
-
-    def cache_nbytes(self, prompt: int, generated: int) -> int:
-        """Keys and values of a text, and of its source where the target encodes that."""
-        columns = generated if self._encodes else prompt + generated
-        return self._network.cache_nbytes(prompt, columns)
-
-    def timer(self, model: Base, prompt: int, clock: Clock) -> PassTimer:
-        """Of drafts behind a prompt of so many tokens, with random weights. model: the target, or a
-        part of it that has the same embedding and head."""
-        self._lender.model = model
-        fill(self._network, 0, {})
-        reading = self._read(prompt, 1)
-        reading.evaluate()
-        return DraftTimer(Drafts(reading, self._hidden(1)), self.most, clock)
-
-    def _read(self, prompt: int, generated: int) -> Reading:
-        """A sequence of such lengths; computed when it is asked for."""
-        reading = self._network.open()
-        rows = generated if self._encodes else prompt + generated
-        if self._encodes:
-            reading.attend(self._random((1, prompt, self._lender.width)))
-        reading.read(self._hidden(rows), mx.zeros((1, rows), dtype=mx.int32))
-        return reading
-
-    def _hidden(self, rows: int) -> mx.array:
-        width = sum(map(self._network.width_of, self._network.taps))
-        return self._random((1, rows, width))
-
-    def _random(self, shape: tuple[int, ...]) -> mx.array:
-        return mx.random.normal(shape, key=mx.random.key(1)).astype(self._network.dtype)
-
-
-class Drafts:
-    """contracts.Context as far as a PassTimer asks: each pass drafts a token, and the first one of
-    a round reads a row of the target's before.
-
-    reading: that a network has opened. count: of the round's tokens. hidden: (1, 1, taps x target's
-    width), that row.
-    """
-
-    replays = False
-
-    def __init__(self, reading: Any, hidden: mx.array) -> None:
-        self.count = 1
-        self._reading = reading
-        self._hidden = hidden
-        self._length: int | None = None
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Rows read."""
-        return (self._reading.length,)
-
-    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """Draft behind `tokens`, (1, 1)."""
-        if self._length is not None:
-            return Scores(self._reading.guess_after(tokens))
-        self._reading.read(self._hidden, tokens)
-        self._length = self._reading.length
-        return Scores(self._reading.guess(self.count))
-
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        """The round is over: what was read stays, as it does in decoding."""
-        if self._length is not None:
-            self._reading.forget(self._length)
-        self._length = None
-
-
-class DraftTimer(PassTimer):
-    """most: tokens of the longest draft."""
-
-    def __init__(self, drafts: Drafts, most: int, clock: Clock) -> None:
-        context: Context = drafts  # type: ignore[assignment]
-        super().__init__(context, draft=context, chain=min(CHAIN, most), clock=clock)
-        self._drafts = drafts
-
-    def _round(self, drafted: int, size: int) -> None:
-        self._drafts.count = drafted
-        super()._round(drafted, size)
-
-
 PROMPTS_SHARE = 0.1
-"""Of the time, for the prompt of each model."""
+"""Share of the time that the prompt of each model may take."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One model as it was asked for; see `models.outline.outline`. name: for messages."""
+    """One model to estimate; see `models.loading.outline`. name: for messages."""
 
     name: str
     config: Mapping[str, Any]
@@ -204,12 +58,28 @@ class ModelSource:
     q_bits: int | None = None
 
     def outline(self, depth: int | None = None) -> Outline:
-        """Its outline, of `depth` layers where given."""
+        """Return the model's outline, of `depth` layers where given."""
         return outline(self.config, self.name, dtype=self.dtype, q_bits=self.q_bits, depth=depth)
 
 
+@dataclass(frozen=True)
+class DrafterSource:
+    """One hidden-state drafter to estimate. files: from `drafters.kinds.outline`. name: for
+    messages."""
+
+    name: str
+    files: DrafterFiles
+    dtype: str = "auto"
+    q_bits: int | None = None
+
+    def outline(self, target: Outline) -> DrafterOutline:
+        """Return the drafter's outline on a target. Raises CheckpointError where it was made for
+        another one."""
+        return DrafterOutline(self, target)
+
+
 def own_draft(target: ModelSource, q_bits: int | None = None) -> ModelSource:
-    """The draft "self": the target's own layers at q_bits a weight."""
+    """Return the draft "self": the target's layers at q_bits a weight."""
     config = {k: v for k, v in target.config.items() if not k.startswith("quantization")}
     return ModelSource(SELF, config, target.dtype, q_bits or SELF_BITS)
 
@@ -224,52 +94,59 @@ def estimate(
     seconds: float = 60.0,
     clock: Clock = time.perf_counter,
     cut: Callable[[Outline], tuple[int, int] | None] = parts,
-    limit: Callable[[], int] = sizes.usable_memory,
+    limit: Callable[[], int] = usable_memory,
     link: Link | None = None,
     announce: Callable[[Estimate], None] = lambda known: None,
     progress: Progress = ignore_progress,
 ) -> Estimate:
-    """Measure both with random weights, if they fit, and predict.
+    """Measure both with random weights, if they fit, and predict what the pair gains.
 
-    draft: a model, or a drafter that reads the target's hidden states. prompt_tokens, max_tokens:
-    of the text that the caches are for; passes are measured behind such a prompt. turns: how often
-    everything is measured. seconds: in which as much is measured as fits, building the models
-    included; where an answer needs more, there are no speeds. cut: at which two depths a model is
-    measured. limit: bytes of memory. link: between machines such as this one that are to share the
-    target. announce: called with what is known before anything is measured.
+    prompt_tokens, max_tokens: the text that the caches hold; passes are measured behind such a
+    prompt. turns: how often everything is measured. seconds: time limit of building and measuring;
+    without time for the passes that an answer needs, there are no speeds. cut: returns the two
+    depths at which a model is measured. limit: bytes of memory. link: between machines such as this
+    one that are to share the target. announce: called with the sizes before anything is measured.
 
     Raises CheckpointError for a configuration of no supported model, and for a drafter that was
     made for another target; PromptError for a prompt that is too long for it; OptionError for
     models of different kinds, and for settings that do not suit them or MLX here.
     """
     known = target.outline()
-    its = _drafter(draft, target, known)
+    drafting = _draft_outline(draft, target, known)
+    drafter = drafting if isinstance(drafting, DrafterOutline) else None
     text = prompt_tokens, max_tokens
-    riding = isinstance(its, DrafterOutline)
     sides = (
         _side(target.name, known, text, cut(known)),
-        _side(draft.name, its, text, None if isinstance(its, DrafterOutline) else cut(its)),
+        _side(draft.name, drafting, text, cut(drafting) if isinstance(drafting, Outline) else None),
     )
-    told = cluster(link, known, sides[0].caches_bytes) if link else None
-    kind = its.kind if riding else "draft"
-    needed = Estimate(kind, *sides, *text, limit(), None, told)
+    machines = cluster(link, known, sides[0].caches_bytes) if link else None
+    kind = "draft" if drafter is None else drafter.kind
+    needed = Estimate(kind, *sides, *text, limit(), None, machines)
+    announce(needed)
     # A target that no single machine holds is measured on a few of its layers.
     whole = sides[0].measured_layers is None
-    announce(needed)
     if not needed.fits or (whole and sum(side.bytes for side in sides) > needed.memory_limit_bytes):
         return needed
     deadline = clock() + seconds
     try:
         prompts = _Prompts(prompt_tokens, clock, deadline, seconds)
         models = _models(target, sides[0])
-        timers = [_target_timer(prompts.behind(model), clock) for model in models]
-        if isinstance(its, DrafterOutline):
+        timers = [
+            PassTimer(
+                prompts.behind(model),
+                sizes=FIRST_SIZES,
+                between=SIZES_BETWEEN,
+                steps=True,
+                clock=clock,
+            )
+            for model in models
+        ]
+        if drafter is not None:
             # The larger part, where there are two: what it lends is the whole model's.
-            timers.append(its.timer(models[-1], prompt_tokens, clock))
+            timers.append(drafter.timer(models[-1], prompt_tokens, clock))
         elif isinstance(draft, ModelSource):
-            timers += [
-                _draft_timer(prompts.behind(model), clock) for model in _models(draft, sides[1])
-            ]
+            contexts = map(prompts.behind, _models(draft, sides[1]))
+            timers += [PassTimer(each, draft=each, clock=clock) for each in contexts]
         measure(timers, turns=turns, deadline=deadline, clock=clock, progress=progress)
     except SpecdecError:
         raise
@@ -287,28 +164,27 @@ def estimate(
         else measured.pop(0)
         for side in sides
     )
-    most = its.most if isinstance(its, DrafterOutline) else None
-    alone = speeds(of_target, of_draft, most)
-    if told is not None:
+    alone = speeds(of_target, of_draft, None if drafter is None else drafter.most)
+    if machines is not None:
         cost = _cost(of_target, of_draft)
-        told = with_speeds(told, cost, alone.step_seconds, alone.predictions)
-    return replace(needed, speeds=alone, cluster=told, read_tokens=prompts.least)
+        machines = with_speeds(machines, cost, alone.step_seconds, alone.predictions)
+    return replace(needed, speeds=alone, cluster=machines, read_tokens=prompts.least)
 
 
-def _drafter(
+def _draft_outline(
     draft: ModelSource | DrafterSource, target: ModelSource, known: Outline
 ) -> Outline | DrafterOutline:
-    """Raises as `estimate` does."""
+    """known: the target's outline. Raises as `estimate` does."""
     if isinstance(draft, DrafterSource):
         draft.files.check_config(target.config)
         return draft.outline(known)
-    its = draft.outline()
-    if known.kind != its.kind:
+    outlined = draft.outline()
+    if known.kind != outlined.kind:
         raise OptionError(
-            f"the draft model is {its.kind} and the target {known.kind}: give a draft of the "
+            f"the draft model is {outlined.kind} and the target {known.kind}: give a draft of the "
             "target's own kind"
         )
-    return its
+    return outlined
 
 
 def _side(
@@ -328,18 +204,18 @@ def _side(
     )
 
 
-def _models(asked: ModelSource, side: Side) -> list[Base]:
-    """The whole model, or two parts of it, of which the smaller one shares the other's weights."""
+def _models(source: ModelSource, side: Side) -> list[Base]:
+    """Build the whole model, or two parts of it, where the smaller has the other's weights."""
     if side.measured_layers is None:
-        return [asked.outline().model()]
-    few, more = (asked.outline(depth) for depth in side.measured_layers)
+        return [source.outline().model()]
+    few, more = (source.outline(depth) for depth in side.measured_layers)
     larger = more.model()
     return [few.model(given=more.weights()), larger]
 
 
 class _Prompts:
-    """Contexts behind a prompt, or as much of it as there is time for: what a pass takes depends
-    little on what lies before it. least: the shortest that was read."""
+    """Contexts behind a prompt, or as much of it as there is time for: the time of a pass depends
+    little on the length before it. least: the shortest prompt that was read."""
 
     def __init__(self, tokens: int, clock: Clock, deadline: float, seconds: float) -> None:
         self.least = tokens
@@ -347,14 +223,14 @@ class _Prompts:
         self._deadline, self._share = deadline, seconds * PROMPTS_SHARE
 
     def behind(self, model: Base) -> Context:
-        """Reads longer and longer prompts, each as long as the time of those before promises."""
+        """Read longer and longer prompts, as far as the times of the shorter ones promise."""
         until = min(self._deadline, self._clock() + self._share)
         length, per_token = 1, 0.0
         while True:
             started = self._clock()
             context = opened(model, [7919 * at % model.vocabulary for at in range(1, length + 1)])
             now = self._clock()
-            # The first one warms up, and says no more than what a token takes at most.
+            # The first one warms up, and only bounds the time of a token.
             per_token = (now - started) / length
             longer = next(
                 (n for n in (self._tokens, 4 * length) if now + n * per_token <= until), length
@@ -365,16 +241,8 @@ class _Prompts:
             length = min(longer, self._tokens)
 
 
-def _target_timer(context: Context, clock: Clock) -> PassTimer:
-    return PassTimer(context, sizes=FIRST_SIZES, between=SIZES_BETWEEN, steps=True, clock=clock)
-
-
-def _draft_timer(context: Context, clock: Clock) -> PassTimer:
-    return PassTimer(context, draft=context, clock=clock)
-
-
 def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Speeds:
-    """What the times of a target and a draft promise. most: tokens of its longest draft."""
+    """Predict from the times of a target and a draft. most: tokens of its longest draft."""
     cost = _cost(target, draft)
     longest = max(cost.passes)
     drafted = longest - 1 if most is None else min(most, longest - 1)
@@ -392,5 +260,139 @@ def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Spee
 
 
 def _cost(target: PassCosts, draft: PassCosts) -> RoundCost:
-    """What the parts of a round cost on one machine."""
+    """Return the costs of a round on one machine."""
     return replace(target, draft=draft.draft, start=draft.start).in_steps(target.step)
+
+
+class Lender:
+    """What a target lends a drafter, which does not depend on how many of its layers are built.
+    model: the target once it is built."""
+
+    def __init__(self, target: Outline, files: DrafterFiles) -> None:
+        self.layers = len(target.layers)
+        self.vocabulary = target.vocabulary
+        self.width = files.target_width
+        self.network = target.network
+        self.model: Base | None = None
+
+    @property
+    def state_dtype(self) -> mx.Dtype:
+        """The dtype of hidden states."""
+        return mx.float32 if self.model is None else self.model.state_dtype
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """As interfaces.TargetModel."""
+        if self.model is None:
+            return mx.zeros((*tokens.shape, self.width))
+        return self.model.embed(tokens)
+
+    def head(self, states: mx.array) -> mx.array:
+        """As interfaces.TargetModel."""
+        assert self.model is not None, "drafts are timed once there is a target"
+        return self.model.head(states)
+
+
+class DrafterOutline:
+    """A drafter on hidden states, known as an `Outline` knows a model."""
+
+    def __init__(self, source: DrafterSource, target: Outline) -> None:
+        files = source.files
+        self.kind = files.kind
+        self.vocabulary = files.vocabulary
+        self._encodes = target.kind == "encoder-decoder"
+        self._lender = Lender(target, files)
+        files.check(None, self._lender.layers, self.vocabulary)
+        self._network: DrafterNetwork = kind_named(files.kind).network(files, self._lender)
+        self._network.take(files, NumberFormat(source.dtype, source.q_bits), values=False)
+        self.nbytes = self._network.nbytes
+        bits = {module.bits for module in self._network.modules() if hasattr(module, "bits")}
+        self.dtype = "".join(f"{each}-bit, " for each in bits) + dtype_name(self._network.dtype)
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        """Its layers."""
+        return self._network.layers
+
+    @property
+    def most(self) -> int:
+        """The largest number of draft tokens in a round."""
+        return int(self._network.most)
+
+    def cache_nbytes(self, prompt: int, generated: int) -> int:
+        """Bytes of the keys and values of a text, and of its source where the target encodes it."""
+        columns = generated if self._encodes else prompt + generated
+        return self._network.cache_nbytes(prompt, columns)
+
+    def timer(self, model: Base, prompt: int, clock: Clock) -> PassTimer:
+        """Return a timer of drafts behind a prompt of so many tokens, with random weights. model:
+        the target, or a part of it with the same embedding and head."""
+        self._lender.model = model
+        fill(self._network, 0, {})
+        reading = self._read(prompt, 1)
+        reading.evaluate()
+        return DraftTimer(Drafts(reading, self._hidden(1)), self.most, clock)
+
+    def _read(self, prompt: int, generated: int) -> Reading:
+        """Open a sequence of these lengths; its arrays are lazy."""
+        reading = self._network.open()
+        rows = generated if self._encodes else prompt + generated
+        if self._encodes:
+            reading.attend(self._random((1, prompt, self._lender.width)))
+        reading.read(self._hidden(rows), mx.zeros((1, rows), dtype=mx.int32))
+        return reading
+
+    def _hidden(self, rows: int) -> mx.array:
+        width = sum(map(self._network.width_of, self._network.taps))
+        return self._random((1, rows, width))
+
+    def _random(self, shape: tuple[int, ...]) -> mx.array:
+        return mx.random.normal(shape, key=mx.random.key(1)).astype(self._network.dtype)
+
+
+class Drafts:
+    """A Context as far as a PassTimer needs one: each pass drafts a token, and the first pass of a
+    round reads a row of the target's hidden states before.
+
+    reading: of a network. count: draft tokens of the round. hidden: (1, 1, taps x target's width),
+    the row.
+    """
+
+    replays = False
+
+    def __init__(self, reading: Any, hidden: mx.array) -> None:
+        self.count = 1
+        self._reading = reading
+        self._hidden = hidden
+        self._length: int | None = None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Number of rows read."""
+        return (self._reading.length,)
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+        """Draft a token after `tokens`, (1, 1)."""
+        if self._length is not None:
+            return Scores(self._reading.guess_after(tokens))
+        self._reading.read(self._hidden, tokens)
+        self._length = self._reading.length
+        return Scores(self._reading.guess(self.count))
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        """End the round: the rows that were read stay, as in decoding."""
+        if self._length is not None:
+            self._reading.forget(self._length)
+        self._length = None
+
+
+class DraftTimer(PassTimer):
+    """Times the drafts of a drafter. most: tokens of the longest draft."""
+
+    def __init__(self, drafts: Drafts, most: int, clock: Clock) -> None:
+        context: Context = drafts  # type: ignore[assignment]
+        super().__init__(context, draft=context, chain=min(CHAIN, most), clock=clock)
+        self._drafts = drafts
+
+    def _round(self, drafted: int, size: int) -> None:
+        self._drafts.count = drafted
+        super()._round(drafted, size)

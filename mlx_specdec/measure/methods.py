@@ -1,4 +1,8 @@
-"""What is compared, plain decoding, draft lengths and proposers, and the passes timed beside."""
+"""The methods that a benchmark compares, run in turns on every prompt.
+
+Methods take turns prompt by prompt, each time beginning with another one, so that a machine that
+gets slower meanwhile slows all of them alike.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +30,22 @@ from .passes import Clock, PassTimer, opened
 ALWAYS_TIMED = 9
 """Passes over 1 .. ALWAYS_TIMED tokens are always measured: that is where V bends."""
 TURNS = 20
-"""Fewer turns than this leave medians that jump."""
+"""Turns of timed passes below which medians jump."""
 
 Length = int | Literal["auto"]
 Runner = Callable[[Sequence[int]], "Sample"]
+T = TypeVar("T")
+Key = tuple[int, int]
+"""A case and the number of its repeat."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """One text by one method.
 
-    tokens: ids, an EOS included. counted: how many of them were made in `seconds`; baselines make
-    the first one in their prompt pass. rounds: verdicts, a plain step being one; None where nobody
-    tells. stats: of our own methods.
+    tokens: ids, an EOS included. counted: how many of them were generated in `seconds`; baselines
+    generate the first one in their prompt pass. rounds: verdicts, a plain step being one; None for
+    programs that do not report them. stats: of this package's methods.
     """
 
     tokens: tuple[int, ...]
@@ -53,9 +60,9 @@ class Sample:
 class Method:
     """One way to decode.
 
-    family: who proposes ("plain", "draft", "ngram"), or which program it is ("mlx-lm").
-    num_draft: tokens a round, 0 for plain decoding. same_text: whether plain decoding's very
-    tokens are promised. in_parts: the same text with every round timed in parts.
+    family: the proposer ("plain", "draft", "ngram") or another program ("mlx-lm"). num_draft:
+    draft tokens in a round, 0 for plain decoding. same_text: whether the tokens are promised to be
+    plain decoding's. in_parts: decodes with every round timed in parts.
     """
 
     name: str
@@ -66,16 +73,44 @@ class Method:
     in_parts: Runner | None = None
 
 
+@dataclass(frozen=True)
+class Case:
+    """One sequence to generate. prompt: which of the file's prompts; turn: which of its turns."""
+
+    prompt: int
+    turn: int
+    category: str | None
+
+
+@dataclass
+class Measurements:
+    """What was measured. methods: the first one is plain decoding. samples: by method. parts: by
+    method, one for each case, with every round timed in parts. skipped: cases that a model cannot
+    take, with the reason."""
+
+    methods: Sequence[Method]
+    cases: Sequence[Case]
+    samples: dict[str, dict[Key, Sample]] = field(default_factory=dict)
+    parts: dict[str, dict[int, Sample]] = field(default_factory=dict)
+    skipped: dict[int, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def plain(self) -> Mapping[Key, Sample]:
+        """The samples of plain decoding."""
+        return self.samples[self.methods[0].name]
+
+
 def own_methods(
     pairs: Sequence[Pair], options: Options, proposers: Sequence[str], lengths: Sequence[Length]
 ) -> list[Method]:
-    """Plain decoding, then every length of every proposer.
+    """Return plain decoding, then every length of every proposer.
 
-    pairs: one target, with each of the drafts that are compared. Without proposers: of each its
-    draft, else its heads, else lookup; and, if "auto" is among the lengths, what `generate` does
-    without flags. Raises OptionError for a proposer that no pair has.
+    pairs: one target, with each of the drafts that are compared. Without proposers, each pair is
+    measured with its draft, else its heads, else lookup; and, if "auto" is among the lengths, with
+    what `generate` does without flags. Raises OptionError for a proposer that no pair has.
     """
-    # Methods are handed token ids: the chat template was applied before.
+    # Methods get token ids: the chat template was applied before.
     options = replace(options, system_prompt=None, chat_template_config={})
     compared: list[tuple[Pair, str, Length]] = [
         (pair, proposer, length)
@@ -84,7 +119,7 @@ def own_methods(
     ]
     simulated = options.simulated_acceptance is not None
     if not proposers and "auto" in lengths and not simulated:
-        compared += [(each, "auto", "auto") for each in pairs if _own(each, options) != FREE]
+        compared += [(each, "auto", "auto") for each in pairs if _default(each, options) != FREE]
     names = ["auto" if name == n else f"{name} {n}" for _, name, n in compared]
     methods = [Method("plain", "plain", 0, True, _runner(pairs[0], replace(options, regular=True)))]
     for name, (pair, proposer, length) in zip(names, compared, strict=True):
@@ -102,8 +137,8 @@ def own_methods(
     return methods
 
 
-def _own(pair: Pair, options: Options) -> str:
-    """Who drafts in a pair where nobody is named."""
+def _default(pair: Pair, options: Options) -> str:
+    """Return the proposer of a pair where none is named."""
     chosen = drafters(pair, replace(options, num_draft=1, proposer=None))
     return chosen[0].name if chosen else FREE
 
@@ -111,10 +146,10 @@ def _own(pair: Pair, options: Options) -> str:
 def _compared(
     pairs: Sequence[Pair], options: Options, proposers: Sequence[str]
 ) -> list[tuple[Pair, str]]:
-    """Each proposer with every pair in which it is another one. Raises OptionError as drafters
-    does, where none has it."""
+    """Pair each proposer with every pair in which it is another drafter. Raises OptionError for a
+    proposer that no pair has."""
     if not proposers:
-        return [(pair, _own(pair, options)) for pair in pairs]
+        return [(pair, _default(pair, options)) for pair in pairs]
     compared: list[tuple[Pair, str]] = []
     for proposer in proposers:
         known: dict[tuple[tuple[str, str], ...], Pair] = {}
@@ -133,19 +168,19 @@ def _compared(
 
 
 def keeps_text(options: Options) -> bool:
-    """Whether plain decoding's very tokens are promised, not only its distribution."""
+    """Return True where plain decoding's tokens are promised, not only its distribution."""
     if options.lossy:
         return False
     return options.temperature == 0 or options.rule_name == "coupled"
 
 
 def any_token(pair: Pair) -> int:
-    """One that the pair has, to try a program out with."""
+    """Return a token of the pair, to try a program out with."""
     return min(pair.vocabulary - 1, 2)
 
 
 def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
-    """How many tokens a text may have. Raises PromptError where the model takes none."""
+    """Return the largest number of tokens of a text. Raises PromptError where there is no room."""
     longest = pair.target.max_length
     check_prompt(prompt, pair.target.vocabulary, longest)
     prefix = len(pair.target.prefix(prompt))
@@ -176,11 +211,11 @@ def pass_timer(
     lengths: Sequence[Length],
     clock: Clock = time.perf_counter,
 ) -> PassTimer:
-    """Times passes behind a prompt, those of rounds with `lengths` drafted tokens among them.
+    """Return a timer of passes behind a prompt, with those of rounds of `lengths` draft tokens.
 
-    pairs: one target; of several draft models none is timed. Turns belong between the texts that
-    the costs are held against, so that both see the same machine. A draft that cannot take the
-    prompt is left out, as it abstains while decoding; raises PromptError where the target cannot.
+    pairs: one target; of several draft models none is timed. Its turns belong between the texts
+    that the costs explain, so that both see the same machine. A draft that cannot take the prompt
+    is left out, as it abstains while decoding; raises PromptError where the target cannot.
     """
     draft = None
     drafting = [pair for pair in pairs if pair.draft is not None]
@@ -193,38 +228,6 @@ def pass_timer(
     return PassTimer(opened(pairs[0].target, prompt), sizes=sizes, draft=draft, clock=clock)
 
 
-T = TypeVar("T")
-Key = tuple[int, int]
-"""A case and a repeat of it."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One sequence to generate. prompt: which of the file's prompts; turn: which of its turns."""
-
-    prompt: int
-    turn: int
-    category: str | None
-
-
-@dataclass
-class Measurements:
-    """samples: by method; parts: by method, one per case, every round timed in parts. skipped:
-    cases that a model cannot take, with the reason. The first method is plain decoding."""
-
-    methods: Sequence[Method]
-    cases: Sequence[Case]
-    samples: dict[str, dict[Key, Sample]] = field(default_factory=dict)
-    parts: dict[str, dict[int, Sample]] = field(default_factory=dict)
-    skipped: dict[int, str] = field(default_factory=dict)
-    interrupted: bool = False
-
-    @property
-    def plain(self) -> Mapping[Key, Sample]:
-        """What plain decoding made."""
-        return self.samples[self.methods[0].name]
-
-
 def measure(
     prompts: Sequence[Prompt],
     methods: Sequence[Method],
@@ -235,12 +238,11 @@ def measure(
     between: Callable[[], None] = lambda: None,
     progress: Progress = lambda done, total: None,
 ) -> Measurements:
-    """All samples, or those until Ctrl-C.
+    """Run every method on every prompt, and return all samples, or those until Ctrl-C.
 
-    methods: the first is plain decoding, which answers earlier turns. warmup: texts per method that
-    do not count. between: called whenever all methods have made a text. At the end, every round of
-    each text is timed in parts once.
-    Raises PromptError where no prompt can be taken.
+    methods: the first is plain decoding, which answers earlier turns. warmup: texts of each method
+    that do not count. between: called whenever all methods have generated a text. At the end, every
+    round of each text is timed in parts once. Raises PromptError where no prompt can be taken.
     """
     cases = [
         Case(number, turn, prompt.category)
@@ -255,8 +257,7 @@ def measure(
 
     @functools.cache
     def ids(index: int) -> Sequence[int]:
-        """A later turn has in front of it, in one message, the earlier turns and the answers that
-        plain decoding gave to them."""
+        """Encode a turn, behind the earlier turns and plain decoding's answers to them."""
         case = cases[index]
         *earlier, last = prompts[case.prompt].turns[: case.turn + 1]
         parts = (
@@ -283,7 +284,7 @@ def measure(
     try:
         for number in range(warmup * len(methods)):
             method = methods[number % len(methods)]
-            # A prompt that cannot be taken is told, and skipped, when its turn comes.
+            # A prompt that cannot be taken is reported and skipped when its turn comes.
             with suppress(PromptError):
                 method.run(ids(0))
             progress(next(counter), total)
@@ -308,6 +309,6 @@ def measure(
 
 
 def turned(methods: Sequence[T], by: int) -> list[T]:
-    """The same ones in a circle, beginning with another one."""
+    """Rotate a list."""
     first = by % len(methods) if methods else 0
     return [*methods[first:], *methods[:first]]

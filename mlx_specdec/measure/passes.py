@@ -1,4 +1,4 @@
-"""Times passes of models as decoding runs them, behind one prompt.
+"""Times passes of models as decoding runs them, behind one prompt, and sums between machines.
 
 Plain steps are pipelined, drafts go one token a pass, and a target's pass over several tokens runs
 behind another pass, which hides the building of its graph.
@@ -22,22 +22,39 @@ from ..models.outline import Outline
 Kind = tuple[str, int]
 """What is timed: ("steps", STEPS), ("chain", draft steps) or ("pass", tokens)."""
 Clock = Callable[[], float]
-"""Seconds since whenever."""
+"""Returns seconds since any fixed moment."""
 STEPS = 8
 """Plain steps in a row, of which all but the first are pipelined."""
 CHAIN = 8
 """Draft steps in a row."""
+FIRST_SIZES = (1, 2, 3, 5, 9, 17)
+"""Tokens of the passes that are measured first, the shortest ones before the others."""
+SIZES_BETWEEN = (4, 6, 7, 8, 11, 13)
+"""Tokens of the passes that follow; other sizes are interpolated."""
+NEEDED = 3
+"""Tokens of the longest pass without which there is no answer."""
+ALONE = 2
+"""Turns in which only the first sizes are measured: a warmup and a first answer."""
+WHOLE = 1 << 30
+"""Bytes of weights up to which all layers are measured."""
+LEAST = 128 << 20
+"""Bytes of the layers of the smaller part, and half the bytes by which the parts differ: too much
+for a processor's cache to hold, so that each pass reads memory as the whole model's passes do."""
+SHARE = 5
+"""The parts differ by at least one layer in so many of the rest, since extrapolating from two
+depths amplifies the noise of their times."""
+WORTHWHILE = 0.6
 
 
 @dataclass(frozen=True)
 class PassCosts:
     """Medians in seconds.
 
-    draft: a draft step over one token, None without a draft. passes: of the target, by how many
-    tokens they saw. start: what the first pass of a round takes longer, since nothing runs yet
-    while its graph is built. step: a plain, pipelined step, 0 where it was not asked for. replays:
-    taking tokens back costs the target a pass. samples: how many stand behind each figure, at
-    least. spread: median distance of the steps from their median, relative to it.
+    draft: a draft step over one token, None without a draft. passes: of the target, by their number
+    of tokens. start: how much longer the first pass of a round takes, since nothing runs yet while
+    its graph is built. step: a plain, pipelined step, 0 where it was not timed. replays: rewinding
+    costs the target a pass. samples: the fewest of any figure. spread: median distance of the steps
+    from their median, relative to it.
     """
 
     draft: float | None
@@ -49,7 +66,8 @@ class PassCosts:
     spread: float = 0.0
 
     def in_steps(self, step: float, other: float = 0.0) -> RoundCost:
-        """The same in plain steps of `step` seconds; other: seconds that every round takes more."""
+        """Return the costs in plain steps of `step` seconds. other: seconds that every round takes
+        besides."""
         return RoundCost(
             draft=(self.draft or 0.0) / step,
             passes={size: seconds / step for size, seconds in self.passes.items()},
@@ -59,17 +77,15 @@ class PassCosts:
 
 
 class PassTimer:
-    """Times passes of one target, and of what drafts for it, as often as it is asked to.
+    """Times passes of a target and its draft.
 
     sizes: tokens of the target's passes. between: further sizes, which count only once they were
-    measured more than once, since their neighbours tell almost as much. draft: whose steps run
-    before such a pass, which may be the target itself; None measures no draft steps, and passes are
-    behind a step of the target. steps: measure plain steps as well. chain: draft steps of which all
-    but the first are behind another one. Of every kind the first sample warms up, and counts only
-    until there is another.
+    measured more than once, since their neighbours say almost as much. draft: the model whose steps
+    run before such a pass, which may be the target itself; with None no draft steps are timed, and
+    passes run behind a step of the target. steps: time plain steps as well. chain: number of draft
+    steps in a row. The first sample of every kind warms up, and counts only until there is another.
 
-    Everything but plain steps is taken back. Raises PromptError where a model cannot take its
-    prompt.
+    Everything but plain steps is rewound.
     """
 
     def __init__(
@@ -96,7 +112,7 @@ class PassTimer:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What can be timed, as `time` takes it."""
+        """The kinds of passes that `time` takes."""
         return tuple(self._samples)
 
     def turn(self, times: int = 1) -> None:
@@ -106,7 +122,7 @@ class PassTimer:
                 self.time(kind)
 
     def time(self, kind: Kind) -> None:
-        """Add one sample of a kind. Which tokens are fed does not matter."""
+        """Add one sample of a kind. The fed tokens do not matter."""
         name, count = kind
         contexts = [context for context in (self._target, self._draft) if context is not None]
         mx.synchronize()
@@ -122,8 +138,8 @@ class PassTimer:
                 context.rewind(lengths)
 
     def expected(self, kind: Kind) -> float:
-        """Seconds that `time` is going to take: what it took, or what others of its kind, or of
-        any, did for so many tokens; 0 where nothing is known."""
+        """Return the seconds that `time` will take: as before, or per token as others of its kind
+        or of any; 0 where nothing is known."""
         if self._samples[kind]:
             return self._samples[kind][-1]
         known = {each: max(samples) for each, samples in self._samples.items() if samples}
@@ -132,7 +148,7 @@ class PassTimer:
         return kind[1] * min(rows, default=0.0)
 
     def costs(self) -> PassCosts | None:
-        """Medians of all samples; None before the first turn."""
+        """Return the medians of all samples; None before the first turn."""
         used = {
             kind: samples
             for kind, samples in self._samples.items()
@@ -157,7 +173,7 @@ class PassTimer:
         )
 
     def _draft_step(self, first: float) -> float | None:
-        """Seconds of a draft step behind another one. first: of one alone."""
+        """Return seconds of a draft step behind another one. first: of one alone."""
         if self._draft is None:
             return None
         if self._chain == 1:
@@ -165,7 +181,7 @@ class PassTimer:
         return max(0.0, (_typical(self._samples["chain", self._chain]) - first) / (self._chain - 1))
 
     def _plain_steps(self, count: int) -> None:
-        """Each is submitted before the one before it is read."""
+        """Take plain steps, each submitted before the one before it is read."""
         pending = _submit(self._target, _any_token(), 0)
         for _ in range(count - 1):
             following = _submit(self._target, pending, 0)
@@ -174,7 +190,7 @@ class PassTimer:
         pending.tolist()
 
     def _round(self, drafted: int, size: int) -> None:
-        """`drafted` single steps, behind them a pass over `size` tokens, and one read."""
+        """Take `drafted` single steps, then a pass over `size` tokens, and read its result."""
         chosen = _any_token()
         for _ in range(drafted):
             chosen = _submit(self._draft or self._target, chosen, 1)
@@ -185,7 +201,7 @@ class PassTimer:
 
 
 def opened(model: Model, prompt: Sequence[int]) -> Context:
-    """A context that has seen all of a prompt. Raises PromptError where it cannot."""
+    """Return a context that has read a prompt. Raises PromptError where it cannot."""
     context = model.open(prompt)
     context.advance(mx.array([model.prefix(prompt)], dtype=mx.int32))
     context.evaluate()
@@ -197,7 +213,7 @@ def _any_token() -> mx.array:
 
 
 def _submit(context: Context, tokens: mx.array, proposed: int) -> mx.array:
-    """Greedy choice after the last of `tokens`, (1, 1), not waited for."""
+    """Submit a pass, and return the greedy choice after the last of `tokens`, (1, 1), unread."""
     logits = context.advance(tokens, proposed=proposed).logits
     chosen = mx.argmax(logits, axis=-1)[:, -1:]
     mx.async_eval(chosen)
@@ -205,7 +221,7 @@ def _submit(context: Context, tokens: mx.array, proposed: int) -> mx.array:
 
 
 def _counted(samples: Sequence[float]) -> int:
-    """How many samples count, the first of several not."""
+    """Return how many samples count; the first of several does not."""
     return max(len(samples) - 1, min(1, len(samples)))
 
 
@@ -218,25 +234,6 @@ def _spread(samples: Sequence[float]) -> float:
     return median(abs(one - middle) for one in samples[1:] or samples) / middle if middle else 0.0
 
 
-FIRST_SIZES = (1, 2, 3, 5, 9, 17)
-"""Tokens of the passes that are measured first, the shortest ones before the others."""
-SIZES_BETWEEN = (4, 6, 7, 8, 11, 13)
-"""Those that follow; what lies between is taken from its neighbours."""
-NEEDED = 3
-"""Tokens of the longest pass without which there is no answer."""
-ALONE = 2
-"""Turns in which only the first sizes are measured: one warms up, the other is the first answer."""
-WHOLE = 1 << 30
-"""Bytes of weights up to which all layers are measured."""
-LEAST = 128 << 20
-"""Bytes of the layers of the smaller part, and half the bytes by which the parts differ: too much
-for a processor's cache to hold, so that each pass reads memory as the whole model's passes do."""
-SHARE = 5
-"""The parts differ by at least one layer in so many of the rest: a line through two depths carries
-the noise of their times as many times farther as it goes on."""
-WORTHWHILE = 0.6
-
-
 def measure(
     timers: Sequence[PassTimer],
     *,
@@ -247,8 +244,8 @@ def measure(
 ) -> None:
     """Time every kind of pass once a turn, all models in turns, so that a drift meets all of them.
 
-    turns: after a first one, which warms up. deadline: the clock's time before which everything
-    that begins should end. Without the passes that an answer needs nothing else is measured.
+    turns: after a first one, which warms up. deadline: time of the clock; a pass that is expected
+    to end later is skipped. Without the passes that an answer needs, measuring ends.
     """
     kinds = list(dict.fromkeys(kind for timer in timers for kind in timer.kinds))
     total = (turns + 1) * len(kinds)
@@ -274,7 +271,7 @@ def measure(
 
 
 def parts(outline: Outline, whole: int = WHOLE, least: int = LEAST) -> tuple[int, int] | None:
-    """Two depths to measure a model at, or None where it is measured whole.
+    """Return two depths to measure a model at, or None where it is measured whole.
 
     Both hold the same whole number of repeats of the model's pattern of layers behind its first,
     irregular ones. whole, least: see WHOLE and LEAST.
@@ -291,9 +288,9 @@ def parts(outline: Outline, whole: int = WHOLE, least: int = LEAST) -> tuple[int
 
 
 def pattern(layers: Sequence[Hashable]) -> tuple[int, int]:
-    """(irregular, period): layer i looks like layer i + period for every i >= irregular.
+    """Return (irregular, period): layer i looks like layer i + period for every i >= irregular.
 
-    The pair with the smallest sum; without a pattern (0, number of layers).
+    It is the pair with the smallest sum; without a pattern (0, number of layers).
     """
     count = len(layers)
     best = (0, count)
@@ -307,7 +304,7 @@ def pattern(layers: Sequence[Hashable]) -> tuple[int, int]:
 
 
 def extrapolate(few: float, more: float, depths: tuple[int, int], depth: int) -> float:
-    """Seconds of `depth` layers, on the line through those measured at two depths.
+    """Return seconds of `depth` layers, on the line through those measured at two depths.
 
     What does not depend on the depth (embedding, head) is the line's value at 0. Noise may give a
     line that falls; seconds then stay at what the deeper model took.
@@ -318,7 +315,7 @@ def extrapolate(few: float, more: float, depths: tuple[int, int], depth: int) ->
 
 
 def extended(few: PassCosts, more: PassCosts, depths: tuple[int, int], depth: int) -> PassCosts:
-    """Times of `depth` layers from those measured at two depths; see `extrapolate`."""
+    """Return the times of `depth` layers from those measured at two depths; see `extrapolate`."""
 
     def line(first: float | None, second: float | None) -> float:
         return extrapolate(first or 0.0, second or 0.0, depths, depth)
@@ -335,14 +332,14 @@ def extended(few: PassCosts, more: PassCosts, depths: tuple[int, int], depth: in
 
 
 def _reach(weights: Sequence[int], begin: int, end: int, period: int, least: int) -> int:
-    """The first of end, end + period, ... at which the layers from `begin` on weigh `least`."""
+    """Return the first of end, end + period, ... at which layers from `begin` on weigh `least`."""
     while end < len(weights) and sum(weights[begin:end]) < least:
         end += period
     return end
 
 
 class LinkTimer:
-    """sizes: tokens of the passes. sums: how many follow one another in a pass."""
+    """Times sums over machines. sizes: tokens of the passes. sums: number of sums in a pass."""
 
     def __init__(self, ranks: Ranks, target: Base, sizes: Sequence[int], sums: int) -> None:
         self._ranks = ranks
@@ -357,5 +354,5 @@ class LinkTimer:
                 taken.append(self._ranks.time_sums(self._target, size, self._sums) / self._sums)
 
     def seconds(self) -> dict[int, float]:
-        """The median of one sum by the tokens of its pass; empty before the first turn."""
+        """Return the median of one sum by the tokens of its pass; empty before the first turn."""
         return {size: median(taken) for size, taken in self._seconds.items() if taken}

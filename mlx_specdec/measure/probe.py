@@ -1,5 +1,7 @@
-"""Which layers of its target a drafter should read: what is accepted with those that its files
-name, and with those one lower and one higher, since files of the same kind count them differently.
+"""Measures which layers of its target a hidden-state drafter should read.
+
+Files of the same kind count layers differently, so the acceptance rate is measured with the layers
+that the files name, and with those one lower and one higher.
 """
 
 from __future__ import annotations
@@ -30,18 +32,18 @@ PROMPTS = (
     "A train leaves at nine and travels at 80 kilometres an hour. How far is it at noon?",
 )
 SETTINGS = Options(max_tokens=64, num_draft=4, cost_cache=False)
-"""Greedy: all numberings then draft for the same texts."""
+"""Greedy, so that all numberings draft for the same texts."""
 DEVIATIONS = 2
-"""Standard deviations by which another numbering has to be better."""
+"""Standard deviations by which another numbering must be better."""
 
 
 @dataclass(frozen=True)
 class Numbering:
     """What was accepted with one choice of layers.
 
-    shift: from the files' own. layers: whose outputs were read, counted from 0. rounds: in which
-    tokens were drafted. first: in how many of them the first one was accepted. drafted, accepted:
-    all tokens.
+    shift: from the layers that the files name. layers: the layers read, counted from 0. rounds:
+    number of rounds with draft tokens. first: number of rounds whose first draft token was
+    accepted. drafted, accepted: numbers of tokens.
     """
 
     shift: int
@@ -53,23 +55,23 @@ class Numbering:
 
     @property
     def first_rate(self) -> float:
-        """How often the first drafted token of a round was accepted."""
+        """Acceptance rate of the first draft token of a round."""
         return self.first / self.rounds
 
     @property
     def rate(self) -> float:
-        """Share of all drafted tokens that was accepted."""
+        """Acceptance rate of all draft tokens."""
         return self.accepted / self.drafted
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        own = {**vars(self), "layers": list(self.layers)}
-        return {**own, "first_token_acceptance": self.first_rate, "acceptance_rate": self.rate}
+        """Return the payload of --json."""
+        rates = {"first_token_acceptance": self.first_rate, "acceptance_rate": self.rate}
+        return {**vars(self), "layers": list(self.layers), **rates}
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured. numberings: the files' own first. texts: that were drafted for."""
+    """What was measured. numberings: that of the files first. texts: number of texts."""
 
     model: str
     drafter: str
@@ -79,20 +81,19 @@ class Probe:
 
     @property
     def best(self) -> Numbering:
-        """The files' own, if no other is clearly better."""
-        own, best = self.numberings[0], max(self.numberings, key=lambda each: each.first_rate)
-        # Of shares that two samples have of the same whole.
-        deviation = math.sqrt(sum(_variance(each) for each in (own, best)))
-        return best if best.first_rate - own.first_rate > DEVIATIONS * deviation else own
+        """The numbering of the files, unless another one is clearly better."""
+        named, best = self.numberings[0], max(self.numberings, key=lambda each: each.first_rate)
+        deviation = math.sqrt(sum(_variance(each) for each in (named, best)))
+        return best if best.first_rate - named.first_rate > DEVIATIONS * deviation else named
 
     @property
     def fits(self) -> bool:
-        """Whether the best one is right often enough for a drafter that was made for the target."""
+        """Whether the best numbering is accepted as often as a drafter made for the target."""
         return self.best.first_rate >= LEAST_ACCEPTED
 
     @property
     def advice(self) -> str:
-        """What to do, in a sentence."""
+        """A sentence that says what to do."""
         if not self.fits:
             return (
                 "hardly any draft token is accepted with any of these layers: the drafter was "
@@ -109,7 +110,7 @@ class Probe:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON has it."""
+        """Return the payload of --json."""
         return {
             "model": self.model,
             "drafter": self.drafter,
@@ -124,8 +125,8 @@ class Probe:
 def probe(
     pair: Pair, prompts: Sequence[str] = PROMPTS, *, progress: Progress | None = None
 ) -> Probe:
-    """Let a drafter on hidden states draft for the target's own greedy texts, with each numbering
-    of layers that the target has. Raises OptionError where there is nothing to compare."""
+    """Let a hidden-state drafter draft for the target's greedy texts, with each numbering of layers
+    that the target has. Raises OptionError where there is nothing to compare."""
     network, report = pair.speculator, progress or ignore_progress
     if network is None:
         raise OptionError(f"{pair.draft_name} reads no hidden states: there are no layers to probe")
@@ -135,8 +136,8 @@ def probe(
             "way: there are no layers to probe"
         )
     depth = pair.target.layers
-    own = [layer_of(name, depth) for name in network.taps]
-    choices = {shift: tuple(layer + shift for layer in own) for shift in SHIFTS}
+    named = [layer_of(name, depth) for name in network.taps]
+    choices = {shift: tuple(layer + shift for layer in named) for shift in SHIFTS}
     exist = {shift: each for shift, each in choices.items() if {*each} <= {*range(depth)}}
     report(0, len(exist) * len(prompts))
     measured = []
@@ -162,7 +163,7 @@ def probe(
 
 
 def _variance(measured: Numbering) -> float:
-    """Of its rate of first tokens; one more of either kind than was seen, so that few rounds never
-    look certain."""
+    """Return the variance of the first tokens' rate, with one more of either outcome than was seen,
+    so that few rounds never look certain."""
     share = (measured.first + 1) / (measured.rounds + 2)
     return share * (1 - share) / measured.rounds

@@ -1,4 +1,4 @@
-"""Whole files at several batch sizes: plain, speculative and other programs, methods in turns.
+"""The throughput over whole files at several batch sizes, of methods in turns.
 
 All prompts are there from the start, and all time counts, that of the prompt passes too.
 """
@@ -28,12 +28,12 @@ from .passes import Clock
 
 Prompts = Sequence[Sequence[int]]
 Texts = Iterator[tuple[int, Sample]]
-"""The number of a prompt and its whole text, as they are complete; seconds are not told."""
+"""The number of a prompt and its text, as they are complete; the samples have no seconds."""
 
 
 @dataclass(frozen=True)
 class FileMethod:
-    """One way to decode a file; the fields are those of a Method. in_mlx: whether MLX allocates its
+    """One way to decode a file; the fields are those of a Method. in_mlx: whether MLX allocates the
     memory."""
 
     name: str
@@ -46,11 +46,11 @@ class FileMethod:
 
 @dataclass(frozen=True)
 class FileFigures:
-    """What one method came to: medians over the repeats.
+    """The figures of one method, medians over the repeats.
 
     speed_up: tokens per second over plain decoding's, one text at a time. over_plain: over plain
     decoding's at the same batch size. peak_memory_bytes: of the process, weights included, where
-    MLX knows. differences: of `compared` texts, where plain decoding's are promised.
+    MLX allocates it. differences: among `compared` texts, where plain decoding's are promised.
     """
 
     name: str
@@ -68,7 +68,7 @@ class FileFigures:
 
 @dataclass(frozen=True)
 class Throughput:
-    """All figures; the first ones are plain decoding's, one text at a time."""
+    """The figures of all methods, the first of which is plain decoding, one text at a time."""
 
     methods: tuple[FileFigures, ...]
     texts: int
@@ -79,7 +79,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class FileRun:
-    """All texts by the numbers of their prompts. seconds: of all together."""
+    """One run over a file. samples: by the numbers of their prompts. seconds: of the whole run."""
 
     samples: Mapping[int, Sample]
     seconds: float
@@ -92,15 +92,16 @@ class FileRun:
 
 
 Runs = dict[int, FileRun]
-"""Of one method, by repeat."""
+"""The runs of one method by repeat."""
 
 
 def file_methods(
     pair: Pair, options: Options, proposer: str | None, length: Length, sizes: Sequence[int]
 ) -> tuple[list[FileMethod], list[str]]:
-    """Plain decoding one text at a time, plain and speculative at every size, and a sentence where
-    a model cannot take several sequences. Raises OptionError for a proposer that the pair lacks."""
-    # Methods are handed token ids: the chat template was applied before.
+    """Return plain decoding one text at a time, plain and speculative decoding at every size, and a
+    sentence where a model cannot take several sequences. Raises OptionError for a proposer that the
+    pair lacks."""
+    # Methods get token ids: the chat template was applied before.
     options = replace(options, system_prompt=None, chat_template_config={})
     plain = replace(options, regular=True)
     drafting = replace(options, regular=False, proposer=proposer, num_draft=length)
@@ -133,9 +134,9 @@ def _runner(pair: Pair, options: Options, size: int) -> Callable[[Prompts], Text
 def encoded(
     pair: Pair, prompts: Sequence[Prompt], options: Options
 ) -> tuple[dict[int, list[int]], dict[int, str]]:
-    """Token ids of the first turns by their prompts' numbers, and why others cannot be taken.
+    """Return the token ids of the first turns by the prompts' numbers, and why others are skipped.
 
-    Raises PromptError where none can.
+    Raises PromptError where all are.
     """
     taken: dict[int, list[int]] = {}
     skipped: dict[int, str] = {}
@@ -162,10 +163,11 @@ def measure_files(
     progress: Progress = ignore_progress,
     clock: Clock = time.perf_counter,
 ) -> Throughput | None:
-    """All figures, or those of the runs that were complete before Ctrl-C; None where plain decoding
-    has none. The first method is plain decoding, one text at a time.
+    """Return all figures, or those of the runs that were complete before Ctrl-C; None where plain
+    decoding has none.
 
-    prompts, skipped: by their numbers in the file. warmup: batches that do not count.
+    prompts, skipped: by their numbers in the file. methods: the first is plain decoding, one text
+    at a time. warmup: batches that do not count.
     """
     ids, runs = list(prompts.values()), [Runs() for _ in methods]
     warm = [ids[: warmup * method.batch_size] for method in methods]
@@ -205,8 +207,8 @@ def measure_files(
 def _figures(
     method: FileMethod, runs: Runs, first: Runs, plain: Runs, numbers: Sequence[int]
 ) -> FileFigures:
-    own = next(iter(first.values())).samples
-    held = [] if not method.same_text else [run.samples for run in runs.values()]
+    plain_samples = next(iter(first.values())).samples
+    compared = [run.samples for run in runs.values()] if method.same_text else []
     peaks = [run.peak_memory_bytes for run in runs.values() if run.peak_memory_bytes is not None]
     return FileFigures(
         name=f"{method.name}, batch {method.batch_size}",
@@ -218,18 +220,18 @@ def _figures(
         over_plain=_ratio(runs, plain) if runs is not plain else None,
         tokens_per_round=tokens_per_round(s for run in runs.values() for s in run.samples.values()),
         peak_memory_bytes=max(peaks, default=None),
-        compared=sum(map(len, held)),
+        compared=sum(map(len, compared)),
         differences=tuple(
-            difference(Case(numbers[number], 0, None), own[number], sample)
-            for samples in held
+            difference(Case(numbers[number], 0, None), plain_samples[number], sample)
+            for samples in compared
             for number, sample in sorted(samples.items())
-            if own[number].tokens != sample.tokens
+            if plain_samples[number].tokens != sample.tokens
         ),
     )
 
 
 def _ratio(runs: Runs, others: Runs) -> float | None:
-    """The median over the repeats that both have, so that what slowed both cancels."""
+    """Return the median over the repeats of both, so that what slowed both cancels."""
     both = sorted(runs.keys() & others.keys())
     return _median(runs[n].tokens_per_second / others[n].tokens_per_second for n in both)
 

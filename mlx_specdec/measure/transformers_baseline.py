@@ -1,8 +1,7 @@
-"""torch and transformers, where they are installed, and our networks as models of theirs.
+"""The baseline of transformers: this package's networks as models of transformers on torch.
 
-The only module that imports torch, and only when it is asked to. Nothing here reaches a network:
-the Hub is switched off before the import. Weights come from memory, as they are computed with here,
-so that both sides have the very same ones.
+The only module that imports torch, which need not be installed. It reaches no network: the Hub is
+switched off before the import. Weights come from memory, so that both sides have the same ones.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from .. import process as blas
+from .. import process
 from ..checkpoints import files
 from ..checkpoints.source import as_directory, resolve_config
 from ..engine.pair import Pair
@@ -38,16 +37,16 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 HEAD = "lm_head.weight"
 _OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtype")
-"""Of config.json: what is said about weights that are not read from there, and code."""
+"""Entries of config.json on weights that are not read from there, and on code."""
 
 
 class NoBaselineError(Exception):
-    """A baseline cannot run here. The message says why in one line; the user did nothing wrong."""
+    """A baseline cannot run here. The message says why in one line."""
 
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """Both packages, imported. threads: of torch, while it works."""
+    """Both packages, imported. threads: number of torch's threads while it works."""
 
     torch: Any
     transformers: Any
@@ -55,17 +54,17 @@ class HuggingFace:
 
     @contextmanager
     def at_work(self, seed: int) -> Iterator[None]:
-        """No gradients, this many threads, torch's own generator seeded.
+        """Run torch without gradients, with this many threads and its generator seeded.
 
-        torch and MLX may share one BLAS: its number of threads is put back afterwards.
+        torch and MLX may share one BLAS: its number of threads is restored afterwards.
         """
-        with blas.threads_kept(), self.torch.inference_mode():
+        with process.threads_kept(), self.torch.inference_mode():
             self.torch.set_num_threads(self.threads)
             self.torch.manual_seed(seed)
             yield
 
     def describe(self) -> str:
-        """Versions, number format and threads, for the setting of a benchmark."""
+        """Return versions, number format and threads, for the setting of a benchmark."""
         return (
             f"transformers {self.transformers.__version__} on torch {self.torch.__version__}: CPU, "
             f"float32, {self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -75,7 +74,7 @@ class HuggingFace:
 def hugging_face() -> HuggingFace:
     """Import both. Raises NoBaselineError where one is missing or does not load."""
     # Importing torch may count threads already.
-    with blas.threads_kept():
+    with process.threads_kept():
         torch = _import("torch")
         os.environ.update(dict.fromkeys(OFFLINE, "1"))
         transformers = _import("transformers")
@@ -84,7 +83,7 @@ def hugging_face() -> HuggingFace:
 
 
 def try_out(run: Callable[[], object]) -> None:
-    """Find out before a long measurement. Raises NoBaselineError."""
+    """Call `run`. Raises NoBaselineError where it fails, before a long measurement does."""
     try:
         run()
     except Exception as problem:  # another program's, about models that it cannot run so
@@ -101,19 +100,19 @@ def _import(name: str) -> Any:
 
 
 def threads() -> int:
-    """OMP_NUM_THREADS, or the cores that this process may use.
+    """Return OMP_NUM_THREADS, or the number of cores that this process may use.
 
-    What torch would take by itself is no measure: it follows the BLAS that was loaded for MLX.
+    torch's default follows the BLAS that was loaded for MLX.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isascii() and asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isascii() and given.isdigit() and int(given) > 0:
+        return int(given)
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def weights(network: nn.Module) -> dict[str, np.ndarray]:
-    """Every weight under its name in the checkpoint, float32, quantized ones dequantized."""
+    """Return every weight by its name in the checkpoint, float32, quantized ones dequantized."""
     given = dict(tree_flatten(network.parameters()))
     for path, module in network.named_modules():
         if hasattr(module, "bits"):
@@ -124,19 +123,19 @@ def weights(network: nn.Module) -> dict[str, np.ndarray]:
 
 
 def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
-    """config.json as transformers is to read it.
+    """Return config.json as transformers should read it.
 
     T5's scaling before the head: transformers takes it from tie_word_embeddings, mostly.
     """
-    told = {name: value for name, value in config.items() if name not in _OURS}
+    adapted = {name: value for name, value in config.items() if name not in _OURS}
     if isinstance(network, T5):
-        told["tie_word_embeddings"] = network.config.scales_output
-        told.pop("scale_decoder_outputs", None)
-    return told
+        adapted["tie_word_embeddings"] = network.config.scales_output
+        adapted.pop("scale_decoder_outputs", None)
+    return adapted
 
 
 def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -> Any:
-    """transformers' model, in float32 on the CPU, that computes what `network` does.
+    """Return transformers' model, in float32 on the CPU, that computes what `network` does.
 
     config: the contents of config.json. Raises NoBaselineError where transformers does not have the
     model, or divides its weights into other tensors.
@@ -159,22 +158,22 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
     return model.eval()
 
 
-def _empty(hugging: HuggingFace, told: dict[str, Any], has_encoder: bool) -> Any:
+def _empty(hugging: HuggingFace, adapted: dict[str, Any], has_encoder: bool) -> Any:
     transformers = hugging.transformers
     kind = "AutoModelForSeq2SeqLM" if has_encoder else "AutoModelForCausalLM"
     try:
-        config = transformers.AutoConfig.for_model(**told)
+        config = transformers.AutoConfig.for_model(**adapted)
         return getattr(transformers, kind).from_config(
             config, dtype=hugging.torch.float32, trust_remote_code=False
         )
     except Exception as problem:  # whatever another program finds wrong is no fault of the user's
         raise NoBaselineError(
-            f"it does not build a model of type {told.get('model_type')}: {first_line(problem)}"
+            f"it does not build a model of type {adapted.get('model_type')}: {first_line(problem)}"
         ) from problem
 
 
 def _check_names(model: Any, given: Mapping[str, Any]) -> None:
-    """Raises NoBaselineError unless all parameters are given, those tied to others aside."""
+    """Raise NoBaselineError unless all parameters are given, apart from tied ones."""
     known = model.state_dict()
     strange = sorted(given.keys() - known.keys())
     # Parameters that are tied come once, under their first name.
@@ -193,16 +192,16 @@ def transformers_methods(
     hugging: HuggingFace,
     clock: Clock = time.perf_counter,
 ) -> list[Method]:
-    """Plain, and assisted where the draft can be an assistant: always the same number of drafted
-    tokens, whatever their probability.
+    """Return plain decoding, and assisted decoding where the draft can be an assistant: it always
+    drafts the same number of tokens.
 
-    Sampled texts are another generator's, so that only greedy ones are held to plain decoding's,
-    and those only where both sides compute in float32. Raises NoBaselineError.
+    Sampled texts come from another generator, so only greedy ones are compared with plain
+    decoding's, and only where both sides compute in float32. Raises NoBaselineError.
     """
     generation = _generation(pair, options, hugging, clock)
     runs: dict[int, Runner] = {0: generation.run}
     assisted = [length for length in lengths if isinstance(length, int) and length > 0]
-    # An assistant has the target's own vocabulary, and weights of its own.
+    # An assistant has the target's vocabulary, and separate weights.
     assists = pair.draft is not None and pair.translation is None and pair.draft_name != SELF
     if assists and assisted:
         draft = _built(hugging, str(pair.draft_name), pair.draft)
@@ -219,8 +218,8 @@ def transformers_methods(
 def transformers_file_methods(
     pair: Pair, options: Options, sizes: Sequence[int], hugging: HuggingFace
 ) -> list[FileMethod]:
-    """Plain, so many texts in one call of `generate`, the longest prompts first. Raises
-    NoBaselineError."""
+    """Return plain decoding of so many texts in one call of `generate`, the longest prompts first.
+    Raises NoBaselineError."""
     generation = _generation(pair, options, hugging, time.perf_counter)
     name, token, same_text = "transformers", any_token(pair), generation.same_text
     try_out(lambda: list(generation.run_all(2, [[token], [token, token]])))
@@ -255,11 +254,11 @@ class _Generation:
 
     @property
     def same_text(self) -> bool:
-        """Whether the texts are held to plain decoding's."""
+        """Whether the texts should be plain decoding's."""
         return self.options.temperature == 0 and self.pair.dtype == "float32"
 
     def run_all(self, size: int, prompts: Prompts) -> Texts:
-        """All prompts, `size` of like length in one call."""
+        """Decode all prompts, `size` of like length in one call."""
         torch, configured = self.hugging.torch, self.hugging.transformers.GenerationConfig
         # Sources are padded on the right.
         left = isinstance(self.pair.target, DecoderOnlyModel)
@@ -267,14 +266,14 @@ class _Generation:
         for group in (order[start : start + size] for start in range(0, len(order), size)):
             # The longest prompt has the least room.
             longest = len(prompts[group[0]])
-            told = _settings(self.pair, self.options, prompts[group[0]])
-            rows = [_padded(prompts[n], longest, told["pad_token_id"], left) for n in group]
+            settings = _settings(self.pair, self.options, prompts[group[0]])
+            rows = [_padded(prompts[n], longest, settings["pad_token_id"], left) for n in group]
             mask = [_padded([1] * len(prompts[n]), longest, 0, left) for n in group]
             with self.hugging.at_work(self.options.seed):
                 made = self.model.generate(
                     torch.tensor(rows),
                     attention_mask=torch.tensor(mask),
-                    generation_config=configured(**told),
+                    generation_config=configured(**settings),
                 )
             for number, row in zip(group, made.tolist(), strict=True):
                 # In front is the padded prompt, or the decoder's start token.
@@ -282,8 +281,8 @@ class _Generation:
                 yield number, Sample(tokens, len(tokens), 0.0)
 
     def run(self, prompt: Sequence[int], draft: Any = None, length: int = 0) -> Sample:
-        """length: drafted tokens a round, where there is a draft. Raises PromptError where the
-        model has no room for a token."""
+        """Decode one prompt. length: draft tokens in a round, where there is a draft. Raises
+        PromptError where the model has no room for a token."""
         configured = self.hugging.transformers.GenerationConfig
         tokens = self.hugging.torch.tensor([list(prompt)])
         rest = {}
@@ -323,26 +322,26 @@ def _padded(row: Sequence[int], length: int, token: int, left: bool) -> list[int
 
 
 def _until_eos(tokens: Sequence[int], eos: frozenset[int]) -> tuple[int, ...]:
-    """What comes behind an EOS is padding."""
+    """Cut the padding behind an EOS."""
     ends = (at for at, token in enumerate(tokens, start=1) if token in eos)
     return tuple(tokens[: next(ends, len(tokens))])
 
 
 def sampling(options: Options) -> dict[str, Any]:
-    """The distribution in transformers' words; the order of the filters is the same."""
+    """Return the sampling settings as transformers names them; its filters have the same order."""
     if options.temperature == 0:
         return {"do_sample": False}
-    asked = {
+    settings = {
         "do_sample": True,
         "temperature": options.temperature,
         "top_k": options.top_k,
         "top_p": options.top_p,
     }
-    return {**asked, "min_p": options.min_p} if options.min_p else asked
+    return {**settings, "min_p": options.min_p} if options.min_p else settings
 
 
 class Listener:
-    """A streamer that keeps when tokens came.
+    """A streamer that records when tokens came.
 
     transformers hands it the prompt, then the tokens of a round at a time. The first round has the
     prompt pass in it, so that its tokens are not counted.
@@ -350,18 +349,18 @@ class Listener:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._heard: list[tuple[float, Any]] = []
+        self._rounds: list[tuple[float, Any]] = []
 
     def put(self, tokens: Any) -> None:
         """tokens: (n,) or (1, n), on the CPU."""
-        self._heard.append((self._clock(), tokens))
+        self._rounds.append((self._clock(), tokens))
 
     def end(self) -> None:
-        """Part of a streamer; the last round has been heard."""
+        """Called by transformers at the end."""
 
     def sample(self) -> Sample:
-        """What was heard."""
-        rounds = [(at, each.reshape(-1).tolist()) for at, each in self._heard[1:]]
+        """Return the text and its times."""
+        rounds = [(at, each.reshape(-1).tolist()) for at, each in self._rounds[1:]]
         tokens = tuple(int(token) for _, each in rounds for token in each)
         if not rounds:
             return Sample((), 0, 0.0, 0)

@@ -16,17 +16,9 @@ import pytest
 from mlx_specdec import measure as bench
 from mlx_specdec.errors import OutputError
 from mlx_specdec.measure.analysis import Analysis, Estimate, Figures, SpeedUp, analyse
+from mlx_specdec.measure.drawing import Bar, Series, bar_chart, line_chart, ticks
 from mlx_specdec.measure.passes import PassCosts
-from mlx_specdec.measure.report import (
-    Bar,
-    Series,
-    bar_chart,
-    charts,
-    line_chart,
-    page,
-    ticks,
-    write_report,
-)
+from mlx_specdec.measure.report import charts, page, write_report
 from mlx_specdec.measure.table import verdict
 
 from ..support.bench_samples import Checker, measured, method, sample, setting
