@@ -25,8 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from . import anthropic, llama_cpp, openai, tgi
-from .body import Schema
-from .fields import OBJECT, TEXT, WHOLE, either, several
+from .body import OBJECT, TEXT, WHOLE, Schema, either, several
 from .problems import Problem, failed
 from .service import EVENTS, JSON, Endpoint, Service, error_response
 

@@ -1,4 +1,11 @@
-"""The JSON of a request: parsed strictly, and checked against the schema of its fields."""
+"""The JSON of a request: parsed strictly, and checked against the schema of its fields.
+
+Schemas are of JSON Schema 2020-12 with extensions. "x-unsupported" marks a field that this server
+cannot honour: only values that change nothing are accepted. "x-same-as" is the name under which the
+program reads a field. "x-context" is the size of the context in tokens, for the error about a
+longer prompt. "x-rules" is an "allOf" that generators of test cases pass over, as they give up on
+so many cases.
+"""
 
 from __future__ import annotations
 
@@ -104,13 +111,97 @@ def _no_json(name: str) -> NoReturn:
     raise json.JSONDecodeError(f"{name} is no number", "", 0)
 
 
+TEXT: Schema = {"type": "string"}
+WHOLE: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+TRUTH: Schema = {"type": "boolean"}
+OBJECT: Schema = {"type": "object"}
+NULL: Schema = {"type": "null"}
+
+
+def described(description: str, schema: Schema) -> Schema:
+    """Return a schema with the words that follow "must be" in errors."""
+    return {**schema, "description": description}
+
+
+def either(*each: Schema, **more: Any) -> Schema:
+    """Return the schema of a value that fits any of these schemas."""
+    return {"anyOf": list(each), **more}
+
+
+def within(least: float, most: float | None = None, kind: Schema = NUMBER) -> Schema:
+    """Return the schema of a number between two bounds, both included."""
+    return {**kind, "minimum": least} | ({} if most is None else {"maximum": most})
+
+
+def several(of: Schema, least: int = 0, most: int | None = None) -> Schema:
+    """Return the schema of a list of `least` to `most` entries."""
+    bounds = {"minItems": least} if least else {}
+    return {"type": "array", "items": of, **bounds} | ({} if most is None else {"maxItems": most})
+
+
+def fields(required: str = "", /, **properties: Schema) -> Schema:
+    """Return the schema of an object, whose optional fields may be null. required: their names, in
+    words."""
+    names = required.split()
+    own = {name: each if name in names else _or_null(each) for name, each in properties.items()}
+    return {"type": "object", "properties": own, "required": names}
+
+
+def typed(kind: str, required: str = "", /, **properties: Schema) -> Schema:
+    """Return the schema of an object of this type. required: as `fields` has it."""
+    return fields(f"type {required}", type={"const": kind}, **properties)
+
+
+def named(names: str, schema: Schema) -> dict[str, Schema]:
+    """Return fields that have one schema. names: in words."""
+    return dict.fromkeys(names.split(), schema)
+
+
+def _or_null(schema: Schema) -> Schema:
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], NULL]}
+    if "enum" in schema:
+        values = schema["enum"]
+        return schema if None in values else {**schema, "enum": [*values, None]}
+    return either(schema, NULL, **{name: schema[name] for name in schema if name[:2] == "x-"})
+
+
+def off(*harmless: object) -> Schema:
+    """Return the schema of an unsupported field. harmless: values that change nothing."""
+    return {"enum": [*harmless, None], "x-unsupported": True}
+
+
+def same_as(name: str, schema: Schema) -> Schema:
+    """Return the schema of another name for a field."""
+    return {**schema, "x-same-as": name}
+
+
+def rule(param: str, message: str, *cases: Schema) -> Schema:
+    """Return a rule between fields: one of these cases must hold. Other names of fields are
+    resolved before. param: the field that the error names."""
+    return {"anyOf": list(cases), "description": message, "x-param": param}
+
+
+def having(**properties: Schema) -> Schema:
+    """Return the schema of an object that has all of these fields."""
+    return {"required": list(properties), "properties": properties}
+
+
+def one_of(**kinds: Schema) -> list[Schema]:
+    """Return the cases in which exactly one of these fields is given."""
+    return [
+        {"required": [name], "properties": {**dict.fromkeys(kinds, NULL), name: kind}}
+        for name, kind in kinds.items()
+    ]
+
+
 def read(schema: Schema, value: Any, where: str = "") -> Any:
     """Check a value against a schema and return it in its canonical form.
 
-    schema: of the keywords of JSON Schema 2020-12 that `fields` uses. Optional fields that are null
-    are left out, whole numbers such as 2.0 become integers, and a field whose schema has
-    "x-same-as" gets that name, under which it replaces any other. where: path of the value, empty
-    for a whole body. Raises Problem, which names the field that is wrong.
+    Optional fields that are null are left out, whole numbers such as 2.0 become integers, and a
+    field whose schema has "x-same-as" gets that name, under which it replaces any other. where:
+    path of the value, empty for a whole body. Raises Problem, which names the field that is wrong.
     """
     if "anyOf" in schema:
         value = _any(schema, value, where)
