@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,28 +146,16 @@ def server_sent_event(payload: Payload, *, named: bool = False) -> bytes:
     return f"{name}data: {json.dumps(payload)}\n\n".encode()
 
 
-def rendered(answer: object) -> bytes:
-    """Serialize an answer as JSON in small parts, as json.dumps blocks all other threads."""
-    return "".join(_rendered(answer)).encode()
-
-
-def _rendered(value: object) -> Iterator[str]:
+def rendered(value: object) -> str:
+    """Serialize an answer in small parts, as json.dumps blocks all other threads."""
     if isinstance(value, dict):
-        for at, (name, each) in enumerate(value.items()):
-            yield f"{',' if at else '{'}{json.dumps(name)}:"
-            yield from _rendered(each)
-        yield "}" if value else "{}"
-    elif isinstance(value, list) and len(value) > AT_ONCE:
-        for at in range(0, len(value), AT_ONCE):
-            yield f"{',' if at else '['}{_dumps(value[at : at + AT_ONCE])[1:-1]}"
-        yield "]"
-    elif isinstance(value, list):
-        for at, each in enumerate(value):
-            yield "," if at else "["
-            yield from _rendered(each)
-        yield "]" if value else "[]"
-    else:
-        yield _dumps(value)
+        return "{" + ",".join(f"{_dumps(name)}:{rendered(value[name])}" for name in value) + "}"
+    if isinstance(value, list) and len(value) <= AT_ONCE:
+        return "[" + ",".join(map(rendered, value)) + "]"
+    if isinstance(value, list):
+        parts = (value[at : at + AT_ONCE] for at in range(0, len(value), AT_ONCE))
+        return "[" + ",".join(_dumps(part)[1:-1] for part in parts) + "]"
+    return _dumps(value)
 
 
 def _dumps(value: object) -> str:

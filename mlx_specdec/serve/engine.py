@@ -273,6 +273,6 @@ class Engine:
             self.metrics.tokens(len(part.emission.tokens), now - since, first=caller.heard is None)
             caller.heard = now
         if part.result is not None:
-            self.metrics.finished(part.result, part.result.finish_reason, now - caller.came)
+            self.metrics.finished(part.result, now - caller.came)
         elif part.error is not None:
             self.metrics.count("failed")

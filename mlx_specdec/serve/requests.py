@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import secrets
 import threading
@@ -36,7 +35,6 @@ from .chat import (
 from .events import Reader
 from .problems import CONTEXT, Problem, busy, invalid, too_long, unsupported
 from .settings import ServiceSettings
-from .tool_grammar import grammar_of
 
 SAME = (
     "temperature",
@@ -163,7 +161,10 @@ class RequestParser:
             # A constrained text begins without reasoning.
             thinking = options.constraint is None and markers.thinks_after(prompts[0])
             if tools is not None and tools.must:
-                options = self._calling(options, tools, markers, thinking=thinking)
+                calls = constraints.calls_constraint(
+                    tools, markers, self.pair, self.options, self.settings.limits, thinking=thinking
+                )
+                options = replace(options, **calls)
             bounded = [self._with_room(ids, options, body) for ids in prompts]
             with self._bounded(body.get("prediction"), "prediction"):
                 predicted = self._predicted(body)
@@ -243,16 +244,6 @@ class RequestParser:
                 "tools", "tools are unsupported for this model: the format of its calls is unknown"
             )
         return markers
-
-    def _calling(
-        self, options: Options, tools: Tools, markers: Markers, *, thinking: bool
-    ) -> Options:
-        """Return the options of a text that has to call a tool. Raises Problem."""
-        limits = self.settings.limits
-        constraints.check_size("tools", {"json_schema": json.dumps(tools.given)}, limits)
-        grammar = {"grammar": grammar_of(tools, markers, thinking=thinking)}
-        constraints.check_size("tools", grammar, limits)
-        return replace(options, **constraints.checked(self.pair, self.options, "tools", grammar))
 
     @contextlib.contextmanager
     def _bounded(self, value: object, field: str) -> Iterator[None]:

@@ -341,6 +341,5 @@ def test_a_large_answer_is_written_a_few_entries_at_a_time(monkeypatch: pytest.M
     for value in values:
         assert json.loads(rendered(value)) == value
     assert largest == AT_ONCE
-    assert rendered({"b": [], "é": {}, "c": ["\u2028", None]}) == JSONResponse(
-        {"b": [], "é": {}, "c": ["\u2028", None]}
-    ).body.replace("é".encode(), b"\\u00e9")
+    value = {"b": [], "é": {}, "c": ["\u2028", None]}
+    assert rendered(value).encode() == JSONResponse(value).body

@@ -16,8 +16,8 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
 from starlette.testclient import TestClient
 
+from mlx_specdec.serve.constraints import Tags
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.serve.tool_grammar import Tags
 from mlx_specdec.text.markers import INNER
 
 from ..support.serving import CHAT, COMPLETIONS, SCHEMA, client_of, ok, running, streamed
