@@ -199,7 +199,7 @@ class Served(World):
                     numbers += [-1] * 3
                     for each in ended[2:]:
                         each.error, each.last = STOPPING, True
-        until(lambda: not self.engine._callers)
+        until(lambda: not self.engine._pending)
         if any(each.error == STOPPING for each in ended):
             assert self.engine.join(SECONDS)
             assert self.engine.trouble is not None

@@ -1,4 +1,4 @@
-"""Answers over HTTP: one thread that decodes, and what OpenAI's clients say and hear around it.
+"""An HTTP server around one engine, for clients of OpenAI, Anthropic, TGI and llama.cpp.
 
-Needs the extra `server`; nothing but the serve command imports it.
+Needs the extra `server`, all but `chat` and what that imports.
 """

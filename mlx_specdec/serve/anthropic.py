@@ -8,6 +8,7 @@ import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -20,7 +21,7 @@ from .chat import text_of
 from .events import Arguments, Call, Event, calls_of
 from .problems import CONTEXT, Problem
 from .requests import RequestParser
-from .service import Endpoint, Service
+from .service import Service, post
 
 SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative")
 """Fields that a chat completion has as well."""
@@ -198,13 +199,11 @@ class MessagesWriter(Writer):
         self._open: object = None
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
-        """Return the whole message."""
         [choice] = choices
         message = self._message(_content(choice.events), choice.tokens)
         return {**message, **_end(choice), "usage": self._usage(choice)}
 
     def start(self, index: int) -> list[Payload]:
-        """Return the event that begins the message."""
         return [{"type": "message_start", "message": self._message([], 0)}]
 
     def piece(
@@ -214,7 +213,6 @@ class MessagesWriter(Writer):
         return [payload for event in events for payload in self._event(event)]
 
     def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
-        """Return the last deltas, and the events that end the message."""
         payloads = [payload for event in events for payload in self._event(event)]
         if self._block < 0:
             payloads += self._begin(dict(EMPTY), "content")
@@ -226,7 +224,6 @@ class MessagesWriter(Writer):
         ]
 
     def error(self, problem: Problem) -> Payload:
-        """Return the event that ends a stream early."""
         return error_payload(problem)
 
     def _event(self, event: Event) -> list[Payload]:
@@ -326,23 +323,10 @@ async def count(service: Service, request: Request) -> Response:
     return JSONResponse({"input_tokens": await service.parse(request, count_tokens)})
 
 
-ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/messages",
-        messages,
-        "Answers Anthropic's clients",
-        "Message",
-        "MessagesRequest",
-        error=_error_response,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/messages/count_tokens",
-        count,
-        "Counts tokens",
-        "Count",
-        "CountRequest",
-        error=_error_response,
-    ),
+ENDPOINTS = tuple(
+    replace(each, error=_error_response)
+    for each in (
+        post("/v1/messages", messages, "MessagesRequest", "Message", "Answers Anthropic's clients"),
+        post("/v1/messages/count_tokens", count, "CountRequest", "Count", "Counts tokens"),
+    )
 )

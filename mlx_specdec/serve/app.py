@@ -27,7 +27,7 @@ from .. import __version__
 from . import anthropic, llama_cpp, openai, tgi
 from .body import OBJECT, TEXT, WHOLE, Schema, either, several
 from .problems import Problem, failed
-from .service import EVENTS, JSON, Endpoint, Service, error_response
+from .service import EVENTS, JSON, Endpoint, Service, error_response, get
 
 STATUSES = (400, 401, 403, 404, 408, 413, 422, 424, 429, 500, 503)
 PUBLIC = ("/health", "/v1/health")
@@ -211,8 +211,8 @@ ENDPOINTS = (
     *anthropic.ENDPOINTS,
     *tgi.ENDPOINTS,
     *llama_cpp.ENDPOINTS,
-    Endpoint("GET", "/", page, "A chat for a browser", "Text", media="text/html"),
-    Endpoint("GET", "/openapi.json", openapi, "This document", "Anything"),
+    get("/", page, "Text", "A chat for a browser", "text/html"),
+    get("/openapi.json", openapi, "Anything", "This document"),
 )
 
 
@@ -230,7 +230,6 @@ class Guard:
             self._hosts = frozenset(["localhost", access.loopback_name.lower(), *named])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
         problem = self._problem(scope) if scope["type"] == "http" else None
         if problem is None:
             await self._app(scope, receive, send)
@@ -307,7 +306,6 @@ class AccessLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
         # Monitoring asks for these every few seconds.
         level = logging.DEBUG if scope.get("path") in WATCHED else logging.INFO
         if scope["type"] != "http" or not log.isEnabledFor(level):

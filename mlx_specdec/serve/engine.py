@@ -1,4 +1,4 @@
-"""One thread that owns the models and steps the decoding. Others hand it requests, and hear.
+"""The thread that owns the models and decodes. Other threads submit requests and get their parts.
 
 Knows no HTTP. A request joins and leaves between rounds; nothing outside the thread touches an
 array.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .. import process as threads
+from .. import process
 from ..decoding.stop_criteria import Emission
 from ..engine.jobs import Failures
 from ..engine.many import ManyRun, Part, Request
@@ -39,21 +39,28 @@ class QueueFull(Exception):
 
 
 @dataclass
-class _Caller:
-    """Who hears of a request. came, heard: when it came, and when its newest tokens did."""
+class _Pending:
+    """A request that has not ended. came: its time of arrival. newest: that of its last tokens."""
 
     listener: Listener
     came: float
-    heard: float | None = None
+    newest: float | None = None
 
 
 class Engine:
     """Decodes requests until it is closed.
 
-    load: called in the thread, gives the models and the options that requests begin with.
-    batch_size: how many are decoded at once. waiting: how many more may wait. store: of what was
-    computed of prompts; None keeps nothing. memory_budget: as ManyRun has it.
+    load: returns the models and the default options; called in the thread. batch_size: number of
+    requests that are decoded at once. waiting: number of requests in the queue. store: keeps the
+    prompt cache; None caches nothing. memory_budget: as ManyRun has it.
+
+    ready: set when the models are loaded, from when on `pair`, `options` and `budget` can be read.
+    problem: what ended the engine early.
     """
+
+    pair: Pair
+    options: Options
+    budget: MemoryBudget
 
     def __init__(
         self,
@@ -65,119 +72,99 @@ class Engine:
         memory_budget: int | None = None,
     ) -> None:
         self.metrics = Metrics()
+        self.failures = Failures()
         self.ready = threading.Event()
         self.problem: BaseException | None = None
         self.batch_size = batch_size
+        self.reserved_bytes = 0
         self._load = load
         self._store = store
         self._memory_budget = memory_budget
-        self.reserved_bytes = 0
-        self._budget: MemoryBudget | None = None
         self._cache: PromptCache | None = None
         self._most = batch_size + waiting
-        self._loaded: tuple[Pair, Options] | None = None
         self._changed = threading.Condition()
-        self._callers: dict[int, _Caller] = {}
+        self._pending: dict[int, _Pending] = {}
         self._arrived: list[tuple[int, Request]] = []
-        self._left: list[int] = []
+        self._cancelled: list[int] = []
         self._numbers = 0
         self._waiting = 0
         self._closed = False
         self._thread: threading.Thread | None = None
-        self.failures = Failures()
         self._stepped = 0.0
 
     @property
-    def pair(self) -> Pair:
-        """What is served, once it is loaded."""
-        assert self._loaded is not None, "the engine is loading"
-        return self._loaded[0]
-
-    @property
-    def options(self) -> Options:
-        """What a request has not said for itself."""
-        assert self._loaded is not None, "the engine is loading"
-        return self._loaded[1]
-
-    @property
     def cached_bytes(self) -> int:
-        """Size of what is kept of prompts."""
+        """Size of the prompt cache."""
         return 0 if self._cache is None else self._cache.nbytes
 
     @property
-    def budget(self) -> MemoryBudget:
-        """What requests may take of memory, once the models are loaded."""
-        assert self._budget is not None, "the engine is loading"
-        return self._budget
-
-    @property
     def requests(self) -> tuple[int, int]:
-        """How many requests are decoded or read now, and how many wait."""
+        """The numbers of requests that are running and that are waiting."""
         with self._changed:
             waiting = self._waiting + len(self._arrived)
-            return max(0, len(self._callers) - waiting), waiting
+            return max(0, len(self._pending) - waiting), waiting
 
     @property
     def trouble(self) -> str | None:
-        """The reason why texts make no progress; None when they do, or when there are no requests.
-        To be read once the engine has loaded."""
+        """Why texts make no progress; None when they do, or when there are no requests. To be read
+        once the models are loaded."""
         if self.problem is not None or self._thread is None or not self._thread.is_alive():
             return "the engine has ended"
         if self.failures.passes >= FAILED_PASSES:
             return f"{self.failures.passes} passes have failed one after the other"
         with self._changed:
-            came = min((each.came for each in self._callers.values()), default=None)
+            came = min((each.came for each in self._pending.values()), default=None)
         if came is not None and time.perf_counter() - max(came, self._stepped) > STEP_SECONDS:
             return f"a step has not finished in {STEP_SECONDS:.0f} seconds"
         return None
 
     def start(self, then: Callable[[], None] = lambda: None) -> None:
-        """Load, then decode. then: called in the thread once it is loaded, and where `problem` is
-        set, which ends it."""
+        """Load the models, then decode. then: called in the thread when they are loaded, and when a
+        `problem` has ended the engine."""
         self._thread = threading.Thread(target=self._work, args=[then], name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
-        """Take all of these requests, or none; returns their numbers. Raises QueueFull, or
-        RuntimeError once the engine is closed."""
+        """Take all of these requests or none, and return their numbers. Raises QueueFull, or
+        RuntimeError when the engine is closed."""
         with self._changed:
             if self._closed:
                 raise RuntimeError(STOPPING)
-            if len(self._callers) + len(requests) > self._most:
+            if len(self._pending) + len(requests) > self._most:
                 self.metrics.count("rejected", len(requests))
                 raise QueueFull
             first, self._numbers = self._numbers, self._numbers + len(requests)
             numbers = list(range(first, self._numbers))
             self._arrived += zip(numbers, requests, strict=True)
             came = time.perf_counter()
-            self._callers.update({number: _Caller(listener, came) for number in numbers})
+            self._pending.update({number: _Pending(listener, came) for number in numbers})
             self._changed.notify()
         return numbers
 
     def cancel(self, numbers: Sequence[int]) -> None:
-        """Give up requests; those that have ended are none any more."""
+        """Cancel those of these requests that have not ended."""
         with self._changed:
-            known = [each for each in numbers if self._callers.pop(each, None) is not None]
-            self._left += known
+            known = [each for each in numbers if self._pending.pop(each, None) is not None]
+            self._cancelled += known
             self._changed.notify()
         self.metrics.count("cancelled", len(known))
 
     def close(self) -> None:
-        """Take no more requests and end those that are here with an error."""
+        """Take no more requests, and end the pending ones with an error."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the thread; whether it has ended."""
+        """Wait for the thread. Returns True when it has ended."""
         assert self._thread is not None, "the engine was not started"
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _work(self, then: Callable[[], None]) -> None:
-        threads.clear_at_end()
+        process.clear_at_end()
         try:
-            self._loaded = self._load()
+            self.pair, self.options = self._load()
             if self._store is not None:
                 self._cache = self._store.open(self.pair)
             many = self._begin()
@@ -185,16 +172,16 @@ class Engine:
             then()
             self._decode(many)
         except BaseException as problem:
-            # Told by whoever started the engine.
+            # Reported by whoever started the engine.
             self.problem = problem
             self.close()
             then()
-        self._tell(self._all_with(STOPPING))
+        self._publish(self._all_with(STOPPING))
         self._keep_cache()
 
     def _decode(self, many: ManyRun) -> None:
-        """Until the engine is closed. Where a step fails as a whole, the requests that are here end
-        and the next ones begin with nothing; ranks that have lost step end with the process."""
+        """Decode until the engine is closed. A step that fails as a whole ends the requests that
+        are pending; ranks that are out of step cannot continue at all."""
         while (taken := self._take(wait=many.idle)) is not None:
             try:
                 parts = self._step(many, *taken)
@@ -205,7 +192,7 @@ class Engine:
                 self.failures.passes += 1
                 many, parts = self._begin(), self._all_with(self.failures.note(problem))
             self._stepped = time.perf_counter()
-            self._tell(parts)
+            self._publish(parts)
         many.keep()
 
     def _keep_cache(self) -> None:
@@ -221,18 +208,18 @@ class Engine:
         size = FixedBatchSize(self.batch_size)
         budget, failures = self._memory_budget, self.failures
         many = ManyRun(self.pair, None, self.options, size, self._cache, failures, budget)
-        self._budget, self.reserved_bytes = many.budget, 0
+        self.budget, self.reserved_bytes = many.budget, 0
         return many
 
     def _take(self, *, wait: bool) -> tuple[list[tuple[int, Request]], list[int]] | None:
-        """Who has arrived and who has left since the last time; None when all is over."""
+        """Return new and cancelled requests, waiting for some; None when the engine is closed."""
         with self._changed:
-            while wait and not (self._arrived or self._left or self._closed):
+            while wait and not (self._arrived or self._cancelled or self._closed):
                 self._changed.wait()
             if self._closed:
                 return None
-            taken = self._arrived, self._left
-            self._arrived, self._left = [], []
+            taken = self._arrived, self._cancelled
+            self._arrived, self._cancelled = [], []
             return taken
 
     def _step(
@@ -250,29 +237,30 @@ class Engine:
         return parts
 
     def _all_with(self, error: str) -> list[Part]:
-        """The end of all requests."""
+        """Return parts that end all requests."""
         with self._changed:
             self._arrived = []
-            return [Part(number, Emission((), ()), error=error) for number in self._callers]
+            return [Part(number, Emission((), ()), error=error) for number in self._pending]
 
-    def _tell(self, parts: Sequence[Part]) -> None:
+    def _publish(self, parts: Sequence[Part]) -> None:
         for part in parts:
             with self._changed:
-                caller = self._callers.get(part.number)
+                pending = self._pending.get(part.number)
                 if part.last:
-                    self._callers.pop(part.number, None)
-            if caller is not None:
-                self._measure(caller, part)
-                caller.listener(part)
+                    self._pending.pop(part.number, None)
+            if pending is not None:
+                self._measure(pending, part)
+                pending.listener(part)
 
-    def _measure(self, caller: _Caller, part: Part) -> None:
+    def _measure(self, pending: _Pending, part: Part) -> None:
         now = time.perf_counter()
         if part.emission.tokens:
             self.failures.passes = 0
-            since = caller.came if caller.heard is None else caller.heard
-            self.metrics.tokens(len(part.emission.tokens), now - since, first=caller.heard is None)
-            caller.heard = now
+            first = pending.newest is None
+            since = pending.came if pending.newest is None else pending.newest
+            self.metrics.tokens(len(part.emission.tokens), now - since, first=first)
+            pending.newest = now
         if part.result is not None:
-            self.metrics.finished(part.result, now - caller.came)
+            self.metrics.finished(part.result, now - pending.came)
         elif part.error is not None:
             self.metrics.count("failed")

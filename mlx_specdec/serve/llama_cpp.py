@@ -11,7 +11,7 @@ from .chat import way_of
 from .metrics import CONTENT_TYPE
 from .problems import busy
 from .requests import RequestParser
-from .service import Endpoint, Service
+from .service import Service, get, post
 
 
 async def tokenize(service: Service, request: Request) -> Response:
@@ -101,24 +101,10 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/tokenize",
-        tokenize,
-        "Token ids of a text or a chat",
-        "Tokens",
-        "TokenizeRequest",
-    ),
-    Endpoint(
-        "POST",
-        "/detokenize",
-        detokenize,
-        "The text of token ids",
-        "Detokenized",
-        "DetokenizeRequest",
-    ),
-    Endpoint("GET", "/props", props, "What is served, and how", "Anything"),
-    Endpoint("GET", "/health", health, "Whether requests are taken", "Anything"),
-    Endpoint("GET", "/v1/health", health, "The same", "Anything"),
-    Endpoint("GET", "/metrics", metrics, "Prometheus' figures", "Text", media="text/plain"),
+    post("/tokenize", tokenize, "TokenizeRequest", "Tokens", "Token ids of a text or a chat"),
+    post("/detokenize", detokenize, "DetokenizeRequest", "Detokenized", "The text of token ids"),
+    get("/props", props, "Anything", "What is served, and how"),
+    get("/health", health, "Anything", "Whether requests are taken"),
+    get("/v1/health", health, "Anything", "The same"),
+    get("/metrics", metrics, "Text", "Prometheus' figures", "text/plain"),
 )

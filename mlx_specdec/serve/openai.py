@@ -28,7 +28,7 @@ from .answers import (
 from .body import Body
 from .events import Call, Event, Text, calls_of, texts_of
 from .requests import RequestParser, unknown_model
-from .service import Endpoint, Service
+from .service import Service, get, post
 
 REASONS = {None: None, "eos": "stop", "stop": "stop"}
 """OpenAI's names of the reasons why a text ends; all others are "length"."""
@@ -62,7 +62,6 @@ class CompletionWriter(Writer):
         }
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
-        """Return the whole answer."""
         return {
             **self._head,
             "object": self.whole,
@@ -84,7 +83,6 @@ class CompletionWriter(Writer):
         ]
 
     def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
-        """Return the last chunk of a choice."""
         last = {**self._piece(index, ""), "finish_reason": _reason(choice)}
         return [{**self._chunk([last]), **timings([choice])}]
 
@@ -186,7 +184,6 @@ class ChatWriter(CompletionWriter):
     prefix = "chatcmpl"
 
     def start(self, index: int) -> list[Payload]:
-        """Return the chunk with the role."""
         return [self._chunk([self._delta(index, {"role": "assistant", "content": ""})])]
 
     def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
@@ -384,10 +381,8 @@ def _model(service: Service) -> Payload:
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/chat/completions", chat, "Answers messages", "Completion", "ChatRequest"),
-    Endpoint(
-        "POST", "/v1/completions", completions, "Goes on with a text", "Completion", "TextRequest"
-    ),
-    Endpoint("GET", "/v1/models", models, "The one model, in a list", "Models"),
-    Endpoint("GET", "/v1/models/{id:path}", model, "The one model", "Model"),
+    post("/v1/chat/completions", chat, "ChatRequest", "Completion", "Answers messages"),
+    post("/v1/completions", completions, "TextRequest", "Completion", "Goes on with a text"),
+    get("/v1/models", models, "Models", "The one model, in a list"),
+    get("/v1/models/{id:path}", model, "Model", "The one model"),
 )

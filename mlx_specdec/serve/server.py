@@ -1,7 +1,7 @@
-"""The process: a socket, the engine's thread, uvicorn around the application, and its end.
+"""The server's process: a socket, the engine's thread, uvicorn with the application, and the end.
 
-A signal ends it well: nobody new is let in, requests that are here have some seconds to end, what
-is left gets an error, and the process ends with 0.
+After a signal, no connection is accepted, pending requests have some seconds to finish, the rest
+gets an error, and the process exits with 0.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .settings import ServiceSettings
 
 DRAIN_SECONDS = 20.0
 CUT_SECONDS = 2
-"""For answers that were cut to say so."""
+"""Time to send the end of answers that were cut."""
 WRITE_SECONDS = 300
-"""For the last step, and for a prompt cache to get to the disk."""
+"""Time for the last step and for writing the prompt cache to disk."""
 MOST_CONNECTIONS = 1024
 FILES = 4096
-"""That may be open: connections, those that wait to be accepted, and weights."""
+"""Open files: connections, those that wait to be accepted, and weights."""
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open; clients are asked to drop theirs a little earlier."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -63,8 +63,8 @@ class Settings:
 
 
 def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settings) -> None:
-    """Serve until a signal comes. model: its name or directory. load: called in the thread that
-    decodes. Raises OptionError where nobody can listen, and what `load` raises."""
+    """Serve until a signal comes. model: its name or directory. load: called in the engine's
+    thread. Raises OptionError when the port cannot be used, and what `load` raises."""
     listener = _listen(settings.host, settings.port)
     engine = Engine(
         load,
@@ -105,9 +105,9 @@ def serve(model: str, load: Callable[[], tuple[Pair, Options]], settings: Settin
     with listener:
         server.run(sockets=[listener])
     engine.close()
-    keeps = settings.store is not None and settings.store.file is not None
-    if not engine.join(WRITE_SECONDS if keeps and engine.ready.is_set() else CUT_SECONDS):
-        # A step that takes longer, or a download: nobody waits for it.
+    writes = settings.store is not None and settings.store.file is not None
+    if not engine.join(WRITE_SECONDS if writes and engine.ready.is_set() else CUT_SECONDS):
+        # Do not wait for a long step or a download.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -119,9 +119,9 @@ class Connection(H11Protocol):
     """A connection to a client, closed when the client is silent for too long.
 
     head_seconds: time for the headers of a request, from the connection or from their first byte,
-    and for the rest of a body that has been answered already. stall_seconds: how long a client may
-    read nothing of an answer. Beyond uvicorn's `limit_concurrency` a new connection takes the place
-    of the one that has waited for its client longest.
+    and for the rest of a body that has been answered already. stall_seconds: time in which a client
+    has to read some of an answer. Beyond uvicorn's `limit_concurrency` a new connection replaces
+    the one that has waited for its client longest.
     """
 
     head_seconds = 10.0
@@ -130,13 +130,12 @@ class Connection(H11Protocol):
     _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by asyncio."""
         super().connection_made(transport)
-        # Whatever waits to be read calls pause_writing.
+        # So that any unread byte calls pause_writing.
         transport.set_write_buffer_limits(high=0)
         connected = transport.get_extra_info("socket")
-        # asyncio does it only where a socket names its protocol. An end that the client has made
-        # already makes it fail, on macOS.
+        # asyncio sets it only for sockets that name their protocol. On macOS it fails where the
+        # client has already closed the connection.
         with contextlib.suppress(OSError):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._since = self.loop.time()
@@ -144,7 +143,6 @@ class Connection(H11Protocol):
         self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio."""
         super().data_received(data)
         self._since = self.loop.time()
         if self._in_request():
@@ -154,30 +152,26 @@ class Connection(H11Protocol):
             self._expect_request()
 
     def on_response_complete(self) -> None:
-        """Called by uvicorn."""
         super().on_response_complete()
         self._since = self.loop.time()
         if self.cycle.more_body and not self._in_request():
             self._expect_request()
 
     def pause_writing(self) -> None:
-        """Called by asyncio."""
         super().pause_writing()
         self._stalled = self.loop.call_later(self.stall_seconds, self._check_reading, None)
 
     def resume_writing(self) -> None:
-        """Called by asyncio."""
         super().resume_writing()
         _cancel(self._stalled)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
         super().connection_lost(exc)
         _cancel(self._late)
         _cancel(self._stalled)
 
     def _in_request(self) -> bool:
-        """Whether a request has begun, and has not been answered to its end."""
+        """Return True while a request is being received or answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _waits_for_client(self) -> bool:
@@ -220,7 +214,7 @@ class _Server(uvicorn.Server):
         self._drain_seconds = drain_seconds
 
     def loaded(self) -> None:
-        """The engine has loaded, or failed to."""
+        """Called when the engine has loaded, or failed to."""
         if self._engine.problem is not None:
             self.should_exit = True
         else:
@@ -228,7 +222,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own would raise the signal again at the end, and the process end with it."""
+        """Stop at a signal, where uvicorn would raise it again at the end."""
         before = {each: signal.signal(each, self._stop) for each in SIGNALS}
         try:
             yield
@@ -241,7 +235,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Called by uvicorn when nobody new is let in any more."""
+        """Called by uvicorn when connections are no longer accepted."""
         log.info("shutting down")
         cut = asyncio.get_running_loop().call_later(self._drain_seconds, self._engine.close)
         await super().shutdown(list(sockets or ()))
@@ -249,10 +243,10 @@ class _Server(uvicorn.Server):
 
 
 def _room_for_connections() -> int:
-    """Let this process open enough files, and return how many connections that leaves room for."""
+    """Let this process open enough files, and return the number of connections they allow."""
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= files < FILES:
-        # macOS begins with 256, systemd with 1,024.
+        # The default is 256 on macOS and 1,024 under systemd.
         files = min(FILES, most) if most >= 0 else FILES
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
@@ -272,6 +266,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _name_of(model: str) -> str:
-    """What clients call it: a name on the Hub as it is, a directory by its last part."""
+    """Return the name for clients: that on the Hub, or the last part of a directory."""
     directory = Path(model)
     return directory.resolve().name if directory.exists() else model

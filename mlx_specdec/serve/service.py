@@ -44,6 +44,9 @@ def error_response(problem: Problem) -> Response:
     return JSONResponse(problem.as_dict(), problem.status, problem.headers)
 
 
+Handler = Callable[["Service", Request], Awaitable[Response]]
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """A method and path, its handler, and what /openapi.json says about it.
@@ -53,12 +56,22 @@ class Endpoint:
 
     method: str
     path: str
-    handler: Callable[[Service, Request], Awaitable[Response]]
-    summary: str
+    handler: Handler
     answer: str
+    summary: str
     body: str = ""
     media: str = JSON
     error: Callable[[Problem], Response] = error_response
+
+
+def get(path: str, handler: Handler, answer: str, summary: str, media: str = JSON) -> Endpoint:
+    """Return an endpoint for GET."""
+    return Endpoint("GET", path, handler, answer, summary, media=media)
+
+
+def post(path: str, handler: Handler, body: str, answer: str, summary: str) -> Endpoint:
+    """Return an endpoint for POST."""
+    return Endpoint("POST", path, handler, answer, summary, body)
 
 
 class Service:
@@ -312,7 +325,6 @@ class EventStream(StreamingResponse):
         self._seconds = seconds + SLOWEST_READER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds):

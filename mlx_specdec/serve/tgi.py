@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,7 +19,7 @@ from .body import Body
 from .events import Event
 from .problems import Problem
 from .requests import RequestParser
-from .service import Endpoint, Service
+from .service import Service, get, post
 
 SAME = (
     "frequency_penalty",
@@ -101,7 +102,6 @@ class TgiWriter(Writer):
         self._ended = False
 
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
-        """Return the whole answer."""
         [choice] = choices
         answer: Payload = {"generated_text": self._text(choice)}
         if self._details:
@@ -134,7 +134,6 @@ class TgiWriter(Writer):
         return [{**self._payload(nothing), **self._last(choice)}]
 
     def error(self, problem: Problem) -> Payload:
-        """Return the payload that ends a stream early."""
         return error_payload(problem)[1]
 
     def _payload(self, token: Payload) -> Payload:
@@ -192,14 +191,12 @@ async def info(service: Service, request: Request) -> Response:
     )
 
 
+GENERATE = (
+    post("/generate", generate, "GenerateRequest", "Generated", "Answers TGI's clients"),
+    post("/generate_stream", generate, "GenerateRequest", "Generated", "The same as a stream"),
+    post("/", generate, "GenerateRequest", "AnyGenerated", "Answers TGI's clients"),
+)
 ENDPOINTS = (
-    *(
-        Endpoint("POST", path, generate, summary, answer, "GenerateRequest", error=_error_response)
-        for path, summary, answer in (
-            ("/generate", "Answers TGI's clients", "Generated"),
-            ("/generate_stream", "The same as a stream", "Generated"),
-            ("/", "Answers TGI's clients", "AnyGenerated"),
-        )
-    ),
-    Endpoint("GET", "/info", info, "What is served, for TGI's clients", "Anything"),
+    *(replace(each, error=_error_response) for each in GENERATE),
+    get("/info", info, "Anything", "What is served, for TGI's clients"),
 )
