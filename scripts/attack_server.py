@@ -24,7 +24,7 @@ from served import Served, serving
 
 PORT = 8097
 CLIENTS = 4
-ASKED_EVERY = 1000
+COMPARED_EVERY = 1000
 GOOD = {"prompt": "def read_lines", "max_tokens": 16, "temperature": 0.7, "seed": 3}
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
 DEEP = "[" * 2000 + "]" * 2000
@@ -123,7 +123,7 @@ def _json(body: object) -> bytes:
 
 
 def send_requests(served: Served, count: int, seed: int) -> Counter[str]:
-    """What became of `count` hostile requests, one after the other on connections that are kept."""
+    """Send `count` hostile requests over connections that stay open. Counts what they got."""
     dice, became, connection = random.Random(seed), Counter[str](), served.connect()
     for _ in range(count):
         method, path, body = hostile(dice)
@@ -187,32 +187,32 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--bytes", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    asked, flags = parser.parse_known_args()
+    args, flags = parser.parse_known_args()
     flags = [each for each in flags if each != "--"]
     named = "--model" in flags
     pair = [] if named else ["--model", "weights/py-llama", "--draft-model", "auto"]
-    own = [sys.executable, "-m", "mlx_specdec", "serve", "--strict-model", "--port", str(PORT)]
-    command = [*own, *pair, *flags]
+    serve = [sys.executable, "-m", "mlx_specdec", "serve", "--strict-model", "--port", str(PORT)]
+    command = [*serve, *pair, *flags]
     became: Counter[str] = Counter()
     with serving(command, PORT) as served:
         text = served.complete(GOOD)["choices"][0]["text"]
         # What is made once, for all kinds of requests.
-        all_of(send_requests, served, ASKED_EVERY, asked.seed + 10_000)
+        all_of(send_requests, served, COMPARED_EVERY, args.seed + 10_000)
         resident, same = [served.resident_bytes()], True
-        for turn, count in enumerate(rounds(asked.requests, ASKED_EVERY)):
-            became += all_of(send_requests, served, count, asked.seed + CLIENTS * turn)
+        for turn, count in enumerate(rounds(args.requests, COMPARED_EVERY)):
+            became += all_of(send_requests, served, count, args.seed + CLIENTS * turn)
             same = same and served.complete(GOOD)["choices"][0]["text"] == text
             resident.append(served.resident_bytes())
-        of_bytes = all_of(send_bytes, served, asked.bytes, asked.seed)
+        of_bytes = all_of(send_bytes, served, args.bytes, args.seed)
         same = same and served.complete(GOOD)["choices"][0]["text"] == text
         resident.append(served.resident_bytes())
-    told = {
+    report = {
         "requests": dict(became),
         "random_bytes": dict(of_bytes),
         "same_text_throughout": same,
         "resident_mib": [round(each / 2**20) for each in resident],
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
     wrong = [each for each in (*became, *of_bytes) if each != "closed" and each[:1] != "4"]
     sys.exit(1 if wrong or not same else 0)
 

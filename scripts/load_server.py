@@ -5,7 +5,7 @@
         python -m mlx_lm server --model weights/py-llama --port 8096
 
 Starts the command behind `--`, which has to listen on port 8096 (default: the shipped Python pair),
-asks 200 requests of it over 16 clients, some of which leave early, and compares each text with that
+sends it 200 requests over 16 clients, some of which leave early, and compares each text with that
 of the same request alone. Prints a line of JSON; the exit code is 1 where a text differs.
 """
 
@@ -51,7 +51,7 @@ class Heard:
 
 
 def body_of(number: int, seeds: bool) -> dict[str, Any]:
-    """Request `number`: its settings and length are its own."""
+    """Request `number`: its settings and length follow from the number."""
     dice = random.Random(number)
     settings: dict[str, Any] = dice.choice(
         [{}, {"top_p": 0.9}, {"top_k": 20}, {"frequency_penalty": 0.5}, {"min_p": 0.05}]
@@ -91,10 +91,10 @@ def _hear(answer: http.client.HTTPResponse, heard: Heard, began: float, leaves: 
     while line := answer.readline():
         if not line.startswith(b"data: {"):
             continue
-        told = json.loads(line[6:])
-        heard.problem = str(told.get("error") or "")
-        heard.tokens = (told.get("usage") or {}).get("completion_tokens", heard.tokens)
-        text = "".join(each.get("text") or "" for each in told.get("choices", []))
+        chunk = json.loads(line[6:])
+        heard.problem = str(chunk.get("error") or "")
+        heard.tokens = (chunk.get("usage") or {}).get("completion_tokens", heard.tokens)
+        text = "".join(each.get("text") or "" for each in chunk.get("choices", []))
         if text:
             heard.text += text
             heard.times.append(time.perf_counter() - began)
@@ -167,24 +167,24 @@ def main() -> None:
     )
     parser.add_argument("--no-speculation", action="store_true", help="send speculative: false")
     parser.add_argument("command", nargs="*", help="what to start instead")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     pair = ["--model", "weights/py-llama", "--draft-model", "weights/py-llama-draft"]
-    own = [sys.executable, "-m", "mlx_specdec", "serve", *pair, "--port", str(PORT)]
-    bodies = [body_of(number, not asked.no_seeds) for number in range(asked.requests)]
-    if asked.no_speculation:
+    ours = [sys.executable, "-m", "mlx_specdec", "serve", *pair, "--port", str(PORT)]
+    bodies = [body_of(number, not args.no_seeds) for number in range(args.requests)]
+    if args.no_speculation:
         bodies = [{**each, "speculative": False} for each in bodies]
-    with serving(asked.command or own, PORT) as served:
+    with serving(args.command or ours, PORT) as served:
         # Models and kernels are warm, for the first one as for the others.
         for body in bodies[:4]:
             ask(served, body)
-        alone = [] if asked.no_compare else [ask(served, each) for each in bodies]
-        heard, seconds = load(served, bodies, asked.clients)
+        alone = [] if args.no_compare else [ask(served, each) for each in bodies]
+        heard, seconds = load(served, bodies, args.clients)
     differing = [
         at
         for at, (one, own_text) in enumerate(zip(heard, alone, strict=False))
         if not one.left and one.text != own_text.text
     ]
-    told = {
+    report = {
         "requests": len(heard),
         "left_early": sum(each.left for each in heard),
         "problems": [each.problem for each in heard if each.problem][:5],
@@ -192,7 +192,7 @@ def main() -> None:
         "differing": differing,
         **figures(heard, seconds),
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
     sys.exit(1 if differing or any(each.problem for each in heard) else 0)
 
 

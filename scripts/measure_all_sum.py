@@ -4,7 +4,7 @@
 
 The machines add up states of a model of that width, for one token and for several. `alone` is one
 sum that is waited for; `in_a_pass` is one of --sums that follow one another in one piece of work,
-as those of layers do, and it is what `mlx-specdec estimate --link-us` asks for. `same_as_alone` is
+as those of layers do, and it is what `mlx-specdec estimate --link-us` takes. `same_as_alone` is
 the share of a token's numbers that are the same to the last bit in a sum over several tokens: three
 machines and more may add up in another order there. The first machine prints JSON: medians in
 microseconds, and of nine in ten sums the longest.
@@ -71,8 +71,8 @@ def measure(
     alone = timed(lambda: mx.eval(sums(states, 1, group)), turns)
     chain = timed(lambda: mx.eval(sums(states, count, group)), max(1, turns // 10))
     same = same_as_alone(group, width, rows, dtype)
-    told = {"rows": rows, "bytes": states.nbytes, "same_as_alone": round(same, 4)}
-    return {**told, "alone": figures(alone), "in_a_pass": figures(chain, count)}
+    report = {"rows": rows, "bytes": states.nbytes, "same_as_alone": round(same, 4)}
+    return {**report, "alone": figures(alone), "in_a_pass": figures(chain, count)}
 
 
 def main() -> None:
@@ -93,8 +93,8 @@ def main() -> None:
     ]
     if group.rank() == 0:
         machines = {"machines": group.size(), "device": str(mx.default_device())}
-        told = {**machines, "width": args.width, "dtype": args.dtype, "sums": measured}
-        print(json.dumps(told, indent=2), flush=True)
+        report = {**machines, "width": args.width, "dtype": args.dtype, "sums": measured}
+        print(json.dumps(report, indent=2), flush=True)
 
 
 if __name__ == "__main__":

@@ -78,10 +78,12 @@ def llama_2(place: Path) -> Path:
 
 def gpt_2(place: Path) -> Path:
     made = copied(LLAMA, place, tokenizer_class="GPT2Tokenizer", unk_token="<|end|>")
-    told = json.loads((LLAMA / "tokenizer.json").read_text())
-    added = {each["content"]: each["id"] for each in told["added_tokens"]}
-    (made / "vocab.json").write_text(json.dumps({**told["model"]["vocab"], **added}))
-    pairs = [each if isinstance(each, str) else " ".join(each) for each in told["model"]["merges"]]
+    tokenizer = json.loads((LLAMA / "tokenizer.json").read_text())
+    added = {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
+    (made / "vocab.json").write_text(json.dumps({**tokenizer["model"]["vocab"], **added}))
+    pairs = [
+        each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]
+    ]
     (made / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]))
     return made
 
@@ -140,8 +142,8 @@ def written() -> Iterator[tuple[str, str, bytes]]:
         "regex": r"\[TOOL_CALLS\][a-z]{5000}",
     }
     for stream in (False, True):
-        told = json.dumps({**body, "stream": stream}).encode()
-        yield f"call, stream={stream}", "/v1/chat/completions", told
+        content = json.dumps({**body, "stream": stream}).encode()
+        yield f"call, stream={stream}", "/v1/chat/completions", content
 
 
 def watch() -> None:
@@ -156,18 +158,18 @@ def watch() -> None:
             gap = min(time.perf_counter() - wall - TICK, time.process_time() - cpu)
             longest = max(longest, gap)
 
-    def tell() -> None:
+    def report() -> None:
         nonlocal longest
         for _ in sys.stdin:
-            told, longest = longest, 0.0
-            print(told, flush=True)
+            held, longest = longest, 0.0
+            print(held, flush=True)
 
-    for work in (tick, tell):
+    for work in (tick, report):
         threading.Thread(target=work, daemon=True).start()
 
 
 class Server:
-    """A server of `model` that tells how long it was held."""
+    """A server of `model` that reports how long it was held."""
 
     def __init__(self, model: Path) -> None:
         command = [sys.executable, __file__, "--serve", str(model)]
@@ -236,26 +238,24 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--sizes", default="1000000,16000000", help="bytes of a body, about")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.serve:
+    args = parser.parse_args()
+    if args.serve:
         from mlx_specdec.cli.start import main as run
 
         watch()
         flags = ["--port", str(PORT), "--regular-decode", "--log-level", "error"]
-        sys.argv = ["mlx-specdec", "serve", "--model", asked.serve, *flags]
+        sys.argv = ["mlx-specdec", "serve", "--model", args.serve, *flags]
         return run()
     too_long = False
     with tempfile.TemporaryDirectory() as place:
-        for kind in asked.kinds.split(","):
+        for kind in args.kinds.split(","):
             model = KINDS[kind](Path(place, kind.replace(" ", "-")))
-            bodies = [
-                each for size in map(int, asked.sizes.split(",")) for each in texts(size - 64)
-            ]
+            bodies = [each for size in map(int, args.sizes.split(",")) for each in texts(size - 64)]
             if kind == next(iter(KINDS)):
-                sizes = map(int, asked.sizes.split(","))
+                sizes = map(int, args.sizes.split(","))
                 bodies += [each for size in sizes for each in structures(size - 200)]
                 bodies += written()
-            for name, size, status, hold in measured(model, bodies, asked.repeats):
+            for name, size, status, hold in measured(model, bodies, args.repeats):
                 too_long = too_long or hold > MOST_MS
                 print(f"{kind:16} {name:18} {size / 1e6:6.2f} MB {status:>5} {hold:10.1f} ms")
                 sys.stdout.flush()

@@ -3,8 +3,8 @@
     python scripts/measure_pair.py speed --peers --model weights/py-llama \
         --draft-model weights/py-llama-draft --prompts prompts.txt --limit 200
 
-`speed` compares lengths of drafts with plain decoding, and with --peers with mlx-lm's own
-generators; `hopeless` does so with a draft of shuffled weights; `shares` tells how much of a round
+`speed` compares lengths of drafts with plain decoding, and with --peers with the generators of
+mlx-lm; `hopeless` does so with a draft of shuffled weights; `shares` measures what share of a round
 the draft, the target and everything else take. One prompt a line; `\\n` in a line stands for a line
 break. Every figure is taken in this one process, methods interleaved prompt by prompt; the output
 is JSON on standard output.
@@ -93,8 +93,8 @@ def hopeless(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterat
             ("auto, nothing known", {"cost_cache": False}),
             ("num_draft 3", {"num_draft": 3}),
         ):
-            asked = options(args, temperature=temperature, **changes)
-            methods[name] = lambda prompt, asked=asked: timed(endless, prompt, asked)
+            method = options(args, temperature=temperature, **changes)
+            methods[name] = lambda prompt, method=method: timed(endless, prompt, method)
         yield from compare(methods, prompts, temperature)
 
 
@@ -103,9 +103,9 @@ def shuffled(array: mx.array) -> mx.array:
     return mx.random.permutation(array.flatten()).reshape(array.shape)
 
 
-def timed(pair: Pair, prompt: str, asked: Options) -> Timing:
+def timed(pair: Pair, prompt: str, method: Options) -> Timing:
     """One text of ours."""
-    result = stream_generate(pair, prompt, asked).result()
+    result = stream_generate(pair, prompt, method).result()
     seconds = result.stats.seconds
     decoding = seconds.total - seconds.load - seconds.prompt
     return Timing(len(result.tokens), decoding, result.stats.rounds)
@@ -114,7 +114,7 @@ def timed(pair: Pair, prompt: str, asked: Options) -> Timing:
 def peers(
     pair: Pair, args: argparse.Namespace, temperature: float
 ) -> dict[str, Callable[[str], Timing]]:
-    """mlx-lm's own plain and speculative decoding of the same weights in the same process: bare
+    """mlx-lm's plain and speculative decoding of the same weights in the same process: bare
     generators of tokens, and "text", which streams text as a user gets it (and as ours does)."""
     from mlx_lm.generate import generate_step, speculative_generate_step, stream_generate
     from mlx_lm.sample_utils import make_sampler
@@ -200,8 +200,8 @@ def shares(pair: Pair, prompts: list[str], args: argparse.Namespace) -> Iterator
         for length in args.lengths:
             draft = verify = total = 0.0
             for prompt in progress(prompts, f"shares, T={temperature} n={length}"):
-                asked = options(args, num_draft=length, temperature=temperature)
-                seconds = stream_generate(pair, prompt, asked, timed="all").result().stats.seconds
+                timing = options(args, num_draft=length, temperature=temperature)
+                seconds = stream_generate(pair, prompt, timing, timed="all").result().stats.seconds
                 draft += seconds.draft or 0.0
                 verify += seconds.verify or 0.0
                 total += seconds.decoding

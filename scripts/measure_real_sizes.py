@@ -265,22 +265,22 @@ def measure(root: Path, name: str) -> list[dict[str, Any]]:
     lines = [{"shape": name, "step": "make", "seconds": seconds, "bytes": size}]
     print(json.dumps(lines[0]), flush=True)
 
-    def tell(took: dict[str, Any], **more: Any) -> None:
+    def show(took: dict[str, Any], **more: Any) -> None:
         lines.append({"shape": name, **took, **more})
         print(json.dumps(lines[-1]), flush=True)
 
     program = ["-m", "mlx_specdec"]
-    tell(run("inspect", [*program, "inspect", str(source), "--json"])[1])
+    show(run("inspect", [*program, "inspect", str(source), "--json"])[1])
     for options in ({"q_bits": 4}, {"dtype": "bfloat16"}):
         if options.get("dtype") and size > 4e9:
             continue  # the result alone is as large as the source
         out, took = run("load", ["-c", LOAD, str(source), json.dumps(options)])
-        told = json.loads(out)
-        limit = int(told["result_bytes"] + 1.2 * told["largest_in_float32"] + EXTRA)
-        within = max(told["peak_active_bytes"], took["peak_anonymous_bytes"]) <= limit
-        tell(took, options=options, **told, limit_bytes=limit, within=within)
+        report = json.loads(out)
+        limit = int(report["result_bytes"] + 1.2 * report["largest_in_float32"] + EXTRA)
+        within = max(report["peak_active_bytes"], took["peak_anonymous_bytes"]) <= limit
+        show(took, options=options, **report, limit_bytes=limit, within=within)
     words = ["convert", "--model", str(source), "--mlx-path", str(result), "-q", "--q-bits", "4"]
-    tell(run("convert", [*program, *words])[1])
+    show(run("convert", [*program, *words])[1])
     for file in source.iterdir():
         file.unlink()
     plain = [
@@ -298,9 +298,9 @@ def measure(root: Path, name: str) -> list[dict[str, Any]]:
     drafts = ["--draft-model", "self", "--draft-q-bits", "2", "--num-draft", "4"]
     for step, more in (("plain", ["--regular-decode"]), ("drafted", drafts)):
         out, took = run(step, [*plain, *more])
-        told = json.loads(out)
-        texts.append(told["text"])
-        tell(took, text=told["text"], same=texts[0] == texts[-1], dtype=told.get("dtype"))
+        report = json.loads(out)
+        texts.append(report["text"])
+        show(took, text=report["text"], same=texts[0] == texts[-1], dtype=report.get("dtype"))
     return lines
 
 
@@ -309,12 +309,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shapes", default=",".join(CONFIGS))
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     good = True
-    for name in asked.shapes.split(","):
+    for name in args.shapes.split(","):
         if name not in CONFIGS:
             sys.exit(f"no shape is called {name}: take some of {', '.join(CONFIGS)}")
-        with tempfile.TemporaryDirectory(dir=asked.directory) as root:
+        with tempfile.TemporaryDirectory(dir=args.directory) as root:
             lines = measure(Path(root), name)
         good &= all(line.get("within", True) and line.get("same", True) for line in lines)
     return 0 if good else 1

@@ -1,4 +1,4 @@
-"""A server of one's own for the scripts that measure and attack servers, and ways to ask it."""
+"""A server that the scripts for servers start, and ways to send it requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Served:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """The status and the body of an answer, on a connection of its own."""
+        """The status and the body of an answer, on a new connection."""
         connection = self.connect()
         try:
             connection.request(method, path, body, {"Connection": "close"})
@@ -39,10 +39,10 @@ class Served:
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """What a completion answers. Raises RuntimeError where it does not."""
-        status, told = self.ask("POST", "/v1/completions", json.dumps(body).encode())
+        status, content = self.ask("POST", "/v1/completions", json.dumps(body).encode())
         if status != 200:
-            raise RuntimeError(f"{status}: {told.decode('utf-8', 'replace')[:300]}")
-        return json.loads(told)
+            raise RuntimeError(f"{status}: {content.decode('utf-8', 'replace')[:300]}")
+        return json.loads(content)
 
     def resident_bytes(self) -> int:
         """Memory that the process has now."""
@@ -51,10 +51,10 @@ class Served:
 
     def open_files_and_threads(self) -> dict[str, int]:
         """How many the process has now; nothing where there is no /proc."""
-        own = Path("/proc", str(self.process.pid))
-        if not own.is_dir():
+        entry = Path("/proc", str(self.process.pid))
+        if not entry.is_dir():
             return {}
-        counted = {"files": own / "fd", "threads": own / "task"}
+        counted = {"files": entry / "fd", "threads": entry / "task"}
         return {name: len(list(place.iterdir())) for name, place in counted.items()}
 
 

@@ -91,10 +91,10 @@ class Clients:
         while not self.over.wait(dice.expovariate(1 / self._pause)):
             kind = dice.choice(["stream", "leave", "hang up", "schema", "tools", "chat", "chat"])
             try:
-                told = self._one(kind, number, talk)
+                ended = self._one(kind, number, talk)
             except OSError as problem:
-                told = type(problem).__name__
-            self.became[f"{kind}: {told}"] += 1
+                ended = type(problem).__name__
+            self.became[f"{kind}: {ended}"] += 1
             number += CLIENTS
 
     def _one(self, kind: str, number: int, talk: list[dict[str, Any]]) -> str:
@@ -111,18 +111,18 @@ class Clients:
         return self._post({**body, **more})[0]
 
     def _post(self, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        status, told = self._served.ask("POST", CHAT, json.dumps(body).encode())
-        return str(status), json.loads(told)
+        status, content = self._served.ask("POST", CHAT, json.dumps(body).encode())
+        return str(status), json.loads(content)
 
     def _turn(self, number: int, talk: list[dict[str, Any]]) -> str:
         """One more turn of a chat, or the first one of the next where it has grown too long."""
         talk.append({"role": "user", "content": random.Random(number).choice(PROMPTS)})
-        status, told = self._post({"messages": talk, "max_tokens": 48, "seed": number})
+        status, answer = self._post({"messages": talk, "max_tokens": 48, "seed": number})
         if status == "200":
-            talk.append(told["choices"][0]["message"])
+            talk.append(answer["choices"][0]["message"])
         else:
             talk.clear()
-        long = told.get("error", {}).get("code") == "context_length_exceeded"
+        long = answer.get("error", {}).get("code") == "context_length_exceeded"
         return "too long" if long else status
 
     def _hang_up(self, body: dict[str, Any]) -> str:
@@ -161,15 +161,15 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=int, default=30)
     parser.add_argument("--rate", type=float, default=1.5, help="requests a second")
-    asked, flags = parser.parse_known_args()
+    args, flags = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as place:
         model = templated(Path(place) / "soaked", WEIGHTS / "py-llama")
         command = [sys.executable, "-m", "mlx_specdec", "serve", "--port", str(PORT)]
         pair = ["--model", str(model), "--draft-model", str(WEIGHTS / "py-llama-draft")]
         bounds = ["--prompt-cache-bytes", CACHE, "--max-model-len", CONTEXT, "--no-cache"]
-        own = [each for each in flags if each != "--"]
-        with serving([*command, *pair, *bounds, *own], PORT) as served:
-            sys.exit(soak(served, asked.minutes, asked.rate))
+        more = [each for each in flags if each != "--"]
+        with serving([*command, *pair, *bounds, *more], PORT) as served:
+            sys.exit(soak(served, args.minutes, args.rate))
 
 
 def soak(served: Served, minutes: int, rate: float) -> int:
@@ -188,7 +188,7 @@ def soak(served: Served, minutes: int, rate: float) -> int:
     time.sleep(1)
     became = clients.became
     warm = seen[WARM_MINUTES:]
-    told = {
+    report = {
         "became": dict(sorted(became.items())),
         "same_text_throughout": same,
         "at_rest": look(served, began, clients),
@@ -197,8 +197,8 @@ def soak(served: Served, minutes: int, rate: float) -> int:
         slope = statistics.linear_regression(
             [each["minute"] for each in warm], [each["resident_mib"] for each in warm]
         ).slope
-        told["mib_an_hour"] = round(60 * slope, 1)
-    print(json.dumps(told))
+        report["mib_an_hour"] = round(60 * slope, 1)
+    print(json.dumps(report))
     wrong = [each for each in became if each.split(": ")[1] not in ("200", "too long")]
     return 1 if wrong or not same else 0
 

@@ -70,7 +70,7 @@ def common(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do what was asked."""
+    """Run the command."""
     if args.command == "translation-target":
         translation.train_target(
             data=args.data,

@@ -118,12 +118,12 @@ def one_layer_draft(teacher: LlamaForCausalLM) -> LlamaForCausalLM:
     """The teacher with its first layer alone, to start from."""
     config = LlamaConfig.from_dict({**teacher.config.to_dict(), "num_hidden_layers": 1})
     draft = LlamaForCausalLM(config)
-    kept = {
+    weights = {
         key: value
         for key, value in teacher.state_dict().items()
         if not key.startswith("model.layers.") or key.startswith("model.layers.0.")
     }
-    draft.load_state_dict(kept)
+    draft.load_state_dict(weights)
     draft.generation_config = teacher.generation_config
     return draft
 

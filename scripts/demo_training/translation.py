@@ -162,12 +162,12 @@ def one_layer_draft(teacher: T5ForConditionalGeneration) -> T5ForConditionalGene
     config = copy.deepcopy(teacher.config)
     config.num_decoder_layers = 1
     draft = T5ForConditionalGeneration(config)
-    kept = {
+    weights = {
         key: value
         for key, value in teacher.state_dict().items()
         if not key.startswith("decoder.block.") or key.startswith("decoder.block.0.")
     }
-    draft.load_state_dict(kept)
+    draft.load_state_dict(weights)
     draft.generation_config = teacher.generation_config
     for weight in draft.parameters():
         weight.requires_grad = False
@@ -181,16 +181,16 @@ def one_layer_draft(teacher: T5ForConditionalGeneration) -> T5ForConditionalGene
 def generate(
     model: T5ForConditionalGeneration, tokenizer: Tokenizer, sources: Sequence[str], output: Path
 ) -> list[Example]:
-    """The model's greedy texts, kept in a file so that a resumed run has the same."""
-    kept = output / "teacher-texts.pt"
-    if kept.exists():
-        return torch.load(kept, weights_only=True)
+    """The model's greedy texts, saved in a file so that a resumed run has the same."""
+    saved = output / "teacher-texts.pt"
+    if saved.exists():
+        return torch.load(saved, weights_only=True)
     ids = sorted(encode_all(tokenizer, [PREFIX + text for text in sources]), key=len)
     result: list[Example] = []
     for first in range(0, len(ids), 256):
         group = ids[first : first + 256]
         result += zip(group, greedy(model, group), strict=True)
-    torch.save(result, kept)
+    torch.save(result, saved)
     return result
 
 
