@@ -1,4 +1,4 @@
-"""What both families of models promise beyond contracts.TargetModel, and refuse alike."""
+"""What both families of models promise beyond interfaces.TargetModel, and refuse alike."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def identity_of(
 
 
 def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) -> None:
-    """Raises PromptError for what `contracts.Model.open` refuses."""
+    """Raises PromptError for what `interfaces.Model.open` refuses."""
     if not prompt:
         raise PromptError("the prompt is empty: give at least one token")
     if longest is not None and len(prompt) > longest:

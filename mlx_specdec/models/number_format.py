@@ -1,4 +1,4 @@
-"""Which numbers a model is computed in: those that a user names, or the stored ones."""
+"""The numbers that a model is computed in, and networks whose weights are quantized or not."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ EXPANDED_SHARE = 0.25
 """The share of the memory that a model may take in float32 where its quantized weights are expanded
 on the CPU. MLX's quantized kernels for CPUs cost nearly as much per row as one pass over all
 weights, so several rows at once gain nothing."""
-TOLD_ABOVE = 1 << 28
-"""Bytes in float32 of a model for which what was chosen is said."""
+NOTED_ABOVE = 1 << 28
+"""Bytes in float32 above which a note says how a quantized model is computed with."""
 
 
 def on_cpu() -> bool:
@@ -30,10 +30,13 @@ def on_cpu() -> bool:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """What is asked for. dtype: "auto" is float32 on the CPU, where half precision is slower, and
-    as stored elsewhere. q_bits: quantize on load, in groups of q_group_size. expand: compute with
-    whole weights where the stored ones are quantized; None for where that is faster and there is
-    memory. Raises OptionError for what MLX does not have."""
+    """How the weights of a model are to be computed with.
+
+    dtype: "auto" is float32 on the CPU, where half precision is slower, and as stored elsewhere.
+    q_bits: quantize on load, in groups of q_group_size. expand: compute with whole weights where
+    the stored ones are quantized; None: where that is faster and there is memory. Raises
+    OptionError for what MLX does not have.
+    """
 
     dtype: str = "auto"
     q_bits: int | None = None
@@ -47,14 +50,14 @@ class NumberFormat:
             check_affine(self.q_bits, self.q_group_size)
 
     def floating(self, stored: mx.Dtype) -> mx.Dtype:
-        """The type of all weights that are stored as `stored`, and of the scales of those that are
-        quantized: on the CPU, products with scales in half precision take 8 to 46 times as long."""
+        """Return the type for weights that are stored as `stored`, and for the scales of quantized
+        ones: on the CPU, products with scales in half precision take 8 to 46 times as long."""
         if self.dtype != "auto":
             return getattr(mx, self.dtype)
         return mx.float32 if on_cpu() else stored
 
     def expands(self, weights: int) -> bool:
-        """Whether a model of so many quantized weights is computed with whole ones."""
+        """Return whether a model of so many quantized weights is computed with whole ones."""
         if self.expand is not None:
             return self.expand
         room = EXPANDED_SHARE * sizes.memory()
@@ -63,29 +66,29 @@ class NumberFormat:
     def choice(self, name: str, network: nn.Module, stored: bool) -> str:
         """Return one line on how a large quantized model is computed with on a CPU, otherwise "".
         stored: whether the source's weights are quantized."""
-        nbytes, quantized = count(network) * mx.float32.size, is_quantized(network)
-        if not on_cpu() or nbytes < TOLD_ABOVE or not (stored or quantized):
+        size, quantized = count(network) * mx.float32.size, is_quantized(network)
+        if not on_cpu() or size < NOTED_ABOVE or not (stored or quantized):
             return ""
-        size = sizes.show(nbytes)
+        shown = sizes.show(size)
         if not quantized:
             return (
-                f"{name}: its quantized weights are expanded to {size}, which is faster on a CPU; "
+                f"{name}: its quantized weights are expanded to {shown}, which is faster on a CPU; "
                 "--no-expand-weights saves the memory"
             )
         way = "--expand-weights computes" if self.q_bits is None else "without --q-bits it computes"
         return (
             f"{name}: its weights stay quantized; on a CPU a pass over several tokens then costs "
-            f"nearly as much as one for each, so drafts gain little; {way} in float32, in {size}"
+            f"nearly as much as one for each, so drafts gain little; {way} in float32, in {shown}"
         )
 
     def check_plain(self, name: object, stored: object) -> None:
-        """Raises OptionError where what is quantized as `stored` says would be quantized again."""
+        """Raise OptionError where quantized weights would be quantized again."""
         if stored and self.q_bits is not None:
             raise OptionError(f"{name} is quantized already: leave the number of bits out")
 
 
 def stored_dtype(config: Mapping[str, Any]) -> mx.Dtype:
-    """What config.json says its weights are; float32 where it is silent."""
+    """Return the type of the stored weights by config.json; float32 where it has none."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         said = str(part.get("dtype") or part.get("torch_dtype") or "").rpartition(".")[2]
@@ -99,6 +102,11 @@ def is_quantized(network: nn.Module) -> bool:
     return any(hasattr(module, "bits") for module in network.modules())
 
 
+def nbytes(network: nn.Module) -> int:
+    """Return the size of the weights of a network in bytes."""
+    return sum(array.nbytes for _, array in tree_flatten(network.parameters()))
+
+
 def count(network: nn.Module) -> int:
     """Count the weights of a network, without scales; packed weights count one by one."""
     quantized = [module for module in network.modules() if hasattr(module, "bits")]
@@ -109,15 +117,14 @@ def count(network: nn.Module) -> int:
 
 
 def evaluate(network: nn.Module) -> None:
-    """Compute the weights one after the other, so that memory holds the inputs of only one of them
-    at a time."""
+    """Compute the weights one after the other, so that memory holds the inputs of one at a time."""
     for _, array in tree_flatten(network.parameters()):
         mx.eval(array)
         mx.clear_cache()
 
 
 def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
-    """The plain layer that a quantized one was made of, as far as its bits tell."""
+    """Return a plain layer with the weights of a quantized one."""
     weight = mx.dequantize(
         module.weight,
         module.scales,
@@ -126,25 +133,22 @@ def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
         bits=module.bits,
         mode=module.mode,
     )
-    plain: nn.Module
-    if isinstance(module, nn.QuantizedEmbedding):
-        plain = nn.Embedding(1, 1)
-    else:
-        plain = nn.Linear(1, 1, bias="bias" in module)
-        if "bias" in module:
-            plain.bias = module.bias
+    is_table = isinstance(module, nn.QuantizedEmbedding)
+    plain: Any = nn.Embedding(1, 1) if is_table else nn.Linear(1, 1, bias=False)
     plain.weight = weight
+    if "bias" in module:
+        plain.bias = module.bias
     return plain
 
 
 def twin_of(network: nn.Module) -> nn.Module:
-    """Another tree of modules over the same arrays: what is put into one is not in the other."""
+    """Return another tree of modules over the same arrays; an update of one leaves the other."""
     twin: nn.Module = _twin(network, {})
     return twin
 
 
 def _twin(part: Any, known: dict[int, Any]) -> Any:
-    """The same tree of modules over the same arrays; what is shared in one is in the other."""
+    """known: twins by the identity of their originals, so that shared modules stay shared."""
     if id(part) in known:
         return known[id(part)]
     if isinstance(part, nn.Module):
@@ -163,7 +167,7 @@ _QUANTIZED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
 
 
 def dequantize(network: nn.Module) -> None:
-    """Quantized layers become plain ones, and every floating array float32, in place.
+    """Make quantized layers plain ones, and every floating array float32, in place.
 
     Raises OptionError for quantized layers of a kind that is not known.
     """

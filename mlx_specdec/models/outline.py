@@ -1,7 +1,6 @@
-"""Random numbers in the place of weights, of moderate size and cheap to make.
+"""Models of which only the configuration is known, and random weights to measure them with.
 
-Meant for measuring: a kernel's time depends
-on shapes and types, not on values, as long as none is infinite or vanishes.
+A kernel's time depends on shapes and types, not on values, as long as none is infinite or vanishes.
 """
 
 from __future__ import annotations
@@ -16,17 +15,18 @@ from mlx.utils import tree_flatten, tree_map_with_path
 
 from ..text.tokenizer import Kind
 from .base import Base
+from .number_format import nbytes
 
 BLOCK = 1 << 20
 """Numbers drawn; longer arrays repeat them, which is seven times as fast on a CPU."""
 
 
 def fill(network: nn.Module, seed: int, given: Mapping[str, mx.array]) -> None:
-    """Put random numbers into every matrix and compute everything, at once.
+    """Put random numbers into every matrix and compute everything.
 
-    Matrices get a variance of 1 / inputs, evenly spread; vectors (norms, biases) keep what their
-    layer began with. Of what is quantized, only MLX's affine kind is filled; the others keep what
-    they were made from. given: arrays that are taken as they are, by name.
+    Matrices get a variance of 1 / inputs, evenly spread; vectors (norms, biases) and matrices that
+    are quantized in other ways than MLX's "affine" stay as they are. given: arrays to take instead,
+    by name.
     """
     quantized = {
         name: module
@@ -64,7 +64,7 @@ def _quantized(name: str, array: mx.array, module: nn.Module, words: mx.array) -
 
 
 def _repeat(block: mx.array, like: mx.array, gain: float) -> mx.array:
-    """An array of its own memory; without the product small ones would all share the block's."""
+    """Return the block again and again; without the product small arrays would share its memory."""
     flat = mx.tile(block, -(-like.size // block.size))[: like.size]
     return (flat * mx.array(gain, dtype=block.dtype)).reshape(like.shape)
 
@@ -72,9 +72,9 @@ def _repeat(block: mx.array, like: mx.array, gain: float) -> mx.array:
 class Outline(ABC):
     """A model of which only the configuration is known.
 
-    kind: its family. dtype: its numbers in words. vocabulary: width of the logits. network: whose
-    arrays are not computed yet. nbytes: of all weights. layers: for each layer that decodes what it
-    looks like; equal entries cost the same. layer_nbytes: of each of those layers' weights.
+    dtype: its numbers in words. vocabulary: width of the logits. network: its arrays are not
+    computed yet. nbytes: of all weights. layers: the shapes and types of each layer that decodes;
+    equal entries cost the same. layer_nbytes: of each of those layers' weights.
     """
 
     kind: Kind
@@ -83,13 +83,14 @@ class Outline(ABC):
 
     def __init__(self, network: nn.Module, layers: Sequence[nn.Module]) -> None:
         self.network = network
-        self.nbytes = _nbytes_of(network)
+        self.nbytes = nbytes(network)
         self.layers: Sequence[Hashable] = [_look_of(layer) for layer in layers]
-        self.layer_nbytes: Sequence[int] = [_nbytes_of(layer) for layer in layers]
+        self.layer_nbytes: Sequence[int] = [nbytes(layer) for layer in layers]
 
     @property
     def token_nbytes(self) -> Sequence[int]:
-        """Bytes of each table that has a row for every token: embedding, and a head of its own."""
+        """Bytes of each table that has a row for every token: the embedding, and a head that is not
+        tied to it."""
         tables: dict[str, int] = {}
         for name, array in self.weights().items():
             if array.shape[:1] == (self.vocabulary,):
@@ -106,9 +107,9 @@ class Outline(ABC):
         return dict(tree_flatten(self.network.parameters()))
 
     def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Base:
-        """The model with random weights; this is what takes memory and time. Once only.
+        """Return the model with random weights, which takes memory and time. Once only.
 
-        given: arrays to take by name, so that two depths of one model share their memory.
+        given: arrays to take, so that two depths of one model share their memory.
         """
         fill(self.network, seed, given or {})
         return self._model()
@@ -118,12 +119,8 @@ class Outline(ABC):
         """The model over the network."""
 
 
-def _nbytes_of(module: nn.Module) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(module.parameters()))
-
-
 def _look_of(module: nn.Module) -> Hashable:
-    """Names, shapes and types of all arrays in a module."""
+    """Return the names, shapes and types of all arrays in a module."""
     return tuple(
         (name, array.shape, str(array.dtype)) for name, array in tree_flatten(module.parameters())
     )

@@ -85,18 +85,16 @@ class Rows:
         self.lengths = self._final = lengths
 
     def join(self, other: Rows) -> None:
-        """As contracts.Context says."""
         self.lengths += other.lengths
         self._final += other._final
 
     def filter(self, keep: Sequence[int]) -> None:
-        """As contracts.Context says."""
         self.lengths = tuple(self.lengths[row] for row in keep)
         self._final = tuple(self._final[row] for row in keep)
 
 
 class RowsContext:
-    """What contexts share whose rewinds change nothing but lengths; see contracts.Context.
+    """What contexts share whose rewinds change nothing but lengths; see interfaces.Context.
 
     caches: one a layer, all of which write the place that `rows` says.
     """
@@ -116,24 +114,21 @@ class RowsContext:
         return False
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        """As contracts.Context says; exact and free."""
+        """As interfaces.Context says; exact and free."""
         self._rows.rewind(lengths)
 
     def join(self, other: Context) -> None:
-        """As contracts.Context says."""
         assert isinstance(other, RowsContext)
         self._rows.join(other._rows)
         for cache, its in zip(self._caches, other._caches, strict=True):
             cache.join(its)
 
     def filter(self, keep: Sequence[int]) -> None:
-        """As contracts.Context says."""
         self._rows.filter(keep)
         for cache in self._caches:
             cache.filter(keep)
 
     def memory(self, sequence: int) -> Memory:
-        """As contracts.Context says."""
         row = slice(sequence, sequence + 1)
 
         def columns(begin: int, end: int) -> tuple[mx.array, ...]:

@@ -358,7 +358,7 @@ def test_one_line_says_what_was_chosen(
     if not number_format.on_cpu():
         pytest.skip("weights are expanded on CPUs")
     assert "py-llama-draft: " not in run(*ASKED, *flags).err
-    monkeypatch.setattr(number_format, "TOLD_ABOVE", 1)
+    monkeypatch.setattr(number_format, "NOTED_ABOVE", 1)
     done = run(*ASKED, *flags)
     assert done.code == 0
     [told] = [each for each in done.err.splitlines() if each.startswith("py-llama-draft: ")]

@@ -114,7 +114,7 @@ def test_weights_are_expanded_up_to_a_share_of_the_memory(
 ) -> None:
     directory = quantized(kind, tmp_path, mx.float32)
     count = number_format.count(load_model(directory).model.network)
-    monkeypatch.setattr(number_format, "TOLD_ABOVE", 1)
+    monkeypatch.setattr(number_format, "NOTED_ABOVE", 1)
     needed = 4 * 4 * count
     for memory, expanded in ((needed + 4, True), (needed, False)):
         monkeypatch.setattr(number_format.sizes, "memory", lambda memory=memory: memory)

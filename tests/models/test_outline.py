@@ -8,7 +8,7 @@ import pytest
 
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models.loading import load_model, outline
-from mlx_specdec.models.mlx_lm.outline import with_layers
+from mlx_specdec.models.mlx_lm.family import with_layers
 
 from ..support import tiny
 from ..support.estimates import T5

@@ -14,7 +14,7 @@ import pytest
 from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.mlx_lm import sharding as decoder_sharding
+from mlx_specdec.models.mlx_lm import loading as decoder_loading
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.models.sharding import check_even, refine, whole_groups
 from mlx_specdec.models.t5 import loading as t5_loading
@@ -171,7 +171,7 @@ def test_quantized_weights_are_divided_between_groups_or_not_at_all() -> None:
 
 def test_what_ranks_cannot_share_is_refused_by_name() -> None:
     with pytest.raises(OptionError, match="cannot divide the layers of a model of type phi3"):
-        decoder_sharding.check(tiny.CONFIGS["phi3"], 2, pipeline=False)
+        decoder_loading.check_shares(tiny.CONFIGS["phi3"], 2, pipeline=False)
     with pytest.raises(OptionError, match="ranks cannot share an adapter"):
         load_model(FIXTURES / "mt5", adapter=Path("nowhere"), group=ranks(2)[0])
 

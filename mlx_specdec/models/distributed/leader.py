@@ -194,7 +194,6 @@ class LedModel:
 
     @property
     def lost(self) -> bool:
-        """As Leader.lost says."""
         return self._leader.lost
 
     def open(self, prompt: Sequence[int], kept: Kept | None = None) -> Context:
@@ -234,16 +233,13 @@ class LedContext:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """As interfaces.Context says."""
         return self._context.lengths
 
     @property
     def replays(self) -> bool:
-        """As interfaces.Context says."""
         return self._context.replays
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """As interfaces.Context says."""
         batch, rows = tokens.shape
         if self._tap is not None:
             for name in taps:
@@ -265,19 +261,16 @@ class LedContext:
             self._context.rewind(lengths)
 
     def evaluate(self) -> None:
-        """As interfaces.Context says."""
         with self._leader.whole():
             self._leader.send(Order(Op.EVALUATE, self._number))
             self._context.evaluate()
 
     def join(self, other: Context) -> None:
-        """As interfaces.Context says."""
         assert isinstance(other, LedContext)
         self._context.join(other._context)
         self._leader.queue(Order(Op.JOIN, self._number, (other._number,)))
 
     def filter(self, keep: Sequence[int]) -> None:
-        """As interfaces.Context says."""
         self._context.filter(keep)
         self._leader.queue(Order(Op.FILTER, self._number, tuple(keep)))
 

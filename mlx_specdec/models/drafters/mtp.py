@@ -287,7 +287,7 @@ class Mtp(Chain):
 
     def __init__(self, files: MtpFiles, target: Base) -> None:
         # Not at the top: the kinds are told apart for T5s too, whose path imports no mlx-lm.
-        from ..mlx_lm.outline import network_of, own_randomness
+        from ..mlx_lm.family import network_of, own_randomness
 
         super().__init__(files, target)
         self.pre_fc_norm_embedding = nn.RMSNorm(files.sizes.width, files.sizes.eps)
@@ -323,7 +323,7 @@ class Mtp(Chain):
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
         """See DrafterNetwork. Matrices may be stored as MLX quantizes them."""
         from ..mlx_lm.loader import cannot_build
-        from ..mlx_lm.loading import in_asked_numbers
+        from ..mlx_lm.loading import with_numbers
 
         assert isinstance(files, MtpFiles)
         try:
@@ -339,7 +339,7 @@ class Mtp(Chain):
             raise CheckpointError(f"{files.directory}: {problem}") from None
         except Exception as problem:  # mlx-lm's classes check nothing: whatever fails first tells
             raise CheckpointError(f"{files.directory}: {cannot_build(problem)}") from problem
-        in_asked_numbers(self, str(files.directory), numbers)
+        with_numbers(self, str(files.directory), numbers)
         mx.eval(self.parameters())
 
     def quant_predicate(self, path: str, module: nn.Module) -> Any:

@@ -91,7 +91,7 @@ def batched(cache: Any) -> MakeCache | None:
 
 
 class DecoderOnlyContext(RowsContext):
-    """contracts.Context: `count` sequences in a model with plain attention. make: one a layer.
+    """interfaces.Context: `count` sequences in a model with plain attention. make: one a layer.
     mask_axes: see Rows."""
 
     def __init__(
@@ -102,14 +102,12 @@ class DecoderOnlyContext(RowsContext):
         self._model = model
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """As contracts.Context says."""
         for name in taps:
             self._model.tap(name)  # refused before anything is seen
         self._rows.advance(tokens, proposed)
         return self._model.run(tokens, self._caches, taps)
 
     def evaluate(self) -> None:
-        """As contracts.Context says."""
         mx.eval([cache.state for cache in self._caches])
         mx.clear_cache()
 
@@ -179,7 +177,7 @@ class ReplayingContext:
         self._final, self._undecided, self._since = length, [], length
 
     def evaluate(self) -> None:
-        """As contracts.Context says; gives the scratch memory of the passes back."""
+        """As interfaces.Context says; gives the scratch memory of the passes back."""
         evaluate(self._cache)
 
     def join(self, other: Context) -> None:
@@ -190,7 +188,7 @@ class ReplayingContext:
         """Nothing to do: it holds one sequence."""
 
     def memory(self, sequence: int) -> Memory:
-        """As contracts.Context says: all that was seen, where none of it may be taken back."""
+        """As interfaces.Context says: all that was seen, where none of it may be taken back."""
         length = self._cache.length
         if not length or length != self._final:
             return Memory()

@@ -5,22 +5,63 @@ Imports mlx-lm and with it transformers (about a second).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
 
-from ...errors import CheckpointError, OptionError
+from ...checkpoints.files import LAYERS, check_runs_no_code
+from ...errors import CheckpointError, OptionError, first_line
 from ...interfaces import FINAL
 from ...text.tokenizer import Kind
 from ..base import Base
+from ..number_format import NumberFormat, stored_dtype
+from ..outline import Outline
 from ..trainable import Ids, padded, places
+from .loader import cannot_build, classes
+from .loading import cast, describe_numbers, max_length, with_numbers
 from .loading import load as load
-from .loading import max_length as longest_text
 from .model import DecoderOnlyModel
-from .outline import DecoderOnlyOutline, network_of, own_randomness
-from .outline import with_layers as with_layers
+
+
+class DecoderOnlyOutline(Outline):
+    """Outline of any model that mlx-lm implements; see `loading.outline`."""
+
+    kind: Kind = "decoder-only"
+
+    def __init__(
+        self, config: Mapping[str, Any], name: str, numbers: NumberFormat, depth: int | None
+    ) -> None:
+        check_runs_no_code(name, config)
+        self._config = config if depth is None else with_layers(config, range(depth))
+        with own_randomness():
+            network = with_numbers(network_of(self._config, name), name, numbers)
+        layers = list(getattr(network, "layers", ()))
+        if depth is not None and len(layers) != depth:
+            raise CheckpointError(f"{name} cannot be cut to {depth} layers")
+        super().__init__(network, layers)
+        self.dtype = describe_numbers(network)
+        caches = make_prompt_cache(network)
+        if len(caches) == len(layers):
+            looks = [(type(cache).__name__, getattr(cache, "max_size", None)) for cache in caches]
+            self.layers = list(zip(self.layers, looks, strict=True))
+        probe = network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+        self.vocabulary = int(probe.shape[-1])
+
+    def cache_nbytes(self, prompt: int, generated: int) -> int:
+        """What the caches would hold after two such passes, which are not computed."""
+        caches = make_prompt_cache(self.network)
+        for rows in (prompt, *[1] * min(1, generated), generated - 1):
+            if rows > 0:
+                self.network(mx.zeros((1, rows), dtype=mx.int32), cache=caches)
+        return sum(int(cache.nbytes) for cache in caches)
+
+    def _model(self) -> Base:
+        return DecoderOnlyModel(self.network, max_length(self._config, self.network))
 
 
 class TrainableDecoder:
@@ -31,7 +72,7 @@ class TrainableDecoder:
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
-        # Some models take a kernel without gradient unless they are told.
+        # Some models take a kernel without gradient otherwise.
         network.train()
         self._model = DecoderOnlyModel(network)
         self._model.width  # noqa: B018  it raises here, before anything is trained
@@ -46,7 +87,7 @@ class TrainableDecoder:
         return mx.array(tokens), mx.array(places(spans, tokens.shape[1]))
 
     def logits(self, *inputs: mx.array) -> mx.array:
-        """As Trainable says. The head sees the rows that are asked for, and no others."""
+        """The head sees only the rows that it returns."""
         tokens, wanted = inputs
         states = self._model.run(tokens, None, (FINAL,)).hidden[FINAL]
         rows = states.reshape(-1, states.shape[-1])[wanted]
@@ -54,17 +95,12 @@ class TrainableDecoder:
 
 
 kind: Kind = "decoder-only"
-outline, trainable = DecoderOnlyOutline, TrainableDecoder
+outline, trainable, model = DecoderOnlyOutline, TrainableDecoder, DecoderOnlyModel
 _WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")
 
 
-def model(network: nn.Module, max_length: int | None) -> Base:
-    """The model that runs it."""
-    return DecoderOnlyModel(network, max_length)
-
-
 def layers(network: nn.Module) -> Sequence[nn.Module]:
-    """None where a family does not name them so."""
+    """Empty where a model does not name them so."""
     return list(getattr(network, "layers", ()))
 
 
@@ -95,9 +131,95 @@ def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
         with own_randomness():
             network = network_of(config, "the draft")
             mx.eval(network.parameters())
-        return DecoderOnlyModel(network, longest_text(config, network))
+        return DecoderOnlyModel(network, max_length(config, network))
     except (CheckpointError, IndexError, ValueError) as problem:
         raise OptionError(
             f"a model of type {config.get('model_type')} cannot have this shape: give more layers, "
             "or a draft model to begin with"
         ) from problem
+
+
+def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
+    """The configuration of a model of some layers, named by their numbers.
+
+    Lists with an entry per layer keep those of the chosen ones. Raises CheckpointError where
+    config.json does not say how many layers there are.
+    """
+    changed = dict(config)
+    inner = config.get("text_config")
+    if isinstance(inner, Mapping) and any(key in inner for key in LAYERS):
+        changed["text_config"] = with_layers(inner, chosen)
+        return changed
+    named = [key for key in LAYERS if isinstance(config.get(key), int)]
+    if not named:
+        raise CheckpointError("config.json does not say how many layers there are")
+    layers = config[named[0]]
+    for key, value in config.items():
+        if key in named:
+            changed[key] = len(chosen)
+        elif isinstance(value, list) and len(value) == layers:
+            changed[key] = [value[number] for number in chosen if number < layers]
+    return changed
+
+
+def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
+    """mlx-lm's model with weights as they are stored, quantized or not; nothing is computed."""
+    kind, arguments = classes(config)
+    try:
+        network = kind(arguments.from_dict(dict(config)))
+    except Exception as error:  # its classes check nothing: whatever fails first tells
+        raise CheckpointError(f"{name}: {cannot_build(error)}") from error
+    network.eval()
+    cast(network, stored_dtype(config))
+    stored = _stored_quantization(config)
+    if stored is not None:
+        _quantize(network, stored, name)
+    return network
+
+
+def _stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How weights are quantized, in mlx-lm's words; None where loading dequantizes them."""
+    entry = config.get("quantization")
+    if isinstance(entry, Mapping):
+        return entry
+    theirs = config.get("quantization_config")
+    theirs = theirs if isinstance(theirs, Mapping) else {}
+    method = theirs.get("quant_method")
+    if method in ("awq", "gptq"):
+        return {"bits": theirs.get("bits"), "group_size": theirs.get("group_size")}
+    if method in ("mxfp4", "mxfp8"):
+        left = dict.fromkeys(theirs.get("modules_to_not_convert") or (), False)
+        return {"bits": int(method[-1]), "group_size": 32, "mode": method, **left}
+    return None
+
+
+def _quantize(network: nn.Module, stored: Mapping[str, Any], name: str) -> None:
+    group, bits, mode = stored.get("group_size"), stored.get("bits"), stored.get("mode", "affine")
+    if not isinstance(group, int) or not isinstance(bits, int):
+        raise CheckpointError(f"{name}: config.json does not say how its weights are quantized")
+
+    def how(path: str, module: nn.Module) -> Any:
+        own = next((stored[key] for key in stored if fnmatch(path, f"{key}*")), None)
+        if not hasattr(module, "to_quantized") or own is False:
+            return False
+        if isinstance(own, Mapping):
+            return own
+        return module.weight.shape[-1] % group == 0
+
+    try:
+        nn.quantize(network, group, bits, mode=mode, class_predicate=how)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{name}: its quantization is none of MLX's: {first_line(error)}"
+        ) from error
+
+
+@contextmanager
+def own_randomness() -> Iterator[None]:
+    """mlx-lm's classes draw from MLX's global state, which is put back as it was."""
+    state: Any = mx.random.state
+    high, low = state[0].tolist()
+    try:
+        yield
+    finally:
+        mx.random.seed((high << 32) + low)

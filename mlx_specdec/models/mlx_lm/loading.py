@@ -1,6 +1,7 @@
-"""Adapters that mlx-lm has trained (LoRA, DoRA, or whole layers), put onto a decoder-only model.
+"""A directory -> a model of mlx-lm ready to run: adapted, cast, quantized, and divided among ranks.
 
-mlx-lm does it; what it takes on trust is looked at first. Imports mlx-lm and with it transformers.
+mlx-lm puts on the adapters that it has trained (LoRA, DoRA, or whole layers); what it does not
+check is checked first. Imports mlx-lm and with it transformers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_adapters
 
 from ...checkpoints import files
@@ -22,46 +24,18 @@ from ...errors import CheckpointError, OptionError, SpecdecError, first_line
 from ..base import identity_of
 from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu
-from . import sharding as decoder_sharding
-from .loader import cannot_build, open_model
+from ..sharding import check_even, refine
+from .loader import cannot_build, classes, open_model
 from .model import DecoderOnlyModel
+from .network import type_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 
 
-def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
-    """Put an adapter onto a model, lazily, and return its configuration.
-
-    adapter: the directory that mlx-lm wrote. Raises CheckpointError where it is none, is damaged,
-    or belongs to another model.
-    """
-    for name in (CONFIG, WEIGHTS):
-        if not (adapter / name).is_file():
-            raise CheckpointError(
-                f"{adapter} is no adapter of mlx-lm: it has no {name}{_other_programs(adapter)}"
-            )
-    told = read_json(adapter / CONFIG)
-    if told.get("fine_tune_type", "lora") != "full":
-        missing = [name for name in ("num_layers", "lora_parameters") if name not in told]
-        if missing:
-            raise CheckpointError(f"{adapter / CONFIG} has no {missing[0]}: mlx-lm writes one")
-    safetensors.read_header(adapter / WEIGHTS)
-    try:
-        load_adapters(model, str(adapter))
-    except Exception as problem:  # mlx-lm checks little: whatever fails first tells
-        said = " ".join(str(problem).split())
-        raise CheckpointError(
-            f"{adapter} does not fit the model ({type(problem).__name__}: {said:.200}): name the "
-            "model that it was trained on"
-        ) from problem
-    model.eval()  # New layers drop values at random until they are told not to.
-    return told
-
-
-def _other_programs(adapter: Path) -> str:
-    if (adapter / "adapter_model.safetensors").is_file():
-        return " (it is an adapter of PEFT: merge it into its model there, and convert the result)"
-    return ""
+SHARES_KEYS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text")
+"""Families that repeat keys and values where there are fewer of their heads than ranks."""
+LATENT = ("kv_lora_rank", "q_lora_rank")
+"""Of configurations whose keys and values are one array for all heads, which every rank has."""
 
 
 def load(
@@ -75,19 +49,19 @@ def load(
     pipeline: bool = False,
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
     """See `families.Family.load`. The directory may have torch's archives in the place of
-    model*.safetensors; layers are quantized that mlx-lm's converter would quantize. group: of ranks
-    that share the model, each the part of every layer, or as a pipeline some of the layers."""
+    model*.safetensors; q_bits quantizes the layers that mlx-lm's converter would quantize. group:
+    of ranks that share the model, each a part of every layer, or as a pipeline some layers."""
     if group is not None:
-        decoder_sharding.check(config, group.size(), pipeline=pipeline)
+        check_shares(config, group.size(), pipeline=pipeline)
     read = _read(directory, config)
     adapted = None if adapter is None else adapt(read, adapter)
-    model = in_asked_numbers(read, str(directory), numbers)
-    words = in_words(model)
+    model = with_numbers(read, str(directory), numbers)
+    words = describe_numbers(model)
     if group is not None:
-        decoder_sharding.divide(model, group, pipeline=pipeline)
+        divide(model, group, pipeline=pipeline)
     try:
         evaluate(model)
-        # Ranks find out together what they do not all know.
+        # Ranks try the model together, whatever some of them know of it.
         identity = None if group else identity_of(config, words, caches, adapted)
         runnable = DecoderOnlyModel(
             model, max_length(config, model, caches), caches, identity, group, pipeline=pipeline
@@ -103,11 +77,50 @@ def load(
         raise
     except Exception as problem:  # building one pass shows what config.json has that cannot be run
         raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
-    return runnable, _eos(directory, config), words
+    eos = files.eos_token_ids(directory, config)
+    return runnable, eos or files.eos_token_ids(directory, _text_config(config)), words
 
 
-def in_asked_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Module:
-    """The model, or another one of the same weights, cast and quantized as asked for, lazily.
+def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
+    """The model with its weights, lazily; no other reference keeps them alive."""
+    opened = open_model(directory, config, dict(files.tensors(directory)))
+    opened.model.load_weights(list(opened.weights.items()))
+    return opened.model
+
+
+def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
+    """Put an adapter onto a model, lazily, and return its configuration.
+
+    adapter: the directory that mlx-lm wrote. Raises CheckpointError where it is none, is damaged,
+    or belongs to another model.
+    """
+    for name in (CONFIG, WEIGHTS):
+        if not (adapter / name).is_file():
+            peft = (
+                " (it is an adapter of PEFT: merge it into its model there, and convert the result)"
+            )
+            other = peft if (adapter / "adapter_model.safetensors").is_file() else ""
+            raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {name}{other}")
+    config = read_json(adapter / CONFIG)
+    if config.get("fine_tune_type", "lora") != "full":
+        missing = [name for name in ("num_layers", "lora_parameters") if name not in config]
+        if missing:
+            raise CheckpointError(f"{adapter / CONFIG} has no {missing[0]}: mlx-lm writes one")
+    safetensors.read_header(adapter / WEIGHTS)
+    try:
+        load_adapters(model, str(adapter))
+    except Exception as problem:  # mlx-lm checks little: whatever fails first tells
+        said = " ".join(str(problem).split())
+        raise CheckpointError(
+            f"{adapter} does not fit the model ({type(problem).__name__}: {said:.200}): name the "
+            "model that it was trained on"
+        ) from problem
+    model.eval()  # New layers drop values at random in training mode.
+    return config
+
+
+def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Module:
+    """Return the model, or another one of the same weights, cast and quantized lazily.
 
     name: for messages. Raises OptionError.
     """
@@ -120,13 +133,6 @@ def in_asked_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.M
     if numbers.q_bits is not None:
         _quantize(model, numbers.q_bits, numbers.q_group_size)
     return model
-
-
-def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
-    """The model with its weights not computed yet, so that what fails later is no file's fault."""
-    opened = open_model(directory, config, dict(files.tensors(directory)))
-    opened.model.load_weights(list(opened.weights.items()))
-    return opened.model
 
 
 def cast(model: nn.Module, dtype: mx.Dtype) -> None:
@@ -193,13 +199,7 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else {}
 
 
-def _eos(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    return files.eos_token_ids(directory, config) or files.eos_token_ids(
-        directory, _text_config(config)
-    )
-
-
-def in_words(model: nn.Module) -> str:
+def describe_numbers(model: nn.Module) -> str:
     """The kind of weights, such as "bfloat16" or "4-bit, bfloat16"."""
     sizes: dict[str, int] = {}
     for _, array in tree_flatten(model.parameters()):
@@ -209,3 +209,88 @@ def in_words(model: nn.Module) -> str:
     floating = max(sizes, key=lambda name: sizes[name])
     bits = sorted({module.bits for module in model.modules() if hasattr(module, "bits")})
     return f"{'/'.join(map(str, bits))}-bit, {floating}" if bits else floating
+
+
+def check_shares(config: Mapping[str, Any], ranks: int, *, pipeline: bool) -> None:
+    """Raise OptionError where config.json says that so many ranks cannot share the model."""
+    model, _ = classes(config)
+    kind = config["model_type"]
+    if pipeline:
+        return
+    if not hasattr(model, "shard"):
+        raise OptionError(
+            f"mlx-lm cannot divide the layers of a model of type {kind}: try distributed pipeline, "
+            "or one machine"
+        )
+    text = _text_config(config) or config
+    heads = text.get("num_attention_heads")
+    keys = text.get("num_key_value_heads") or heads
+    shared = kind in SHARES_KEYS and isinstance(keys, int) and ranks % keys == 0
+    latent = any(text.get(name) for name in LATENT)
+    counts = {"attention heads": heads, "key-value heads": None if shared or latent else keys}
+    whole = {what: count for what, count in counts.items() if isinstance(count, int)}
+    check_even(whole, ranks)
+
+
+def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -> None:
+    """Keep this rank's part, lazily. Raises OptionError where a model cannot be divided so."""
+    heads = _heads(network)
+    if pipeline:
+        _pipeline(network, group)
+    else:
+        _tensor(network, group)
+    for holder, head in heads:
+        # Rank 0 alone computes logits: it has the whole head, and nobody has to gather them.
+        holder.lm_head = NoHead(head) if group.rank() else head
+        if getattr(holder, "sharding_group", None) is not None:
+            holder.sharding_group = None
+
+
+class NoHead(nn.Module):
+    """In the place of an output head whose logits are not used: its file is not read. Where ranks
+    compare passes, they compare ones. head: whose shapes it has."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.weight = mx.zeros((head.weight.shape[0], 0), dtype=head.weight.dtype)
+
+    def __call__(self, states: mx.array) -> mx.array:
+        shape = (*states.shape[:-1], self.weight.shape[0])
+        return mx.broadcast_to(mx.ones((), dtype=states.dtype), shape)
+
+
+def _heads(network: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    modules = (network, *network.modules())
+    return [(each, each.lm_head) for each in modules if "lm_head" in each]
+
+
+def _tensor(network: nn.Module, group: mx.distributed.Group) -> None:
+    refine(network, group.size())
+    try:
+        network.shard(group)
+    except (AssertionError, ValueError) as problem:
+        raise OptionError(
+            f"{group.size()} ranks cannot have equal parts of the model "
+            f"({first_line(problem):.200}): take fewer, or weights that are not quantized"
+        ) from None
+
+
+def _pipeline(network: nn.Module, group: mx.distributed.Group) -> None:
+    inner: Any = getattr(network, "model", None)
+    kind = type_name(network)
+    if not hasattr(inner, "pipeline"):
+        raise OptionError(
+            f"mlx-lm has no pipeline for models of type {kind}: try distributed tensor, or one "
+            "machine"
+        )
+    if any(type(cache) is not KVCache for cache in make_prompt_cache(network)):
+        raise OptionError(
+            f"models of type {kind} remember more than keys and values, and cannot be a pipeline: "
+            "try distributed tensor"
+        )
+    layers = len(inner.layers)
+    if group.size() > layers:
+        raise OptionError(
+            f"{group.size()} ranks cannot share {layers} layers: take {layers} ranks or fewer"
+        )
+    inner.pipeline(group)

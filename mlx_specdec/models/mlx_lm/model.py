@@ -32,6 +32,7 @@ from ...interfaces.reusable import Kept, Whole
 from ..base import check_prompt
 from ..cache_settings import CacheSettings
 from ..kv_cache import STEP
+from ..number_format import nbytes
 from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched
 from .network import TappedNetwork, type_name
 from .trials import ATTEMPTS, fits, known_to_agree, mask_axes, rows_agree
@@ -149,10 +150,9 @@ class DecoderOnlyModel(TappedNetwork):
     @cached_property
     def nbytes(self) -> int:
         """Size of the weights in bytes."""
-        return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))
+        return nbytes(self.network)
 
     def cache_nbytes(self, source: int, columns: int) -> int:
-        """As base.Base says."""
         return self._cache_sizes.of(min(columns, self._max_length or columns))
 
     @cached_property
@@ -210,13 +210,12 @@ class DecoderOnlyModel(TappedNetwork):
 
     @property
     def batches(self) -> bool:
-        """As contracts.Model says; found out when first asked for."""
+        """As interfaces.Model says; found out when first asked for."""
         return self._mask_axes is not None
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
     ) -> DecoderOnlyContext:
-        """As contracts.Model says."""
         for prompt in prompts:
             check_prompt(prompt, self._vocabulary, self._max_length)
         if self._mask_axes is None:

@@ -18,8 +18,8 @@ FEED_FORWARDS = ("relu", "gelu", "silu", "gated-relu", "gated-gelu", "gated-silu
 
 @dataclass(frozen=True)
 class T5Config:
-    """Shapes and facts of one T5. own_head: lm_head is there and not a copy of shared.
-    trained_length: of the sources that it was trained on, in tokens."""
+    """Shapes and facts of one T5. own_head: whether lm_head is not tied to shared.
+    trained_length: of the sources in training, in tokens."""
 
     vocab_size: int
     d_model: int
@@ -79,12 +79,11 @@ class T5Config:
 
 
 def _trained_length(config: Mapping[str, Any]) -> int:
-    longer = (
-        config.get("model_type") in ("mt5", "umt5")
-        or config.get("tokenizer_class") == "ByT5Tokenizer"
-    )
-    told = config.get("n_positions")
-    return told if type(told) is int and told > 0 else LONGER if longer else TRAINED_LENGTH
+    length = config.get("n_positions")
+    if type(length) is int and length > 0:
+        return length
+    is_byt5 = config.get("tokenizer_class") == "ByT5Tokenizer"
+    return LONGER if is_byt5 or config.get("model_type") in ("mt5", "umt5") else TRAINED_LENGTH
 
 
 def _epsilon(config: Mapping[str, Any]) -> float:
@@ -107,10 +106,9 @@ def _relative_positions(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _start_token(config: Mapping[str, Any], vocabulary: int) -> int:
-    """Where config.json does not say, T5 starts from its padding."""
-    value = config.get("decoder_start_token_id")
-    value = config.get("pad_token_id") if value is None else value
-    value = 0 if value is None else value
+    """T5 starts from its padding, unless config.json names another token."""
+    named = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
+    value = next((each for each in named if each is not None), 0)
     if type(value) is not int or not 0 <= value < vocabulary:
         raise CheckpointError(
             f"config.json has decoder_start_token_id {value!r}: need one of the {vocabulary} tokens"

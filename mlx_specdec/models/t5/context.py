@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from ...checkpoints import disk as sizes
 from ...errors import PromptError
@@ -15,6 +14,7 @@ from ...interfaces import FINAL, Context, Scores, rectangle
 from ...interfaces.reusable import Kept, Memory, Whole
 from ..base import check_prompt, layer_of
 from ..kv_cache import STEP, KVCache, padded
+from ..number_format import nbytes
 from ..rows import Place, Rows, RowsContext
 from .network import T5, KeysValues
 
@@ -23,9 +23,8 @@ from .network import T5, KeysValues
 class Source:
     """What was computed of the sources of a batch.
 
-    encoded: the encoder's output for each sequence, (1, n, d_model) without padding. It is kept for
-    drafters, and is small beside the rest. projected: per decoder layer the cross-attention's keys
-    and values of it.
+    encoded: the encoder's output for each sequence, (1, n, d_model) without padding; drafters read
+    it. projected: the cross-attention's keys and values of it, by decoder layer.
     """
 
     encoded: tuple[mx.array, ...]
@@ -33,7 +32,7 @@ class Source:
 
     @classmethod
     def of(cls, arrays: Sequence[mx.array]) -> Source:
-        """Of one sequence; see `arrays`."""
+        """The source of one sequence, whose arrays are those of `arrays`."""
         encoded, *parts = arrays
         return cls((encoded,), list(zip(parts[::2], parts[1::2], strict=True)))
 
@@ -48,17 +47,20 @@ class Source:
         return padding_mask(self.lengths)
 
     def arrays(self, row: int) -> tuple[mx.array, ...]:
-        """All that there is of one sequence."""
-        own, length = slice(row, row + 1), self.lengths[row]
-        parts = (each[own, :, :length] for pair in self.projected for each in pair)
+        """All arrays of one sequence."""
+        rows, length = slice(row, row + 1), self.lengths[row]
+        parts = (each[rows, :, :length] for pair in self.projected for each in pair)
         return (self.encoded[row], *parts)
 
     def join(self, other: Source) -> Source:
         """These sequences, and those of another one behind them."""
         longest = max(self.lengths + other.lengths)
         projected = [
-            (_both(own[0], its[0], longest), _both(own[1], its[1], longest))
-            for own, its in zip(self.projected, other.projected, strict=True)
+            [
+                mx.concatenate([padded(some, longest), padded(more, longest)])
+                for some, more in zip(ours, theirs, strict=True)
+            ]
+            for ours, theirs in zip(self.projected, other.projected, strict=True)
         ]
         return Source(self.encoded + other.encoded, projected)
 
@@ -80,13 +82,8 @@ def padding_mask(lengths: Sequence[int]) -> mx.array | None:
     return mx.arange(max(lengths)) < mx.array(list(lengths))[:, None]
 
 
-def _both(own: mx.array, its: mx.array, columns: int) -> mx.array:
-    return mx.concatenate([padded(own, columns), padded(its, columns)])
-
-
 class EncoderDecoderModel:
-    """base.Base over a T5, whose products are joined; prompts are source texts. identity: as
-    base.Base says."""
+    """base.Base over a T5, whose products are joined; prompts are source texts."""
 
     def __init__(self, network: T5, identity: str | None = None) -> None:
         network.join()
@@ -108,14 +105,12 @@ class EncoderDecoderModel:
     @cached_property
     def nbytes(self) -> int:
         """Size of the weights in bytes."""
-        return sum(array.nbytes for _, array in tree_flatten(self.network.parameters()))
+        return nbytes(self.network)
 
     def cache_nbytes(self, source: int, columns: int) -> int:
-        """As base.Base says."""
         return self.network.cache_nbytes(source, columns)
 
     def reading_nbytes(self, prompt: int, step: int) -> int:
-        """As base.Base says."""
         return self.network.source_nbytes(prompt)
 
     @property
@@ -135,7 +130,7 @@ class EncoderDecoderModel:
 
     @property
     def rows_agree(self) -> bool:
-        """True: masks are our own."""
+        """True: a T5's masks do not depend on the number of rows."""
         return True
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -151,21 +146,18 @@ class EncoderDecoderModel:
         return [self.network.config.decoder_start_token_id]
 
     def open(self, prompt: Sequence[int], kept: Kept | None = None) -> EncoderDecoderContext:
-        """A context whose source is encoded and projected with the first pass.
-
-        Raises PromptError for an empty prompt, or one with ids that the model does not have.
-        """
+        """See `open_batch`."""
         return self.open_batch([prompt], [kept])
 
     def caution(self, prompt_tokens: int) -> str:
         """Beyond the sources that the model was trained on, relative positions go on working, as
-        long as the machine's memory lasts. Raises PromptError."""
+        long as the machine's memory lasts."""
         trained = self.network.config.trained_length
         if prompt_tokens <= trained:
             return ""
-        nbytes, memory = self.network.source_nbytes(prompt_tokens), sizes.usable_memory()
-        takes = f"reading the prompt takes about {sizes.show(nbytes)} of memory"
-        if self.nbytes + nbytes > memory:
+        takes_nbytes, memory = self.network.source_nbytes(prompt_tokens), sizes.usable_memory()
+        takes = f"reading the prompt takes about {sizes.show(takes_nbytes)} of memory"
+        if self.nbytes + takes_nbytes > memory:
             raise PromptError(
                 f"the prompt has {prompt_tokens:,} tokens, and {takes}, where models may take "
                 f"{sizes.show(memory)} on this machine: shorten it"
@@ -177,14 +169,13 @@ class EncoderDecoderModel:
 
     @property
     def batches(self) -> bool:
-        """True: masks are our own."""
+        """True: a T5's masks do not depend on the number of rows."""
         return True
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
     ) -> EncoderDecoderContext:
-        """As contracts.Model says; the first pass has the encoder run over all sources at once that
-        it has not seen before."""
+        """The first pass runs the encoder over all new sources at once."""
         for prompt in prompts:
             check_prompt(prompt, self.vocabulary, None)
         known = {row: each for row, each in enumerate(kept) if isinstance(each, Whole)}
@@ -204,8 +195,8 @@ class EncoderDecoderModel:
     def _encoded(self, prompts: Sequence[Sequence[int]]) -> Source:
         lengths = tuple(map(len, prompts))
         encoded = self.network.encode(rectangle(prompts), padding_mask(lengths))
-        own = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
-        return Source(own, self.network.project_encoded(encoded))
+        each = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
+        return Source(each, self.network.project_encoded(encoded))
 
     def masks(self, place: Place) -> list[mx.array]:
         """Per decoder layer what is added to the scores of the positions of a pass."""
@@ -220,8 +211,8 @@ class EncoderDecoderModel:
 
 
 class EncoderDecoderContext(RowsContext):
-    """contracts.Context: `count` sequences in the making. read: gives what the encoder makes of
-    their sources; called when that is first needed."""
+    """interfaces.Context of `count` sequences. read: encodes their sources; called once, when that
+    is first needed."""
 
     def __init__(self, model: EncoderDecoderModel, read: Callable[[], Source], count: int) -> None:
         rows = Rows(count)
@@ -237,7 +228,6 @@ class EncoderDecoderContext(RowsContext):
         return self._given
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """As contracts.Context says."""
         layers = {n: layer_of(n, self._model.layers) for n in taps if n != FINAL}
         network, source = self._model.network, self._source
         masks = self._model.masks(self._rows.advance(tokens, proposed))
@@ -249,22 +239,19 @@ class EncoderDecoderContext(RowsContext):
         return Scores(network.head(states), hidden, source.encoded)
 
     def evaluate(self) -> None:
-        """As contracts.Context says."""
         mx.eval(self._source.projected, [cache.state for cache in self._caches])
         mx.clear_cache()
 
     def join(self, other: Context) -> None:
-        """As contracts.Context says."""
         assert isinstance(other, EncoderDecoderContext)
         super().join(other)
         self._given = self._source.join(other._source)
 
     def filter(self, keep: Sequence[int]) -> None:
-        """As contracts.Context says."""
         super().filter(keep)
         self._given = self._source.filter(keep)
 
     def memory(self, sequence: int) -> Memory:
-        """As contracts.Context says: of the source, for the same one."""
+        """Of the source, for the same one."""
         length = self._source.lengths[sequence]
         return Memory(whole=Whole(length, None, self._source.arrays(sequence), exact=True))

@@ -20,13 +20,13 @@ from .network import T5
 
 
 class TrainableT5:
-    """The encoder reads prompts, the decoder says texts."""
+    """trainable.Trainable over a T5: the encoder reads prompts, the decoder predicts texts."""
 
     def __init__(self, network: T5) -> None:
         self.network = network
 
     def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
-        """Sources and which of their places are any, decoder inputs, and the rows' places."""
+        """Sources, their padding mask, decoder inputs, and the rows' places."""
         start = self.network.config.decoder_start_token_id
         sources, lengths = padded(prompts), [len(prompt) for prompt in prompts]
         mask = np.arange(sources.shape[1]) < np.array(lengths)[:, None]
@@ -35,7 +35,6 @@ class TrainableT5:
         return mx.array(sources), mx.array(mask), mx.array(fed), mx.array(wanted)
 
     def logits(self, *inputs: mx.array) -> mx.array:
-        """As Trainable says."""
         sources, mask, fed, wanted = inputs
         network, length = self.network, fed.shape[1]
         encoded = network.project_encoded(network.encode(sources, mask))
@@ -51,12 +50,12 @@ outline, trainable = T5Outline, TrainableT5
 
 
 def model(network: T5, max_length: int | None) -> Base:
-    """A T5 has no longest text."""
+    """max_length: not used, a T5's texts have none."""
     return EncoderDecoderModel(network)
 
 
 def layers(network: T5) -> Sequence[nn.Module]:
-    """Of the decoder."""
+    """The decoder's layers."""
     return list(network.decoder.block)
 
 
@@ -73,5 +72,5 @@ def with_width(config: Mapping[str, Any], width: int) -> dict[str, Any]:
 
 
 def empty(config: Mapping[str, Any], like: T5) -> Base:
-    """With a head of its own where `like` has one."""
+    """The head is tied unless that of `like` is not."""
     return EncoderDecoderModel(T5(T5Config.from_dict(config, own_head=like.config.own_head)))

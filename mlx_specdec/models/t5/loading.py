@@ -68,7 +68,7 @@ def load(
     widest = mx.result_type(*filter(_is_float, types))
     floating = numbers.floating(widest)
     if numbers.q_bits is not None:
-        quantize_on_load(network, config, numbers)
+        _quantize_on_load(network, config, numbers)
     read: list[tuple[str, mx.array]] = []
     for name, array in arrays:
         parts = _in_numbers(network, name, array, floating)
@@ -91,8 +91,8 @@ def load(
 
 
 def _places(directory: Path, config: Mapping[str, Any]) -> tuple[files.Weights, dict[str, str]]:
-    """The tensors, and under our names those to read; a head that only repeats `shared` is left
-    out."""
+    """The tensors, and where those to read are stored, by our names; without a head that only
+    repeats `shared`."""
     weights = files.Weights(directory)
     check_generates(directory, config, weights.infos)
     places = keys.names(weights.infos)
@@ -104,7 +104,7 @@ def _places(directory: Path, config: Mapping[str, Any]) -> tuple[files.Weights, 
 def _in_numbers(
     network: T5, name: str, array: mx.array, floating: mx.Dtype
 ) -> list[tuple[str, mx.array]]:
-    """Cast a tensor, and quantize it if its layer is quantized and it is not; return its parts."""
+    """Cast a tensor, quantize it if its layer is quantized and it is not, and return its parts."""
     if not _is_float(array.dtype):
         return [(name, array)]
     array = array.astype(floating)
@@ -117,15 +117,15 @@ def _in_numbers(
 
 
 def _check(network: nn.Module, infos: Mapping[str, TensorInfo]) -> None:
-    """Raises CheckpointError for the first tensor missing, left over, or not as asked for."""
+    """Raise CheckpointError for the first tensor missing, left over, or of another type."""
     expected = dict(tree_flatten(network.parameters()))
     shapes = {name: array.shape for name, array in expected.items()}
     check_weights(shapes, {name: info.shape for name, info in infos.items()})
     for name in sorted(expected):
-        asked, given = expected[name].dtype, DTYPES[infos[name].dtype]
-        if asked != given and not (_is_float(asked) and _is_float(given)):
+        needed, given = expected[name].dtype, DTYPES[infos[name].dtype]
+        if needed != given and not (_is_float(needed) and _is_float(given)):
             raise CheckpointError(
-                f"{name} is stored as {dtype_name(given)} where {dtype_name(asked)} is needed"
+                f"{name} is stored as {dtype_name(given)} where {dtype_name(needed)} is needed"
             )
 
 
@@ -151,30 +151,21 @@ def _network(shape: T5Config, stored: Mapping[str, Any] | None, weights: Collect
     return network
 
 
-def quantize_on_load(network: T5, config: Mapping[str, Any], numbers: NumberFormat) -> None:
-    """As a conversion would. Raises OptionError where no matrix divides into groups."""
+def _quantize_on_load(network: T5, config: Mapping[str, Any], numbers: NumberFormat) -> None:
+    """Quantize as a conversion would. Raises OptionError where no matrix divides into groups."""
     assert numbers.q_bits is not None
     default = Quantization(numbers.q_bits, numbers.q_group_size)
-    if not _quantize(
+    _quantize(
         network, lambda path, shape: keys.quantization_of(config, f"{path}.weight", shape, default)
-    ):
+    )
+    if not is_quantized(network):
         raise OptionError(
             f"no layer's width is a multiple of {numbers.q_group_size}: take a smaller group"
         )
 
 
-def quantize_as_stored(network: T5, stored: Mapping[str, Any]) -> None:
-    """The matrices that a converted model's config.json says are quantized."""
-
-    def choose(path: str, shape: tuple[int, ...]) -> Quantization | None:
-        how = Quantization.of(stored, path)
-        return how if keys.quantizable(f"{path}.weight", shape, how.group_size) else None
-
-    _quantize(network, choose)
-
-
-def _quantize(network: T5, choose: Callable[[str, tuple[int, ...]], Quantization | None]) -> bool:
-    """Quantize every matrix for which `choose` says how; gives whether there was one."""
+def _quantize(network: T5, choose: Callable[[str, tuple[int, ...]], Quantization | None]) -> None:
+    """Quantize every matrix for which `choose`, given its path and shape, says how."""
 
     def predicate(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized"):
@@ -183,7 +174,6 @@ def _quantize(network: T5, choose: Callable[[str, tuple[int, ...]], Quantization
         return how.as_dict() if how and module.weight.shape[-1] % how.group_size == 0 else False
 
     nn.quantize(network, class_predicate=predicate)
-    return is_quantized(network)
 
 
 def _dequantized(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> dict[str, mx.array]:
@@ -209,39 +199,34 @@ class T5Outline(Outline):
     def __init__(
         self, config: Mapping[str, Any], name: str, numbers: NumberFormat, depth: int | None
     ) -> None:
-        # Whether the head is one of its own only the weights say for sure. The families that have
-        # one do not scale the decoder's output.
+        # Only the weights show for sure whether the head is tied. The families in which it is not
+        # do not scale the decoder's output.
         own_head = not keys.scales_output(config) or config.get("tie_word_embeddings") is False
         shape = T5Config.from_dict(config, own_head=own_head)
         if depth is not None:
             shape = replace(shape, num_layers=1, num_decoder_layers=depth)
         network = T5(shape)
-        number = _set_numbers(network, config, name, numbers)
+        stored = stored_quantization(config)
+        numbers.check_plain(name, stored)
+        floating = numbers.floating(stored_dtype(config))
+        network.set_dtype(floating)
+        if stored is not None and not numbers.expands(count(network)):
+            entry = stored
+
+            def as_stored(path: str, shape: tuple[int, ...]) -> Quantization | None:
+                how = Quantization.of(entry, path)
+                return how if keys.quantizable(f"{path}.weight", shape, how.group_size) else None
+
+            _quantize(network, as_stored)
+        if numbers.q_bits is not None:
+            _quantize_on_load(network, config, numbers)
         super().__init__(network, network.decoder.block)
         self.vocabulary = shape.vocab_size
-        bits = numbers.q_bits or (stored_quantization(config) or {}).get("bits")
-        self.dtype = f"{bits}-bit, " * is_quantized(network) + dtype_name(number)
+        bits = numbers.q_bits or (stored or {}).get("bits")
+        self.dtype = f"{bits}-bit, " * is_quantized(network) + dtype_name(floating)
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
-        """As Outline says."""
         return self.network.cache_nbytes(prompt, generated + 1)
 
     def _model(self) -> Base:
         return EncoderDecoderModel(self.network)
-
-
-def _set_numbers(
-    network: T5, config: Mapping[str, Any], name: str, numbers: NumberFormat
-) -> mx.Dtype:
-    """Cast and quantize as loading would; gives the floating type."""
-    stored = stored_quantization(config)
-    numbers.check_plain(name, stored)
-    if stored is not None and numbers.expands(count(network)):
-        stored = None
-    floating = numbers.floating(stored_dtype(config))
-    network.set_dtype(floating)
-    if stored is not None:
-        quantize_as_stored(network, stored)
-    if numbers.q_bits is not None:
-        quantize_on_load(network, config, numbers)
-    return floating
