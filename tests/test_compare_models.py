@@ -10,9 +10,15 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.checkpoints import disk as sizes
-from mlx_specdec.conversion.compare import LONGEST, PAIRS, PASSAGE, compare_logits, compare_text
 from mlx_specdec.conversion.convert import convert
-from mlx_specdec.conversion.verify import TextChange
+from mlx_specdec.conversion.verify import (
+    LONGEST,
+    PAIRS,
+    PASSAGE,
+    TextChange,
+    compare_logits,
+    compare_text,
+)
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer

@@ -68,8 +68,8 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
 
     blas.load()
 
-    from ..conversion.compare import compare_logits, compare_text
     from ..conversion.convert import convert as run
+    from ..conversion.verify import compare_logits, compare_text
 
     given = {**vars(conversion), **vars(numbers)}
     model, destination = given.pop("model"), given.pop("mlx_path")

@@ -1,5 +1,8 @@
-"""A converted model -> a repository of the Hub: decoder-only models by mlx-lm's own helper, T5
-models and drafters, which mlx-lm cannot load, with a card of our own."""
+"""A checkpoint as mlx-lm would have it: planned, written, read back, put in place, and uploaded.
+
+mlx-lm's helper uploads decoder-only models. T5 models and drafters, which mlx-lm cannot load, get a
+model card of this program.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..checkpoints import destination, files, mtp_layers
-from ..checkpoints import disk as sizes
+from ..checkpoints import destination, disk, files, mtp_layers
 from ..checkpoints import t5_keys as keys
 from ..checkpoints.formats.meta import PARAMS
 from ..checkpoints.formats.safetensors import SafetensorsFile
@@ -132,20 +134,20 @@ def convert(
     """Write a T5 or decoder-only checkpoint as mlx-lm would, or a drafter on hidden states, and
     check what was written.
 
-    The names are those of mlx-lm's converter and of the command's flags, which tell more of them.
-    mlx_path: weights/NAME where None. dtype, q_bits, q_group_size: as stored, and those of q_mode.
+    The names are those of mlx-lm's converter and of the command's flags. mlx_path: weights/NAME
+    where None. dtype: as stored where None. q_bits, q_group_size: those of q_mode where None.
     shard_bytes: the most bytes in one file of the result; 4 GB where None, a quarter of the memory
-    on a small machine. What a conversion takes of memory stays below 1.2 times that and 300 MB.
-    compare_logits: gives the largest difference of log-probabilities of (source, result);
-    compare_text: what became of a fixed text. Both are asked before the result is moved into place;
-    see `verify.verify`. progress: called with (done, total) bytes, read once to write and once to
-    check; download_progress: with those of a download. announce: told before the work begins what
-    the user may not expect of the result's size.
+    on a small machine. A conversion takes less memory than 1.2 times that and 300 MB.
+    compare_logits: returns the largest difference of log-probabilities of (source, result);
+    compare_text: what became of a fixed text. Both are called before the result is moved into
+    place; see `verify.verify`. progress: called with (done, total) bytes, read once to write and
+    once to check; download_progress: with those of a download. announce: called before the work
+    begins with what the user may not expect of the result's size.
 
     Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
     OptionError, OutputError.
     """
-    shard_bytes = sizes.default_shard_bytes() if shard_bytes is None else shard_bytes
+    shard_bytes = disk.default_shard_bytes() if shard_bytes is None else shard_bytes
     numbers = Numbers.checked(
         dtype=dtype,
         quantize=quantize,
@@ -158,7 +160,7 @@ def convert(
     if shard_bytes < 1:
         raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
     if verify and compare_logits is None:
-        raise OptionError("to verify needs compare_logits: mlx_specdec.conversion.compare has one")
+        raise OptionError("to verify needs compare_logits: mlx_specdec.conversion.verify has one")
     if upload_repo is not None:
         check_repository(upload_repo)
     local = Path(os.path.expanduser(model))
@@ -168,12 +170,13 @@ def convert(
     name, commit = _name(model, source)
     with as_directory(source) as directory:
         plan = plan_for(directory, numbers)
-        own = originals(plan.paths, source, directory)
-        nbytes = stored_nbytes(plan.outlines, plan.changes(dtype)) + plan.beside_nbytes
-        before = sum(file.stat().st_size for file in own)
+        change = plan.changes(dtype)
+        parts = originals(plan.paths, source, directory)
+        nbytes = stored_nbytes(plan.outlines, change) + plan.beside_nbytes
+        before = sum(file.stat().st_size for file in parts)
         if nbytes > GROWTH_TO_ANNOUNCE * before:
             why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
-            announce(f"the source's {sizes.show(before)} become {sizes.show(nbytes)}: {why}")
+            announce(f"the source's {disk.show(before)} become {disk.show(nbytes)}: {why}")
         if verify and plan.not_run:
             raise OptionError(f"{plan.not_run}: leave --verify out, every tensor is compared")
         if verify:
@@ -182,18 +185,17 @@ def convert(
         steps = _Steps(2 * plan.nbytes, progress or (lambda done, total: None))
         described = [source / name for name in ("config.json", PARAMS)]
         with (
-            Digests([*own, *filter(Path.is_file, described)]) as digests,
+            Digests([*parts, *filter(Path.is_file, described)]) as digests,
             destination.directory(path, nbytes) as work,
         ):
             written = _write(work, directory, plan, numbers, shard_bytes, steps)
-            beside = sorted(work.glob(mtp_layers.FILE))
-            results = [*sorted(work.glob("model*")), *beside, work / "config.json"]
-            with Digests(results) as result_digests:
-                scratch, within = work / SCRATCH, files.Weights(work)
-                differences = compare(within, plan.tensors(scratch), plan.changes(dtype), steps.add)
-                for file in beside:
-                    pairs = plan.beside.items()
-                    compare(SafetensorsFile(file), pairs, lambda name, tensor: Change(), steps.add)
+            results = [*sorted(work.glob("model*")), *sorted(work.glob(mtp_layers.FILE))]
+            with Digests([*results, work / "config.json"]) as result_digests:
+                scratch = work / SCRATCH
+                differences = compare(files.Weights(work), plan.tensors(scratch), change, steps.add)
+                if plan.beside:
+                    beside = SafetensorsFile(work / mtp_layers.FILE)
+                    compare(beside, plan.beside.items(), lambda *_: Change(), steps.add)
                 shutil.rmtree(scratch, ignore_errors=True)
                 verified = Verified(None, None, plan.not_run)
                 if not plan.not_run:
@@ -204,7 +206,7 @@ def convert(
                         differences,
                         compare_logits=compare_logits,
                         compare_text=compare_text,
-                        asked=verify,
+                        chosen=verify,
                         shard_bytes=shard_bytes,
                     )
                 result = result_digests.result()

@@ -1,27 +1,36 @@
-"""A written checkpoint against its source: every tensor read back, and what both models compute,
-which functions that the caller hands in find out (`compare_models`)."""
+"""A converted checkpoint against its source: every tensor read back, and what both models compute
+on fixed inputs.
+
+To compare logits one model at a time is in memory, in float32. The fixed text is of this program,
+in three manners; changing a word of it changes every perplexity that was reported.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import mlx.core as mx
 
-from ..checkpoints import disk as sizes
+from ..checkpoints import disk
 from ..checkpoints.tensors import Reader, Tensor
 from ..checkpoints.writer import Change
-from ..errors import CheckpointError, OptionError, OutputError, SpecdecError
+from ..errors import CheckpointError, OptionError, OutputError, PromptError, SpecdecError
+from ..models.base import Base
+from ..models.loading import Loaded, load_model
+from ..text.tokenizer import load_tokenizer
 
 SHARE_OF_MEMORY = 0.5
 """A model may take this much of the machine's memory when its logits are computed."""
 SHARE_OF_SHARD = 1.2
-"""And this much of a shard, unless the comparison was asked for."""
+"""And this much of a shard, unless the user has chosen the comparison."""
 QUICK_BYTES = 600_000_000
-"""Nor more than this, unless it was asked for or weights were quantized: to run both models takes
-longer than to convert, above some 100 million weights by several times."""
+"""Nor more than this, unless the user has chosen it or weights were quantized: running both models
+takes longer than converting, above some 100 million weights by several times."""
 LOADED_BYTES = 6
 """Of one weight while its model is loaded in float32: the result and what it was read as."""
 SAME_LOGITS = 1e-3
@@ -55,8 +64,8 @@ def compare(
     expected: set[str] = set()
     count = 0
     for name, source in tensors:
-        asked = change(name, source)
-        outlines = asked.outlines(name, source)
+        changed = change(name, source)
+        outlines = changed.outlines(name, source)
         expected |= outlines.keys()
         for each, outline in outlines.items():
             if each not in written.infos:
@@ -64,8 +73,8 @@ def compare(
             result = written.tensor(each)
             if (result.dtype, result.shape) != (outline.dtype, outline.shape):
                 raise _wrong(name, "is of another type or shape than was asked for")
-        quantized = asked.quantization is not None
-        difference = _difference(written, name, source, asked, progress)
+        quantized = changed.quantization is not None
+        difference = _difference(written, name, source, changed, progress)
         if difference > largest.get(quantized, (-1.0, ""))[0]:
             largest[quantized] = difference, name
         count += 1
@@ -75,29 +84,29 @@ def compare(
 
 
 def _difference(
-    written: Reader, name: str, source: Tensor, asked: Change, progress: Callable[[int], None]
+    written: Reader, name: str, source: Tensor, change: Change, progress: Callable[[int], None]
 ) -> float:
     largest = 0.0
     for begin, piece in source.pieces():
         end = begin + (piece.shape[0] if piece.ndim else 1)
-        again = asked.stored(name, asked.cast(piece))
+        again = change.stored(name, change.cast(piece))
         rows = {each: written.rows(each, begin, end) for each in again}
         if not all(mx.array_equal(_bits(rows[each]), _bits(again[each])).item() for each in again):
             raise _wrong(name, "differs from its source")
-        largest = max(largest, _distance(rows, name, piece, asked))
+        largest = max(largest, _distance(rows, name, piece, change))
         progress(piece.nbytes)
         del piece, again, rows
     mx.clear_cache()
     return largest
 
 
-def _distance(rows: Mapping[str, mx.array], name: str, source: mx.array, asked: Change) -> float:
+def _distance(rows: Mapping[str, mx.array], name: str, source: mx.array, change: Change) -> float:
     values = rows[name]
-    if source.size == 0 or (asked.quantization is None and values.dtype == source.dtype):
+    if source.size == 0 or (change.quantization is None and values.dtype == source.dtype):
         return 0.0
-    if asked.quantization is not None:
+    if change.quantization is not None:
         path = name.removesuffix(".weight")
-        values = asked.quantization.dequantize(
+        values = change.quantization.dequantize(
             values, rows[f"{path}.scales"], rows.get(f"{path}.biases")
         )
     distance = mx.abs(values.astype(mx.float32) - source.astype(mx.float32))
@@ -142,8 +151,11 @@ class TextChange:
 
 @dataclass(frozen=True)
 class Verified:
-    """What comparing showed. logits None: not compared, and `note` says why; text likewise, None as
-    well where nobody asked for it."""
+    """What comparing the models showed.
+
+    logits: the largest difference of log-probabilities, None where they were not compared, and
+    `note` says why. text: None as well where the user has not chosen to score it.
+    """
 
     logits: float | None
     text: TextChange | None
@@ -161,10 +173,10 @@ class Verified:
 
 def check_fits(parameters: int) -> None:
     """Raises OptionError where models of so many weights cannot be loaded to be compared."""
-    needed, room = parameters * LOADED_BYTES, SHARE_OF_MEMORY * sizes.memory()
+    needed, room = parameters * LOADED_BYTES, SHARE_OF_MEMORY * disk.memory()
     if needed > room:
         raise OptionError(
-            f"to verify takes {sizes.show(needed)} of memory, and {sizes.show(int(room))} may be "
+            f"to verify takes {disk.show(needed)} of memory, and {disk.show(int(room))} may be "
             "used here: leave --verify out, every tensor is compared all the same"
         )
 
@@ -177,15 +189,23 @@ def verify(
     *,
     compare_logits: Callable[[Path, Path], float] | None,
     compare_text: Callable[[Path, Path], TextChange] | None,
-    asked: bool,
+    chosen: bool,
     shard_bytes: int,
 ) -> Verified:
-    """Compare where it is possible, and where it costs little or weights were quantized or it was
-    `asked` for; in the last two cases a fixed text too. Raises CheckpointError."""
+    """Compare the models where that costs little, where weights were quantized, and where the user
+    has `chosen` it; in the last two cases on a fixed text too. Raises CheckpointError."""
     quantized = differences.quantized is not None
-    reason = _reason_not_to(parameters, quantized, asked=asked, shard_bytes=shard_bytes)
+    needed, reason = parameters * LOADED_BYTES, ""
+    if compare_logits is None:
+        reason = "no comparison was asked for"
+    elif needed > SHARE_OF_MEMORY * disk.memory():
+        reason = "a whole model does not fit in memory"
+    elif not chosen and needed > SHARE_OF_SHARD * shard_bytes:
+        reason = "a whole model takes more memory than --max-shard-size allows; see --verify"
+    elif not chosen and not quantized and needed > QUICK_BYTES:
+        reason = "it would take longer than the conversion; see --verify"
     if compare_logits is None or reason:
-        return Verified(None, None, reason or "no comparison was asked for")
+        return Verified(None, None, reason)
     difference = compare_logits(source, result)
     unchanged = differences.plain == 0 and not quantized
     if math.isnan(difference) or (unchanged and difference > SAME_LOGITS):
@@ -193,7 +213,7 @@ def verify(
             f"the converted model does not compute what its source does (log-probabilities differ "
             f"by {difference:.3g}): please report this checkpoint"
         )
-    if compare_text is None or not (asked or quantized):
+    if compare_text is None or not (chosen or quantized):
         return Verified(difference, None, "")
     try:
         return Verified(difference, compare_text(source, result), "")
@@ -201,13 +221,132 @@ def verify(
         return Verified(difference, None, str(problem))
 
 
-def _reason_not_to(parameters: int, quantized: bool, *, asked: bool, shard_bytes: int) -> str:
-    """Why two models of so many weights are not compared; "" where they are."""
-    needed = parameters * LOADED_BYTES
-    if needed > SHARE_OF_MEMORY * sizes.memory():
-        return "a whole model does not fit in memory"
-    if not asked and needed > SHARE_OF_SHARD * shard_bytes:
-        return "a whole model takes more memory than --max-shard-size allows; see --verify"
-    if not asked and not quantized and needed > QUICK_BYTES:
-        return "it would take longer than the conversion; see --verify"
-    return ""
+LONGEST = 256
+"""Tokens of one text."""
+STEP = 32
+"""Tokens of one pass: whole rows of logits are in memory for no more."""
+_Answer = TypeVar("_Answer")
+
+
+def compare_logits(source: Path, result: Path) -> float:
+    """Return the largest absolute difference of log-probabilities of two checkpoints on a fixed
+    input. Raises CheckpointError."""
+    first, second = (_with_model(directory, _fixed_rows) for directory in (source, result))
+    return float(mx.max(mx.abs(first - second)).item())  # type: ignore[arg-type]
+
+
+def compare_text(source: Path, result: Path) -> TextChange:
+    """Score the fixed text, split by the result's tokenizer, with both models. Raises
+    CheckpointError, PromptError."""
+    score = partial(_score_text, tokenizer=result)
+    (first, first_top), (second, second_top) = (_with_model(d, score) for d in (source, result))
+    changes = mx.abs(second - first)
+    return TextChange(
+        tokens=first.size,
+        source_perplexity=_perplexity(first),
+        result_perplexity=_perplexity(second),
+        mean=mx.mean(changes).item(),  # type: ignore[arg-type]
+        largest=mx.max(changes).item(),  # type: ignore[arg-type]
+        same_first=mx.mean((first_top == second_top).astype(mx.float32)).item(),  # type: ignore[arg-type]
+    )
+
+
+def _with_model(directory: Path, answer: Callable[[Loaded], _Answer]) -> _Answer:
+    loaded = load_model(directory, dtype="float32")
+    try:
+        return answer(loaded)
+    finally:
+        del loaded
+        mx.clear_cache()
+
+
+def _fixed_rows(loaded: Loaded) -> mx.array:
+    prompt = list(range(2, 10))
+    rows = mx.concatenate(list(_log_probabilities(loaded.model, prompt, prompt[:5])))
+    mx.eval(rows)
+    return rows
+
+
+def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
+    """Log-probability of every token of the text and the likeliest token there, each (tokens,)."""
+    encode = load_tokenizer(tokenizer, kind=loaded.kind).encode
+    if loaded.kind == "encoder-decoder":
+        texts = [(encode(prompt), encode(text)) for prompt, text in PAIRS]
+    else:
+        ids = encode(PASSAGE)
+        texts = [(ids[:1], ids[1:])]
+    own, top = [], []
+    for prompt, text in texts:
+        longest = loaded.model.max_length
+        text = text[: LONGEST if longest is None else min(LONGEST, longest - 1)]
+        if not text or max(text) >= loaded.model.vocabulary:
+            raise PromptError("the tokenizer makes ids of it that the model does not have")
+        place = 0
+        for rows in _log_probabilities(loaded.model, prompt, text):
+            token = mx.array(text[place : place + len(rows)])[:, None]
+            own.append(mx.take_along_axis(rows, token, axis=-1)[:, 0])
+            top.append(mx.argmax(rows, axis=-1))
+            mx.eval(own[-1], top[-1])
+            place += len(rows)
+    return mx.concatenate(own), mx.concatenate(top)
+
+
+def _log_probabilities(
+    model: Base, prompt: Sequence[int], text: Sequence[int]
+) -> Iterator[mx.array]:
+    """The log-probabilities that predict each token of a text, (tokens, vocabulary), a few tokens
+    at a time."""
+    context = model.open(prompt)
+    fed = [*model.prefix(prompt)[-1:], *text[:-1]]
+    for begin in range(0, len(fed), STEP):
+        logits = context.advance(mx.array([fed[begin : begin + STEP]], dtype=mx.int32)).logits[0]
+        logits = logits.astype(mx.float32)
+        yield logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def _perplexity(log_probabilities: mx.array) -> float:
+    return math.exp(min(-float(mx.mean(log_probabilities).item()), 700.0))  # type: ignore[arg-type]
+
+
+PAIRS = (
+    (
+        "translate English to French: The bridge over the river was closed after the storm.",
+        "Le pont sur la rivière a été fermé après la tempête.",
+    ),
+    (
+        "translate English to French: My sister keeps three bicycles in a very small garage.",
+        "Ma sœur garde trois vélos dans un tout petit garage.",
+    ),
+    (
+        "translate English to French: Please bring the blue folder to the meeting on Tuesday.",
+        "Veuillez apporter le dossier bleu à la réunion de mardi.",
+    ),
+    (
+        "summarize: The bakery on the corner opened at six. By seven the queue reached the square, "
+        "and by eight there was no bread left, only the smell of it.",
+        "The bakery on the corner sold all of its bread within two hours.",
+    ),
+    (
+        "question: Why did the train stop? context: A tree had fallen on the line near the tunnel, "
+        "so the train waited at the last station until the track was clear.",
+        "A tree had fallen on the line.",
+    ),
+)
+"""(input of the encoder, what the decoder is to say), for encoder-decoder models."""
+
+PASSAGE = (
+    "The lighthouse keeper counted the ships every evening and wrote the number in a green book. "
+    "On clear days there were about thirty; in winter, when the ice came down from the north, "
+    "there were two or three. He never learned where they went, but he noticed that the same "
+    "captains waved at the same rocks, year after year.\n\n"
+    "To add two fractions, bring them to a common denominator, add the numerators and keep the "
+    "denominator. One half and one third make five sixths, because three sixths and two sixths "
+    "are five of the same parts.\n\n"
+    "def mean(values):\n"
+    '    """The arithmetic mean of a list of numbers."""\n'
+    "    total = 0.0\n"
+    "    for value in values:\n"
+    "        total += value\n"
+    "    return total / len(values)\n"
+)
+"""For decoder-only models."""

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from mlx_specdec.checkpoints import files
-from mlx_specdec.conversion.compare import compare_logits
 from mlx_specdec.conversion.convert import convert
+from mlx_specdec.conversion.verify import compare_logits
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 

@@ -27,8 +27,8 @@ from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.formats.gguf_header import Metadata, read_header
 from mlx_specdec.checkpoints.formats.vocabularies import RULES, tokenizer_files
 from mlx_specdec.checkpoints.source import as_directory
-from mlx_specdec.conversion.compare import compare_logits
 from mlx_specdec.conversion.convert import convert
+from mlx_specdec.conversion.verify import compare_logits
 from mlx_specdec.errors import CheckpointError, OutputError, SourceError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer

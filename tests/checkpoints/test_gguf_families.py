@@ -22,11 +22,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes
 
 from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.formats.gguf_families import (
-    FAMILIES,
-    Finder,
-    describe_decoder_only,
-)
+from mlx_specdec.checkpoints.formats.gguf_families import FAMILIES, Finder, describe_decoder_only
 from mlx_specdec.checkpoints.formats.gguf_header import Metadata, read_header
 from mlx_specdec.checkpoints.tensors import Malformed
 from mlx_specdec.conversion.convert import convert

@@ -20,8 +20,8 @@ from mlx_specdec import Options, generate, load
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.formats.meta import MetaFile, read_params, rotary_rows
 from mlx_specdec.checkpoints.formats.vocabularies import read_tokenizer
-from mlx_specdec.conversion.compare import compare_logits
 from mlx_specdec.conversion.convert import convert
+from mlx_specdec.conversion.verify import compare_logits
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.text.file_tokenizer import FileTokenizer
 from mlx_specdec.text.tokenizer import load_tokenizer

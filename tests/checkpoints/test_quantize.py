@@ -16,9 +16,9 @@ from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.checkpoints import files, writer
 from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.quantization import MIXED, MODES, Quantization
-from mlx_specdec.conversion.compare import compare_logits
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.inspect import inspect
+from mlx_specdec.conversion.verify import compare_logits
 from mlx_specdec.errors import OptionError, OutputError
 from mlx_specdec.models.loading import load_model
 

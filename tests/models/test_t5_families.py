@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from mlx_specdec.checkpoints.files import Weights
-from mlx_specdec.conversion.compare import compare_logits
 from mlx_specdec.conversion.convert import convert
+from mlx_specdec.conversion.verify import compare_logits
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.models.loading import load_model

@@ -1,37 +1,229 @@
-"""What a conversion will write, worked out before anything is read: one plan a kind of source."""
+"""What a conversion will write, worked out before anything is read.
+
+Each kind of source is a module of this package with a function `plan(directory, config, numbers)`,
+which returns None for sources of another kind, and a line in PLANS.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from ...checkpoints import files
-from ...checkpoints import t5_keys as keys
+import mlx.core as mx
+
 from ...checkpoints.disk import read_json
-from ...checkpoints.quantization import Numbers
-from ...errors import OptionError
-from ...models.drafters import kinds as speculators
-from .drafter import drafter_plan
-from .plan import Plan as Plan
-from .plan import dequantized
-from .t5 import t5_plan
+from ...checkpoints.files import Weights
+from ...checkpoints.quantization import PARTS, Numbers, Quantization
+from ...checkpoints.tensors import Tensor
+from ...checkpoints.writer import Change
+from ...errors import CheckpointError, OptionError
+from ..report import TensorReport
+
+PLANS = ("drafter", "t5", "decoder_only")
+"""Modules, of which the first that has a plan is taken."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be written for a source: its tensors under final names, and what becomes of each.
+
+    config: config.json of the result, with the source's quantization entry if it has one.
+    tensors: starts over at each call and gives (name, tensor) as the source holds them, not read
+        yet. What it has to write on the way, at most scratch_nbytes, goes into the directory that
+        it is given.
+    outlines: name -> a lazy array of the type and shape, which holds nothing.
+    stored: path of a matrix that the source has quantized -> how.
+    quantized: name -> how the conversion quantizes it.
+    natural: name -> the type to write it in where the user names none, if not its stored type.
+    keeps_dtype: whether a tensor stays in its type whatever the user names.
+    paths: the source's files of weights. notes: sentences for the user.
+    beside: tensors for a file that mlx-lm does not read, unchanged; see `mtp_layers`.
+    not_run: why the result cannot be run to see what it computes; "" for models.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Callable[[Path], Iterator[tuple[str, Tensor]]]
+    outlines: Mapping[str, mx.array]
+    report: TensorReport
+    format: str
+    paths: tuple[Path, ...]
+    scratch_nbytes: int = 0
+    stored: Mapping[str, Quantization] = field(default_factory=dict)
+    quantized: Mapping[str, Quantization] = field(default_factory=dict)
+    natural: Mapping[str, mx.Dtype] = field(default_factory=dict)
+    keeps_dtype: Callable[[str], bool] = lambda name: False
+    notes: tuple[str, ...] = ()
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    not_run: str = ""
+
+    @classmethod
+    def renamed(
+        cls, weights: Weights, places: Mapping[str, str], config: Mapping[str, Any], **rest: Any
+    ) -> Plan:
+        """A plan that only renames. places: final name -> the name in `weights`."""
+
+        def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
+            for name, place in places.items():
+                yield name, weights.tensor(place)
+
+        outlines = {name: weights.tensor(place).outline for name, place in places.items()}
+        whole = {"format": weights.format, "paths": weights.paths, **rest}
+        return cls(config=config, tensors=tensors, outlines=outlines, **whole)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, as the source holds them."""
+        within = sum(outline.nbytes for outline in self.outlines.values())
+        return within + self.beside_nbytes
+
+    @property
+    def beside_nbytes(self) -> int:
+        """Bytes of the tensors in `beside`."""
+        return sum(tensor.nbytes for tensor in self.beside.values())
+
+    def parameters(self, name: str) -> int:
+        """Count the weights that a tensor stands for; scales stand for none."""
+        path, _, part = name.rpartition(".")
+        how, size = self.stored.get(path), self.outlines[name].size
+        if how is not None and part in how.parts:
+            return 0
+        return size * 32 // how.bits if how is not None and part == "weight" else size
+
+    @property
+    def total_parameters(self) -> int:
+        """The number of weights of all tensors."""
+        return sum(map(self.parameters, self.outlines))
+
+    def changes(self, dtype: str | None) -> Callable[[str, Tensor], Change]:
+        """What becomes of each tensor. dtype: of the result, None for the types as stored."""
+        wanted = None if dtype is None else getattr(mx, dtype)
+
+        def change(name: str, tensor: Tensor) -> Change:
+            casts = mx.issubdtype(tensor.dtype, mx.floating) and not self.keeps_dtype(name)
+            dtype = wanted or self.natural.get(name)
+            return Change(dtype if casts else None, self.quantized.get(name))
+
+        return change
+
+    def quantization_entry(self, default: Quantization | None) -> Mapping[str, Any] | None:
+        """The quantization entry of the result's config.json, None where nothing is quantized."""
+        if default is None:
+            return None
+        entry = default.as_dict()
+        for name, how in self.quantized.items():
+            if how != default:
+                exception = how.as_dict()
+                if how.mode == "affine":
+                    del exception["mode"]
+                entry[name.removesuffix(".weight")] = exception
+        return entry
 
 
 def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
     """The plan of a directory with config.json and weights in any format that is read here. Raises
     CheckpointError, and OptionError where it cannot be quantized or dequantized as asked."""
     numbers = numbers or Numbers()
-    drafter = speculators.read(directory)
-    config = (
-        files.read_config(directory) if drafter is None else read_json(directory / "config.json")
-    )
+    file = directory / "config.json"
+    config = read_json(file) if file.is_file() else {}
     if numbers.quantization is not None and config.get("quantization") is not None:
         raise OptionError(f"{directory} is quantized already: leave --quantize out")
-    if drafter is not None:
-        plan = drafter_plan(directory, config, drafter, numbers)
-    elif keys.is_encoder_decoder(config):
-        plan = t5_plan(directory, config, numbers)
-    else:
-        from .decoder_only import decoder_only_plan
-
-        plan = decoder_only_plan(directory, config, numbers)
+    plans = (import_module(f".{name}", __name__).plan(directory, config, numbers) for name in PLANS)
+    plan: Plan = next(plan for plan in plans if plan is not None)
     return dequantized(plan) if numbers.dequantize else plan
+
+
+def check_divides(chosen: Mapping[str, Quantization], group_size: int) -> None:
+    """Raises OptionError where no matrix is chosen to be quantized."""
+    if not chosen:
+        raise OptionError(
+            f"no matrix's rows divide into groups of {group_size}: give a smaller --q-group-size"
+        )
+
+
+_LAYER = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
+
+
+def summary_of(names: Iterable[str]) -> str:
+    """Tensors in words, those of several layers as one: "model.layers.{0,1}.mlp.gate.weight"."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        before, number, after = _LAYER.fullmatch(name).groups("")  # type: ignore[union-attr]
+        groups.setdefault((before, after), []).append(number)
+    return ", ".join(
+        f"{before}{numbers[0] if len(numbers) == 1 else '{' + ','.join(numbers) + '}'}{after}"
+        for (before, after), numbers in groups.items()
+    )
+
+
+def dequantized(plan: Plan) -> Plan:
+    """The same, with whole matrices in the place of quantized ones and no quantization entry.
+
+    Values are computed in float32, and written in the type of their scales where none is asked for,
+    bfloat16 where scales are powers of two. Raises OptionError, CheckpointError.
+    """
+    if not plan.stored:
+        raise OptionError("the source is not quantized: leave --dequantize out")
+    outlines = {name: each for name, each in plan.outlines.items() if not _part(plan, name)[0]}
+    natural: dict[str, mx.Dtype] = {}
+    for path, how in plan.stored.items():
+        weight = f"{path}.weight"
+        outlines[weight] = _outline(path, plan.outlines, how)
+        scales = plan.outlines[f"{path}.scales"].dtype
+        natural[weight] = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
+    joined = (name for name in plan.outlines if _part(plan, name)[0])
+    report = plan.report
+    return replace(
+        plan,
+        config={k: v for k, v in plan.config.items() if not k.startswith("quantization")},
+        tensors=lambda scratch: _tensors(plan, scratch),
+        outlines=outlines,
+        stored={},
+        natural=natural,
+        report=replace(
+            report, joined=(*report.joined, *joined), computed=(*report.computed, *natural)
+        ),
+    )
+
+
+def _part(plan: Plan, name: str) -> tuple[str, str]:
+    """The path and part of a tensor that belongs to a quantized matrix; ("", "") for another."""
+    path, _, part = name.rpartition(".")
+    return (path, part) if path in plan.stored and part in ("weight", *PARTS) else ("", "")
+
+
+def _tensors(plan: Plan, scratch: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor; a matrix when the last of its parts has come, none of which is read before."""
+    waiting: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in plan.tensors(scratch):
+        path, part = _part(plan, name)
+        if not path:
+            yield name, tensor
+            continue
+        parts = waiting.setdefault(path, {})
+        parts[part] = tensor
+        if len(parts) == 1 + len(plan.stored[path].parts):
+            yield f"{path}.weight", _whole(waiting.pop(path), plan.stored[path])
+
+
+def _whole(parts: Mapping[str, Tensor], how: Quantization) -> Tensor:
+    scales = parts["scales"]
+
+    def rows(begin: int, end: int) -> mx.array:
+        arrays = {part: tensor.rows(begin, end) for part, tensor in parts.items()}
+        return how.dequantize(arrays["weight"], arrays["scales"], arrays.get("biases"))
+
+    return Tensor(mx.float32, (*scales.shape[:-1], scales.shape[-1] * how.group_size), rows)
+
+
+def _outline(path: str, outlines: Mapping[str, mx.array], how: Quantization) -> mx.array:
+    """Raises CheckpointError where the parts of a matrix do not fit together."""
+    if all(f"{path}.{part}" in outlines for part in ("weight", *how.parts)):
+        weight, scales = outlines[f"{path}.weight"], outlines[f"{path}.scales"]
+        shape = (*scales.shape[:-1], scales.shape[-1] * how.group_size)
+        if weight.shape == (*shape[:-1], shape[-1] * how.bits // 32):
+            return mx.zeros(shape, dtype=mx.float32)
+    raise CheckpointError(f"{path} is not quantized as config.json says")

@@ -22,11 +22,12 @@ from ...checkpoints.writer import Change, write_weights
 from ...errors import CheckpointError, OptionError
 from ...models.mlx_lm.loader import open_model
 from ..report import TensorReport, report_tensors
-from .plan import Plan, summary_of
+from . import Plan, summary_of
 
 
-def decoder_only_plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
-    """See `plan_for`."""
+def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
+    """The plan of a decoder-only model; see `plan_for`."""
+    files.read_config(directory)
     source = files.Weights(directory)
     for file in source.paths:
         if source.format == "safetensors" and not file.name.startswith("model"):

@@ -5,25 +5,26 @@ What is not read, a copy of the target's embedding or what only training needs, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ...checkpoints import files
 from ...checkpoints.quantization import Numbers, Quantization
-from ...checkpoints.tensors import Tensor
 from ...errors import OptionError
+from ...models.drafters import kinds
 from ...models.drafters.files import IN_16_BITS, DrafterFiles
 from ..report import report_tensors
-from .plan import Plan
+from . import Plan, check_divides
 
 NOT_RUN = "a drafter computes nothing without its target; bench measures what it brings"
 
 
-def drafter_plan(
-    directory: Path, config: Mapping[str, Any], drafter: DrafterFiles, numbers: Numbers
-) -> Plan:
-    """See `plan_for`. drafter: what the directory holds."""
+def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan | None:
+    """The plan of a drafter on hidden states; see `plan_for`."""
+    drafter = kinds.read(directory)
+    if drafter is None:
+        return None
     if numbers.mixed:
         raise OptionError(
             f"{numbers.mixed} is for whole models: leave --quant-predicate out for a drafter"
@@ -35,28 +36,18 @@ def drafter_plan(
             f"{directory}"
         )
     weights = files.Weights(directory)
-    places = stored.names
+    unread = sorted(weights.infos.keys() - stored.names.values())
     quantized = _quantized(drafter, numbers.quantization)
-
-    def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
-        for name, place in places.items():
-            yield name, weights.tensor(place)
-
-    return Plan(
-        config=config,
-        tensors=tensors,
-        outlines={name: weights.tensor(place).outline for name, place in places.items()},
+    return Plan.renamed(
+        weights,
+        stored.names,
+        config,
         report=report_tensors(
             weights.contents,
-            places,
+            stored.names,
             tied={},
-            dropped=dict.fromkeys(
-                sorted(weights.infos.keys() - places.values()),
-                "drafting does not read it",
-            ),
+            dropped=dict.fromkeys(unread, "drafting does not read it"),
         ),
-        format=weights.format,
-        paths=weights.paths,
         stored=stored.quantized,
         quantized=quantized,
         notes=("not quantized: norms and fc",) if quantized else (),
@@ -76,9 +67,5 @@ def _quantized(drafter: DrafterFiles, default: Quantization | None) -> dict[str,
         and name.removesuffix(".weight") not in IN_16_BITS
         and shape[-1] % default.group_size == 0
     }
-    if not chosen:
-        raise OptionError(
-            f"no matrix's rows divide into groups of {default.group_size}: give a smaller "
-            "--q-group-size"
-        )
+    check_divides(chosen, default.group_size)
     return chosen

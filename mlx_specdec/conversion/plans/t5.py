@@ -11,19 +11,20 @@ import mlx.core as mx
 from ...checkpoints import files
 from ...checkpoints import t5_keys as keys
 from ...checkpoints.quantization import PARTS, Numbers, Quantization, stored_quantization
-from ...checkpoints.t5_keys import check_generates
-from ...checkpoints.tensors import DTYPES, Tensor, check_weights, same
-from ...errors import CheckpointError, OptionError
+from ...checkpoints.tensors import DTYPES, check_weights, same
+from ...errors import CheckpointError
 from ..report import TensorReport, report_tensors
-from .plan import Plan, summary_of
+from . import Plan, check_divides, summary_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def t5_plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
-    """See `plan_for`."""
+def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan | None:
+    """The plan of a T5; see `plan_for`."""
+    if not keys.is_encoder_decoder(config):
+        return None
     weights = files.Weights(directory)
-    check_generates(directory, config, weights.infos)
+    keys.check_generates(directory, config, weights.infos)
     places = keys.names(weights.infos)
     own_head = _own_head(weights, places)
     if not own_head:
@@ -39,22 +40,15 @@ def t5_plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Pla
     except CheckpointError as problem:
         raise CheckpointError(f"{directory}: {problem}") from None
     quantized = _quantized(config, shapes, numbers)
-
-    def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
-        for name, place in places.items():
-            yield name, weights.tensor(place)
-
-    return Plan(
+    return Plan.renamed(
+        weights,
+        places,
         config={
             **config,
             "tie_word_embeddings": not own_head,
             "scale_decoder_outputs": keys.scales_output(config),
         },
-        tensors=tensors,
-        outlines={name: weights.tensor(place).outline for name, place in places.items()},
         report=_report(weights, places),
-        format=weights.format,
-        paths=weights.paths,
         stored=stored,
         quantized=quantized,
         notes=(*weights.notes, *_notes(numbers.quantization, quantized)),
@@ -100,11 +94,7 @@ def _quantized(
         for name, shape in shapes.items()
         if (how := keys.quantization_of(config, name, shape, default, numbers.mixed)) is not None
     }
-    if not chosen:
-        raise OptionError(
-            f"no matrix's rows divide into groups of {default.group_size}: give a smaller "
-            "--q-group-size"
-        )
+    check_divides(chosen, default.group_size)
     return chosen
 
 
