@@ -15,17 +15,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .conversion.convert import convert as convert
-    from .decoding.run import Result as Result
-    from .decoding.run import Run as Run
     from .decoding.stop_criteria import Emission as Emission
+    from .engine.generate import Run as Run
     from .engine.generate import generate as generate
+    from .engine.generate import generate_many as generate_many
     from .engine.generate import stream_generate as stream_generate
+    from .engine.generate import stream_many as stream_many
     from .engine.loading import load as load
-    from .engine.many import Request as Request
-    from .engine.many import generate_many as generate_many
-    from .engine.many import stream_many as stream_many
     from .engine.pair import Pair as Pair
     from .engine.pair import with_documents as with_documents
+    from .engine.request import Request as Request
+    from .engine.request import Result as Result
     from .errors import SpecdecError as SpecdecError
     from .models.cache_settings import CacheSettings as CacheSettings
     from .options import Options as Options
@@ -35,16 +35,16 @@ _HOMES = {
     "Emission": "decoding.stop_criteria",
     "Options": "options",
     "Pair": "engine.pair",
-    "Request": "engine.many",
-    "Result": "decoding.run",
-    "Run": "decoding.run",
+    "Request": "engine.request",
+    "Result": "engine.request",
+    "Run": "engine.generate",
     "SpecdecError": "errors",
     "convert": "conversion.convert",
     "generate": "engine.generate",
-    "generate_many": "engine.many",
+    "generate_many": "engine.generate",
     "load": "engine.loading",
     "stream_generate": "engine.generate",
-    "stream_many": "engine.many",
+    "stream_many": "engine.generate",
     "with_documents": "engine.pair",
 }
 

@@ -14,8 +14,8 @@ import mlx.core as mx
 
 from .errors import OptionError, RewindError
 from .interfaces import Context, Model, Scores
-from .interfaces.reusable import Kept, Memory
-from .interfaces.rounds import RoundListener, RoundReport
+from .interfaces.reusable import Cached, Reusable
+from .interfaces.rounds import RoundReport
 from .models.base import Base
 from .text.vocabulary import Translation
 
@@ -50,9 +50,9 @@ class CheckedModel:
         """As the model's."""
         return self._model.prefix(prompt)
 
-    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> CheckedContext:
+    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> CheckedContext:
         """Two contexts on the same prompt, seen as one; the shadow computes what is known of it."""
-        context = CheckedContext(self._model, prompt, kept)
+        context = CheckedContext(self._model, prompt, cached)
         self._opened.append(context)
         return context
 
@@ -62,10 +62,14 @@ class CheckedModel:
         return False
 
     def open_batch(
-        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+        self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
         """Raises OptionError."""
         raise OptionError("contexts of several sequences do not check themselves")
+
+    def forget(self) -> None:
+        """Compare no more with the contexts of an earlier text."""
+        self._opened = []
 
     def compare(self, committed: Sequence[int]) -> None:
         """Raises RewindError where a context has seen other tokens than the committed ones."""
@@ -76,9 +80,9 @@ class CheckedModel:
 class CheckedContext:
     """A Context and its shadow. Reading what it is fed makes every pass wait for the last one."""
 
-    def __init__(self, model: Model, prompt: Sequence[int], kept: Kept | None = None) -> None:
+    def __init__(self, model: Model, prompt: Sequence[int], cached: Cached | None = None) -> None:
         self._vocabulary = model.vocabulary
-        self._context: Context = model.open(prompt, kept)
+        self._context: Context = model.open(prompt, cached)
         self._shadow: Context = model.open(prompt)
         self._seen: list[int] = list(prompt[: self._context.lengths[0]])
         if self._seen:
@@ -124,9 +128,9 @@ class CheckedContext:
     def filter(self, keep: Sequence[int]) -> None:
         """Nothing to do: it holds one sequence."""
 
-    def memory(self, sequence: int) -> Memory:
+    def reusable(self, sequence: int) -> Reusable:
         """As the context's."""
-        return self._context.memory(sequence)
+        return self._context.reusable(sequence)
 
     def compare(self, committed: Sequence[int]) -> None:
         """Raises RewindError for the first token seen that is not the committed one."""
@@ -169,6 +173,10 @@ class Shadow:
         self._model = model
         self._translation = translation
 
+    def forget(self) -> None:
+        """A new text begins."""
+        self._model.forget()
+
     def on_round(self, report: RoundReport) -> None:
         """As RoundListener says."""
         if not report.pipelined and not report.ended:
@@ -179,11 +187,11 @@ class Shadow:
 
 def checked(
     target: Model, draft: Base | None, translation: Translation | None
-) -> tuple[Model, Base | None, list[RoundListener]]:
+) -> tuple[Model, Base | None, list[Shadow]]:
     """Return the same models, whose contexts compare themselves with shadows, and the listeners
     that make them do so."""
     shadowed = CheckedModel(target)
-    shadows: list[RoundListener] = [Shadow(shadowed)]
+    shadows = [Shadow(shadowed)]
     if draft is not None:
         shadowed_draft = CheckedModel(draft)
         shadows.append(Shadow(shadowed_draft, translation))

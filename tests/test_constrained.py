@@ -12,10 +12,9 @@ import pytest
 
 from mlx_specdec import load
 from mlx_specdec.decoding.loop import Decoding
-from mlx_specdec.decoding.run import STUCK
-from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.engine.many import Request, generate_many, stream_many
+from mlx_specdec.engine.generate import generate, generate_many, stream_generate, stream_many
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import STUCK, Request
 from mlx_specdec.errors import DecodingError, OptionError
 from mlx_specdec.interfaces import Context, Noise, Proposal, Proposer, Scores
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel

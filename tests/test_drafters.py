@@ -91,9 +91,9 @@ class Counted:
     def __getattr__(self, name: str):
         return getattr(self._model, name)
 
-    def open(self, prompt, kept=None):
+    def open(self, prompt, cached=None):
         self.opened += 1
-        context = self._model.open(prompt, kept)
+        context = self._model.open(prompt, cached)
         advance = context.advance
 
         def counted(*args, **named):

@@ -30,12 +30,12 @@ from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.engine import prompt_cache as tree
 from mlx_specdec.engine.drafters import Trials
 from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.engine.jobs import Job
-from mlx_specdec.engine.many import ManyRun, Part, Request
-from mlx_specdec.engine.memory import FixedBatchSize
-from mlx_specdec.engine.opening import Opening
+from mlx_specdec.engine.memory import BatchSize
+from mlx_specdec.engine.opening import Opener
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.engine.request import Job, Part, Request
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.models.distributed.leader import Follower, Leader, led
 from mlx_specdec.models.distributed.orders import Channel, Op, Order
@@ -81,7 +81,7 @@ class Boundary:
 BOUNDARIES = [
     Boundary("prepare", Job, "of", own=True),
     Boundary("recall", PromptCache, "beginning", own=True, mends=True),
-    Boundary("open", Opening, "open"),
+    Boundary("open", Opener, "open"),
     Boundary("open a context", DecoderOnlyModel, "open_batch"),
     Boundary("begin to draft", DraftModel, "begin"),
     Boundary("read a chunk", PromptReader, "step"),
@@ -148,7 +148,7 @@ class World:
     def decode(self) -> list[Ended]:
         """The requests from a list, two at once."""
         ended = [Ended() for _ in REQUESTS]
-        run = ManyRun(self.pair, REQUESTS, OPTIONS, FixedBatchSize(2), self.cache)
+        run = Scheduler(self.pair, REQUESTS, OPTIONS, BatchSize(2), self.cache)
         try:
             for part in run:
                 ended[part.number].take(part)

@@ -20,11 +20,11 @@ from mlx_specdec.draft_length.by_source import LengthsBySource
 from mlx_specdec.draft_length.experience import Experience
 from mlx_specdec.engine import drafters as learned
 from mlx_specdec.engine.drafters import cost_key, drafters, make_draft_length
-from mlx_specdec.engine.generate import generate
-from mlx_specdec.engine.jobs import Job
-from mlx_specdec.engine.many import ManyRun, Request, generate_many, stream_many
-from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.generate import generate, generate_many, stream_many
+from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import Job, Request
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError, OptionError, PromptError
 from mlx_specdec.options import Options
 
@@ -91,7 +91,7 @@ def test_what_a_model_does_not_take_is_an_error_of_its_own(pair: Pair) -> None:
 def test_ids_that_nobody_has_are_not_predicted(pair: Pair) -> None:
     asked = replace(request(1, num_draft=2), prediction=(SIZE, -1, 2**40, 5))
     assert Job.of(pair, 0, asked, ()).prediction == (5,)
-    run = ManyRun(pair, None, asked.options, FixedBatchSize(2))
+    run = Scheduler(pair, None, asked.options, BatchSize(2))
     run.add(0, asked)
     [text] = [part.result.text for part in run if part.last]
     assert text == alone(pair, [asked])[0][0]
@@ -127,7 +127,6 @@ def test_windows_and_recurrent_states_are_decoded_in_turns(family: str) -> None:
     pair = decoder_only(family)
     requests = [request(seed, num_draft=2, temperature=0.8) for seed in range(4)]
     run = stream_many(pair, requests, requests[0].options, batch_size=4)
-    assert not run.batched
     assert run.why_not == "target cannot take several sequences in one pass"
     assert run.batch_size == 1
     texts = {p.number: (p.result.text, p.result.finish_reason) for p in run if p.result}
@@ -160,7 +159,7 @@ def test_prompts_are_taken_when_they_are_wanted(pair: Pair) -> None:
             yield request(taken, regular=True, max_tokens=2)
             taken += 1
 
-    run: ManyRun = stream_many(pair, endless(), Options(regular=True), batch_size=2)
+    run: Scheduler = stream_many(pair, endless(), Options(regular=True), batch_size=2)
     done = 0
     for part in run:
         done += part.last
@@ -188,12 +187,12 @@ def test_figures_of_a_text_are_its_own(pair: Pair) -> None:
         assert result.labels.seed == each.options.seed
 
 
-def live(pair: Pair, options: Options, batch_size: int = 4) -> ManyRun:
+def live(pair: Pair, options: Options, batch_size: int = 4) -> Scheduler:
     """A run whose prompts come one by one."""
-    return ManyRun(pair, None, options, FixedBatchSize(batch_size))
+    return Scheduler(pair, None, options, BatchSize(batch_size))
 
 
-def finish(run: ManyRun, texts: dict[int, tuple[str, str]]) -> None:
+def finish(run: Scheduler, texts: dict[int, tuple[str, str]]) -> None:
     while not run.idle:
         for part in run.step():
             assert part.error is None

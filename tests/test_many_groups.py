@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlx_specdec.engine.generate import generate
-from mlx_specdec.engine.many import ManyRun, Request, generate_many
-from mlx_specdec.engine.memory import FixedBatchSize, even
+from mlx_specdec.engine.generate import generate, generate_many
+from mlx_specdec.engine.memory import BatchSize, even
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.engine.request import Request
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.interfaces import Scores
 from mlx_specdec.options import Options
 
@@ -55,11 +56,11 @@ def options(**asked) -> Options:
     )
 
 
-def live(pair: Pair, cache: PromptCache | None = None) -> ManyRun:
-    return ManyRun(pair, None, options(), FixedBatchSize(16), cache)
+def live(pair: Pair, cache: PromptCache | None = None) -> Scheduler:
+    return Scheduler(pair, None, options(), BatchSize(16), cache)
 
 
-def first_steps(run: ManyRun) -> dict[int, int]:
+def first_steps(run: Scheduler) -> dict[int, int]:
     """The step that gave each request its first tokens."""
     first: dict[int, int] = {}
     step = 0
@@ -151,7 +152,7 @@ def test_texts_do_not_depend_on_the_groups(family: str, pair: Pair) -> None:
         )
         for seed in range(7)
     ]
-    run = ManyRun(pair, None, requests[0].options, FixedBatchSize(6))
+    run = Scheduler(pair, None, requests[0].options, BatchSize(6))
     texts, groups, number = {}, 0, 0
     while number < len(requests) or not run.idle:
         if number < len(requests):

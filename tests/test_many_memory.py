@@ -11,9 +11,11 @@ import pytest
 
 from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.decoding.loop import Decoding
-from mlx_specdec.engine.many import ManyRun, Request, stream_many
-from mlx_specdec.engine.memory import Extent, FixedBatchSize, MemoryBudget, default_budget
+from mlx_specdec.engine.generate import stream_many
+from mlx_specdec.engine.memory import BatchSize, Extent, MemoryBudget, default_budget
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import Request
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import OptionError, PromptError
 from mlx_specdec.models.kv_cache import STEP
 from mlx_specdec.models.rows import RowsContext
@@ -81,7 +83,7 @@ def contexts(thing: object) -> Iterator[RowsContext]:
         yield from contexts(vars(thing))
 
 
-def held(run: ManyRun) -> int:
+def held(run: Scheduler) -> int:
     """Bytes in the caches of all groups, target's and draft's."""
     arrays: list[mx.array] = []
     for group in [*run._reading, *run._running]:
@@ -108,7 +110,7 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(f
     prices = MemoryBudget(pair, [SimpleNamespace(name="draft", most=3)])
     longest = [Extent(700, 700 if family == "llama" else 1, 741)]
     budget = 3 * prices.of_caches(longest) // 2 + prices.of_reading(longest)
-    run = ManyRun(pair, None, requests[0].options, FixedBatchSize(6), memory_budget=budget)
+    run = Scheduler(pair, None, requests[0].options, BatchSize(6), memory_budget=budget)
     number, waited, drafted = 0, False, False
     while number < len(requests) or not run.idle:
         if number < len(requests):
@@ -128,7 +130,7 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(f
 def test_what_a_draft_reads_of_a_prompt_that_joins_is_reserved() -> None:
     pair = decoder_only("llama")
     asked = {"regular": False, "num_draft": 3, "proposer": "draft"}
-    run = ManyRun(pair, None, options(**asked), FixedBatchSize(6))
+    run = Scheduler(pair, None, options(**asked), BatchSize(6))
     run.add(0, Request(TEXT, options(max_tokens=40, **asked)))
     for _ in range(6):
         run.step()
@@ -149,7 +151,7 @@ def test_nobody_passes_the_first_one_that_does_not_fit(monkeypatch: pytest.Monke
     pair = decoder_only("llama")
     monkeypatch.setattr(type(pair.target), "reading_nbytes", lambda self, prompt, step: 0)
     row = MemoryBudget(pair, ()).of_caches([Extent(5, 5, 25)])
-    run = ManyRun(pair, None, options(), FixedBatchSize(8), memory_budget=3 * row)
+    run = Scheduler(pair, None, options(), BatchSize(8), memory_budget=3 * row)
     # The second one takes as much as three, so that it fits alone; the third would fit at once.
     prompts = [TEXT[:5], TEXT[:600], TEXT[:6], TEXT[:7]]
     assert run.budget.of_caches([Extent(600, 600, 620)]) == 3 * row

@@ -30,9 +30,10 @@ from mlx_specdec import (
     load,
     stream_generate,
 )
-from mlx_specdec.engine.many import ManyRun, Part
-from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.engine.request import Part
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.self_draft import self_draft
@@ -275,7 +276,7 @@ def together(
     pair: Pair, requests: list[Request], cache: PromptCache | None, dice: random.Random
 ) -> list[Any]:
     """Requests that come one by one, some of them while others are decoded."""
-    many = ManyRun(pair, None, requests[0].options, FixedBatchSize(5), cache)
+    many = Scheduler(pair, None, requests[0].options, BatchSize(5), cache)
     parts: list[Part] = []
     for number, request in enumerate(requests):
         many.add(number, request)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.draft_length.length import FixedLength
-from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.engine.many import ManyRun, Request, generate_many
-from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.generate import generate, generate_many, stream_generate
+from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import Request
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.drafter import Trial
@@ -138,7 +139,7 @@ def test_in_a_batch_it_is_named_once(wrong: Pair, batch_size: int) -> None:
 
 def test_of_requests_that_come_one_by_one_it_is_named_once(wrong: Pair) -> None:
     def served() -> None:
-        run = ManyRun(wrong, None, SHORT, FixedBatchSize(2))
+        run = Scheduler(wrong, None, SHORT, BatchSize(2))
         for number in range(10):
             run.add(number, Request([3 + number], SHORT, prediction=(9, 9, 9)))
         while not run.idle:

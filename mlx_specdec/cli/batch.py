@@ -31,9 +31,8 @@ from .flags import (
 from .loading import Drafting, KVCache, Memory, Models, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
-    from ..decoding.run import Labels
-    from ..engine.many import Part, Request
     from ..engine.pair import Pair
+    from ..engine.request import Labels, Part, Request
     from ..text.chat import Messages
 
 SHOWN_EVERY = 0.2
@@ -304,7 +303,7 @@ class BatchRun:
         memory_budget: int | None = None,
         strict: bool = False,
     ) -> None:
-        from ..engine.many import stream_many
+        from ..engine.generate import stream_many
 
         self.figures = Figures()
         self._lines = lines
@@ -333,7 +332,7 @@ class BatchRun:
 
     def _requests(self) -> Iterator[Request]:
         """Read as far ahead as decoding needs."""
-        from ..engine.many import Request
+        from ..engine.request import Request
 
         number = 0
         for line in self._lines:

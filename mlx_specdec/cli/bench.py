@@ -267,7 +267,7 @@ def _speculation(
 ) -> tuple[Analysis, list[str]]:
     """Measure single texts. Returns all figures, and sentences on other programs. cluster: the
     machines that share the target. Raises KeyboardInterrupt where there are no figures yet."""
-    from ..engine.prepare import encode
+    from ..engine.request import encode
     from ..measure.analysis import analyse, of_cluster
     from ..measure.methods import TURNS, measure, own_methods, pass_timer
     from ..measure.passes import LinkTimer

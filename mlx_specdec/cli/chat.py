@@ -30,8 +30,8 @@ from .loading import Drafting, KVCache, Models, count_or_auto, load_drafting
 from .serve import Defaults
 
 if TYPE_CHECKING:
-    from ..decoding.run import Result
     from ..engine.pair import Pair
+    from ..engine.request import Result
     from ..options import Options
 
 BLOCK = '"""'

@@ -32,11 +32,12 @@ from .flags import (
 from .loading import SHIPPED_PROMPT, Drafting, KVCache, Models, load_drafting
 
 if TYPE_CHECKING:
-    from ..decoding.run import Result, Run
     from ..decoding.stopwatch import Timed
+    from ..engine.generate import Run
     from ..engine.pair import Pair
     from ..engine.prompt_cache import PromptCache
     from ..engine.prompt_cache_files import Store
+    from ..engine.request import Result
 
 PIPE_SECONDS = 5.0
 """Seconds to wait for the first byte of a pipe that no flag names."""
@@ -130,7 +131,7 @@ def generate(
         random_weights=simulated,
         quiet=output.quiet or output.json,
     )
-    from ..engine.prepare import missing_prefix
+    from ..engine.request import missing_prefix
 
     quiet = output.quiet or output.json or simulated
     if demo and not quiet:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..decoding.run import Labels, Result
     from ..decoding.stop_criteria import Emission
     from ..draft_length.length import Change
+    from ..engine.request import Labels, Result
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"

@@ -1,1 +1,1 @@
-"""The loop: propose, advance, judge, commit. It is handed everything assembled."""
+"""The loop of decoding, the sequences in it, and what is counted and timed of them."""

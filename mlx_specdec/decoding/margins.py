@@ -22,7 +22,7 @@ from ..sampling.choices import margin, without
 
 
 def cut_margin(scored: mx.array, cut: Cut) -> mx.array:
-    """The least change that makes the chosen token fall out, or one come in that would be chosen.
+    """Return the least change that excludes the chosen token, or includes one that would be chosen.
 
     scored: (1, rows, vocabulary), log p + g, -inf where a filter dropped the token. Returns
     (1, rows) float32, infinite where no change does. It is never more than the least change, and
@@ -58,7 +58,8 @@ def cut_margin(scored: mx.array, cut: Cut) -> mx.array:
 
 
 def _top_p(top: mx.array, least: mx.array, own: mx.array, p: float) -> tuple[mx.array, mx.array]:
-    """Until the token of log p `own` falls out, and until the best that top-p dropped comes in.
+    """Return the change that excludes the token of log p `own`, and the one that includes the best
+    token that top-p dropped.
 
     top: (1, rows, n), what top-p was given. least: of what passed. Returns (1, rows, 1) each.
     """
@@ -111,7 +112,7 @@ class _Batch:
 
 
 class Margins:
-    """Takes rows in the order of their positions and tells `listener` their margins, later.
+    """Takes rows in the order of their positions and passes their margins to `listener`, later.
 
     `add` and `flush` raise DecodingError as soon as they see a row that is damaged.
     """
@@ -132,25 +133,24 @@ class Margins:
         self._rows.append(_Rows(rows, position, part))
         self._waiting += count
         if self._waiting >= ROWS_AT_ONCE:
-            self._tell()
+            self._report()
             self._submit()
 
     def flush(self) -> None:
-        """Tell everything; waits for it."""
-        self._tell()
+        """Compute all margins and wait for them."""
+        self._report()
         if self._rows:
             self._submit()
-            self._tell()
+            self._report()
 
     def _submit(self) -> None:
         rows = sorted(self._rows, key=_filters)
         margins = [_margins(list(alike)) for _, alike in groupby(rows, key=_filters)]
-        told = mx.concatenate(margins, axis=1)
-        mx.async_eval(told)
-        self._submitted = _Batch(told, rows)
+        self._submitted = _Batch(mx.concatenate(margins, axis=1), rows)
+        mx.async_eval(self._submitted.margins)
         self._rows, self._waiting = [], 0
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._submitted is None:
             return
         margins: Any = self._submitted.margins[0].tolist()

@@ -1,7 +1,7 @@
-"""The prompt is read in chunks, each of them one step of decoding.
+"""Reads prompts in chunks, each of them one step of decoding, so that progress, cancelling and
+interleaving with other sequences happen in one place.
 
-So progress, cancelling and interleaving with other sequences have one place. The newest committed
-token stays unseen: the first round feeds it.
+The newest committed token stays unseen: the first round feeds it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 
 from ..interfaces import Context, Progress, Proposer, feed
-from ..interfaces.reusable import Kept
+from ..interfaces.reusable import Cached
 
 CHUNK = 512
 """Tokens in one pass over the prompt on a CPU, where larger ones take longer and more memory."""
@@ -23,7 +23,7 @@ half precision at 16,000 tokens."""
 
 
 def chunk(prompts: int) -> int:
-    """How many tokens of each of so many prompts one pass reads on this machine."""
+    """Return how many tokens of each of so many prompts one pass reads on this machine."""
     if mx.default_device() == mx.Device(mx.cpu):
         return CHUNK
     room = int(mx.device_info().get("memory_size", 0)) - mx.get_active_memory()
@@ -34,9 +34,9 @@ class PromptReader:
     """Feeds a target's context the prefixes of its sequences, and a proposer what the target saw.
 
     target: may have been opened with the beginning of a prefix, which is then not read. prefixes:
-    `Model.prefix` of each prompt. prompts: what `Proposer.begin` is told. progress: counts tokens
-    of the longest prompt. step_size: tokens of each in one pass; None takes `chunk`. kept: what
-    the proposer may recall, per sequence.
+    `Model.prefix` of each prompt. prompts: for `Proposer.begin`. progress: counts tokens of the
+    longest prompt. step_size: tokens of each in one pass; None takes `chunk`. cached: what the
+    proposer may recall, per sequence.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class PromptReader:
         proposer: Proposer | None = None,
         progress: Progress | None = None,
         step_size: int | None = None,
-        kept: Sequence[Mapping[str, Kept]] = (),
+        cached: Sequence[Mapping[str, Cached]] = (),
     ) -> None:
         self._target = target
-        self._kept = kept
+        self._cached = cached
         self._known = target.lengths
         self._prefixes = [
             prefix[seen:-1] for prefix, seen in zip(prefixes, self._known, strict=True)
@@ -65,7 +65,7 @@ class PromptReader:
 
     @property
     def left(self) -> int:
-        """Tokens of the longest prefix that are still to be read."""
+        """How many tokens of the longest prefix are still to be read."""
         return max(map(len, self._prefixes)) - self._read
 
     def step(self) -> None:
@@ -74,8 +74,8 @@ class PromptReader:
             self.begun = True
             self._report(min(self._known))
             if self._proposer is not None:
-                if any(self._known) or any(self._kept):
-                    self._proposer.recall(self._known, self._kept)
+                if any(self._known) or any(self._cached):
+                    self._proposer.recall(self._known, self._cached)
                 self._proposer.begin(self._prompts)
         upto = self._read + self._step_size
         chunks = [list(prefix[self._read : upto]) for prefix in self._prefixes]
@@ -88,7 +88,7 @@ class PromptReader:
         self._report(whole if self.done else min(self._known) + self._read)
 
     def filter(self, keep: Sequence[int]) -> None:
-        """Go on for these sequences alone, in this order; the first chunk has been read."""
+        """Keep these sequences, in this order; the first chunk has been read."""
         self._prefixes = [self._prefixes[row] for row in keep]
         self._prompts = [self._prompts[row] for row in keep]
 

@@ -1,4 +1,4 @@
-"""What one sequence needs while it is decoded, and several of them as a batch."""
+"""A sequence that is being decoded, and several of them as a batch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class Sequence:
-    """One sequence in the making.
+    """One sequence that is being decoded.
 
     prefix: `Model.prefix` of the prompt, committed from the beginning. distribution: of the target.
-    top_logprobs: how many of the likeliest tokens to tell of each position; None tells nothing.
+    top_logprobs: how many of the likeliest tokens to list for each position; None lists nothing.
     problem: the exception that ended this sequence while the others of its batch went on.
     """
 
@@ -51,11 +51,12 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """How many tokens may still be emitted; none after the end."""
+        """How many tokens may still be emitted; 0 after the end."""
         return 0 if self._reason is not None else self._stop.remaining
 
     def noise(self, in_flight: int) -> Noise:
-        """Of the next round, behind `in_flight` tokens that are not committed yet; once a round."""
+        """Return the noise of the next round, which begins after `in_flight` tokens that are not
+        committed yet. To be called once a round."""
         self._rounds += 1
         return self._noise.at(self._rounds - 1, self.position + in_flight)
 
@@ -65,10 +66,10 @@ class Sequence:
         return self._reason is not None
 
     def commit(self, tokens: Seq[int], drafted: int) -> Emission:
-        """Take tokens, the first `drafted` of which were drafted, and give what is to be read. The
-        last one is -1 where the target's row is damaged.
+        """Commit tokens, the first `drafted` of which were drafted, and return what is emitted. The
+        last token is -1 where the target's row is damaged.
 
-        A sequence that has ended goes through the passes in flight, and emits nothing more.
+        A sequence that has ended goes through the passes in flight and emits nothing more.
         """
         # Passes of the others in the batch need some token in the place of -1.
         self.committed += [max(0, token) for token in tokens]
@@ -116,45 +117,52 @@ class Sequence:
 
 
 class Batch:
-    """Sequences that go through passes together; a single one is a batch of one."""
+    """Sequences that go through passes together; a single one is a batch of one.
+
+    committed: all committed tokens, one list per sequence. constrained: whether a sequence has a
+    grammar, so that all its tokens must be known before what may follow them is.
+    """
 
     def __init__(self, sequences: Seq[Sequence]) -> None:
+        self._set(sequences)
+
+    def _set(self, sequences: Seq[Sequence]) -> None:
         self.sequences = tuple(sequences)
+        self.committed = [each.committed for each in sequences]
+        self._distributions = [each.distribution for each in sequences]
+        self.constrained = any(each.constraint is not None for each in self._distributions)
+        self._filtered = any(each.settings.filters for each in self._distributions)
+        self._logprobs = any(each.top_logprobs is not None for each in sequences)
 
     def join(self, other: Batch) -> None:
-        """Take the sequences of another batch behind the own ones."""
-        self.sequences += other.sequences
+        """Append the sequences of another batch."""
+        self._set(self.sequences + other.sequences)
 
     def filter(self, keep: Seq[int]) -> None:
         """Keep these sequences, in this order."""
-        self.sequences = tuple(self.sequences[row] for row in keep)
-
-    @property
-    def committed(self) -> list[list[int]]:
-        """All committed tokens, per sequence."""
-        return [each.committed for each in self.sequences]
+        self._set([self.sequences[row] for row in keep])
 
     @property
     def longest(self) -> int:
         """The most tokens that a sequence has committed."""
-        return max(len(each.committed) for each in self.sequences)
+        return max(map(len, self.committed))
 
     @property
     def remaining(self) -> int:
         """The most tokens that a sequence may still emit."""
-        return max(each.remaining for each in self.sequences)
+        return max([each.remaining for each in self.sequences])
 
     @property
-    def constrained(self) -> bool:
-        """Whether what a sequence may go on with is known only when all its tokens are."""
-        return any(each.constraint is not None for each in self._distributions)
+    def any_ended(self) -> bool:
+        """Whether a sequence has ended."""
+        return any(each.ended for each in self.sequences)
 
     def cut(self, proposal: Proposal) -> Proposal:
-        """Without tokens behind the first one that a constraint forbids; where there is a
-        constraint, it waits for the draft."""
+        """Cut a proposal before the first token that a grammar forbids; where there is a grammar,
+        this waits for the draft."""
         if not self.constrained or proposal.size == 0:
             return proposal
-        drafted: list[list[int]] = _read(proposal.tokens)
+        drafted: Any = proposal.tokens.tolist()
         counts = []
         for row, each in enumerate(self._distributions):
             count = proposal.count(row)
@@ -164,45 +172,42 @@ class Batch:
         size = max(counts)
         return replace(
             proposal,
-            # Of numbers that are known here, so that reading them again waits for nothing.
+            # Made of numbers that are known here, so that reading them again waits for nothing.
             tokens=rectangle([tokens[:size] for tokens in drafted]),
             rows=None if proposal.rows is None else proposal.rows[:, :size],
             counts=tuple(counts),
         )
 
     def newest(self) -> mx.array:
-        """(batch, 1) int32: the newest committed token, which alone the target has not seen."""
-        return mx.array([each.committed[-1:] for each in self.sequences], dtype=mx.int32)
+        """Return (batch, 1) int32, the newest committed tokens, which the target has not seen."""
+        return mx.array([tokens[-1:] for tokens in self.committed], dtype=mx.int32)
 
     def noise(self, in_flight: int = 0) -> Noise:
-        """Of the next round, behind `in_flight` tokens that are not committed yet."""
+        """Return the noise of the next round, which begins after `in_flight` tokens that are not
+        committed yet."""
         return noise_of([each.noise(in_flight) for each in self.sequences])
 
     def before_filters(self, logits: mx.array, following: mx.array) -> mx.array:
-        """Of a pass whose rows follow the newest committed token and then `following`, (batch, n)
-        int32 tokens; see Distribution.before_filters."""
+        """Apply what comes before the filters to the logits of a pass, whose rows follow the newest
+        committed token and then `following`, (batch, n) int32; see Distribution."""
         return before_filters_of(self._distributions, logits, self.committed, following)
 
     def apply_filters(self, rows: mx.array, following: mx.array) -> mx.array:
-        """(batch, m, vocabulary): what `before_filters` gave, each row by its own settings."""
+        """Return (batch, m, vocabulary): rows of `before_filters`, filtered by each sequence's
+        settings."""
         return apply_filters_of(self._distributions, rows, self.committed, following)
 
-    @property
-    def _distributions(self) -> list[Distribution]:
-        return [each.distribution for each in self.sequences]
-
     def cuts(self, rows: mx.array, verdict: Verdict, noise: Noise) -> list[Cut | None]:
-        """What margins want to know of the filters, per sequence; None where they know all.
+        """Return what margins need to know of the filters, per sequence; None without filters.
 
         rows: of `before_filters`.
         """
-        settings = [each.distribution.settings for each in self.sequences]
-        nothing: list[Cut | None] = [None] * len(settings)
-        if verdict.scored is None or not any(each.filters for each in settings):
-            return nothing
-        gumbel = noise.target(verdict.scored.shape[1])
+        gumbel = None
+        if self._filtered and verdict.scored is not None:
+            gumbel = noise.target(verdict.scored.shape[1])
         if gumbel is None:
-            return nothing
+            return [None] * len(self.sequences)
+        settings = [each.settings for each in self._distributions]
         return [
             Cut(rows[row : row + 1], gumbel[row : row + 1], each.top_k, each.top_p, each.min_p)
             if each.filters
@@ -213,47 +218,44 @@ class Batch:
     def commit(
         self, proposal: Proposal, verdict: Verdict, cuts: Seq[Cut | None]
     ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
-        """Wait for the verdict and commit what it kept, and the token after it.
+        """Wait for the verdict and commit the accepted tokens, and the token after them.
 
         cuts: of the verdict's rows. A sequence whose row is damaged ends with the reason "damaged",
         one of several for which this fails with "failed".
         """
-        following: list[int] = _read(verdict.next)
-        nothing: list[list[int]] = [[] for _ in self.sequences]
-        kept = _read(verdict.kept) if proposal.size else nothing
-        drafted = _read(proposal.tokens) if proposal.size else nothing
+        following: Any = verdict.next.tolist()
+        size, several = proposal.size, len(self.sequences) > 1
+        accepted_rows: Any = verdict.accepted.tolist() if size else None
+        drafted: Any = proposal.tokens.tolist() if size else None
         emissions, rounds = [], []
         for row, each in enumerate(self.sequences):
-            accepted, position = sum(kept[row]), each.position
-            emission = self._commit(each, [*drafted[row][:accepted], following[row]], accepted)
+            accepted, tokens = 0, [following[row]]
+            if size:
+                accepted = sum(accepted_rows[row])
+                tokens = [*drafted[row][:accepted], following[row]]
+            position, before = each.position, len(each.committed)
+            try:
+                emission = each.commit(tokens, accepted)
+            except Exception as problem:
+                emission = self._end(each, problem)
+                # Passes of the others go on over its row.
+                each.committed[before:] = [max(0, token) for token in tokens]
             scored = verdict.scored
-            if scored is not None and len(self.sequences) > 1:
-                scored = scored[row : row + 1]
             emissions.append(emission)
             rounds.append(
                 SequenceRound(
-                    drafted=proposal.count(row),
+                    drafted=proposal.count(row) if size else 0,
                     accepted=accepted,
                     emitted=len(emission.tokens),
                     position=position,
                     committed=each.committed,
-                    scored=scored,
+                    scored=scored[row : row + 1] if several and scored is not None else scored,
                     cut=cuts[row],
                     ended=emission.finish_reason is not None,
                     source=proposal.source_of(row),
                 )
             )
         return tuple(emissions), tuple(rounds)
-
-    def _commit(self, each: Sequence, tokens: Seq[int], drafted: int) -> Emission:
-        before = len(each.committed)
-        try:
-            return each.commit(tokens, drafted)
-        except Exception as problem:
-            emission = self._end(each, problem)
-            # Passes of the others go on over its row.
-            each.committed[before:] = [max(0, token) for token in tokens]
-            return emission
 
     def _end(self, each: Sequence, problem: Exception) -> Emission:
         """End one sequence; raises the problem where there is no other one."""
@@ -264,28 +266,22 @@ class Batch:
     def with_logprobs(
         self, emissions: tuple[Emission, ...], logits: mx.array
     ) -> tuple[Emission, ...]:
-        """The emissions of a pass, with logprobs where a sequence asks for them.
+        """Return the emissions of a pass, with logprobs for sequences that want them.
 
         logits: (batch, m, width) of the pass, the target's own.
         """
-        if all(each.top_logprobs is None for each in self.sequences):
+        if not self._logprobs:
             return emissions
-        told = list(emissions)
+        with_them = list(emissions)
         for row, (each, emission) in enumerate(zip(self.sequences, emissions, strict=True)):
-            if each.top_logprobs is not None and emission.tokens:
-                told[row] = self._with_logprobs(each, emission, logits[row])
-        return tuple(told)
-
-    def _with_logprobs(self, each: Sequence, emission: Emission, logits: mx.array) -> Emission:
-        assert each.top_logprobs is not None
-        vocabulary = each.distribution.vocabulary
-        try:
-            own = token_logprobs(logits, emission.tokens, each.top_logprobs, vocabulary)
-        except Exception as problem:
-            return self._end(each, problem)
-        return replace(emission, logprobs=own)
-
-
-def _read(array: mx.array) -> Any:
-    """To the host, waiting for it."""
-    return array.tolist()
+            if each.top_logprobs is None or not emission.tokens:
+                continue
+            vocabulary = each.distribution.vocabulary
+            try:
+                logprobs = token_logprobs(
+                    logits[row], emission.tokens, each.top_logprobs, vocabulary
+                )
+                with_them[row] = replace(emission, logprobs=logprobs)
+            except Exception as problem:
+                with_them[row] = self._end(each, problem)
+        return tuple(with_them)

@@ -1,6 +1,6 @@
-"""Rounds -> figures, up to the last emitted token and not beyond.
+"""Statistics of one text, from its rounds.
 
-What was drafted behind the last emitted token is not counted.
+Nothing after the last emitted token is counted, drafted tokens included.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SmallestMargin:
 
 @dataclass(frozen=True)
 class SourceFigures:
-    """What one of several proposers did: rounds with its drafts, tokens drafted and accepted."""
+    """Figures of one of several proposers: rounds with its drafts, tokens drafted and accepted."""
 
     rounds: int
     drafted: int
@@ -92,7 +92,7 @@ class Statistics:
 
 
 class Recorder:
-    """Collects rounds, as decoding.rounds.RoundListener says."""
+    """A RoundListener that collects the statistics of one text."""
 
     def __init__(self) -> None:
         self._rounds = 0
@@ -111,10 +111,7 @@ class Recorder:
         self._margin: SmallestMargin | None = None
 
     def on_round(self, report: RoundReport) -> None:
-        """Counts tokens up to the last emitted one, and time.
-
-        Raises DecodingError where the target's logits turn out to be damaged.
-        """
+        """Count a round. Raises DecodingError where the target's logits turn out to be damaged."""
         self._rounds += 1
         self._passes += report.passes
         for each in report.sequences:
@@ -165,7 +162,7 @@ class Recorder:
         device: str,
         blas: str,
     ) -> Statistics:
-        """All figures, once, after the last round; waits for those that no token had to wait for.
+        """Return all figures, once, after the last round; waits for margins still being computed.
 
         load, prompt, decoding: seconds of loading, reading the prompt, and all after it.
         """
@@ -201,7 +198,7 @@ class Recorder:
         )
 
     def _parts(self, decoding: float) -> tuple[float | None, float | None, float | None]:
-        """Of `decoding` seconds: drafting, verifying, and the rest."""
+        """Divide `decoding` seconds into drafting, verifying, and the rest."""
         if self._speculative_total and not self._timed:
             return None, None, None
         scale = self._speculative_total / self._timed_total if self._timed_total else 0.0

@@ -1,6 +1,6 @@
-"""The only clock of decoding: times rounds, in parts if they are wanted, and tells the listeners.
+"""The only clock of decoding: times rounds, in parts where that is wanted, for its listeners.
 
-Parts are told apart by barriers, which cost overlap: no round has them that nobody asks for.
+Timing parts takes barriers between them, which cost overlap.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..interfaces.rounds import RoundListener, RoundReport, RoundTimes, Sequence
 FIRST = 4
 TIMED_EVERY = 32
 Timed = Literal["wanted", "some", "all"]
-"""Which speculative rounds are timed in parts: of the FIRST those that `wanted` asks for; the FIRST
-and one in TIMED_EVERY; all."""
+"""Which speculative rounds are timed in parts: those of the FIRST for which `wanted` returns True;
+the FIRST and one in TIMED_EVERY; all."""
 
 
 class Stopwatch:
-    """Marks the stages of a round as the loop passes them.
+    """Times the stages of a round as the loop passes them.
 
-    listeners: told of every round. wanted: whether somebody would learn from the parts of the next
-    round. shared: whether others have work for the device between two rounds; each round then waits
-    for all that it has submitted, so that its time is its own. clock: seconds.
+    listeners: get a report of every round. wanted: whether the parts of the next round would teach
+    something. shared: whether others have work for the device between two rounds; each round then
+    waits for all that it has submitted, so that its time has nothing else in it. clock: seconds.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Stopwatch:
         return self._which == "all" or count < FIRST or count % TIMED_EVERY == 0
 
     def drafted(self, proposal: Proposal) -> None:
-        """The proposal is built; a timed round waits for it."""
+        """The proposal has been built; a timed round waits for it."""
         self._timed = self._timed and proposal.size > 0
         if self._timed:
             mx.eval(proposal.tokens, [] if proposal.rows is None else proposal.rows)
             self._drafted_at = self.clock()
 
     def advanced(self, scores: Scores) -> None:
-        """The target's pass is built; a timed round waits for it."""
+        """The target's pass has been built; a timed round waits for it."""
         self._passes += 1
         if self._timed:
             mx.eval(scores.logits)
@@ -89,7 +89,7 @@ class Stopwatch:
         pipelined: bool,
         ended: bool,
     ) -> None:
-        """The round is over: tell the listeners."""
+        """The round is over: report it to the listeners."""
         if self._shared():
             mx.synchronize()
         times = RoundTimes(self.clock() - self._started)

@@ -1,66 +1,97 @@
-"""One sequence from a pair and its options: context, proposer, rule and noise come together here.
-
-It knows every package below, and the names of the rules; terminals are above it.
-"""
+"""The library's functions that generate text: one text or many, whole or step by step."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import mlx.core as mx
 
-from .. import process as blas
-from ..decoding.loop import Decoding
-from ..decoding.prompt import PromptReader
-from ..decoding.run import Environment, Labels, Result, Run
-from ..decoding.sequence import Batch
-from ..decoding.sequence import Sequence as Decoded
-from ..decoding.statistics import Recorder
-from ..decoding.stop_criteria import StopCriteria
-from ..decoding.stopwatch import Stopwatch, Timed
-from ..draft_length.auto_length import AutoLength
-from ..draft_length.length import DraftLength, FixedLength
-from ..interfaces import Model, NoiseSource, Progress, Proposer, Rule
-from ..interfaces.reusable import NOTHING, Beginning
-from ..interfaces.rounds import RoundListener
+from .. import process
+from ..decoding.stop_criteria import Emission
+from ..decoding.stopwatch import Timed
+from ..draft_length.length import Change, DraftLength
+from ..errors import DecodingError, OptionError, PromptError
+from ..interfaces import Progress, Proposer, Rule
 from ..options import Options
-from ..proposers.drafter import Drafter
-from ..sampling.distribution import Distribution
-from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
-from ..testing import checked
-from ..text.chat import Messages
-from ..text.stream import StopStrings, TextStream
-from ..verification.rules import (
-    BlockRule,
-    Coupled,
-    ForcedAcceptance,
-    LenientGreedy,
-    TokenRule,
-    TypicalRule,
-)
-from .drafters import (
-    Trials,
-    device_name,
-    drafters,
-    keep_costs,
-    make_draft_length,
-    make_proposer,
-    proposer_kind,
-)
+from ..sampling.settings import integer
+from .memory import AutoBatchSize, BatchSize
 from .pair import Pair
-from .prepare import checked_options, prepared
 from .prompt_cache import PromptCache
+from .request import (
+    Overrides,
+    Part,
+    Prompt,
+    Request,
+    Result,
+    checked_options,
+    encode,
+    for_model,
+)
+from .scheduler import Scheduler
 
-DEBUG = "MLX_SPECDEC_DEBUG"
-"""Environment variable: compare every context with the committed tokens after every round."""
+
+class Run:
+    """One text in the making: iterate to decode; `result` decodes what is left and returns it all.
+
+    scheduler: with this text as its only request, which has been started.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._last: Part | None = None
+        self._saved = False
+
+    def __iter__(self) -> Iterator[Emission]:
+        """The emissions still to come, one a step; those of the prompt's steps are empty."""
+        process.clear_at_end()
+        while self._last is None:
+            if self._scheduler.reading:
+                self._scheduler.read()
+                yield Emission((), ())
+            else:
+                [part] = self._scheduler.decode()
+                yield self._take(part)
+
+    def read_prompt(self) -> None:
+        """Read the prompt and nothing more; iterating does so by itself."""
+        process.clear_at_end()
+        while self._last is None and self._scheduler.reading:
+            self._scheduler.read()
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """When which number of drafted tokens was chosen; empty where it was fixed."""
+        return self._scheduler.changes
+
+    def interrupt(self) -> Emission:
+        """End the text here; what was emitted stays and counts."""
+        part = self._scheduler.interrupt(0)
+        return Emission((), ()) if part is None else self._take(part)
+
+    def result(self) -> Result:
+        """Decode to the end and return everything. Raises DecodingError where there is no text."""
+        for _ in self:
+            pass
+        assert self._last is not None
+        if self._last.result is None:
+            raise DecodingError(self._last.error)
+        if not self._saved:
+            self._saved = True
+            self._scheduler.save_costs()
+        return self._last.result
+
+    def _take(self, part: Part) -> Emission:
+        if part.last:
+            self._last = part
+        if part.error is not None:
+            raise DecodingError(part.error)
+        return part.emission
 
 
 def stream_generate(
     pair: Pair,
-    prompt: str | Sequence[int] | Messages,
+    prompt: Prompt,
     options: Options | None = None,
     *,
     proposer: Proposer | None = None,
@@ -70,186 +101,86 @@ def stream_generate(
     timed: Timed = "wanted",
     cache: PromptCache | None = None,
 ) -> Run:
-    """Start one sequence: iterate over the returned Run for its emissions, ask it for the result.
+    """Start one text: iterate over the returned Run for its emissions, then call its `result`.
 
     prompt: text, messages for the chat template, or token ids as they are. proposer, rule,
-    draft_length: the caller's own in the place of what the options name. progress: of reading it.
-    timed: which rounds are timed in parts, as decoding.stopwatch.Timed says; it costs overlap, and
+    draft_length: used in place of what the options name. progress: of reading the prompt. timed:
+    which rounds are timed in parts, as decoding.stopwatch.Timed says; it costs overlap, and
     the statistics have no seconds of drafting and verifying without it. cache: what was computed of
-    earlier texts is not computed again, and what is computed here is kept; the text is the same. It
-    is not used for a target whose rows disagree, see models.base.
+    earlier texts is not computed again, and what is computed here is added; the text is the same.
+    It is not used for a target whose rows disagree, see models.base.
     Raises PromptError, OptionError.
     """
     options = checked_options(options)
     mx.reset_peak_memory()
-    ids, pair, options = prepared(pair, prompt, options)
-    target: Model = pair.target
-    shadows: list[RoundListener] = []
-    if cache is not None and not pair.target.rows_agree:
-        cache = None
-    if proposer is not None and not pair.target.rows_agree:
-        proposer, options = None, replace(options, regular=True)
-    if os.environ.get(DEBUG):
-        target, draft, shadows = checked(pair.target, pair.draft, pair.translation)
-        pair = replace(pair, draft=draft)
-    chosen = () if proposer is not None else drafters(pair, options)
-    lengths = draft_length or make_draft_length(pair, chosen, options)
-    if proposer is not None and draft_length is None:
-        lengths = AutoLength() if options.num_draft == "auto" else FixedLength(options.num_draft)
-    proposer = proposer or make_proposer(chosen, options, lengths)
-    recorder, trials = Recorder(), Trials(pair, chosen, options)
-    watch = Stopwatch(
-        [recorder, lengths, trials, *shadows], timed=timed, wanted=lambda: lengths.wants_parts
-    )
-    known = NOTHING if cache is None else cache.beginning(target, ids, proposer)
-    verifying = rule or make_rule(options)
-    decoding = make_decoding(
-        pair, target, ids, options, proposer, verifying, lengths, watch, progress, known
-    )
-    labels = make_labels(pair, options, chosen, len(ids), known.cached_tokens)
-    if not chosen and proposer is not None:
-        labels = replace(labels, proposer=type(proposer).__name__, num_draft=options.num_draft)
-    if rule is not None:
-        labels = replace(labels, rule=type(rule).__name__)
-
-    def learned() -> None:
-        keep_costs(pair, chosen, options, lengths)
-        trials.tell()
-
-    def keep() -> None:
-        if cache is not None:
-            cache.keep(ids, decoding.sequences[0].committed, decoding.memories(0))
-
-    return Run(
-        decoding,
-        recorder,
-        labels,
-        environment(pair),
-        watch.clock,
-        learned=learned,
-        changes=lambda: lengths.changes,
-        keep=keep,
-        forget=lambda: None if cache is None else cache.clear(),
-    )
+    overrides = Overrides(proposer, rule, draft_length, timed, progress)
+    scheduler = Scheduler(pair, (), options, BatchSize(1), cache, overrides=overrides, raises=True)
+    scheduler.start(Request(prompt, options))
+    return Run(scheduler)
 
 
-def generate(
-    pair: Pair, prompt: str | Sequence[int] | Messages, options: Options | None = None
-) -> Result:
-    """The whole text at once; see `stream_generate`."""
+def generate(pair: Pair, prompt: Prompt, options: Options | None = None) -> Result:
+    """Return the whole text at once; see `stream_generate`."""
     return stream_generate(pair, prompt, options).result()
 
 
-def make_decoding(
+def stream_many(
     pair: Pair,
-    target: Model,
-    ids: Sequence[int],
-    options: Options,
-    proposer: Proposer | None,
-    rule: Rule,
-    lengths: DraftLength,
-    watch: Stopwatch,
-    progress: Progress | None = None,
-    known: Beginning = NOTHING,
-) -> Decoding:
-    """One sequence that has read nothing but what is known of its prompt."""
-    context, sequence = target.open(ids, known.target), make_sequence(pair, ids, options)
-    step = options.prefill_step_size
-    return Decoding(
-        target=context,
-        proposer=proposer,
-        rule=rule,
-        batch=Batch([sequence]),
-        draft_length=lengths,
-        reader=PromptReader(
-            context, [sequence.committed], [ids], proposer, progress, step, [known.proposer]
-        ),
-        watch=watch,
-    )
+    prompts: Iterable[Prompt | Request],
+    options: Options | None = None,
+    *,
+    batch_size: int | Literal["auto"] = "auto",
+    memory_budget: int | None = None,
+) -> Scheduler:
+    """Decode many prompts, up to `batch_size` of them in one pass of the target; "auto" takes what
+    brings most tokens a second.
 
-
-def make_sequence(
-    pair: Pair,
-    ids: Sequence[int],
-    options: Options,
-    top_logprobs: int | None = None,
-    shown: Mapping[int, str] | None = None,
-) -> Decoded:
-    """What is decoded for a prompt of the target. top_logprobs: as Sequence has it. shown: as
-    TextStream has it."""
-    prefix, sampling = pair.target.prefix(ids), options.sampling
-    constraint = pair.constraint(options.constraint, sampling.logit_bias)
-    return Decoded(
-        prefix,
-        Distribution(sampling, pair.vocabulary, ids, constraint),
-        _noise(pair, ids, options),
-        _stop_criteria(pair, options, len(prefix), shown),
-        top_logprobs,
-    )
-
-
-def make_labels(
-    pair: Pair,
-    options: Options,
-    chosen: Sequence[Drafter],
-    prompt_tokens: int,
-    cached_tokens: int = 0,
-) -> Labels:
-    """How a completion is named in its result."""
-    return Labels(
-        model=pair.name,
-        draft_model=pair.draft_name if any(each.identity for each in chosen) else None,
-        proposer=proposer_kind(chosen),
-        rule=options.rule_name,
-        lossy=options.lossy,
-        delta=options.delta,
-        seed=options.seed,
-        num_draft=options.num_draft if chosen else 0,
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
-        simulated_acceptance=options.simulated_acceptance,
-    )
-
-
-def environment(pair: Pair) -> Environment:
-    """What figures are measured on, here and now."""
-    return Environment(
-        load_seconds=pair.load_seconds,
-        device=device_name(),
-        blas=blas.name(),
-        peak_memory=mx.get_peak_memory,
-    )
-
-
-def make_rule(options: Options) -> Rule:
-    """The rule that the options name."""
+    prompts: may be an endless iterator; a Request has options of its own, of which proposer and
+    rule must be those of `options`; its draft length limits that of `options`, which is one number
+    for all. A completion is what its prompt becomes alone.
+    memory_budget: bytes for all texts together, in addition to the models; texts that do not fit
+    wait, and one that can never fit gives a part with an error. None leaves the machine a reserve.
+    Where the model cannot take several sequences, they are decoded one after the other.
+    Raises OptionError, CheckpointError for a chat template that refuses settings for it, and
+    PromptError for anything but a list or an iterator of prompts.
+    """
+    options = checked_options(options)
+    for_model(pair, options)
+    if options.system_prompt is not None or options.chat_template_config:
+        encode(pair, "a", options)  # templates refuse such settings whatever the prompt
+    if batch_size != "auto" and integer("batch-size", batch_size) < 1:
+        raise OptionError(f"batch-size must be 1 or more, not {batch_size}")
+    if memory_budget is not None and integer("memory-budget", memory_budget) < 1:
+        raise OptionError(f"memory-budget must be 1 byte or more, not {memory_budget}")
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+        raise PromptError("prompts must be a list: put the text into one")
     if options.simulated_acceptance is not None:
-        return ForcedAcceptance(options.simulated_acceptance, options.seed)
-    if options.rule_name == "lenient":
-        return LenientGreedy(options.delta)
-    if options.rule_name == "typical":
-        return TypicalRule(options.posterior_threshold, options.posterior_alpha)
-    if options.rule_name == "coupled" or options.temperature == 0:
-        return Coupled()
-    return BlockRule() if options.rule_name == "block" else TokenRule(options.delta)
-
-
-def _noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
-    if options.temperature == 0:
-        return SilentNoise()
-    if options.rule_name in ("coupled", "simulated"):
-        return CoupledNoise(options.seed, pair.vocabulary, prompt)
-    return IndependentNoise(options.seed, pair.vocabulary, prompt)
-
-
-def _stop_criteria(
-    pair: Pair, options: Options, prefix: int, shown: Mapping[int, str] | None
-) -> StopCriteria:
-    longest = pair.target.max_length
-    return StopCriteria(
-        # A text that only measures the loop goes on to the end.
-        eos=pair.eos_token_ids if options.simulated_acceptance is None else frozenset(),
-        max_tokens=min(options.max_tokens, sys.maxsize if longest is None else longest - prefix),
-        stream=TextStream(pair.tokenizer, shown),
-        stops=StopStrings(tuple(options.stop)) if options.stop else None,
+        raise OptionError("simulate-acceptance measures one text: leave it out for many")
+    mx.reset_peak_memory()
+    requests = (
+        prompt if isinstance(prompt, Request) else Request(prompt, options) for prompt in prompts
     )
+    size = AutoBatchSize() if batch_size == "auto" else BatchSize(batch_size)
+    return Scheduler(pair, requests, options, size, memory_budget=memory_budget)
+
+
+def generate_many(
+    pair: Pair,
+    prompts: Iterable[Prompt | Request],
+    options: Options | None = None,
+    *,
+    batch_size: int | Literal["auto"] = "auto",
+    memory_budget: int | None = None,
+) -> list[Result]:
+    """Return all completions in the order of their prompts; see `stream_many`.
+
+    Raises DecodingError with the number of the first prompt that has none.
+    """
+    results: dict[int, Result] = {}
+    run = stream_many(pair, prompts, options, batch_size=batch_size, memory_budget=memory_budget)
+    for part in run:
+        if part.error is not None:
+            raise DecodingError(f"prompt {part.number}: {part.error}")
+        if part.result is not None:
+            results[part.number] = part.result
+    return [results[number] for number in sorted(results)]

@@ -1,13 +1,12 @@
-"""How many sequences to decode together. Reads no clock: it is told what a stretch took."""
+"""How many sequences to decode together, and the bytes of memory that they need."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Protocol
 
-from ..checkpoints import disk as sizes
+from ..checkpoints import disk
 from ..decoding.prompt import chunk
 from ..errors import PromptError
 from ..proposers.draft_model import CHUNK
@@ -17,42 +16,29 @@ from .pair import Pair
 FIRST = 16
 MOST = 64
 WORTH_DOUBLING = 1.05
-"""Twice as many sequences take twice the memory, and end later."""
+"""The gain in speed for which twice the sequences are worth twice the memory, and later ends."""
 
 
-class BatchSize(Protocol):
-    """Says how many sequences may be decoded together."""
-
-    @property
-    def size(self) -> int:
-        """How many, from now on."""
-        ...
-
-    def took(self, tokens: int, seconds: float) -> None:
-        """So many tokens came in so many seconds with `size` sequences."""
-        ...
-
-
-class FixedBatchSize:
-    """Always the same."""
+class BatchSize:
+    """A fixed number of sequences that may be decoded together."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def took(self, tokens: int, seconds: float) -> None:
-        """Nothing is learned."""
+        """Learn that `size` sequences gave so many tokens in so many seconds."""
 
 
-class AutoBatchSize:
+class AutoBatchSize(BatchSize):
     """Doubles while that brings more tokens a second, and halves where that costs none."""
 
     def __init__(self, first: int = FIRST, most: int = MOST) -> None:
-        self.size = min(first, most)
+        super().__init__(min(first, most))
         self._most = most
         self._rates: dict[int, float] = {}
 
     def took(self, tokens: int, seconds: float) -> None:
-        """As BatchSize says; chooses the next size."""
+        """Learn from a stretch of decoding, and choose the next size."""
         self._rates[self.size] = tokens / max(seconds, 1e-9)
         best = min(self._rates)
         for size in sorted(self._rates):
@@ -89,7 +75,7 @@ def even(sizes: Sequence[int], spare: float) -> bool:
 def default_budget(pair: Pair, cached: int) -> int:
     """Return the bytes that the machine has for texts: its usable memory without the weights, a
     reserve for passes, and the `cached` bytes of a prompt cache (at most half of what is left)."""
-    usable = sizes.usable_memory()
+    usable = disk.usable_memory()
     reserve = int(RESERVE * usable)
     rest = max(0, usable - pair.target.nbytes - pair.draft_bytes - reserve)
     return max(reserve, rest - min(cached, rest // 2))
@@ -110,12 +96,11 @@ class MemoryBudget:
         step: int | None = None,
     ) -> None:
         self.nbytes = default_budget(pair, cached) if nbytes is None else nbytes
-        names = {each.name for each in chosen}
-        self._target, self._draft, self._speculator = pair.target, None, None
-        if "draft" in names:
-            self._draft = pair.draft
-        if pair.speculator is not None and pair.speculator.kind in names:
-            self._speculator = pair.speculator
+        names, speculator = {each.name for each in chosen}, pair.speculator
+        reads = speculator is not None and speculator.kind in names
+        self._target = pair.target
+        self._draft = pair.draft if "draft" in names else None
+        self._speculator = speculator if reads else None
         self._spare = SPARE * pair.target.nbytes
         self._most_a_round = 1 + max((each.most for each in chosen), default=0)
         self._step = step
@@ -158,8 +143,8 @@ class MemoryBudget:
         fits = bisect_right(range(most), self.nbytes, key=alone) - 1
         if fits < 1:
             raise PromptError(
-                f"the prompt has {prompt:,} tokens, which take {sizes.show(alone(1))} of memory, "
-                f"and {sizes.show(self.nbytes)} are there for all texts: shorten it, or raise "
+                f"the prompt has {prompt:,} tokens, which take {disk.show(alone(1))} of memory, "
+                f"and {disk.show(self.nbytes)} are there for all texts: shorten it, or raise "
                 "memory-budget"
             )
         return fits
@@ -169,13 +154,14 @@ class MemoryBudget:
         if (room := self.room(prompt, most)) < most:
             raise PromptError(
                 f"a prompt of {prompt:,} tokens and {most:,} more take more than the "
-                f"{sizes.show(self.nbytes)} of memory that are there for all texts: ask for at "
+                f"{disk.show(self.nbytes)} of memory that are there for all texts: ask for at "
                 f"most {room:,} tokens, or raise memory-budget"
             )
 
     def _row(self, prompt: int, columns: int, late: int = 0) -> int:
-        models = (self._target, self._speculator)
-        own = sum(each.cache_nbytes(prompt, columns) for each in models if each is not None)
-        return own + (
-            self._draft.cache_nbytes(prompt, columns + late) if self._draft is not None else 0
-        )
+        nbytes = self._target.cache_nbytes(prompt, columns)
+        if self._speculator is not None:
+            nbytes += self._speculator.cache_nbytes(prompt, columns)
+        if self._draft is not None:
+            nbytes += self._draft.cache_nbytes(prompt, columns + late)
+        return nbytes

@@ -1,62 +1,123 @@
-"""How a group of prompts that are read together begins: who drafts for it, and what is cached."""
+"""The opener: makes the job of a request, and the decoding of jobs that are read together."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..decoding.loop import Decoding
 from ..decoding.prompt import PromptReader
 from ..decoding.sequence import Batch
 from ..decoding.stopwatch import Stopwatch
-from ..draft_length.length import DraftLength
-from ..interfaces import Proposer
-from ..interfaces.reusable import NOTHING, Beginning
+from ..draft_length.auto_length import AutoLength
+from ..draft_length.length import DraftLength, FixedLength
+from ..interfaces import Model, Proposer
+from ..interfaces.reusable import NOTHING, CachedPrefix
+from ..interfaces.rounds import RoundListener
 from ..options import Options
 from ..proposers import given
 from ..proposers.combined import Limited
 from ..proposers.drafter import Drafter
-from .drafters import drafters, make_proposer
-from .generate import make_rule
-from .jobs import Failures, Job, most_drafted
+from ..testing import Shadow, checked
+from .drafters import drafters, keep_costs, make_batch_length, make_draft_length, make_proposer
 from .pair import Pair
-from .prepare import for_model
 from .prompt_cache import PromptCache
+from .request import Job, Overrides, Request, for_model, make_rule, most_drafted
 
-log = logging.getLogger(__name__)
+DEBUG = "MLX_SPECDEC_DEBUG"
+"""Environment variable: compare every context with the committed tokens after every round."""
 
 
-class Opening:
-    """Makes the decodings of groups, for options that all have in common.
+class Opener:
+    """Opens requests that share options: which drafters they have, and what is cached of them.
 
-    cache: what was computed of earlier prompts is not computed again; not used for a target whose
-    rows disagree, see models.base. failures: counts those of the cache, which end no
-    text. one_by_one: whether
-    prompts come so; each may then say what its text may turn out to be.
+    cache: not used for a target whose rows disagree, see models.base. failed: called with what the
+    cache raises. one_by_one: whether each request may have a grammar or a prediction of its own.
+    batched: whether several sequences go through one pass. why_not: the reason otherwise. lengths:
+    chooses how many tokens are drafted.
     """
 
     def __init__(
         self,
         pair: Pair,
         options: Options,
+        overrides: Overrides,
         cache: PromptCache | None,
-        failures: Failures,
+        failed: Callable[[Exception], object],
         *,
+        batch_size: int,
         one_by_one: bool,
     ) -> None:
-        self._failures = failures
+        if overrides.proposer is not None and not pair.target.rows_agree:
+            overrides, options = replace(overrides, proposer=None), replace(options, regular=True)
+        self._target: Model = pair.target
+        self._shadows: list[Shadow] = []
+        if os.environ.get(DEBUG):
+            self._target, draft, self._shadows = checked(pair.target, pair.draft, pair.translation)
+            pair = replace(pair, draft=draft)
         self._pair = pair
+        self._options = options
+        self._overrides = overrides
+        self._failed = failed
+        self._one_by_one = one_by_one
         self._cache = cache if cache is not None and pair.target.rows_agree else None
         bound, _ = for_model(pair, options)
-        self.chosen: Sequence[Drafter] = drafters(bound, options)
         self._forced = given.drafter(bound)
-        self._predicts = one_by_one and bool(self.chosen)
+        self._chosen = () if overrides.proposer is not None else drafters(bound, options)
+        self.why_not = self._reason_against_batches(batch_size)
+        self.batched = self.why_not is None
+        self.lengths = overrides.draft_length or self._make_lengths()
 
-    def asked(self, expected: Sequence[int]) -> Sequence[Drafter]:
-        """Who drafts for sequences that may turn out to be as expected, and may be bound."""
-        if not self._predicts:
-            return self.chosen
-        return (self._forced, given.predicting(expected), *self.chosen)
+    @property
+    def listeners(self) -> Sequence[RoundListener]:
+        """What has to hear of every round."""
+        return [self.lengths, *self._shadows]
+
+    def drafters(self, prediction: Sequence[int] = ()) -> Sequence[Drafter]:
+        """Return the drafters of sequences with this prediction, in the order in which they are
+        called."""
+        if not (self._one_by_one and self._chosen):
+            return self._chosen
+        return (self._forced, given.predicting(prediction), *self._chosen)
+
+    def job(self, number: int, request: Request) -> Job:
+        """Create the job of a new request. Raises PromptError and OptionError."""
+        return Job.of(self._pair, number, request, self._chosen, self._overrides)
+
+    def open(self, jobs: Sequence[Job], watch: Stopwatch) -> Decoding:
+        """Return the decoding of these jobs, of whose prompts nothing is read yet."""
+        for shadow in self._shadows:
+            shadow.forget()
+        options = jobs[0].options
+        prompts = [job.ids for job in jobs]
+        proposer = self._overrides.proposer or self._make_proposer(jobs)
+        cached = [self._cached(job, proposer) for job in jobs]
+        kept = [each.target for each in cached]
+        if self.batched:
+            context = self._target.open_batch(prompts, kept)
+        else:
+            context = self._target.open(prompts[0], kept[0])
+        for job in jobs:
+            job.began = watch.clock()
+        sequences = [job.sequence for job in jobs]
+        return Decoding(
+            target=context,
+            proposer=proposer,
+            rule=self._overrides.rule or make_rule(options),
+            batch=Batch(sequences),
+            draft_length=self.lengths,
+            reader=PromptReader(
+                context,
+                [each.committed for each in sequences],
+                prompts,
+                proposer,
+                self._overrides.progress,
+                options.prefill_step_size,
+                [each.proposer for each in cached],
+            ),
+            watch=watch,
+        )
 
     def waits(self, job: Job, before: Sequence[Job]) -> bool:
         """Return whether a job should wait until a prompt among `before` that begins alike has been
@@ -68,61 +129,57 @@ class Opening:
             job.behind = next((each for each in before if waits(job.ids, each.ids)), None)
         return job.behind in before
 
-    def open(
-        self, group: Sequence[Job], lengths: DraftLength, watch: Stopwatch, batched: bool
-    ) -> Decoding:
-        """The decoding of these prompts, of which nothing is read yet."""
-        options = group[0].options
-        prompts = [job.ids for job in group]
-        model = self._pair.target
-        chosen = self.asked(group[0].prediction)
-        proposer = make_proposer(chosen, options, lengths, batch=batched)
-        if proposer is not None:
-            proposer = Limited(proposer, [most_drafted(job.options) for job in group])
-        known = [self._beginning(job, proposer) for job in group]
-        kept = [each.target for each in known]
-        context = model.open_batch(prompts, kept) if batched else model.open(prompts[0], kept[0])
-        sequences = [job.sequence for job in group]
-        for job in group:
-            job.began = watch.clock()
-        return Decoding(
-            target=context,
-            proposer=proposer,
-            rule=make_rule(options),
-            batch=Batch(sequences),
-            draft_length=lengths,
-            reader=PromptReader(
-                context,
-                [each.committed for each in sequences],
-                prompts,
-                proposer,
-                step_size=options.prefill_step_size,
-                kept=[each.proposer for each in known],
-            ),
-            watch=watch,
-        )
-
     def keep(self, job: Job, decoding: Decoding) -> None:
-        """What was computed of a job, for later prompts that begin alike."""
+        """Cache what was computed of a job, for later prompts that begin alike."""
         if self._cache is not None:
             row = decoding.sequences.index(job.sequence)
-            self._cache.keep(job.ids, job.sequence.committed, decoding.memories(row))
+            self._cache.keep(job.ids, job.sequence.committed, decoding.reusable(row))
 
     def forget(self) -> None:
         """Clear the cache after a text with damaged numbers, some of which may be cached."""
         if self._cache is not None:
             self._cache.clear()
 
-    def _beginning(self, job: Job, proposer: Proposer | None) -> Beginning:
+    def save_costs(self) -> None:
+        """Save what rounds have cost and what was accepted, for later runs."""
+        keep_costs(self._pair, self.drafters(), self._options, self.lengths)
+
+    def _reason_against_batches(self, batch_size: int) -> str | None:
+        pair = self._pair
+        if batch_size == 1:
+            return "the batch size is 1"
+        if not pair.target.batches:
+            return f"{pair.name} cannot take several sequences in one pass"
+        drafts = any(each.name == "draft" for each in self._chosen)
+        if drafts and pair.draft and not pair.draft.batches:
+            return f"{pair.draft_name} cannot take several sequences in one pass"
+        if self._overrides.proposer is not None:
+            return "the proposer that was passed drafts for one sequence"
+        return f"{DEBUG} compares one sequence at a time" if self._shadows else None
+
+    def _make_lengths(self) -> DraftLength:
+        if self._overrides.proposer is not None:
+            count = self._options.num_draft
+            return AutoLength() if count == "auto" else FixedLength(count)
+        make = make_batch_length if self.batched else make_draft_length
+        return make(self._pair, self.drafters(), self._options)
+
+    def _make_proposer(self, jobs: Sequence[Job]) -> Proposer | None:
+        chosen, options = self.drafters(jobs[0].prediction), jobs[0].options
+        proposer = make_proposer(chosen, options, self.lengths, batch=self.batched)
+        limits = [most_drafted(job.options) for job in jobs]
+        limited = self.batched or limits[0] < most_drafted(self._options)
+        return Limited(proposer, limits) if proposer is not None and limited else proposer
+
+    def _cached(self, job: Job, proposer: Proposer | None) -> CachedPrefix:
+        """Return what the cache has of a job's prompt. What cannot be recalled is read again."""
         if self._cache is None:
             return NOTHING
         try:
-            known = self._cache.beginning(self._pair.target, job.ids, proposer)
+            beginning = self._cache.beginning(self._pair.target, job.ids, proposer)
         except Exception as problem:
-            # What cannot be recalled is read again.
-            log.exception("the prompt cache has failed")
-            self._failures.note(problem)
             self._cache.clear()
+            self._failed(problem)
             return NOTHING
-        job.cached_tokens = known.cached_tokens
-        return known
+        job.labels = replace(job.labels, cached_tokens=beginning.cached_tokens)
+        return beginning

@@ -13,7 +13,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ..interfaces import Model, Proposer
-from ..interfaces.reusable import NOTHING, TARGET, Beginning, Columns, Kept, Memory, Whole
+from ..interfaces.reusable import NOTHING, TARGET, Cached, CachedPrefix, KVSlice, Reusable, Snapshot
 
 Arrays = tuple[mx.array, ...]
 BLOCK = 1024
@@ -32,7 +32,7 @@ class Node:
         self.tokens = list(tokens)
         self.children: dict[int, Node] = {}
         self.columns: dict[str, Arrays] = {}
-        self.wholes: dict[str, Whole] = {}
+        self.wholes: dict[str, Snapshot] = {}
 
     @property
     def end(self) -> int:
@@ -102,9 +102,9 @@ class Tree:
         for node in reversed(path):
             self._order.move_to_end(node)
 
-    def put(self, node: Node, name: str, value: Arrays | Whole) -> None:
+    def put(self, node: Node, name: str, value: Arrays | Snapshot) -> None:
         """Give a node what it lacked."""
-        if isinstance(value, Whole):
+        if isinstance(value, Snapshot):
             node.wholes[name] = value
             self.nbytes += value.nbytes
         else:
@@ -187,13 +187,13 @@ class PromptCache:
 
     def beginning(
         self, target: Model, prompt: Sequence[int], proposer: Proposer | None
-    ) -> Beginning:
+    ) -> CachedPrefix:
         """What is known of a prompt, whose newest token is left for the first round. A proposer of
         hidden states is shown those of at least one token."""
         taps, needs = (False, ()) if proposer is None else (bool(proposer.taps), proposer.needs)
         return self.find(prompt, len(target.prefix(prompt)) - 1 - taps, needs)
 
-    def find(self, prompt: Sequence[int], most: int, needs: Sequence[str] = ()) -> Beginning:
+    def find(self, prompt: Sequence[int], most: int, needs: Sequence[str] = ()) -> CachedPrefix:
         """What is known of the beginning of a prompt.
 
         most: how many tokens at most the target may leave unread. needs: what has to be known of
@@ -207,9 +207,9 @@ class PromptCache:
             return NOTHING
         self.tree.touch(path)
         names = {name for node in path for name in (*node.columns, *node.wholes)} - {TARGET}
-        unread = 0 if isinstance(target, Whole) and target.exact else target.length
+        unread = 0 if isinstance(target, Snapshot) and target.exact else target.length
         proposer = {name: kept for name in sorted(names) if (kept := known.take(name, unread))}
-        return Beginning(target, proposer)
+        return CachedPrefix(target, proposer)
 
     def waits(self, prompt: Sequence[int], other: Sequence[int]) -> bool:
         """Return whether a prompt shares a long beginning, which is not cached yet, with another
@@ -217,7 +217,7 @@ class PromptCache:
         return common(other, prompt) >= self.tree.match(prompt)[1] + SHARED
 
     def keep(
-        self, prompt: Sequence[int], committed: Sequence[int], memories: Mapping[str, Memory]
+        self, prompt: Sequence[int], committed: Sequence[int], memories: Mapping[str, Reusable]
     ) -> None:
         """Keep what was computed of a text. committed: its tokens, of which the newest may be
         unseen. Where that fails, nothing at all is kept any more: half of it may be there."""
@@ -232,17 +232,17 @@ class PromptCache:
         self.tree, self.changed = Tree(), True
 
     def _keep(
-        self, prompt: Sequence[int], committed: Sequence[int], memories: Mapping[str, Memory]
+        self, prompt: Sequence[int], committed: Sequence[int], memories: Mapping[str, Reusable]
     ) -> None:
         for name, memory in memories.items():
-            if memory.whole is not None:
-                text = prompt if memory.whole.exact else committed
-                self._keep_whole(text[: memory.whole.length], name, memory.whole)
+            if memory.snapshot is not None:
+                text = prompt if memory.snapshot.exact else committed
+                self._keep_whole(text[: memory.snapshot.length], name, memory.snapshot)
             elif memory.columns is not None:
                 end = min(memory.length + memory.lag, len(committed) - 1)
                 self._keep_columns(committed[:end], name, memory)
 
-    def _keep_whole(self, text: Sequence[int], name: str, whole: Whole) -> None:
+    def _keep_whole(self, text: Sequence[int], name: str, whole: Snapshot) -> None:
         if whole.nbytes > self.max_bytes:
             return
         path = self.tree.grow(text)
@@ -253,7 +253,7 @@ class PromptCache:
             mx.eval(whole.arrays)
             self._put(path[-1], name, whole)
 
-    def _keep_columns(self, text: Sequence[int], name: str, memory: Memory) -> None:
+    def _keep_columns(self, text: Sequence[int], name: str, memory: Reusable) -> None:
         assert memory.columns is not None
         count = len(text) - memory.lag
         if count < 1 or _nbytes(memory.columns(0, count)) > self.max_bytes:
@@ -269,7 +269,7 @@ class PromptCache:
             for node, views in lacking.items():
                 self._put(node, name, owned(views))
 
-    def _put(self, node: Node, name: str, value: tuple[mx.array, ...] | Whole) -> None:
+    def _put(self, node: Node, name: str, value: tuple[mx.array, ...] | Snapshot) -> None:
         self.tree.put(node, name, value)
         self.changed = True
 
@@ -309,10 +309,10 @@ class _Known:
             end = min(node.end, self._matched)
         return max(0, end - self._lags.get(name, 0))
 
-    def take(self, name: str, most: int) -> Kept | None:
+    def take(self, name: str, most: int) -> Cached | None:
         """Of at most so many tokens; None where there is nothing."""
         count = min(most, self.columns(name))
-        return Columns(count, self._joined(name, count)) if count > 0 else self._whole(name, most)
+        return KVSlice(count, self._joined(name, count)) if count > 0 else self._whole(name, most)
 
     def _joined(self, name: str, count: int) -> tuple[mx.array, ...]:
         stretches = []
@@ -324,7 +324,7 @@ class _Known:
                 )
         return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*stretches, strict=True))
 
-    def _whole(self, name: str, most: int) -> Whole | None:
+    def _whole(self, name: str, most: int) -> Snapshot | None:
         """The longest one."""
         for node in reversed(self._path):
             whole = node.wholes.get(name)

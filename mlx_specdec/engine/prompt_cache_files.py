@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten
 from .. import __version__
 from ..checkpoints.disk import memory
 from ..errors import OptionError, OutputError, first_line
-from ..interfaces.reusable import TARGET, Memory, Whole
+from ..interfaces.reusable import TARGET, Reusable, Snapshot
 from ..process import replacing
 from .prompt_cache import Node, PromptCache
 
@@ -148,7 +148,7 @@ def _take(cache: PromptCache, arrays: Arrays, names: Collection[str]) -> None:
         for (name, kind), own in parts.items():
             value: Any = tuple(own)
             if kind == "whole":
-                value = Whole(node.end, None, value, exact=True)
+                value = Snapshot(node.end, None, value, exact=True)
             cache.tree.put(node, name, value)
 
 
@@ -266,15 +266,17 @@ def _of_model(model: Base) -> str:
     return fingerprint(model.network) + rest
 
 
-def _memory(model: Base) -> Memory:
+def _memory(model: Base) -> Reusable:
     """Of one token. Nothing is computed: shapes are known as soon as the graph is built."""
     context = model.open([0])
     context.advance(mx.zeros((1, 1), dtype=mx.int32))
-    return context.memory(0)
+    return context.reusable(0)
 
 
-def _fits_files(memory: Memory) -> bool:
-    return memory.columns is not None or (memory.whole is not None and memory.whole.value is None)
+def _fits_files(memory: Reusable) -> bool:
+    return memory.columns is not None or (
+        memory.snapshot is not None and memory.snapshot.value is None
+    )
 
 
 def fingerprint(network: nn.Module) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from .results import Scores, rectangle
-from .reusable import Kept, Memory
+from .reusable import Cached, Reusable
 
 
 class Context(Protocol):
@@ -16,16 +16,14 @@ class Context(Protocol):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens seen per sequence, rewound ones not counted."""
-        ...
+        """Tokens seen per sequence, without rewound ones."""
 
     @property
     def replays(self) -> bool:
-        """Whether a rewind into a pass of several tokens costs another pass over the kept ones."""
-        ...
+        """Whether a rewind into a pass of several tokens costs another pass over some of them."""
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """See more tokens.
+        """Append tokens and return the scores of their rows.
 
         tokens: (batch, m) int32, m >= 1; `lengths` grow by m at once, the arithmetic is lazy.
         proposed: how many of the last tokens are not committed and may be taken back by `rewind`.
@@ -35,37 +33,31 @@ class Context(Protocol):
 
         Raises OptionError where the model cannot show such a hidden state.
         """
-        ...
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        """Forget all but the first `lengths` tokens; what stays is committed from here on.
+        """Forget all but the first `lengths` tokens, which are committed from then on.
 
         Raises RewindError where `lengths` is longer than what was seen, or shorter than what the
         caller declared as final. Never silently does less than was asked.
         """
-        ...
 
     def evaluate(self) -> None:
-        """Compute what was seen so far, without its logits, and wait for it."""
-        ...
+        """Compute everything seen so far, without its logits, and wait for it."""
 
     def join(self, other: Context) -> None:
-        """Take the sequences of another context of the same model behind its own; the other is
-        used up. Both were opened by `Model.open_batch`."""
-        ...
+        """Append the sequences of another context of the same model, which must not be used any
+        more. Both were opened by `Model.open_batch`."""
 
     def filter(self, keep: Sequence[int]) -> None:
-        """Keep these sequences, at least one, in this order; the others' memory is given back."""
-        ...
+        """Keep these sequences, at least one, in this order, and free the others' memory."""
 
-    def memory(self, sequence: int) -> Memory:
-        """What another sequence that begins alike may be opened with."""
-        ...
+    def reusable(self, sequence: int) -> Reusable:
+        """Return what another sequence that begins alike may be opened with."""
 
 
 def feed(context: Context, tokens: Sequence[Sequence[int]], taps: Sequence[str] = ()) -> Scores:
-    """Let a context see committed tokens, one list per sequence, some of which may be empty but not
-    all. Rows of the result behind a sequence's own tokens mean nothing."""
+    """Append committed tokens to a context, one list per sequence, not all of them empty. Rows of
+    the result after a sequence's own tokens mean nothing."""
     longest, shortest = max(map(len, tokens)), min(map(len, tokens))
     lengths = context.lengths
     scores = context.advance(rectangle(tokens), longest - shortest, taps)
@@ -80,71 +72,59 @@ class Model(Protocol):
     @property
     def vocabulary(self) -> int:
         """Width of the logits, padding included."""
-        ...
 
     @property
     def max_length(self) -> int | None:
         """Longest committed sequence in tokens, prompt included; None where there is no limit."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Size of the weights in bytes."""
-        ...
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """The committed tokens before the first generated one: the prompt of a decoder-only model,
-        the decoder's start token of an encoder-decoder model. Never empty."""
-        ...
+        """Return the committed tokens before the first generated one: the prompt of a decoder-only
+        model, the decoder's start token of an encoder-decoder model. Never empty."""
 
-    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> Context:
-        """A context that has seen nothing of `prefix(prompt)` but what `kept` is of.
+    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
+        """Return a context that has seen the part of `prefix(prompt)` that is `cached`.
 
-        An encoder-decoder model has its source and encodes it with the first pass. kept: of the
-        prompt's beginning, from a context's `memory`. Raises PromptError for a prompt that is empty
-        or longer than `max_length`.
+        An encoder-decoder model has its source and encodes it with the first pass. cached: of the
+        prompt's beginning, from a context's `reusable`. Raises PromptError for a prompt that is
+        empty or longer than `max_length`.
         """
-        ...
 
     @property
     def batches(self) -> bool:
         """Whether sequences of different lengths can go through one pass; see `open_batch`."""
-        ...
 
     def open_batch(
-        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+        self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
-        """A context of several sequences, each as in `open`, which others may join. kept: one entry
-        per sequence, or none at all.
+        """Return a context of several sequences, each as in `open`, which others may join. cached:
+        one entry per sequence, or none at all.
 
         Raises PromptError as `open` does, and OptionError for models that cannot.
         """
-        ...
 
 
 class TargetModel(Model, Protocol):
-    """What a target lends to drafters that read its hidden states: its embedding and its head,
-    with whatever scale, cap or tie the family has."""
+    """A model with what drafters that read its hidden states use: its embedding and its head, with
+    whatever scale, cap or tie the family has."""
 
     @property
     def width(self) -> int:
         """Width of the hidden states."""
-        ...
 
     @property
     def state_dtype(self) -> mx.Dtype:
-        """Of the hidden states."""
-        ...
+        """Dtype of the hidden states."""
 
     @property
     def layers(self) -> int:
-        """How many layers put out a hidden state: `after(0)` to `after(layers - 1)`."""
-        ...
+        """How many layers have a hidden state: `after(0)` to `after(layers - 1)`."""
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(batch, m) int32 -> (batch, m, width), what the first layer is given."""
-        ...
+        """Return the first layer's input: (batch, m) int32 -> (batch, m, width)."""
 
     def head(self, states: mx.array) -> mx.array:
-        """(batch, m, width), as the hidden state FINAL is -> logits (batch, m, vocabulary)."""
-        ...
+        """Return logits: (batch, m, width), like the state FINAL -> (batch, m, vocabulary)."""

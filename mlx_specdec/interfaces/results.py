@@ -1,4 +1,4 @@
-"""What passes between models, drafting, verification and decoding."""
+"""The results that pass between models, proposers, rules and the loop."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from functools import cached_property
 import mlx.core as mx
 
 FINAL = "final"
-"""The hidden state that the output head is given."""
+"""The name of the hidden state that is the output head's input."""
 NO_TOKEN = (1 << 31) - 1
-"""An id that no vocabulary has."""
+"""A token id that no vocabulary has."""
 
 
 def after(layer: int) -> str:
-    """The name of the hidden state that layer `layer`, counted from 0, puts out."""
+    """Return the name of the output of layer `layer`, counted from 0."""
     return f"after.{layer}"
 
 
 def keys_of(layer: int) -> str:
-    """The name of the keys that layer `layer` makes, its heads side by side, before positions turn
-    them. Few models show them."""
+    """Return the name of the keys of layer `layer`, heads concatenated, before rotary positions.
+    Few models show them."""
     return f"keys.{layer}"
 
 
 def values_of(layer: int) -> str:
-    """The name of the values beside them."""
+    """Return the name of the values of layer `layer`."""
     return f"values.{layer}"
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What one pass of a model yields, lazily: what nobody reads is not computed.
+    """The results of one pass of a model. They are lazy: what nobody reads is not computed.
 
     logits: (batch, rows, vocabulary) in the model's dtype; row i is about the token after input i.
-    hidden: per name asked for, (batch, rows, width) in the model's dtype.
-    encoded: of an encoder-decoder model, what its encoder made of each sequence's source: (1, n,
-        width), n being that source's own length; none of others.
+    hidden: requested hidden states by name, (batch, rows, width) in the model's dtype.
+    encoded: of an encoder-decoder model, the encoder's output for each sequence: (1, n, width) with
+        n tokens of its source. Empty for other models.
     """
 
     logits: mx.array
@@ -45,7 +45,7 @@ class Scores:
     encoded: Sequence[mx.array] = ()
 
     def of(self, sequence: int, rows: int) -> Scores:
-        """The first `rows` rows of one sequence, as a batch of one."""
+        """Return the first `rows` rows of one sequence, as a batch of one."""
         if self.logits.shape[:2] == (1, rows):
             return self
         part = slice(sequence, sequence + 1)
@@ -59,11 +59,11 @@ class Proposal:
 
     tokens: (batch, n) int32, on the device.
     rows: (batch, n, vocabulary) float32, log q up to a constant per row: the distribution that each
-        token was really drawn from. None means one-hot: all its probability lay on its token.
-    source: who drafted, where several may; the dearest of them where sequences differ.
-    sources: who drafted for each sequence, where they differ.
-    counts: how many tokens each sequence proposed; the rest of its row only fills the rectangle,
-        and `for_rules` takes it out. None means that every sequence proposed all of its row.
+        token was really drawn from. None means one-hot: all its probability is on its token.
+    source: the name of who drafted, where several may; the costliest where sequences differ.
+    sources: the names per sequence, where they differ.
+    counts: how many tokens each sequence proposed; the rest of its row is padding, which
+        `for_rules` masks. None means that every sequence proposed all of its row.
     """
 
     tokens: mx.array
@@ -72,33 +72,33 @@ class Proposal:
     counts: tuple[int, ...] | None = None
     sources: tuple[str, ...] | None = None
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """How many tokens each row of the rectangle has."""
+        """How many tokens each row has, padding included."""
         return self.tokens.shape[1]
 
     @cached_property
-    def none_kept(self) -> mx.array:
-        """(batch, n) bool: no row stays."""
+    def none_accepted(self) -> mx.array:
+        """(batch, n) bool, all False."""
         return mx.zeros(self.tokens.shape, dtype=mx.bool_)
 
     @classmethod
     def one_hot(cls, drafted: Sequence[Sequence[int]]) -> Proposal:
-        """From token ids that nothing was drawn for, one list per sequence; shorter ones are
-        filled up."""
+        """Make a proposal from token ids that were not drawn at random, one list per sequence;
+        shorter ones are padded."""
         return cls(rectangle(drafted), counts=tuple(len(tokens) for tokens in drafted))
 
     def count(self, sequence: int) -> int:
-        """How many tokens this sequence proposed."""
+        """Return how many tokens a sequence proposed."""
         return self.size if self.counts is None else self.counts[sequence]
 
     def source_of(self, sequence: int) -> str:
-        """Who drafted for this sequence."""
+        """Return the name of who drafted for a sequence."""
         return self.source if self.sources is None else self.sources[sequence]
 
     def for_rules(self) -> Proposal:
-        """The same proposal with NO_TOKEN and an empty row in each place that only fills the
-        rectangle, so that every rule rejects these places and draws what follows from p alone."""
+        """Return the same proposal with NO_TOKEN and an empty row in place of padding, so that
+        every rule rejects it and draws what follows from p alone."""
         if self.counts is None or min(self.counts) == self.size:
             return self
         drafted = mx.arange(self.size) < mx.array(self.counts)[:, None]
@@ -106,36 +106,36 @@ class Proposal:
         return replace(self, tokens=mx.where(drafted, self.tokens, NO_TOKEN), rows=rows)
 
     def of(self, sequence: int) -> Proposal:
-        """That for one sequence alone, as a batch of one."""
+        """Return the proposal for one sequence, as a batch of one."""
         part, count = slice(sequence, sequence + 1), self.count(sequence)
         rows = None if self.rows is None else self.rows[part, :count]
         return Proposal(self.tokens[part, :count], rows, self.source_of(sequence))
 
 
 def rectangle(rows: Sequence[Sequence[int]]) -> mx.array:
-    """(batch, longest) int32 from token ids, one list per sequence; shorter ones are filled up
-    behind their end."""
+    """Return (batch, longest) int32 from token ids, one list per sequence; shorter ones are padded
+    at their end."""
     longest = max(map(len, rows))
     filled = [[*row, *[0] * (longest - len(row))] for row in rows]
     return mx.array(filled, dtype=mx.int32).reshape(len(rows), longest)
 
 
 def no_proposal(batch: int = 1) -> Proposal:
-    """What a proposer returns to abstain, and what a plain decoding step verifies."""
+    """Return the empty proposal: of a proposer that abstains, and of a plain decoding step."""
     return Proposal(mx.zeros((batch, 0), dtype=mx.int32))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule decided about one proposal, on the device.
+    """What a rule has decided about one proposal, on the device.
 
-    kept: (batch, n) bool, the proposal's rows that stay; in a chain always a prefix.
-    next: (batch,) int32, the token that follows the kept ones: correction or bonus; -1 where the
+    accepted: (batch, n) bool, always True up to the first rejected token and False from there.
+    next: (batch,) int32, the token after the accepted ones: correction or bonus; -1 where the
         target's row is damaged, so that nothing can be drawn from it.
     scored: (batch, n + 1, vocabulary), log p + g of the target's rows where its choice is their
-        argmax (statistics want to know by how much), or None.
+        argmax (statistics record by how much), or None.
     """
 
-    kept: mx.array
+    accepted: mx.array
     next: mx.array
     scored: mx.array | None = None

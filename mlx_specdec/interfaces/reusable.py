@@ -1,4 +1,4 @@
-"""What was computed of a text, kept for another one that begins alike. Imports MLX alone."""
+"""What was computed of one text and can be reused by another that begins alike."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 TARGET = "target"
-"""The name of what the target computed; what proposers did has names of their own."""
+"""The name of the target's part; the parts of proposers have other names."""
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Of a text's first `length` tokens, position by position: of fewer tokens it is the beginning
-    of this. arrays: (1, heads, length, width) each, never written to."""
+class KVSlice:
+    """Keys and values of a text's first `length` tokens, which can be cut to fewer.
+
+    arrays: (1, heads, length, width) each, never written to.
+    """
 
     length: int
     arrays: tuple[mx.array, ...]
 
 
 @dataclass(frozen=True)
-class Whole:
-    """Of exactly `length` tokens, where it cannot be cut to fewer.
+class Snapshot:
+    """State after exactly `length` tokens, which cannot be cut to fewer.
 
-    value: of the model that made it, never written to; None where the arrays say it all. arrays:
-    all that are in it. exact: whether it serves this very text alone, and none that goes on behind
-    it: an encoder looks both ways.
+    value: for the model that made it, never written to; None where the arrays are all of it.
+    arrays: all that it holds. exact: whether it can be reused for this very text only and not for a
+    longer one, as with an encoder, which looks both ways.
     """
 
     length: int
@@ -36,42 +38,42 @@ class Whole:
 
     @property
     def nbytes(self) -> int:
-        """Size of the arrays."""
+        """Size of the arrays in bytes."""
         return sum(array.nbytes for array in self.arrays)
 
 
-Kept = Columns | Whole
+Cached = KVSlice | Snapshot
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a context or a proposer can hand on of one sequence.
+class Reusable:
+    """What a context or a proposer has computed of one sequence.
 
-    length: how many columns there are. columns: of positions from one to before another, lazy views
-    of what goes on being written. lag: how many tokens behind a column's own it was made of as
-    well. whole: where columns cannot be had, if there is something to be had now.
+    length: the number of columns. columns: returns the columns from one position to before another,
+    as lazy views of arrays that are still being written. lag: number of later tokens that each
+    column depends on. snapshot: in place of columns, where there is one now.
     """
 
     length: int = 0
     columns: Callable[[int, int], tuple[mx.array, ...]] | None = None
     lag: int = 0
-    whole: Whole | None = None
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What is known of the beginning of a prompt, and need not be computed again.
+class CachedPrefix:
+    """What a prompt cache has of the beginning of a prompt.
 
     target: for Model.open. proposer: for Proposer.recall, by name.
     """
 
-    target: Kept | None = None
-    proposer: Mapping[str, Kept] = field(default_factory=dict)
+    target: Cached | None = None
+    proposer: Mapping[str, Cached] = field(default_factory=dict)
 
     @property
     def cached_tokens(self) -> int:
-        """How many tokens of the prompt the target does not read again."""
+        """How many tokens of the prompt the target need not read."""
         return 0 if self.target is None else self.target.length
 
 
-NOTHING = Beginning()
+NOTHING = CachedPrefix()

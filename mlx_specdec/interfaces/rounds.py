@@ -1,7 +1,4 @@
-"""What a round was, for whoever listens: statistics, draft lengths, margins, debugging shadows.
-
-Listeners never stand in the way of a round: it does not depend on what they answer.
-"""
+"""Reports of rounds for listeners: statistics, draft lengths, margins, debugging shadows."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ import mlx.core as mx
 
 @dataclass(frozen=True)
 class SequenceRound:
-    """What a round was for one sequence.
+    """A finished round of one sequence.
 
-    drafted, accepted: tokens. emitted: what the reader got of accepted + 1 tokens. position: of the
-    first of them, counted from 0. committed: all committed tokens. scored: see contracts.Verdict,
-    the rows of this sequence. cut: what its filters cut from, None without filters. ended: nothing
-    follows what was emitted. source: who drafted, where several may.
+    drafted, accepted: numbers of tokens. emitted: how many of accepted + 1 tokens were emitted.
+    position: of the first of them, counted from 0. committed: all committed tokens. scored: see
+    Verdict, the rows of this sequence. cut: None without filters. ended: the text ended here.
+    source: the name of who drafted, where several may.
     """
 
     drafted: int
@@ -37,7 +34,7 @@ class SequenceRound:
 class RoundTimes:
     """Seconds of one round; draft and verify are None where it was not timed in parts.
 
-    total has in it whatever earlier rounds left to the device; the parts have not.
+    total includes work that earlier rounds left to the device; the parts do not.
     """
 
     total: float
@@ -49,10 +46,10 @@ class RoundTimes:
 class RoundReport:
     """One finished round.
 
-    size: drafted tokens of the rectangle, 0 for a plain step. source: whose drafts were paid for,
-    where several may draft. passes: of the target that were submitted in it. pipelined: the pass
-    for the next token is in flight already. ended: it was the last round, after which nothing is
-    rewound.
+    size: the most tokens drafted for a sequence, 0 for a plain step. source: the name of who
+    drafted, where several may; the costliest where sequences differ. passes: of the target that
+    were submitted in it. pipelined: the pass for the next token is in flight already. ended: it was
+    the last round, after which nothing is rewound.
     """
 
     size: int
@@ -65,26 +62,25 @@ class RoundReport:
 
     @property
     def accepted(self) -> int:
-        """Drafted tokens that stayed, of all sequences."""
+        """Accepted tokens of all sequences."""
         return sum(each.accepted for each in self.sequences)
 
 
 def is_drained(report: RoundReport) -> bool:
-    """Whether a plain step only emptied the pipeline, so that it says nothing of what one costs."""
+    """Return whether a plain step only emptied the pipeline, which takes less time than others."""
     return report.size == 0 and not report.pipelined
 
 
 class RoundListener(Protocol):
-    """Hears of every round, in their order."""
+    """Gets a report of every round, in order. What it does must not change the next round."""
 
     def on_round(self, report: RoundReport) -> None:
-        """A round is over; contexts are rewound and proposers have observed it."""
-        ...
+        """Take the report of a round, after contexts were rewound and proposers have observed."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What the filters of one sequence cut from, and what drew; nothing is computed from it yet.
+    """The input of one sequence's filters and the noise that drew; lazy.
 
     before: (1, rows, vocabulary) log p up to a constant, before top-k, top-p and min-p. gumbel:
     (1, rows, vocabulary), added to what passed.
@@ -97,7 +93,7 @@ class Cut:
     min_p: float
 
     def first(self, rows: int) -> Cut:
-        """The same of the first rows alone."""
+        """Return the same for the first rows alone."""
         if self.before.shape[1] == rows:
             return self
         return replace(self, before=self.before[:, :rows], gumbel=self.gumbel[:, :rows])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from ..decoding.stopwatch import Stopwatch
 from ..draft_length import cache as cost_cache
 from ..draft_length.survey import Survey
 from ..engine.drafters import cost_key, drafters, make_proposer
-from ..engine.generate import make_decoding, make_rule
+from ..engine.generate import stream_generate
 from ..engine.pair import Pair
 from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
@@ -34,18 +33,15 @@ def calibrate(
     if not paid:
         raise OptionError("there is nothing to calibrate without a draft model: name one")
     survey, report = Survey(paid[0].most), progress or ignore_progress
+    ids = [pair.vocabulary // 2] * 8
     report(0, turns)
     while survey.turns < turns:
         proposer = make_proposer(paid[:1], options, survey)
-        ids = [pair.vocabulary // 2] * 8
-        watch = Stopwatch([survey])
-        decoding = make_decoding(
-            endless, pair.target, ids, options, proposer, make_rule(options), survey, watch
-        )
-        ended = False
-        while survey.turns < turns and not ended:
-            ended = decoding.step()[0].finish_reason is not None
+        run = stream_generate(endless, ids, options, proposer=proposer, draft_length=survey)
+        for _ in run:
             report(survey.turns, turns)
+            if survey.turns == turns:
+                break
     report(turns, turns)
     if survey.noise > NOISY:
         raise OptionError(

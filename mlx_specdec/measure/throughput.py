@@ -15,9 +15,9 @@ from statistics import median
 import mlx.core as mx
 
 from ..engine.drafters import drafters, proposer_kind
-from ..engine.many import stream_many
+from ..engine.generate import stream_many
 from ..engine.pair import Pair
-from ..engine.prepare import encode
+from ..engine.request import encode
 from ..errors import DecodingError, PromptError
 from ..interfaces import Progress, ignore_progress
 from ..options import Options

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..interfaces import Context
-from ..interfaces.reusable import Columns, Kept, Memory
+from ..interfaces.reusable import Cached, KVSlice, Reusable
 from .base import check_pass, check_rewind
 
 
@@ -128,17 +128,17 @@ class RowsContext:
         for cache in self._caches:
             cache.filter(keep)
 
-    def memory(self, sequence: int) -> Memory:
+    def reusable(self, sequence: int) -> Reusable:
         row = slice(sequence, sequence + 1)
 
         def columns(begin: int, end: int) -> tuple[mx.array, ...]:
             return tuple(buffer.array[row, :, begin:end] for buffer in self._buffers())
 
-        return Memory(self.lengths[sequence], columns)
+        return Reusable(self.lengths[sequence], columns)
 
-    def recall(self, kept: Sequence[Kept | None]) -> None:
+    def recall(self, cached: Sequence[Cached | None]) -> None:
         """Begin with what is known of the sequences, of which nothing was seen yet."""
-        known = [each if isinstance(each, Columns) else None for each in kept]
+        known = [each if isinstance(each, KVSlice) else None for each in cached]
         if not any(known):
             return
         self._rows.begin(tuple(0 if each is None else each.length for each in known))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ..interfaces import Noise, Proposal, Proposer, Scores, no_proposal
-from ..interfaces.reusable import Kept, Memory
+from ..interfaces.reusable import Cached, Reusable
 
 Limit = Callable[[str, int], int]
 """How many tokens the named proposer may draft now, of at most so many."""
@@ -28,16 +28,16 @@ class FirstOf(Proposer):
         self.taps = tuple(dict.fromkeys(tap for one in proposers.values() for tap in one.taps))
         self.needs = tuple(name for one in proposers.values() for name in one.needs)
 
-    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
+    def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
         """All recall."""
         for proposer in self._proposers.values():
-            proposer.recall(lengths, kept)
+            proposer.recall(lengths, cached)
 
-    def memories(self, sequence: int) -> Mapping[str, Memory]:
+    def reusable(self, sequence: int) -> Mapping[str, Reusable]:
         """Those of all."""
-        told: dict[str, Memory] = {}
+        told: dict[str, Reusable] = {}
         for proposer in self._proposers.values():
-            told |= proposer.memories(sequence)
+            told |= proposer.reusable(sequence)
         return told
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -98,15 +98,15 @@ class RowByRow(Proposer):
         self._rows = [make()]
         self.taps, self.needs = self._rows[0].taps, self._rows[0].needs
 
-    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
+    def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
         """Each recalls what is its own."""
         self._make_rows(len(lengths))
-        for row, length, its in zip(self._rows, lengths, kept, strict=True):
+        for row, length, its in zip(self._rows, lengths, cached, strict=True):
             row.recall([length], [its])
 
-    def memories(self, sequence: int) -> Mapping[str, Memory]:
+    def reusable(self, sequence: int) -> Mapping[str, Reusable]:
         """Those of the sequence's own."""
-        return self._rows[sequence].memories(0)
+        return self._rows[sequence].reusable(0)
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """Each begins with its own prompt."""
@@ -193,13 +193,13 @@ class Limited(Proposer):
         self.taps = proposer.taps
         self.needs = proposer.needs
 
-    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
+    def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
         """As contracts.Proposer says."""
-        self._proposer.recall(lengths, kept)
+        self._proposer.recall(lengths, cached)
 
-    def memories(self, sequence: int) -> Mapping[str, Memory]:
+    def reusable(self, sequence: int) -> Mapping[str, Reusable]:
         """As contracts.Proposer says."""
-        return self._proposer.memories(sequence)
+        return self._proposer.reusable(sequence)
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """As contracts.Proposer says."""

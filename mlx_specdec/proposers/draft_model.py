@@ -9,7 +9,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ..interfaces import Context, Model, Noise, Proposal, Proposer, Scores, feed, no_proposal
-from ..interfaces.reusable import Kept, Memory
+from ..interfaces.reusable import Cached, Reusable
 from ..sampling.choices import choose
 from ..sampling.distribution import Distribution, last_rows, log_probabilities_of
 from ..sampling.settings import Sampling
@@ -99,16 +99,16 @@ class DraftModel(Proposer):
         self._eager = eager
         self._distributions: list[Distribution] = []
         self._context: Context | None = None
-        self._unopened: list[tuple[Sequence[int], Kept | None]] = []
+        self._unopened: list[tuple[Sequence[int], Cached | None]] = []
         self._reads: list[bool] = []
         self._unread: list[int] = []
         self._seen: list[int] = []
-        self._recalled: tuple[Sequence[int], Sequence[Kept | None]] | None = None
+        self._recalled: tuple[Sequence[int], Sequence[Cached | None]] | None = None
 
-    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
-        """As contracts.Proposer says. What was kept of fewer tokens is caught up with when a draft
-        is wanted."""
-        self._recalled = lengths, [each.get(NAME) for each in kept]
+    def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
+        """As contracts.Proposer says. Tokens that are not cached are caught up with when a draft is
+        wanted."""
+        self._recalled = lengths, [each.get(NAME) for each in cached]
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """Opens the draft's own context where a draft is wanted at once, else with the first one.
@@ -169,12 +169,12 @@ class DraftModel(Proposer):
             lengths = self._context.lengths
             self._context.rewind(tuple(map(min, lengths, self._seen[: len(lengths)])))
 
-    def memories(self, sequence: int) -> Mapping[str, Memory]:
+    def reusable(self, sequence: int) -> Mapping[str, Reusable]:
         """As contracts.Proposer says, up to what the target was told to have seen."""
         opened = () if self._context is None else self._context.lengths
         if self._context is None or sequence >= len(opened) or not self._reads[sequence]:
             return {}
-        own = self._context.memory(sequence)
+        own = self._context.reusable(sequence)
         return {NAME: replace(own, length=min(own.length, self._seen[sequence]))}
 
     def join(self, other: DraftModel) -> None:

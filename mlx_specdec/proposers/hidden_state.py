@@ -15,7 +15,7 @@ from operator import mul
 import mlx.core as mx
 
 from ..interfaces import Noise, Prices, Proposal, Proposer, Scores, no_proposal
-from ..interfaces.reusable import Kept, Memory
+from ..interfaces.reusable import Cached, Reusable
 from ..models.drafters.network import DrafterNetwork
 from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
@@ -129,12 +129,12 @@ class HiddenStateDrafter(Proposer):
         self._settings = settings
         self._vocabulary = vocabulary
         self._prices = prices
-        self._recalled: Kept | None = None
+        self._recalled: Cached | None = None
         self._confidence = Confidence()
 
-    def recall(self, lengths: Sequence[int], kept: Sequence[Mapping[str, Kept]]) -> None:
+    def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
         """As contracts.Proposer says."""
-        self._recalled = kept[0].get(self._network.kind)
+        self._recalled = cached[0].get(self._network.kind)
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """Forgets the last sequence."""
@@ -165,14 +165,14 @@ class HiddenStateDrafter(Proposer):
         if len(self._tokens) > UNREAD:
             self._read()
 
-    def memories(self, sequence: int) -> Mapping[str, Memory]:
+    def reusable(self, sequence: int) -> Mapping[str, Reusable]:
         """As contracts.Proposer says: what was made of the target's hidden states, each with the
         token after it. Nothing of an encoder-decoder target's: another text has another source."""
         if self._attends:
             return {}
         if len(self._tokens) > 1:
             self._read()
-        return {self._network.kind: replace(self._reading.memory(sequence), lag=1)}
+        return {self._network.kind: replace(self._reading.reusable(sequence), lag=1)}
 
     def _read(self) -> None:
         hidden = mx.concatenate(self._hidden, axis=1)

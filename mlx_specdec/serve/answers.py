@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import __version__
-from ..decoding.run import Result
 from ..decoding.stop_criteria import Emission, TokenLogprob
-from ..engine.many import Request
+from ..engine.request import Request, Result
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import token_bytes
 from .events import Event, Reader

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..engine.pair import Pair
-from ..engine.prepare import encode
+from ..engine.request import encode
 from ..models.t5.context import EncoderDecoderModel
 from ..options import Options
 from ..text.chat import Ending

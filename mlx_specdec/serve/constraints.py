@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..engine.pair import Pair
-from ..engine.prepare import for_model
+from ..engine.request import for_model
 from ..errors import OptionError
 from ..options import Options
 from ..sampling.grammar import JSON_STYLE

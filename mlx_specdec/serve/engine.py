@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from .. import process
 from ..decoding.stop_criteria import Emission
-from ..engine.jobs import Failures
-from ..engine.many import ManyRun, Part, Request
-from ..engine.memory import FixedBatchSize, MemoryBudget
+from ..engine.memory import BatchSize, MemoryBudget
 from ..engine.pair import Pair
 from ..engine.prompt_cache import PromptCache
 from ..engine.prompt_cache_files import Store
+from ..engine.request import Part, Request
+from ..engine.scheduler import Failures, Scheduler
 from ..errors import SpecdecError
 from ..options import Options
 from .metrics import Metrics
@@ -52,7 +52,7 @@ class Engine:
 
     load: returns the models and the default options; called in the thread. batch_size: number of
     requests that are decoded at once. waiting: number of requests in the queue. store: keeps the
-    prompt cache; None caches nothing. memory_budget: as ManyRun has it.
+    prompt cache; None caches nothing. memory_budget: as Scheduler has it.
 
     ready: set when the models are loaded, from when on `pair`, `options` and `budget` can be read.
     problem: what ended the engine early.
@@ -179,7 +179,7 @@ class Engine:
         self._publish(self._all_with(STOPPING))
         self._keep_cache()
 
-    def _decode(self, many: ManyRun) -> None:
+    def _decode(self, many: Scheduler) -> None:
         """Decode until the engine is closed. A step that fails as a whole ends the requests that
         are pending; ranks that are out of step cannot continue at all."""
         while (taken := self._take(wait=many.idle)) is not None:
@@ -193,7 +193,7 @@ class Engine:
                 many, parts = self._begin(), self._all_with(self.failures.note(problem))
             self._stepped = time.perf_counter()
             self._publish(parts)
-        many.keep()
+        many.save_costs()
 
     def _keep_cache(self) -> None:
         if self._store is None or self._cache is None:
@@ -203,11 +203,11 @@ class Engine:
         except SpecdecError as problem:
             log.error("%s", problem)
 
-    def _begin(self) -> ManyRun:
+    def _begin(self) -> Scheduler:
         self._waiting = 0
-        size = FixedBatchSize(self.batch_size)
+        size = BatchSize(self.batch_size)
         budget, failures = self._memory_budget, self.failures
-        many = ManyRun(self.pair, None, self.options, size, self._cache, failures, budget)
+        many = Scheduler(self.pair, None, self.options, size, self._cache, failures, budget)
         self.budget, self.reserved_bytes = many.budget, 0
         return many
 
@@ -223,7 +223,7 @@ class Engine:
             return taken
 
     def _step(
-        self, many: ManyRun, arrived: Sequence[tuple[int, Request]], left: Sequence[int]
+        self, many: Scheduler, arrived: Sequence[tuple[int, Request]], left: Sequence[int]
     ) -> list[Part]:
         for number, request in arrived:
             many.add(number, request)

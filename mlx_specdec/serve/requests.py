@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engine.many import Request
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
-from ..engine.prepare import encode, prepared
+from ..engine.request import Request, encode, prepared
 from ..errors import PromptError, SpecdecError
 from ..options import Options
 from ..sampling.settings import LARGEST

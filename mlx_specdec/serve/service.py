@@ -14,9 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..decoding.run import STUCK
 from ..decoding.stop_criteria import Emission
-from ..engine.many import Part
+from ..engine.request import STUCK, Part
 from ..errors import SpecdecError
 from .answers import Choice, ParsedRequest, Payload, Writer, rendered, server_sent_event
 from .body import Body, parse

@@ -17,9 +17,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..decoding.prompt import PromptReader, chunk
-from ..engine.many import Request, generate_many
+from ..engine.generate import generate_many
 from ..engine.pair import Pair
-from ..engine.prepare import missing_prefix
+from ..engine.request import Request, missing_prefix
 from ..errors import PromptError
 from ..interfaces import FINAL, Progress
 from ..models.t5.context import EncoderDecoderModel

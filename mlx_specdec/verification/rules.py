@@ -75,7 +75,7 @@ class Coupled:
         choice = choose(scored, None)
         if proposal.size == 0:
             # A plain step: each operation less is time that plain decoding does not lose.
-            return Verdict(proposal.none_kept, choice.squeeze(1), scored)
+            return Verdict(proposal.none_accepted, choice.squeeze(1), scored)
         kept = leading(choice[:, : proposal.size] == proposal.tokens)
         return Verdict(kept, row_after(choice, kept), scored)
 

@@ -15,7 +15,7 @@ import pytest
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.prepare import encode
+from mlx_specdec.engine.request import encode
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces import after
 from mlx_specdec.measure import probe as probing

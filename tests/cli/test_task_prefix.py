@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.engine.loading import load
-from mlx_specdec.engine.prepare import encode
+from mlx_specdec.engine.request import encode
 from mlx_specdec.models.loading import task_prefix
 from mlx_specdec.options import Options
 

@@ -26,7 +26,7 @@ from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
 from .simulator import MOST, verify_cost
 
 JOINS_AT = 0.25
-"""As in mlx_specdec.engine.many."""
+"""As in mlx_specdec.engine.scheduler."""
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 Kept = tuple[dict[int, dict[int, Learned]], Experience | None]
 """What is on disk: costs by size of batch, and the rest."""

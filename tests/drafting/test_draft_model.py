@@ -27,7 +27,7 @@ class Table:
     def prefix(self, prompt) -> list[int]:
         return list(prompt)
 
-    def open(self, prompt, kept=None) -> TableContext:
+    def open(self, prompt, cached=None) -> TableContext:
         self.opened.append(TableContext())
         return self.opened[-1]
 

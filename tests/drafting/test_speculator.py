@@ -222,7 +222,7 @@ def test_what_is_emitted_has_the_targets_law_wherever_drafts_end(rule) -> None:
             row = mx.broadcast_to(log_p, (len(group), size + 1, 3))
             verdict = rule.verify(row, proposal, Drawn(generator, len(group), 3))
             for seed, kept, following in zip(
-                group, verdict.kept.sum(axis=1).tolist(), verdict.next.tolist(), strict=True
+                group, verdict.accepted.sum(axis=1).tolist(), verdict.next.tolist(), strict=True
             ):
                 texts[seed] += [*drawn[seed, :kept].tolist(), following]
     counts = np.zeros((3, 3))

@@ -15,8 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_specdec.checkpoints.files import read_config
-from mlx_specdec.engine.generate import generate
-from mlx_specdec.engine.many import generate_many
+from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.loading import load_model

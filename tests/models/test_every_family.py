@@ -15,9 +15,9 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from mlx_specdec.engine.generate import generate
-from mlx_specdec.engine.many import Request, generate_many
+from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import Request
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces import FINAL, after
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.engine.prompt_cache import BLOCK, PromptCache, common
-from mlx_specdec.interfaces.reusable import Columns, Memory, Whole
+from mlx_specdec.interfaces.reusable import KVSlice, Reusable, Snapshot
 
 COLUMN = 2 * 3 * 4 * 2
 """Bytes of two arrays' columns, (1, 2 heads, 1, 3) float32 each."""
@@ -22,20 +22,20 @@ def columns_of(text: Sequence[int], lag: int) -> tuple[mx.array, ...]:
     return one, -one
 
 
-def memory(text: Sequence[int], lag: int = 0, length: int | None = None) -> Memory:
+def memory(text: Sequence[int], lag: int = 0, length: int | None = None) -> Reusable:
     """Of the first `length` columns of a text, lazily and with others behind them."""
     arrays = columns_of(text, lag)
     count = arrays[0].shape[2] if length is None else length
-    return Memory(count, lambda a, b: tuple(each[:, :, a:b] for each in arrays), lag)
+    return Reusable(count, lambda a, b: tuple(each[:, :, a:b] for each in arrays), lag)
 
 
-def whole(text: Sequence[int], exact: bool = False) -> Memory:
+def whole(text: Sequence[int], exact: bool = False) -> Reusable:
     array = columns_of(text, 0)[0]
     value = None if exact else ("made of", tuple(text))
-    return Memory(whole=Whole(len(text), value, (array,), exact))
+    return Reusable(snapshot=Snapshot(len(text), value, (array,), exact))
 
 
-def keep(cache: PromptCache, text: Sequence[int], **memories: Memory) -> None:
+def keep(cache: PromptCache, text: Sequence[int], **memories: Reusable) -> None:
     """The newest token is unseen."""
     cache.keep(text, [*text, 0], memories)
 
@@ -43,7 +43,7 @@ def keep(cache: PromptCache, text: Sequence[int], **memories: Memory) -> None:
 def holds(kept: object, text: Sequence[int], count: int, lag: int = 0) -> bool:
     wanted = columns_of(text[: count + lag], lag)
     return (
-        isinstance(kept, Columns)
+        isinstance(kept, KVSlice)
         and kept.length == count
         and all(map(mx.array_equal, kept.arrays, wanted))
     )
@@ -67,7 +67,7 @@ def test_nothing_stays_of_what_was_kept_in_part() -> None:
         return tuple(each[:, :, begin:end] for each in arrays)
 
     with pytest.raises(MemoryError):
-        keep(cache, [1, 2, 7, 4], target=Memory(4, fails))
+        keep(cache, [1, 2, 7, 4], target=Reusable(4, fails))
     assert cache.nbytes == 0 and cache.find([1, 2, 3, 4], 3).target is None
     keep(cache, [1, 2, 3], target=memory([1, 2, 3]))
     assert holds(cache.find([1, 2, 3, 4], 3).target, [1, 2, 3], 3)
@@ -178,7 +178,7 @@ def test_what_is_kept_takes_what_is_counted() -> None:
 def keep_rows(cache: PromptCache, batch: mx.array) -> None:
     """Rows of one buffer, which is given back afterwards."""
     for row, text in enumerate(([1] * 100, [2] * 50 + [3] * 100, [4] * 300)):
-        views = Memory(len(text), lambda a, b, row=row: (batch[row : row + 1, :, a:b],))
+        views = Reusable(len(text), lambda a, b, row=row: (batch[row : row + 1, :, a:b],))
         keep(cache, text, target=views)
 
 

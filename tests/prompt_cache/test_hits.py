@@ -9,12 +9,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.run import Result
 from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.engine.many import ManyRun, Request
-from mlx_specdec.engine.memory import FixedBatchSize
+from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.engine.request import Request, Result
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
@@ -199,7 +199,7 @@ def test_a_model_whose_rows_disagree_keeps_nothing(name: str) -> None:
     options = asked(1.0)
     expected = [generate(pair, prompt, options).tokens for prompt in prompts]
     results = [run(pair, prompt, options, cache) for prompt in prompts]
-    many = ManyRun(pair, None, options, FixedBatchSize(2), cache)
+    many = Scheduler(pair, None, options, BatchSize(2), cache)
     for number, prompt in enumerate(prompts):
         many.add(number, Request(prompt, options))
     results += [part.result for part in many if part.result is not None]
@@ -215,7 +215,7 @@ def test_of_newcomers_that_begin_alike_one_reads_for_all(
 ) -> None:
     pair, options = pairs("llama"), asked(0.0, regular=True)
     system = [(7 * place) % 60 + 3 for place in range(300)]
-    many = ManyRun(pair, None, options, FixedBatchSize(4), PromptCache(room))
+    many = Scheduler(pair, None, options, BatchSize(4), PromptCache(room))
     prompts = [[*system, 5], [*system, 5], PROMPT, [*system, 6]]
     for number, prompt in enumerate(prompts):
         many.add(number, Request(prompt, options))
@@ -251,7 +251,7 @@ def test_in_little_room_requests_that_share_beginnings_write_what_they_write_alo
     name: str, room: int, pairs: Callable[[str], Pair]
 ) -> None:
     pair, cache = pairs(name), PromptCache(room)
-    many = ManyRun(pair, None, asked(0.0, num_draft=2), FixedBatchSize(3), cache)
+    many = Scheduler(pair, None, asked(0.0, num_draft=2), BatchSize(3), cache)
     prompts = [SYSTEM + PROMPT, [*SYSTEM, 1, 2, 3], SYSTEM, PROMPT, SYSTEM + PROMPT + [4]]
     requests = {
         number: Request(prompt, asked((number % 2) * 1.0, num_draft=2))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.engine.jobs import BROKEN, Job
-from mlx_specdec.engine.many import ManyRun, Part, Request
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import Job, Part, Request
+from mlx_specdec.engine.scheduler import BROKEN, Scheduler
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
@@ -88,11 +88,11 @@ def test_closing_ends_what_is_there_with_an_error(llama: tuple[Path, Path]) -> N
 def test_a_step_that_fails_ends_its_requests_and_not_the_engine(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: ManyRun) -> list[Part]:
+    def broken(self: Scheduler) -> list[Part]:
         raise ValueError("/some/path is broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ManyRun, "step", broken)
+        patch.setattr(Scheduler, "step", broken)
         for failed in range(1, FAILED_PASSES + 1):
             assert engine.trouble is None
             assert ask(engine)[1].last().error == f"{BROKEN} (ValueError)"
@@ -108,7 +108,7 @@ def test_a_step_that_never_ends_is_told_and_so_is_an_engine_that_is_no_more(
 ) -> None:
     goes_on = threading.Event()
 
-    def waits(self: ManyRun) -> list[Part]:
+    def waits(self: Scheduler) -> list[Part]:
         assert goes_on.wait(60)
         return []
 
@@ -116,7 +116,7 @@ def test_a_step_that_never_ends_is_told_and_so_is_an_engine_that_is_no_more(
         assert engine.trouble is None
         with monkeypatch.context() as patch:
             patch.setattr(engine_module, "STEP_SECONDS", 0.0)
-            patch.setattr(ManyRun, "step", waits)
+            patch.setattr(Scheduler, "step", waits)
             number, _ = ask(engine)
             wait_until(lambda: engine.trouble is not None)
             assert "not finished" in engine.trouble
@@ -133,12 +133,12 @@ def test_an_engine_whose_ranks_have_lost_step_ends(
 ) -> None:
     """Only a new start of all of them helps."""
 
-    def lost(self: ManyRun) -> list[Part]:
+    def lost(self: Scheduler) -> list[Part]:
         type(engine.pair.target).lost = True
         raise ValueError("half a pass")
 
     monkeypatch.setattr(DecoderOnlyModel, "lost", False, raising=False)
-    monkeypatch.setattr(ManyRun, "step", lost)
+    monkeypatch.setattr(Scheduler, "step", lost)
     with running(llama) as engine:
         assert ask(engine)[1].last().error == STOPPING
         assert engine.join(60)
@@ -170,10 +170,10 @@ def test_a_request_that_cannot_be_begun_does_not_touch_the_others(
     _, other = ask(engine, replace(OPTIONS, max_tokens=200))
     shipped = Job.of
 
-    def broken(pair: Pair, number: int, request: Request, chosen: object) -> Job:
+    def broken(pair: Pair, number: int, request: Request, *others: object) -> Job:
         if request.options.seed == 13:
             raise ValueError("unlucky")
-        return shipped(pair, number, request, chosen)
+        return shipped(pair, number, request, *others)
 
     monkeypatch.setattr(Job, "of", broken)
     assert ask(engine, replace(OPTIONS, seed=13))[1].last().error == f"{BROKEN} (ValueError)"

@@ -17,8 +17,8 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.engine.many import Request
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import Request
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.settings import Limits
 

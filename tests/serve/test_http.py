@@ -19,9 +19,9 @@ from starlette.testclient import TestClient
 from mlx_specdec.decoding.stop_criteria import TokenLogprob
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
-from mlx_specdec.engine.many import Request
 from mlx_specdec.engine.memory import Extent
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import Request
 from mlx_specdec.options import Options
 from mlx_specdec.serve.answers import Choice, ParsedRequest, server_sent_event
 from mlx_specdec.serve.app import Access, make_app

@@ -14,8 +14,8 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.decoding.stop_criteria import Emission
-from mlx_specdec.engine.many import Request
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import Request
 from mlx_specdec.serve import anthropic
 from mlx_specdec.serve.answers import Choice, ParsedRequest
 from mlx_specdec.serve.anthropic import MessagesWriter

@@ -15,8 +15,9 @@ import pytest
 pytest.importorskip("uvicorn", reason="the extra server is not installed")
 
 from mlx_specdec.engine.loading import load
-from mlx_specdec.engine.many import ManyRun, Part
 from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.engine.request import Part
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.serve import server
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.server import Settings
@@ -48,9 +49,9 @@ def ask_and_end(port: int) -> None:
 def test_what_was_read_is_kept_though_the_last_step_takes_long(
     llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, port, step = tmp_path / "kept.safetensors", free_port(), ManyRun.step
+    file, port, step = tmp_path / "kept.safetensors", free_port(), Scheduler.step
 
-    def slow(self: ManyRun) -> list[Part]:
+    def slow(self: Scheduler) -> list[Part]:
         parts = step(self)
         time.sleep(0.3)
         return parts
@@ -58,7 +59,7 @@ def test_what_was_read_is_kept_though_the_last_step_takes_long(
     def killed(code: int) -> None:
         raise AssertionError("nobody waited for the last step")
 
-    monkeypatch.setattr(ManyRun, "step", slow)
+    monkeypatch.setattr(Scheduler, "step", slow)
     monkeypatch.setattr(server, "CUT_SECONDS", 0.05)
     monkeypatch.setattr(os, "_exit", killed)
     client = threading.Thread(target=ask_and_end, args=[port], daemon=True)

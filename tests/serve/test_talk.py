@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mlx_specdec.decoding.stop_criteria import Emission
-from mlx_specdec.engine.many import Part
+from mlx_specdec.engine.request import Part
 from mlx_specdec.serve.service import ResponseStream
 
 

@@ -15,8 +15,8 @@ from huggingface_hub import TextGenerationOutput, TextGenerationStreamOutput
 from starlette.testclient import TestClient
 
 from mlx_specdec.decoding.stop_criteria import Emission, Piece, TokenLogprob
-from mlx_specdec.engine.many import Request
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import Request
 from mlx_specdec.serve.answers import Choice, ParsedRequest
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.settings import Limits

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlx_specdec.decoding.run import Result
 from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.interfaces.reusable import TARGET, Columns
+from mlx_specdec.engine.request import Result
+from mlx_specdec.interfaces.reusable import TARGET, KVSlice
 from mlx_specdec.options import Options
 
 ROOM = 1 << 24
@@ -24,5 +24,5 @@ def run(pair: Pair, prompt: Sequence[int], options: Options, cache: PromptCache)
 def known(cache: PromptCache, text: Sequence[int]) -> list[tuple[str, int, tuple[mx.array, ...]]]:
     found = cache.find(text, len(text))
     parts = {TARGET: found.target, **found.proposer}
-    kept = [(name, each) for name, each in sorted(parts.items()) if isinstance(each, Columns)]
+    kept = [(name, each) for name, each in sorted(parts.items()) if isinstance(each, KVSlice)]
     return [(name, each.length, each.arrays) for name, each in kept]

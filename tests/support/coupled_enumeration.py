@@ -142,7 +142,7 @@ def round_law(
     proposal = Proposal(mx.array(drafts, dtype=mx.int32), mx.array(draft_rows))
     verdict = judge(mx.array(rows), mx.array(draft_rows), proposal, mx.array(gumbels))
     result: dict[tuple[int, ...], Fraction] = {}
-    counts = np.array(verdict.kept).sum(axis=1).tolist()
+    counts = np.array(verdict.accepted).sum(axis=1).tolist()
     for x, kept, last, weight in zip(drafts, counts, verdict.next.tolist(), weights, strict=True):
         emitted = (*x[:kept], last)
         result[emitted] = result.get(emitted, Fraction(0)) + weight

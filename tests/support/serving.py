@@ -20,8 +20,9 @@ from mlx.utils import tree_map
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.loading import load
-from mlx_specdec.engine.many import ManyRun, Part, Request
 from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.engine.request import Part, Request
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
@@ -144,9 +145,9 @@ def streamed(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]
 
 @contextmanager
 def broken_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    step, count = ManyRun.step, 0
+    step, count = Scheduler.step, 0
 
-    def counted(self: ManyRun):
+    def counted(self: Scheduler):
         nonlocal count
         count += 1
         if count > steps:
@@ -154,7 +155,7 @@ def broken_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ManyRun, "step", counted)
+        patch.setattr(Scheduler, "step", counted)
         yield
 
 

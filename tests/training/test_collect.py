@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.engine.loading import load
-from mlx_specdec.engine.prepare import encode
+from mlx_specdec.engine.request import encode
 from mlx_specdec.options import Options
 from mlx_specdec.training.collect import Sample, _pieces, batches
 from mlx_specdec.training.config import DataConfig

@@ -106,8 +106,8 @@ def test_judge_compares_each_uniform_with_its_probability_and_takes_the_longest(
             proposal = Proposal(tokens, mx.log(mx.array(q[None])))
             verdict = BlockRule().verify(mx.log(mx.array(p[None])), proposal, Given(uniforms))
             expected = 2 if below[1] else 1 if below[0] else 0
-            assert int(mx.sum(verdict.kept).item()) == expected
-            assert verdict.kept.tolist() == [[index < expected for index in range(2)]]
+            assert int(mx.sum(verdict.accepted).item()) == expected
+            assert verdict.accepted.tolist() == [[index < expected for index in range(2)]]
 
 
 def test_for_one_hot_proposals_block_and_token_accept_alike() -> None:
@@ -121,7 +121,7 @@ def test_for_one_hot_proposals_block_and_token_accept_alike() -> None:
         ratios = rules.joint_ratios(p[:, :3], q, proposal.tokens)[0].tolist()
         np.testing.assert_allclose(ratios, np.cumprod([1.0, *by_token]), rtol=1e-5)
         verdict = BlockRule().verify(law, proposal, source.at(0, 0))
-        assert verdict.kept.shape == (1, 3)
+        assert verdict.accepted.shape == (1, 3)
 
 
 def test_an_abstaining_round_draws_from_the_target_under_both_rules() -> None:

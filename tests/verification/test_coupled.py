@@ -32,7 +32,7 @@ def test_every_possible_draft_gives_a_prefix_of_the_targets_own_choices(
     own = mx.argmax(law if gumbel is None else law + gumbel, axis=-1)[0].tolist()
     for draft in itertools.product(range(VOCABULARY), repeat=length):
         verdict = Coupled().verify(law, Proposal(mx.array([draft], dtype=mx.int32)), noise)
-        kept = int(mx.sum(verdict.kept).item())
+        kept = int(mx.sum(verdict.accepted).item())
         emitted = [*draft[:kept], verdict.next.item()]
         assert emitted == own[: kept + 1]
         assert kept == length or draft[kept] != own[kept]
@@ -57,7 +57,7 @@ def test_acceptance_and_law_are_those_of_the_paper() -> None:
     drafted = mx.argmax(mx.log(mx.array(q)) + noise.gumbel[:, :1], axis=-1).astype(mx.int32)
     law = mx.broadcast_to(mx.log(mx.array(p)), (samples, 2, VOCABULARY))
     verdict = Coupled().verify(law, Proposal(drafted), noise)
-    accepted = np.array(verdict.kept)[:, 0]
+    accepted = np.array(verdict.accepted)[:, 0]
     expected = sum(1 / sum(np.maximum(p / p[i], q / q[i])) for i in range(VOCABULARY))
     assert abs(accepted.mean() - expected) < 4 * np.sqrt(0.25 / samples)
     first = np.where(accepted, np.array(drafted)[:, 0], np.array(verdict.next))
@@ -82,9 +82,9 @@ def test_lenience_zero_is_greedy_matching_and_more_never_accepts_less(seed: int)
     counts = []
     for delta in (0.0, 0.2, 0.5, 0.9, 1.0):
         verdict = LenientGreedy(delta).verify(law, drafted, noise)
-        counts.append(int(mx.sum(verdict.kept).item()))
+        counts.append(int(mx.sum(verdict.accepted).item()))
         if delta == 0:
-            assert verdict.kept.tolist() == exact.kept.tolist()
+            assert verdict.accepted.tolist() == exact.accepted.tolist()
             assert verdict.next.tolist() == exact.next.tolist()
     assert counts == sorted(counts)
     assert counts[-1] == 4
@@ -95,4 +95,4 @@ def test_lenience_accepts_by_probability_relative_to_the_best() -> None:
     for token, accepted in ((0, True), (1, True), (2, False), (3, False)):
         proposal = Proposal(mx.array([[token]], dtype=mx.int32))
         verdict = LenientGreedy(0.5).verify(law, proposal, SilentNoise())
-        assert verdict.kept.tolist() == [[accepted]]
+        assert verdict.accepted.tolist() == [[accepted]]

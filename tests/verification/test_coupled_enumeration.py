@@ -60,7 +60,7 @@ def test_the_shipped_draw_and_verdict_return_the_cell_of_the_noise(p: Law, q: La
             assert drafted.item() == j
             rows = mx.array([[logs(p), logs(p)]])
             verdict = Coupled().verify(rows, Proposal(drafted.reshape(1, 1)), Given(gumbel, 2))
-            assert verdict.kept.item() is (i == j)
+            assert verdict.accepted.item() is (i == j)
             assert verdict.next.item() == i
             seen.add((i, j))
     assert seen == {
@@ -86,11 +86,11 @@ def test_what_is_decided_does_not_depend_on_later_noise() -> None:
     noise = generator.gumbel(size=(200, 4, SYMBOLS)).astype(np.float32)
     other = generator.gumbel(size=(200, 4, SYMBOLS)).astype(np.float32)
     first = Coupled().verify(rows, drafted, Given(mx.array(noise)))
-    counts = np.array(first.kept).sum(axis=1)
+    counts = np.array(first.accepted).sum(axis=1)
     assert set(counts.tolist()) == {0, 1, 2, 3}
     later = np.arange(4)[None, :, None] > counts[:, None, None]
     again = Coupled().verify(rows, drafted, Given(mx.array(np.where(later, other, noise))))
-    assert mx.array_equal(first.kept, again.kept)
+    assert mx.array_equal(first.accepted, again.accepted)
     assert mx.array_equal(first.next, again.next)
 
 
@@ -99,9 +99,9 @@ def emits_the_draft(
 ) -> Verdict:
     """Mutation: at the first difference the draft's token is emitted."""
     verdict = shipped(rows, draft_rows, proposal, gumbel)
-    count = mx.sum(verdict.kept.astype(mx.int32), axis=-1, keepdims=True)
+    count = mx.sum(verdict.accepted.astype(mx.int32), axis=-1, keepdims=True)
     padded = mx.concatenate([proposal.tokens, verdict.next[:, None]], axis=1)
-    return Verdict(verdict.kept, mx.take_along_axis(padded, count, axis=1)[:, 0])
+    return Verdict(verdict.accepted, mx.take_along_axis(padded, count, axis=1)[:, 0])
 
 
 def ratio_test(

@@ -17,7 +17,7 @@ def verdicts(probability: float, seed: int, rounds: int, size: int = 4) -> list[
     law = mx.random.normal((1, size + 1, WIDTH), key=mx.random.key(3))
     proposal = Proposal(mx.zeros((1, size), dtype=mx.int32))
     noise = SilentNoise().at(0, 0)
-    return [rule.verify(law, proposal, noise).kept[0].tolist() for _ in range(rounds)]
+    return [rule.verify(law, proposal, noise).accepted[0].tolist() for _ in range(rounds)]
 
 
 def test_each_token_stays_with_the_asked_probability_while_those_before_it_stay() -> None:
@@ -47,7 +47,7 @@ def test_what_follows_is_the_targets_own_choice_after_the_kept_tokens(noise) -> 
     seen = set()
     for _ in range(100):
         verdict = rule.verify(law, proposal, noise.at(0, 0))
-        count = int(mx.sum(verdict.kept).item())
+        count = int(mx.sum(verdict.accepted).item())
         seen.add(count)
         assert verdict.next.tolist() == [choices[count]]
     assert seen == {0, 1, 2, 3}
@@ -67,5 +67,5 @@ def test_a_plain_step_is_the_targets_own() -> None:
     law = mx.random.normal((1, 1, WIDTH), key=mx.random.key(1))
     nothing = Proposal(mx.zeros((1, 0), dtype=mx.int32))
     verdict = ForcedAcceptance(1.0, 0).verify(law, nothing, SilentNoise().at(0, 0))
-    assert verdict.kept.shape == (1, 0)
+    assert verdict.accepted.shape == (1, 0)
     assert verdict.next.tolist() == [mx.argmax(law[0, 0]).item()]

@@ -23,7 +23,7 @@ LAW = mx.log(mx.array([[[0.4, 0.3, 0.3, 0.0]] * 3]))
 
 def kept(rule: Rule, tokens: list[int], seed: int) -> int:
     noise = SilentNoise() if rule in GREEDY else IndependentNoise(seed, SYMBOLS).at(0, 0)
-    return int(rule.verify(LAW, Proposal.one_hot([tokens]), noise).kept.sum().item())
+    return int(rule.verify(LAW, Proposal.one_hot([tokens]), noise).accepted.sum().item())
 
 
 @pytest.mark.parametrize("rule", [*DRAWING, *GREEDY])
@@ -50,6 +50,6 @@ def test_damaged_rows_of_a_draft_do_not_change_what_is_emitted(
     noise = Drawn(generator, samples, SYMBOLS)
     many = [mx.array(np.repeat(each[None], samples, axis=0)) for each in (law, rows)]
     verdict = rule.verify(many[0], Proposal(mx.array(tokens), many[1]), noise)
-    emitted = np.where(np.array(verdict.kept)[:, 0], tokens[:, 0], np.array(verdict.next))
+    emitted = np.where(np.array(verdict.accepted)[:, 0], tokens[:, 0], np.array(verdict.next))
     counts = np.bincount(emitted, minlength=SYMBOLS)
     assert (np.abs(counts / samples - p) < 4.5 * np.sqrt(p * (1 - p) / samples)).all()

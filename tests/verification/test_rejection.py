@@ -102,7 +102,7 @@ def test_draws_of_the_whole_rule_follow_the_target(with_rows: bool) -> None:
     else:
         proposal = Proposal((mx.arange(samples, dtype=mx.int32) % 4)[:, None])
     verdict = TokenRule().verify(law, proposal, noise)
-    chosen = mx.where(verdict.kept[:, 0], proposal.tokens[:, 0], verdict.next)
+    chosen = mx.where(verdict.accepted[:, 0], proposal.tokens[:, 0], verdict.next)
     counts = np.bincount(np.array(chosen), minlength=4)
     bound = 4 * np.sqrt(p * (1 - p) / samples)
     assert (np.abs(counts / samples - p) < bound).all()
@@ -113,7 +113,7 @@ def test_an_abstaining_round_draws_from_the_target() -> None:
     empty = Proposal(mx.zeros((1, 0), dtype=mx.int32))
     verdict = TokenRule().verify(law, empty, IndependentNoise(0, 3).at(0, 0))
     assert verdict.next.tolist() == [1]
-    assert verdict.kept.shape == (1, 0)
+    assert verdict.accepted.shape == (1, 0)
 
 
 def test_the_rule_refuses_to_work_without_random_numbers() -> None:
@@ -153,7 +153,7 @@ def test_judge_accepts_just_below_each_threshold_and_not_just_above(delta: float
             proposal = Proposal(tokens, mx.log(draft_rows))
             verdict = TokenRule(delta).verify(mx.log(rows), proposal, Given(uniforms))
             count = 0 if not below[0] else 1 if not below[1] else 2
-            assert int(mx.sum(verdict.kept).item()) == count
+            assert int(mx.sum(verdict.accepted).item()) == count
             assert verdict.next.item() == np.argmax([*after, p[2]][count])
 
 

@@ -32,7 +32,7 @@ def test_every_row_is_decided_as_alone(rule: Rule, size: int, one_hot: bool) -> 
         together = rule.verify(log_p, proposal, noise_of(noises))
         for row, noise in enumerate(noises):
             alone = rule.verify(log_p[row : row + 1], proposal.of(row), noise)
-            assert mx.array_equal(together.kept[row : row + 1], alone.kept)
+            assert mx.array_equal(together.accepted[row : row + 1], alone.accepted)
             assert mx.array_equal(together.next[row : row + 1], alone.next)
 
 
@@ -57,8 +57,8 @@ def test_a_row_that_proposed_less_is_decided_as_alone(rule: Rule, one_hot: bool)
         for row, (count, noise) in enumerate(zip(counts, noises, strict=True)):
             own = log_p[row : row + 1, : count + 1]
             alone = rule.verify(own, proposal.of(row), noise)
-            kept = together.kept[row].tolist()
-            assert kept == [*alone.kept[0].tolist(), *[False] * (size - count)]
+            kept = together.accepted[row].tolist()
+            assert kept == [*alone.accepted[0].tolist(), *[False] * (size - count)]
             assert together.next[row].item() == alone.next[0].item()
             lengths.add(sum(kept))
     assert {0, 1, 2} <= lengths

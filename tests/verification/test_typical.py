@@ -29,7 +29,7 @@ def test_judge_accepts_above_the_threshold_and_not_below(token: int, kept: bool)
     law = mx.log(mx.array([[p, p]]))
     proposal = Proposal(mx.array([[token]], dtype=mx.int32))
     verdict = TypicalRule(0.9, 0.5).verify(law, proposal, SilentNoise())
-    assert verdict.kept.tolist() == [[kept]]
+    assert verdict.accepted.tolist() == [[kept]]
     assert verdict.next.tolist() == [0]
 
 
@@ -38,13 +38,13 @@ def test_the_likeliest_token_always_passes_and_nothing_behind_a_refusal() -> Non
     best = mx.argmax(law, axis=-1).astype(mx.int32)
     rule = TypicalRule(0.09, 0.3)
     noise = IndependentNoise(0, 7).at(0, 0)
-    assert mx.all(rule.verify(law, Proposal(best[:, :2]), noise).kept)
+    assert mx.all(rule.verify(law, Proposal(best[:, :2]), noise).accepted)
     worst = mx.argmin(law, axis=-1).astype(mx.int32)
     mixed = mx.concatenate([worst[:, :1], best[:, 1:2]], axis=1)
     verdict = rule.verify(law, Proposal(mixed), noise)
-    first = np.array(verdict.kept)[:, 0]
+    first = np.array(verdict.accepted)[:, 0]
     assert not first.all()
-    assert not np.array(verdict.kept)[~first].any()
+    assert not np.array(verdict.accepted)[~first].any()
 
 
 def test_the_next_token_is_the_targets_own_draw() -> None:
@@ -52,7 +52,7 @@ def test_the_next_token_is_the_targets_own_draw() -> None:
     noise = IndependentNoise(4, 5).at(0, 0)
     verdict = TypicalRule(0.0, 0.3).verify(law, Proposal(mx.array([[2]], dtype=mx.int32)), noise)
     own = mx.argmax(law[:, 1] + noise.correction(), axis=-1)
-    assert verdict.kept.tolist() == [[True]]
+    assert verdict.accepted.tolist() == [[True]]
     assert verdict.next.tolist() == own.tolist()
 
 
@@ -61,4 +61,4 @@ def test_an_abstaining_round_draws_from_the_target() -> None:
     empty = Proposal(mx.zeros((1, 0), dtype=mx.int32))
     verdict = TypicalRule(0.09, 0.3).verify(law, empty, IndependentNoise(0, 3).at(0, 0))
     assert verdict.next.tolist() == [1]
-    assert verdict.kept.shape == (1, 0)
+    assert verdict.accepted.shape == (1, 0)

@@ -22,7 +22,7 @@ import mlx.core as mx
 
 from ...errors import DecodingError, OptionError
 from ...interfaces import FINAL, Context, Scores
-from ...interfaces.reusable import Kept, Memory
+from ...interfaces.reusable import Cached, Reusable
 from ..base import Base
 from .orders import Channel, Message, Op, Order
 
@@ -196,12 +196,12 @@ class LedModel:
     def lost(self) -> bool:
         return self._leader.lost
 
-    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> Context:
+    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
         """As interfaces.Model says; what several ranks compute is not reused."""
         return self._led(self._model.open(prompt), [prompt], joins=False)
 
     def open_batch(
-        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+        self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
         """As interfaces.Model says; see `open`."""
         return self._led(self._model.open_batch(prompts), prompts, joins=True)
@@ -274,6 +274,6 @@ class LedContext:
         self._context.filter(keep)
         self._leader.queue(Order(Op.FILTER, self._number, tuple(keep)))
 
-    def memory(self, sequence: int) -> Memory:
+    def reusable(self, sequence: int) -> Reusable:
         """As interfaces.Context says: each rank has a part, of which nothing is kept."""
-        return Memory()
+        return Reusable()

@@ -15,7 +15,7 @@ from mlx_lm.models import cache as mlx_lm_caches
 from mlx_lm.models.cache import create_attention_mask
 
 from ...interfaces import Context, Scores
-from ...interfaces.reusable import Memory, Whole
+from ...interfaces.reusable import Reusable, Snapshot
 from ..base import check_pass, check_rewind
 from ..kv_cache import KVCache, QuantizedBuffer
 from ..rows import Place, Rows, RowsContext
@@ -187,12 +187,12 @@ class ReplayingContext:
     def filter(self, keep: Sequence[int]) -> None:
         """Nothing to do: it holds one sequence."""
 
-    def memory(self, sequence: int) -> Memory:
+    def reusable(self, sequence: int) -> Reusable:
         """As interfaces.Context says: all that was seen, where none of it may be taken back."""
         length = self._cache.length
         if not length or length != self._final:
-            return Memory()
-        return Memory(whole=Whole(length, *_snapshot(self._cache.entries)))
+            return Reusable()
+        return Reusable(snapshot=Snapshot(length, *_snapshot(self._cache.entries)))
 
 
 def _snapshot(entries: list[Any]) -> tuple[list[Any], tuple[mx.array, ...]]:

@@ -28,7 +28,7 @@ from mlx_lm.models.cache import (
 
 from ...errors import OptionError, first_line
 from ...interfaces import Context
-from ...interfaces.reusable import Kept, Whole
+from ...interfaces.reusable import Cached, Snapshot
 from ..base import check_prompt
 from ..cache_settings import CacheSettings
 from ..kv_cache import STEP
@@ -189,8 +189,8 @@ class DecoderOnlyModel(TappedNetwork):
         """The prompt itself."""
         return list(prompt)
 
-    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> Context:
-        """A context that has seen nothing but what `kept` is of.
+    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
+        """A context that has seen nothing but what `cached` is of.
 
         Raises PromptError for a prompt that is empty, longer than `max_length`, or that holds an id
         outside of the vocabulary.
@@ -198,10 +198,10 @@ class DecoderOnlyModel(TappedNetwork):
         check_prompt(prompt, self._vocabulary, self._max_length)
         if self._batched:
             context = DecoderOnlyContext(self, self._batched, 1)
-            context.recall([kept])
+            context.recall([cached])
             return context
-        if isinstance(kept, Whole):
-            return ReplayingContext(self, copy.deepcopy(kept.value), kept.length)
+        if isinstance(cached, Snapshot):
+            return ReplayingContext(self, copy.deepcopy(cached.value), cached.length)
         return ReplayingContext(self, self._make_caches())
 
     def caution(self, prompt_tokens: int) -> str:
@@ -214,14 +214,14 @@ class DecoderOnlyModel(TappedNetwork):
         return self._mask_axes is not None
 
     def open_batch(
-        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+        self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> DecoderOnlyContext:
         for prompt in prompts:
             check_prompt(prompt, self._vocabulary, self._max_length)
         if self._mask_axes is None:
             raise OptionError(f"{type_name(self.network)} models decode one sequence at a time")
         context = DecoderOnlyContext(self, self._batched, len(prompts), self._mask_axes)
-        context.recall(kept)
+        context.recall(cached)
         return context
 
     @cached_property

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ...checkpoints import disk as sizes
 from ...errors import PromptError
 from ...interfaces import FINAL, Context, Scores, rectangle
-from ...interfaces.reusable import Kept, Memory, Whole
+from ...interfaces.reusable import Cached, Reusable, Snapshot
 from ..base import check_prompt, layer_of
 from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
@@ -145,9 +145,9 @@ class EncoderDecoderModel:
         """The decoder's start token."""
         return [self.network.config.decoder_start_token_id]
 
-    def open(self, prompt: Sequence[int], kept: Kept | None = None) -> EncoderDecoderContext:
+    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> EncoderDecoderContext:
         """See `open_batch`."""
-        return self.open_batch([prompt], [kept])
+        return self.open_batch([prompt], [cached])
 
     def caution(self, prompt_tokens: int) -> str:
         """Beyond the sources that the model was trained on, relative positions go on working, as
@@ -173,12 +173,12 @@ class EncoderDecoderModel:
         return True
 
     def open_batch(
-        self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None] = ()
+        self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> EncoderDecoderContext:
         """The first pass runs the encoder over all new sources at once."""
         for prompt in prompts:
             check_prompt(prompt, self.vocabulary, None)
-        known = {row: each for row, each in enumerate(kept) if isinstance(each, Whole)}
+        known = {row: each for row, each in enumerate(cached) if isinstance(each, Snapshot)}
         new = [row for row in range(len(prompts)) if row not in known]
 
         def read() -> Source:
@@ -251,7 +251,7 @@ class EncoderDecoderContext(RowsContext):
         super().filter(keep)
         self._given = self._source.filter(keep)
 
-    def memory(self, sequence: int) -> Memory:
+    def reusable(self, sequence: int) -> Reusable:
         """Of the source, for the same one."""
         length = self._source.lengths[sequence]
-        return Memory(whole=Whole(length, None, self._source.arrays(sequence), exact=True))
+        return Reusable(snapshot=Snapshot(length, None, self._source.arrays(sequence), exact=True))

@@ -1,10 +1,10 @@
-"""Many prompts decoded together: who is read when, and which texts share their passes.
+"""The scheduler: which requests are read when, and which of them share their passes.
 
-Sequences whose lengths are alike form a group: each pass of the target is over one group, whose
-caches are a rectangle. A step reads a chunk of one group's prompts and takes a round of every group
-that has been read. A group that has been read joins another one of like lengths, if there is one.
-Prompts of a list are taken in windows, in the order of their lengths: little of a rectangle is then
-padding. Prompts that come one by one are taken in the order in which they came.
+Sequences of similar length form a group: each pass of the target is over one group, whose caches
+are a rectangle. A step reads a chunk of one group's prompts and takes a round of every group that
+has been read. A group that has been read joins another one of similar length, if there is one.
+Prompts of a list are taken in windows, sorted by length, so that rectangles have little padding.
+Requests that come one by one are taken in the order in which they came.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import itertools
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..decoding.loop import Decoding
 from ..decoding.margins import DAMAGED
@@ -22,23 +22,43 @@ from ..decoding.prompt import chunk
 from ..decoding.sequence import Sequence as Decoded
 from ..decoding.stop_criteria import Emission
 from ..decoding.stopwatch import Stopwatch
+from ..draft_length.length import Change
 from ..errors import DecodingError, SpecdecError
 from ..interfaces.rounds import RoundReport
 from ..options import Options
-from ..proposers.drafter import Drafter
-from .drafters import keep_costs, make_batch_length
-from .jobs import Failures, Job, Part, Request
-from .memory import BatchSize, Extent, FixedBatchSize, MemoryBudget, even
-from .opening import Opening
+from .memory import BatchSize, Extent, MemoryBudget, even
+from .opening import Opener
 from .pair import Pair
 from .prompt_cache import PromptCache
+from .request import Job, Overrides, Part, Request
 
+BROKEN = "this text could not go on, since something failed inside"
 WINDOW = 8
-"""Prompts that are sorted by length together, in batches."""
+"""Batches of prompts that are sorted by length together."""
 JOINS_AT = 0.25
 """Share of the batch that has to be free before others are read: rows are copied when they join."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Failures:
+    """A count of the internal failures that ended texts.
+
+    last: the class name of the newest. passes: how many shared passes have failed since the last
+    token was generated.
+    """
+
+    count: int = 0
+    last: str | None = None
+    passes: int = 0
+
+    def note(self, problem: Exception) -> str:
+        """Count a failure and return the error message for the texts that it ends. Messages of
+        other libraries only go into the log, since they may contain paths."""
+        self.count += 1
+        self.last = type(problem).__name__
+        return str(problem) if isinstance(problem, SpecdecError) else f"{BROKEN} ({self.last})"
 
 
 @dataclass(eq=False)
@@ -54,16 +74,17 @@ class Group:
         return [job.extent for job in self.jobs]
 
 
-class ManyRun:
-    """Iterate to decode, or `step` until it is `idle`; see `stream_many`.
+class Scheduler:
+    """Decodes requests of one pair: iterate, or call `step` until it is `idle`.
 
     An internal failure ends only the requests that it concerns, with an error: one request, or all
-    of one pass. It is raised only where ranks are out of step.
+    of one pass. It is raised only where ranks are out of step, and where `raises` is true.
 
-    requests: None where they come one by one, through `add`. cache: see Opening. failures: counts
-    internal failures. memory_budget: bytes for all sequences together; None takes
-    `memory.default_budget`. batched: whether several sequences go through one pass. why_not: the
-    reason otherwise.
+    requests: None where they come one by one, through `add`. options: of all requests; proposer,
+    rule and, but for a limit, the draft length of each request are those. cache: what was computed
+    of earlier prompts is not computed again. failures: counts internal failures. memory_budget:
+    bytes for all sequences together; None takes `memory.default_budget`. why_not: the reason why
+    only one sequence goes through a pass, if there is one.
     """
 
     def __init__(
@@ -75,30 +96,35 @@ class ManyRun:
         cache: PromptCache | None = None,
         failures: Failures | None = None,
         memory_budget: int | None = None,
+        *,
+        overrides: Overrides = Overrides(),  # noqa: B008
+        raises: bool = False,
     ) -> None:
         self.failures = failures or Failures()
         self._pair = pair
         self._options = options
+        self._raises = raises
+        self._memory_budget = memory_budget
+        self._cached_bytes = 0 if cache is None else cache.max_bytes
         self._requests = iter(enumerate(requests or ()))
         # Whoever waits for one answer alone does not wait for others to be read with.
         self._listed = requests is not None
         self._joins_at = JOINS_AT if self._listed else 0.0
-        self._opening = Opening(pair, options, cache, self.failures, one_by_one=requests is None)
-        self._chosen = self._opening.chosen
-        self.why_not = _why_not(pair, self._chosen, batch_size.size)
-        self.batched = self.why_not is None
-        self._size = batch_size if self.batched else FixedBatchSize(1)
-        self._lengths = make_batch_length(pair, self._opening.asked(()), options)
-        self.budget = MemoryBudget(
+        self._opener = Opener(
             pair,
-            self._opening.asked(()),
-            memory_budget,
-            cached=0 if cache is None else cache.max_bytes,
-            step=options.prefill_step_size,
+            options,
+            overrides,
+            cache,
+            self._note,
+            batch_size=batch_size.size,
+            one_by_one=not self._listed,
         )
+        self.why_not = self._opener.why_not
+        self._size = batch_size if self._opener.batched else BatchSize(1)
         self._watch = Stopwatch(
-            [self._lengths, self],
-            wanted=lambda: self._lengths.wants_parts,
+            [self, *self._opener.listeners],
+            timed=overrides.timed,
+            wanted=lambda: self._opener.lengths.wants_parts,
             shared=lambda: len(self._running) + len(self._reading) > 1,
         )
         self._waiting: list[Job] = []
@@ -111,6 +137,17 @@ class ManyRun:
         self._exhausted = requests is None
         self._window_began = 0.0
         self._window_tokens = 0
+
+    @cached_property
+    def budget(self) -> MemoryBudget:
+        """The memory for all sequences."""
+        return MemoryBudget(
+            self._pair,
+            self._opener.drafters(),
+            self._memory_budget,
+            cached=self._cached_bytes,
+            step=self._options.prefill_step_size,
+        )
 
     @property
     def batch_size(self) -> int:
@@ -128,6 +165,16 @@ class ManyRun:
         return len(self._waiting)
 
     @property
+    def reading(self) -> bool:
+        """Whether prompts are being read."""
+        return bool(self._reading)
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """When which number of drafted tokens was chosen; empty where it was fixed."""
+        return self._opener.lengths.changes
+
+    @property
     def reserved_bytes(self) -> int:
         """The most bytes of the budget that the admitted requests can need."""
         return self._bytes_with([])
@@ -138,71 +185,101 @@ class ManyRun:
             while not self.idle:
                 yield from self.step()
         finally:
-            self.keep()
+            self.save_costs()
 
     def step(self) -> list[Part]:
-        """A chunk of newcomers' prompts, and a round of those that have been read."""
+        """Read a chunk of prompts, and take a round of every group that has been read."""
+        self.read()
+        return self.decode()
+
+    def read(self) -> None:
+        """Admit requests that fit, and read a chunk of one group's prompts."""
         self._admit()
         if self._reading:
             self._read()
-        parts = [part for group in list(self._running) for part in self._step(group)]
-        failed, self._failed = self._failed, []
-        return [*parts, *failed]
 
-    def keep(self) -> None:
-        """Write down what the sequences have taught of drafting, for later runs."""
-        keep_costs(self._pair, self._opening.asked(()), self._options, self._lengths)
+    def decode(self) -> list[Part]:
+        """Take a round of every group that has been read."""
+        parts: list[Part] = []
+        for group in list(self._running):
+            parts += self._round(group)
+        failed, self._failed = self._failed, []
+        return parts + failed
+
+    def save_costs(self) -> None:
+        """Save what rounds have cost and what was accepted, for later runs."""
+        self._opener.save_costs()
 
     def add(self, number: int, request: Request) -> None:
-        """Take a request that nobody has had this number for; the next steps read it when there is
-        room. What cannot be read is a part with an error."""
+        """Take a request under a new number; the next steps read it when there is room. What cannot
+        be read gives a part with an error."""
         try:
-            job = Job.of(self._pair, number, request, self._chosen)
+            job = self._opener.job(number, request)
             self.budget.check(len(job.ids), job.sequence.remaining)
         except Exception as problem:
             # What is wrong with the request itself is a SpecdecError.
-            own = isinstance(problem, SpecdecError)
-            told = str(problem) if own else self._noted(problem)
-            self._failed.append(Part(number, Emission((), ()), error=told))
+            error = str(problem) if isinstance(problem, SpecdecError) else self._note(problem)
+            self._failed.append(Part(number, Emission((), ()), error=error))
             return
         self._jobs[job.sequence] = job
         self._waiting.append(job)
 
+    def start(self, request: Request) -> None:
+        """Begin a single request, with number 0, at once: no memory is reserved for it. Raises
+        PromptError and OptionError."""
+        job = self._opener.job(0, request)
+        self._jobs[job.sequence] = job
+        self._reading.append(self._open([job]))
+
     def cancel(self, number: int) -> None:
-        """Give up a prompt, wherever it is on its way: no part of it comes any more, and the next
-        step goes without it."""
-        job = next((each for each in self._jobs.values() if each.number == number), None)
-        if job is not None:
+        """Cancel a request. No further part is given for it."""
+        if (job := self._find(number)) is not None:
             self._leave(job)
 
+    def interrupt(self, number: int) -> Part | None:
+        """End a request here and return its last part, whose result has what was emitted so far;
+        None where it has ended."""
+        job = self._find(number)
+        return None if job is None else self._part(job, job.sequence.finish("interrupted"))
+
     def on_round(self, report: RoundReport) -> None:
-        """As decoding.rounds.RoundListener says: every sequence has figures of its own."""
+        """As RoundListener says: each request has statistics of its own."""
         assert self._in_step is not None
+        alone = len(report.sequences) == 1
         for sequence, each in zip(self._in_step.sequences, report.sequences, strict=True):
-            job = self._jobs.get(sequence)
-            if job is None:
+            if (job := self._jobs.get(sequence)) is None:
                 continue
+            own = report if alone else replace(report, sequences=(each,), ended=each.ended)
             try:
-                _record(job, replace(report, sequences=(each,), ended=each.ended))
+                job.recorder.on_round(own)
+                job.trials.on_round(own)
+            except DecodingError:
+                sequence.finish("damaged")
             except Exception as problem:
+                if self._raises:
+                    raise
                 sequence.fail(problem)
 
-    @contextmanager
-    def _ends(self, jobs: Sequence[Job], *, a_pass: bool = False) -> Iterator[None]:
-        """End these jobs, and no others, with an error if the block raises."""
-        try:
-            yield
-        except Exception as problem:
-            if getattr(self._pair.target, "lost", False):
-                raise
-            self.failures.passes += a_pass
-            told = self._noted(problem)
-            for job in jobs:
-                job.sequence.fail()
-                self._leave(job)
-                self._failed.append(Part(job.number, Emission((), ()), error=told))
+    def _open(self, jobs: list[Job]) -> Group:
+        return Group(self._opener.open(jobs, self._watch), jobs)
 
-    def _noted(self, problem: Exception) -> str:
+    def _find(self, number: int) -> Job | None:
+        return next((job for job in self._jobs.values() if job.number == number), None)
+
+    def _fail(self, jobs: Sequence[Job], problem: Exception, *, a_pass: bool = False) -> None:
+        """End these jobs, and no others, with an error."""
+        error = self._note(problem)
+        self.failures.passes += a_pass
+        for job in jobs:
+            job.sequence.fail()
+            self._leave(job)
+            self._failed.append(Part(job.number, Emission((), ()), error=error))
+
+    def _note(self, problem: Exception) -> str:
+        """Log and count an internal failure, and return its error message. Raises it where nothing
+        can go on."""
+        if self._raises or getattr(self._pair.target, "lost", False):
+            raise problem
         log.error("%s", problem, exc_info=problem)
         return self.failures.note(problem)
 
@@ -211,14 +288,17 @@ class ManyRun:
         admitted before an earlier one that does not fit yet."""
         if not (self._waiting or self._exhausted):
             self._fill_window()
+        if not self._waiting:
+            return
         room = self.batch_size - self._begun
         if self._begun and room < max(1, self._joins_at * self.batch_size):
             return
         while jobs := self._next_jobs():
             self._waiting = [each for each in self._waiting if each not in jobs]
-            with self._ends(jobs, a_pass=True):
-                decoding = self._opening.open(jobs, self._lengths, self._watch, self.batched)
-                self._reading.append(Group(decoding, jobs))
+            try:
+                self._reading.append(self._open(jobs))
+            except Exception as problem:
+                self._fail(jobs, problem, a_pass=True)
 
     @property
     def _begun(self) -> int:
@@ -233,10 +313,12 @@ class ManyRun:
         for job in self._waiting:
             if len(jobs) >= room:
                 break
-            if jobs and not (job.alike == jobs[0].alike and self._read_together([*jobs, job])):
+            if jobs and not (
+                job.reads_with == jobs[0].reads_with and self._read_together([*jobs, job])
+            ):
                 passed += self.budget.of_caches([job.extent])
                 continue
-            if self._opening.waits(job, [*read, *jobs]):
+            if self._opener.waits(job, [*read, *jobs]):
                 continue
             if self._bytes_with([*jobs, job]) + passed > self.budget.nbytes:
                 break
@@ -269,7 +351,7 @@ class ManyRun:
         self._window_began, self._window_tokens = now, 0
         for number, request in window:
             self.add(number, request)
-        self._waiting.sort(key=lambda job: (repr(job.alike), len(job.ids)))
+        self._waiting.sort(key=lambda job: (repr(job.reads_with), len(job.ids)))
 
     def _read(self) -> None:
         """Read a chunk of one group's prompts: alternately of the group that came first and of the
@@ -280,14 +362,18 @@ class ManyRun:
             group = min(self._reading, key=lambda each: each.decoding.left)
         decoding = group.decoding
         if decoding.reading:
-            with self._ends(group.jobs, a_pass=True):
+            try:
                 decoding.step()
+            except Exception as problem:
+                self._fail(group.jobs, problem, a_pass=True)
         if not group.jobs or decoding.reading:
             return
         for job in group.jobs:
-            with self._ends([job]):
-                job.read = self._watch.clock()
-                self._opening.keep(job, decoding)
+            job.read = self._watch.clock()
+            try:
+                self._opener.keep(job, decoding)
+            except Exception as problem:
+                self._fail([job], problem)
         if not group.jobs:
             return
         self._reading.remove(group)
@@ -305,34 +391,48 @@ class ManyRun:
         more = budget.of_caches(both) - budget.of_caches(one.extents)
         return self.reserved_bytes + more <= budget.nbytes
 
-    def _step(self, group: Group) -> list[Part]:
+    def _round(self, group: Group) -> list[Part]:
         decoding = self._in_step = group.decoding
-        emissions: tuple[Emission, ...] = ()
-        with self._ends(group.jobs, a_pass=True):
+        try:
             emissions = decoding.step()
+        except Exception as problem:
+            self._fail(group.jobs, problem, a_pass=True)
+            return []
         self._in_step = None
         parts: list[Part] = []
-        for sequence, emission in zip(decoding.sequences, emissions, strict=bool(emissions)):
+        for sequence, emission in zip(decoding.sequences, emissions, strict=True):
             # One that has ended stays until no pass is in flight.
-            if (job := self._jobs.get(sequence)) is not None:
-                with self._ends([job]):
-                    parts.append(self._part(decoding, job, emission))
+            if (job := self._jobs.get(sequence)) is None:
+                continue
+            try:
+                parts.append(self._part(job, emission))
+            except Exception as problem:
+                self._fail([job], problem)
         return parts
 
-    def _part(self, decoding: Decoding, job: Job, emission: Emission) -> Part:
+    def _part(self, job: Job, emission: Emission) -> Part:
         self._window_tokens += len(emission.tokens)
         if (problem := job.sequence.problem) is not None:
             self._leave(job)
             return Part(job.number, Emission((), ()), error=self.failures.note(problem))
-        part = job.part(emission, self._chosen, self._watch.clock)
+        part = job.part(emission, self._watch.clock)
+        if not part.last:
+            return part
         if part.result is not None:
-            with self._ends([]):  # the text is there
-                self._opening.keep(job, decoding)
-        if part.error == DAMAGED:
-            self._opening.forget()
-        if part.last:
-            self._leave(job)
+            self._keep(job)
+        elif part.error == DAMAGED:
+            self._opener.forget()
+        self._leave(job)
         return part
+
+    def _keep(self, job: Job) -> None:
+        """Cache what was computed of a text; where that fails, the text is there all the same."""
+        for group in [*self._running, *self._reading]:
+            if job in group.jobs:
+                try:
+                    self._opener.keep(job, group.decoding)
+                except Exception as problem:
+                    self._note(problem)
 
     def _leave(self, job: Job) -> None:
         """Remove a job that has ended, and the groups that have no jobs left."""
@@ -344,21 +444,3 @@ class ManyRun:
             for group in groups:
                 group.jobs = [each for each in group.jobs if each is not job]
             groups[:] = [group for group in groups if group.jobs]
-
-
-def _record(job: Job, report: RoundReport) -> None:
-    try:
-        job.recorder.on_round(report)
-        job.trials.on_round(report)
-    except DecodingError:
-        job.sequence.finish("damaged")
-
-
-def _why_not(pair: Pair, chosen: Sequence[Drafter], batch_size: int) -> str | None:
-    if batch_size == 1:
-        return "the batch size is 1"
-    if not pair.target.batches:
-        return f"{pair.name} cannot take several sequences in one pass"
-    if any(each.name == "draft" for each in chosen) and pair.draft and not pair.draft.batches:
-        return f"{pair.draft_name} cannot take several sequences in one pass"
-    return None

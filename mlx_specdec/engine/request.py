@@ -1,0 +1,423 @@
+"""A request: what a caller asks for, how far it is, and the result that it becomes."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import mlx.core as mx
+
+from .. import process
+from ..decoding.margins import DAMAGED
+from ..decoding.sequence import Sequence as Decoded
+from ..decoding.statistics import Recorder, Statistics
+from ..decoding.stop_criteria import Emission, FinishReason, Piece, StopCriteria
+from ..decoding.stopwatch import Timed
+from ..draft_length.length import DraftLength
+from ..errors import DecodingError, OptionError
+from ..interfaces import NoiseSource, Progress, Proposer, Rule
+from ..models.base import check_prompt
+from ..options import Options
+from ..proposers.drafter import Drafter
+from ..sampling.distribution import Distribution
+from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
+from ..text.chat import Messages, check_settings
+from ..text.prompts import prompt_ids
+from ..text.stream import StopStrings, TextStream
+from ..verification.rules import (
+    BlockRule,
+    Coupled,
+    ForcedAcceptance,
+    LenientGreedy,
+    TokenRule,
+    TypicalRule,
+)
+from .drafters import Trials, device_name, proposer_kind
+from .memory import Extent
+from .pair import Pair
+
+Prompt = str | Sequence[int] | Messages
+STUCK = (
+    "the text cannot go on as json-schema, regex or grammar demands: the model has no token for "
+    "what must follow, logit-bias bans it, or the grammar is too complex; make it simpler"
+)
+NO_TEXT: dict[FinishReason | None, str] = {"damaged": DAMAGED, "stuck": STUCK}
+"""The error messages of texts that ended for these reasons."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt with options of its own.
+
+    prediction: token ids that the text may turn out to have; they are drafted where requests come
+    one by one. top_logprobs: how many of the likeliest tokens each emission lists, with their
+    logprobs; None lists nothing. shown: special token ids that are printed -> their text.
+    ignore_eos: no token ends this text.
+    """
+
+    prompt: Prompt
+    options: Options
+    prediction: tuple[int, ...] = ()
+    top_logprobs: int | None = None
+    shown: Mapping[int, str] = field(default_factory=dict)
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises OptionError."""
+        if self.options is None:
+            raise OptionError("a Request needs Options: give the prompt alone to have the others'")
+        checked_options(self.options)
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a caller passes in place of what the options name, and how decoding is watched.
+
+    timed: which rounds are timed in parts; see decoding.stopwatch.Timed. progress: of reading.
+    """
+
+    proposer: Proposer | None = None
+    rule: Rule | None = None
+    draft_length: DraftLength | None = None
+    timed: Timed = "wanted"
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The settings of a text and the names of what made it."""
+
+    model: str
+    draft_model: str | None
+    proposer: str
+    rule: str
+    lossy: bool
+    delta: float
+    seed: int
+    num_draft: int | str
+    prompt_tokens: int
+    cached_tokens: int = 0
+    simulated_acceptance: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished text. tokens: ids, an EOS included; text: without EOS and stop strings."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    labels: Labels
+    stats: Statistics
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        labels = self.labels
+        simulated = labels.simulated_acceptance
+        # Nobody should take for text what only measured the loop.
+        mark = {} if simulated is None else {"simulated_acceptance": simulated}
+        return {
+            **mark,
+            "text": self.text if simulated is None else None,
+            "tokens": list(self.tokens) if simulated is None else None,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": labels.prompt_tokens,
+            "cached_tokens": labels.cached_tokens,
+            "generated_tokens": len(self.tokens),
+            "model": labels.model,
+            "draft_model": labels.draft_model,
+            "proposer": labels.proposer,
+            "rule": labels.rule,
+            "lossy": labels.lossy,
+            "delta": labels.delta,
+            "seed": labels.seed,
+            "num_draft": labels.num_draft,
+            "stats": self.stats.as_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Part:
+    """The output of one step for one request.
+
+    number: of the request. result: with the last part. error: why there is no result.
+    """
+
+    number: int
+    emission: Emission
+    result: Result | None = None
+    error: str | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether no further part follows for this request."""
+        return self.result is not None or self.error is not None
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way through the scheduler.
+
+    reads_with, rule: equal for jobs that may be read together, and that may be decoded together.
+    began, read: seconds on the clock when its prompt was begun, and had been read. behind: a job
+    with a prompt that begins alike and is read before this one.
+    """
+
+    pair: Pair
+    number: int
+    options: Options
+    ids: list[int]
+    sequence: Decoded
+    labels: Labels
+    reads_with: object
+    rule: object
+    trials: Trials
+    prediction: tuple[int, ...] = ()
+    recorder: Recorder = field(default_factory=Recorder)
+    pieces: list[Piece] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    began: float = 0.0
+    read: float = 0.0
+    behind: Job | None = None
+
+    @classmethod
+    def of(
+        cls,
+        pair: Pair,
+        number: int,
+        request: Request,
+        chosen: Sequence[Drafter],
+        overrides: Overrides = Overrides(),
+    ) -> Job:
+        """Create the job of a new request. chosen: the drafters of all requests.
+
+        Raises PromptError and OptionError.
+        """
+        ids, bound, options = prepared(pair, request.prompt, request.options)
+        if request.ignore_eos:
+            bound = replace(bound, eos_token_ids=frozenset())
+        prefix, sampling = bound.target.prefix(ids), options.sampling
+        constraint = bound.constraint(options.constraint, sampling.logit_bias)
+        sequence = Decoded(
+            prefix,
+            Distribution(sampling, bound.vocabulary, ids, constraint),
+            _noise(bound, ids, options),
+            _stop_criteria(bound, options, len(prefix), request.shown),
+            request.top_logprobs,
+        )
+        return cls(
+            pair,
+            number,
+            options,
+            ids,
+            sequence,
+            _labels(pair, options, chosen, len(ids), overrides),
+            (replace(options, seed=0, max_tokens=1, stop=()), request.prediction),
+            # Greedy texts draw nothing, so that several settings mean one rule.
+            (
+                type(make_rule(options)),
+                options.delta,
+                options.posterior_threshold,
+                options.posterior_alpha,
+            ),
+            Trials(pair, chosen, options),
+            tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
+        )
+
+    @property
+    def extent(self) -> Extent:
+        """The lengths of its sequence."""
+        now = len(self.sequence.committed)
+        return Extent(len(self.ids), now, now + self.sequence.remaining)
+
+    def part(self, emission: Emission, clock: Callable[[], float]) -> Part:
+        """Return the output of a step, with the result where it is the last. clock: seconds."""
+        self.pieces += emission.pieces
+        self.tokens += emission.tokens
+        if not self.sequence.ended:
+            return Part(self.number, emission)
+        try:
+            return Part(self.number, emission, self._result(emission.finish_reason, clock()))
+        except DecodingError as problem:
+            return Part(self.number, emission, error=str(problem))
+
+    def _result(self, reason: FinishReason | None, now: float) -> Result:
+        if reason is None or reason in NO_TEXT:
+            raise DecodingError(NO_TEXT.get(reason, DAMAGED))
+        self.trials.tell()
+        read = self.read or now  # an interrupt may come before the prompt was read
+        stats = self.recorder.summary(
+            load=self.pair.load_seconds,
+            prompt=read - self.began,
+            decoding=now - read,
+            peak_memory_bytes=mx.get_peak_memory(),
+            device=device_name(),
+            blas=process.name(),
+        )
+        text = "".join(piece.text for piece in self.pieces)
+        return Result(text, tuple(self.tokens), reason, self.labels, stats)
+
+
+def most_drafted(options: Options) -> int:
+    """Return the most tokens that may be drafted for a sequence in a round."""
+    if options.regular or options.proposer == "none":
+        return 0
+    return sys.maxsize if options.num_draft == "auto" else options.num_draft
+
+
+def make_rule(options: Options) -> Rule:
+    """Return the rule that the options name."""
+    if options.simulated_acceptance is not None:
+        return ForcedAcceptance(options.simulated_acceptance, options.seed)
+    if options.rule_name == "lenient":
+        return LenientGreedy(options.delta)
+    if options.rule_name == "typical":
+        return TypicalRule(options.posterior_threshold, options.posterior_alpha)
+    if options.rule_name == "coupled" or options.temperature == 0:
+        return Coupled()
+    return BlockRule() if options.rule_name == "block" else TokenRule(options.delta)
+
+
+def _labels(
+    pair: Pair,
+    options: Options,
+    chosen: Sequence[Drafter],
+    prompt_tokens: int,
+    overrides: Overrides,
+) -> Labels:
+    drafting = chosen if most_drafted(options) > 0 else ()
+    proposer, rule = overrides.proposer, overrides.rule
+    return Labels(
+        model=pair.name,
+        draft_model=pair.draft_name if any(each.identity for each in drafting) else None,
+        proposer=proposer_kind(drafting) if proposer is None else type(proposer).__name__,
+        rule=options.rule_name if rule is None else type(rule).__name__,
+        lossy=options.lossy,
+        delta=options.delta,
+        seed=options.seed,
+        num_draft=options.num_draft if drafting or proposer is not None else 0,
+        prompt_tokens=prompt_tokens,
+        simulated_acceptance=options.simulated_acceptance,
+    )
+
+
+def _noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
+    if options.temperature == 0:
+        return SilentNoise()
+    if options.rule_name in ("coupled", "simulated"):
+        return CoupledNoise(options.seed, pair.vocabulary, prompt)
+    return IndependentNoise(options.seed, pair.vocabulary, prompt)
+
+
+def _stop_criteria(
+    pair: Pair, options: Options, prefix: int, shown: Mapping[int, str]
+) -> StopCriteria:
+    longest = pair.target.max_length
+    return StopCriteria(
+        # A text that only measures the loop goes on to the end.
+        eos=pair.eos_token_ids if options.simulated_acceptance is None else frozenset(),
+        max_tokens=min(options.max_tokens, sys.maxsize if longest is None else longest - prefix),
+        stream=TextStream(pair.tokenizer, shown),
+        stops=StopStrings(tuple(options.stop)) if options.stop else None,
+    )
+
+
+def checked_options(options: Options | None) -> Options:
+    """Return the options, or the defaults for None. Raises OptionError for anything else."""
+    if options is None:
+        return Options()
+    if not isinstance(options, Options):
+        raise OptionError(f"options must be made by Options(...), not be {options!r:.80}")
+    return options
+
+
+def prepared(pair: Pair, prompt: Prompt, options: Options) -> tuple[list[int], Pair, Options]:
+    """Return a prompt's token ids, and the pair and the options as `for_model` does.
+
+    Warns of a prompt that is longer than the model has learned. Raises OptionError, and
+    PromptError, also for ids that tokenizer and model do not both know.
+    """
+    pair, options = for_model(pair, options)
+    ids = encode(pair, prompt, options)
+    check_prompt(ids, pair.vocabulary, pair.target.max_length)
+    if caution := pair.target.caution(len(ids)):
+        warnings.warn(caution, stacklevel=3)
+    return ids, pair, options
+
+
+def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
+    """Return the pair with the options' additional EOS tokens, and the options with defaults that
+    depend on the model. Raises OptionError for what the model does not have."""
+    _check_chat(pair, options)
+    _check_bias(pair, options)
+    pair = _with_extra_eos(pair, options)
+    pair.constraint(options.constraint, options.logit_bias)
+    return pair, _with_special_tokens(pair, options)
+
+
+def encode(pair: Pair, prompt: Prompt, options: Options) -> list[int]:
+    """Return the token ids of a prompt; see `text.prompts.prompt_ids`."""
+    if isinstance(prompt, str) and prompt.strip():
+        prompt = missing_prefix(pair, prompt, options) + prompt
+    return prompt_ids(
+        pair.tokenizer,
+        prompt,
+        chat_template=options.chat_template,
+        system_prompt=options.system_prompt,
+        chat_settings=options.chat_template_config,
+    )
+
+
+def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
+    """Return the task prefix of the target's config.json where a prompt lacks it; mostly ""."""
+    wanted = options.chat_template and not prompt.startswith(pair.task_prefix.rstrip())
+    return pair.task_prefix if wanted else ""
+
+
+def _check_chat(pair: Pair, options: Options) -> None:
+    """Raises OptionError for settings of a chat template that the model does not take."""
+    check_settings(options.chat_template_config)
+    templated = options.system_prompt is not None or options.chat_template_config
+    if templated and not pair.tokenizer.has_chat_template:
+        raise OptionError(
+            "system-prompt and chat-template-config are for a chat template, and this model has "
+            "none: leave them out"
+        )
+
+
+def _check_bias(pair: Pair, options: Options) -> None:
+    """Raises OptionError where every token is banned, and for ids that texts do not have."""
+    beyond = max(options.logit_bias, default=0)
+    if beyond >= pair.vocabulary:
+        raise OptionError(
+            f"logit-bias: there is no token {beyond}, the model has {pair.vocabulary:,} tokens"
+        )
+    banned = sum(bias == -math.inf for bias in options.logit_bias.values())
+    if banned >= pair.vocabulary:
+        raise OptionError("logit-bias bans every token: leave one that may be written")
+
+
+def _with_extra_eos(pair: Pair, options: Options) -> Pair:
+    """Raises OptionError for a token that the model does not have."""
+    if not options.extra_eos_token:
+        return pair
+    ids = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}
+    extra = set()
+    for token in map(str, cast(tuple[str | int, ...], options.extra_eos_token)):
+        id = int(token) if token.isascii() and token.isdigit() else ids.get(token, -1)
+        if not 0 <= id < pair.vocabulary:
+            raise OptionError(f"extra-eos-token: the model has no token {token!r:.80}")
+        extra.add(id)
+    return replace(pair, eos_token_ids=pair.eos_token_ids | extra)
+
+
+def _with_special_tokens(pair: Pair, options: Options) -> Options:
+    """As in mlx-lm, XTC excludes neither line ends nor tokens that end a text."""
+    if options.xtc_probability == 0 or options.xtc_special_tokens is not None:
+        return options
+    special = {*pair.tokenizer.encode("\n"), *pair.eos_token_ids}
+    return replace(options, xtc_special_tokens=tuple(sorted(special)))
