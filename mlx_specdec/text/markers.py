@@ -1,13 +1,14 @@
-"""What type the parameters of tools have, where their schemas say so in a roundabout way.
+"""The markers of thoughts and tool calls that a model writes, and the types of tools' parameters.
 
-mlx-lm's parsers of calls that are no JSON look for a `type`, and take for a string what has none.
+mlx-lm's parsers of calls that are no JSON look for a `type`, and read a parameter without one as a
+string; so types that schemas give in a roundabout way are put in their place.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,38 +23,37 @@ NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
 def typed(schema: object, root: Schema) -> dict[str, Any]:
-    """The same schema with a `type` that is a name, if it has only one beside null: of what it
-    refers to, of its one branch, of what it enumerates. root: where references begin."""
-    told: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
+    """Return the schema with a `type` that is a name, if it has only one besides null: that of what
+    it refers to, of its one branch, or of what it enumerates. root: where references begin."""
+    found: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
     for _ in range(MOST_STEPS):
-        inner = _inner(told, root)
+        inner = _inner(found, root)
         if inner is None:
             break
-        told = {**told, **inner}
-    kinds = told.get("type") or _enumerated(told)
+        found = {**found, **inner}
+    kinds = found.get("type") or _enumerated(found)
     several = kinds if isinstance(kinds, list) else [kinds]
     names = [each for each in several if each != "null"]
-    return {**told, "type": names[0]} if len(names) == 1 and isinstance(names[0], str) else told
+    return {**found, "type": names[0]} if len(names) == 1 and isinstance(names[0], str) else found
 
 
 def with_types(tools: Sequence[Any]) -> list[Any]:
-    """Tools as templates take them, whose parameters say their types."""
+    """Return tools, as templates take them, whose parameters have types."""
     return [_tool(each) for each in tools]
 
 
 def _tool(tool: Any) -> Any:
-    function = tool["function"]
-    parameters = function.get("parameters")
+    parameters = tool["function"].get("parameters")
     properties = parameters.get("properties") if parameters else None
     if not isinstance(properties, Mapping):
         return tool
-    told = {name: typed(each, parameters) for name, each in properties.items()}
-    own = {**function, "parameters": {**parameters, "properties": told}}
-    return {**tool, "function": own}
+    properties = {name: typed(each, parameters) for name, each in properties.items()}
+    function = {**tool["function"], "parameters": {**parameters, "properties": properties}}
+    return {**tool, "function": function}
 
 
 def _inner(schema: dict[str, Any], root: Schema) -> Schema | None:
-    """What a schema is a way around to, taken out of it; None where it is none."""
+    """Take out of a schema what it refers to, or its one branch; None where it has neither."""
     reference = schema.pop("$ref", None)
     if isinstance(reference, str):
         return _at(root, reference)
@@ -68,7 +68,7 @@ def _inner(schema: dict[str, Any], root: Schema) -> Schema | None:
 
 
 def _at(root: Schema, reference: str) -> Schema | None:
-    """What lies at `#/$defs/name` and the like."""
+    """The schema at `#/$defs/name` and the like."""
     here: Any = root
     for part in reference.removeprefix("#/").split("/"):
         here = here.get(part) if isinstance(here, Mapping) else None
@@ -83,16 +83,12 @@ def _enumerated(schema: Schema) -> list[str]:
 
 INNER = {
     "gemma4": ('<|"|>',),
-    "kimi_k2": (
-        "<|tool_call_begin|>",
-        "<|tool_call_argument_begin|>",
-        "<|tool_call_end|>",
-    ),
+    "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     "mistral": ("[ARGS]",),
 }
 """Special tokens within calls, by the name of mlx-lm's parser."""
 NOT_READ = frozenset(("kimi_k3",))
-"""Parsers whose models put the whole answer into sections of their own."""
+"""Parsers whose models divide the whole answer into sections."""
 Parse = Callable[[str, Any], Any]
 
 
@@ -106,9 +102,9 @@ class Marker:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How tools are called. name: of mlx-lm's parser. parse: from what stands between `begin` and
-    `end` to a call or several, each with "name" and "arguments". end: "" where only the text's own
-    end does. inner: special tokens within calls, by their texts."""
+    """How tools are called. name: of mlx-lm's parser. parse: turns the text between `begin` and
+    `end` into one call or several, each with "name" and "arguments". end: "" where a call goes on
+    to the end of the text. inner: special tokens within calls, by their texts."""
 
     name: str
     begin: Marker
@@ -119,8 +115,8 @@ class CallFormat:
 
 @dataclass(frozen=True)
 class Markers:
-    """Of one model; what it does not have is None. special: how special tokens of these are
-    written, by their ids."""
+    """The markers of one model, None where it has none. special: the texts of special tokens among
+    them, by their ids."""
 
     think_begin: Marker | None = None
     think_end: Marker | None = None
@@ -128,7 +124,7 @@ class Markers:
     special: Mapping[int, str] = field(default_factory=dict)
 
     def without_calls(self) -> Markers:
-        """The same of a model that is told of no tools."""
+        """Return the markers for a request without tools."""
         thoughts = (self.think_begin, self.think_end)
         ids = {id for each in thoughts if each is not None for id in each.ids}
         special = {id: text for id, text in self.special.items() if id in ids}
@@ -146,8 +142,8 @@ _known: WeakKeyDictionary[Tokenizer, Markers] = WeakKeyDictionary()
 
 
 def markers_of(tokenizer: Tokenizer) -> Markers:
-    """What mlx-lm knows of a model by its tokenizer; nothing of one without a chat template. Takes
-    up to seconds, the first time."""
+    """Return the markers that mlx-lm knows for a tokenizer, NONE without a chat template. The first
+    time takes up to seconds."""
     if not isinstance(tokenizer, TemplatedTokenizer) or not tokenizer.has_chat_template:
         return NONE
     if tokenizer not in _known:
@@ -175,7 +171,7 @@ def _markers(tokenizer: Tokenizer, templated: Any) -> Markers:
         thoughts[0] if thoughts else None,
         thoughts[1] if thoughts else None,
         calls,
-        _written(ids & tokenizer.special_ids, tokenizer),
+        {id: tokenizer.pieces()[id] or "" for id in ids & tokenizer.special_ids},
     )
 
 
@@ -197,12 +193,7 @@ def _call_format(
     )
 
 
-def _written(ids: Iterable[int], tokenizer: Tokenizer) -> dict[int, str]:
-    pieces = tokenizer.pieces()
-    return {id: pieces[id] or "" for id in ids}
-
-
 def _last(tokens: Sequence[int], part: Sequence[int]) -> int:
-    """Where `part` stands last in `tokens`, -1 where it does not."""
+    """The last place of `part` in `tokens`, -1 where it is not in them."""
     places = range(len(tokens) - len(part), -1, -1)
     return next((at for at in places if tuple(tokens[at : at + len(part)]) == tuple(part)), -1)

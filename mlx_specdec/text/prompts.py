@@ -1,4 +1,7 @@
-"""Files of prompts: one a line, or JSON lines as MT-bench and Spec-Bench have them."""
+"""Prompts to token ids, files of prompts, and documents whose texts are looked up.
+
+Files of prompts have one a line, or JSON lines as MT-bench and Spec-Bench have them.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ from .tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is asked: `turns` one after another, mostly one; category: a name to report under."""
+    """turns: the user's messages, mostly one. category: a name to report under."""
 
     turns: tuple[str, ...]
     category: str | None = None
 
 
 def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
-    """The first `limit` prompts of a file, all if None.
+    """Read the first `limit` prompts of a file, all if None.
 
     Objects have "prompt" (a string) or "turns" (a list of strings) and maybe "category"; other
     entries are ignored. Raises PromptError, as `read_lines` does.
@@ -49,7 +52,7 @@ def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
 def read_lines(
     file: Path, what: str, limit: int | None = None
 ) -> list[tuple[str, str | dict[str, Any]]]:
-    """The first `limit` lines of a file, each with its place; empty lines do not count.
+    """Read the first `limit` lines of a file, each with its place; empty lines do not count.
 
     A file whose first line is a JSON object holds one on every line. Any other file holds a text on
     every line, in which `\\n` stands for a line break. Raises PromptError; what: the contents, in a
@@ -72,8 +75,8 @@ def read_lines(
 
 
 def json_object(line: str, where: str) -> dict[str, Any]:
-    """The object that a line of JSON holds. Raises PromptError for anything else, and for an object
-    that says something twice; where: the line's name."""
+    """Read the object on a line of JSON. where: the line's name. Raises PromptError for anything
+    else, and for an object that has a name twice."""
     try:
         entry: Any = json.loads(line, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as problem:
@@ -96,10 +99,6 @@ def _from_object(entry: dict[str, Any], where: str) -> Prompt:
     category = entry.get("category")
     if category is not None and not isinstance(category, str):
         raise PromptError(f'the "category" in {where} must be a string')
-    return Prompt(_turns(entry, where), category or None)
-
-
-def _turns(entry: dict[str, Any], where: str) -> tuple[str, ...]:
     if ("prompt" in entry) == ("turns" in entry):
         raise PromptError(f'{where} must have either "prompt" or "turns"')
     turns: Any = [entry["prompt"]] if "prompt" in entry else entry["turns"]
@@ -107,7 +106,7 @@ def _turns(entry: dict[str, Any], where: str) -> tuple[str, ...]:
         raise PromptError(f'the "turns" in {where} must be a list of strings')
     if not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise PromptError(f"{where} has a prompt that is empty or no string: give some text")
-    return tuple(turns)
+    return Prompt(tuple(turns), category or None)
 
 
 NO_PROMPT = 'a prompt is text, token ids, or messages, each {"role": ..., "content": ...}'
@@ -122,7 +121,7 @@ def prompt_ids(
     system_prompt: str | None = None,
     chat_settings: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids of a prompt: text, messages of a chat, or ids, which stay as they are.
+    """Return the token ids of a prompt: text, messages of a chat, or ids, which stay as they are.
 
     chat_template: text is the user's message where there is a template; messages need one.
     system_prompt: the message before them. chat_settings: for the template. Raises PromptError for
@@ -174,7 +173,7 @@ PIECE = 1 << 16
 
 
 def digest(files: Sequence[Path]) -> str:
-    """Digest of what the files hold, in this order.
+    """Return a digest of the contents of documents, in this order.
 
     Raises DocumentError for a file that cannot be read or is no file, and where all together are
     larger than LARGEST.
@@ -192,7 +191,7 @@ def tokens(
     tokenizer: Tokenizer,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[NDArray[np.int32]]:
-    """The ids of each file, without the special tokens that belong around a prompt.
+    """Return the ids of each document, without the special tokens that belong around a prompt.
 
     report: called with (done, total) bytes. Raises DocumentError as `digest` does, and for a file
     that is no UTF-8 text or only white space.

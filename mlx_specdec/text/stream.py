@@ -22,7 +22,7 @@ _byte_ids: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary()
 class TextStream:
     """Incremental decoding. Text that later tokens may still change is held back.
 
-    shown: special ids that are part of the text, and how they are written there.
+    shown: special ids that are part of the text, with what they write there.
     """
 
     def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None) -> None:
@@ -34,7 +34,7 @@ class TextStream:
         self._printed = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that became certain with `ids`; often "" in the middle of a character."""
+        """Return the text that became certain with `ids`; often "" in the middle of a character."""
         if self._shown.keys().isdisjoint(ids):
             return self._push(ids)
         texts = []
@@ -60,14 +60,14 @@ class TextStream:
         return new
 
     def pending(self) -> str:
-        """Text that a run of byte pieces would be if it ended here; "" within a character."""
+        """Return what a run of byte pieces would write if it ended here; "" within a character."""
         if not self._window or self._window[-1] not in self._bytes:
             return ""
         text = self._tokenizer.decode(self._window)
         return "" if text.endswith(INCOMPLETE) else text[self._printed :]
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         text = self._tokenizer.decode(self._window) if self._window else ""
         rest = text[self._printed :]
         self._window, self._printed = [], 0
@@ -87,9 +87,9 @@ def _byte_pieces(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 class StopStrings:
-    """Looks for strings that end the text, and holds back what may be the beginning of one.
+    """Finds strings that end the text, and holds back what may be the beginning of one.
 
-    stops: one or more, none of them empty. met: the one that was met, "" before.
+    stops: one or more, none of them empty. met: the one that was found, "" before.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -98,10 +98,8 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(what may be printed, whether a stop string was met).
-
-        On a hit the first is cut right before the stop string, and nothing is held any more.
-        """
+        """Return the text that may be printed, cut right before a stop string, and whether there
+        was one."""
         text = self._held + text
         if hit := self._first(text):
             place, self.met = hit
@@ -112,7 +110,7 @@ class StopStrings:
         return text[: len(text) - held], False
 
     def would_stop(self, text: str) -> bool:
-        """Whether a stop string would be met if `text` were pushed."""
+        """Return whether a stop string would be found if `text` were pushed."""
         return self._first(self._held + text) is not None
 
     def _first(self, text: str) -> tuple[int, str] | None:
@@ -121,7 +119,7 @@ class StopStrings:
         return min(places, default=None)
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         held, self._held = self._held, ""
         return held
 

@@ -55,15 +55,15 @@ class SentencePieceTokenizer(DirectoryTokenizer):
     def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(directory)
         self._processor = read_sentence_piece(directory / "spiece.model")
-        self._own: int = self._processor.get_piece_size()
-        # Some of the model's own pieces may be sentinels (mT5's).
-        last = str(self._processor.id_to_piece(self._own - 1)) if self._own else ""
+        self._count: int = self._processor.get_piece_size()
+        # Some of these pieces may be sentinels (mT5's).
+        last = str(self._processor.id_to_piece(self._count - 1)) if self._count else ""
         self._extra = extra_ids(settings, 0 if "<extra_id_" in last else EXTRA)
-        self.size = self._own + self._extra
+        self.size = self._count + self._extra
         eos = self._processor.eos_id()
         self.eos_token_ids = () if eos < 0 else (eos,)
-        controls = [id for id in range(self._own) if self._processor.is_control(id)]
-        self.special_ids = frozenset([*controls, *range(self._own, self.size)])
+        controls = [id for id in range(self._count) if self._processor.is_control(id)]
+        self.special_ids = frozenset([*controls, *range(self._count, self.size)])
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -85,8 +85,8 @@ class SentencePieceTokenizer(DirectoryTokenizer):
         return self._processor.decode([id for id in ids if id not in self.special_ids])
 
     def pieces(self) -> list[str | None]:
-        own: list[str | None] = [self._processor.id_to_piece(id) for id in range(self._own)]
-        return own + [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
+        sentinels = [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
+        return [*map(self._processor.id_to_piece, range(self._count)), *sentinels]
 
 
 def load(directory: Path, settings: Mapping[str, Any]) -> SentencePieceTokenizer | FileTokenizer:
@@ -103,13 +103,13 @@ def load(directory: Path, settings: Mapping[str, Any]) -> SentencePieceTokenizer
             f"{directory} has a {named!s:.60}, which cannot be read here: give it a tokenizer.json"
         )
     settings = read_json(directory / "special_tokens_map.json") | dict(settings)
-    added = read_json(directory / "added_tokens.json")
+    ids = _ids_of_added(directory, settings)
     closes = named not in _GPT2
     try:
         if named == BYTES_ALONE:
-            made = _bytes_alone(directory, settings, added)
+            made = _bytes_alone(directory, settings, ids)
         else:
-            made = _from_files(directory, settings, added, closes=closes)
+            made = _from_files(directory, settings, ids, closes=closes)
     except CheckpointError:
         raise
     except Exception as problem:  # the library raises plain Exception
@@ -121,8 +121,10 @@ def load(directory: Path, settings: Mapping[str, Any]) -> SentencePieceTokenizer
 
 
 def _from_files(
-    directory: Path, settings: Mapping[str, Any], added: Mapping[str, Any], *, closes: bool
+    directory: Path, settings: Mapping[str, Any], added: Mapping[str, int], *, closes: bool
 ) -> Any:
+    """The library's tokenizer of vocab.json and merges.txt. added: ids of special tokens, as the
+    files give them. closes: whether texts are closed as RoBERTa's."""
     from tokenizers import models, processors
 
     vocabulary, merges = directory / VOCABULARY, directory / MERGES
@@ -131,14 +133,21 @@ def _from_files(
             f"{directory} has no tokenizer.json, no spiece.model, and no vocab.json with merges.txt"
         )
     # The library drops ids of other types, and the upper half of large ones.
-    ids = read_json(vocabulary).values()
-    if not all(type(id) is int and 0 <= id < _TOO_LARGE for id in ids):
+    if not all(type(id) is int and 0 <= id < _TOO_LARGE for id in read_json(vocabulary).values()):
         raise CheckpointError(f"{vocabulary} has ids that no model has: download it again")
     space = bool(settings.get("add_prefix_space", False))
     tokenizer = _byte_level(
         models.BPE.from_file(str(vocabulary), str(merges)), add_prefix_space=space
     )
-    _add_special(tokenizer, directory, settings, added, closes=closes)
+    entries = _special_entries(tokenizer, settings, closes=closes)
+    for token in sorted({**added, **entries}, key=lambda token: added.get(token, _TOO_LARGE)):
+        _add(tokenizer, token, entries.get(token))
+        id = tokenizer.token_to_id(token)
+        if added.get(token, id) != id:
+            raise CheckpointError(
+                f"{directory} says {token!a:.60} is token {added[token]}, and {VOCABULARY} makes "
+                f"it {id}: download its tokenizer again"
+            )
     if closes:
         names = [content_of(settings.get(key)) or _NAMED[key] for key in ("sep_token", "cls_token")]
         if lacks := [name for name in names if tokenizer.token_to_id(name) is None]:
@@ -148,12 +157,13 @@ def _from_files(
     return tokenizer
 
 
-def _bytes_alone(directory: Path, settings: Mapping[str, Any], added: Mapping[str, Any]) -> Any:
+def _bytes_alone(directory: Path, settings: Mapping[str, Any], added: Mapping[str, int]) -> Any:
+    """The library's tokenizer of ByT5."""
     from tokenizers import models
 
     first = [content_of(settings.get(key)) or _NAMED[key] for key in _FIRST]
     bytes_only = [*first, *LETTERS]
-    behind = _behind(directory, settings, added, len(bytes_only))
+    behind = _behind(settings, added, len(bytes_only))
     vocabulary = {token: id for id, token in enumerate(bytes_only)} | behind
     if len(vocabulary) < len(bytes_only) + len(behind):
         raise CheckpointError(f"{directory} has two special tokens of one name, or one of a byte's")
@@ -176,33 +186,20 @@ def _byte_level(model: Any, **how: bool) -> Any:
     return tokenizer
 
 
-def _add_special(
-    tokenizer: Any,
-    directory: Path,
-    settings: Mapping[str, Any],
-    added: Mapping[str, Any],
-    *,
-    closes: bool,
-) -> None:
-    """Special tokens, each under the id that the files give it; without one, behind the rest."""
-    ids = _ids_of_added(directory, settings, added)
-    listed = [settings.get(key) for key in _LISTS]
-    pairs = [(content_of(each), each) for each in _values(settings.get("added_tokens_decoder"))]
-    pairs += [
-        (content_of(settings.get(key)) or own, settings.get(key))
-        for key, own in _NAMED.items()
-        if settings.get(key) is not None or (closes and tokenizer.token_to_id(own) is not None)
-    ]
-    pairs += [(content_of(each), each) for group in listed for each in _values(group)]
-    said = dict.fromkeys(ids) | {token: each for token, each in pairs if token}
-    for token in sorted(said, key=lambda token: ids.get(token, _TOO_LARGE)):
-        _add(tokenizer, token, said[token])
-        id = tokenizer.token_to_id(token)
-        if ids.get(token, id) != id:
-            raise CheckpointError(
-                f"{directory} says {token!a:.60} is token {ids[token]}, and {VOCABULARY} makes "
-                f"it {id}: download its tokenizer again"
-            )
+def _special_entries(
+    tokenizer: Any, settings: Mapping[str, Any], *, closes: bool
+) -> dict[str, Any]:
+    """Special tokens that the settings name, and RoBERTa's that the vocabulary has, each with what
+    the settings have for it."""
+    entries = _values(settings.get("added_tokens_decoder"))
+    found = [(content_of(entry), entry) for entry in entries]
+    for key, usual in _NAMED.items():
+        entry = settings.get(key)
+        if entry is not None or (closes and tokenizer.token_to_id(usual) is not None):
+            found.append((content_of(entry) or usual, entry))
+    listed = (entry for key in _LISTS for entry in _values(settings.get(key)))
+    found += [(content_of(entry), entry) for entry in listed]
+    return {token: entry for token, entry in found if token}
 
 
 def _add(tokenizer: Any, token: str, entry: Any, strips: bool = False) -> None:
@@ -216,17 +213,13 @@ def _add(tokenizer: Any, token: str, entry: Any, strips: bool = False) -> None:
     tokenizer.add_tokens([AddedToken(token, special=True, normalized=False, **flags)])
 
 
-def _behind(
-    directory: Path, settings: Mapping[str, Any], added: Mapping[str, Any], begin: int
-) -> dict[str, int]:
-    """Tokens behind ByT5's bytes: where a file says their ids these, else in the order listed."""
-    placed = _ids_of_added(directory, settings, added)
-    placed = {token: id for token, id in placed.items() if not 0 <= id < len(_FIRST)}
+def _behind(settings: Mapping[str, Any], added: Mapping[str, int], begin: int) -> dict[str, int]:
+    """Tokens behind ByT5's bytes: where a file has their ids these, else in the order listed."""
+    placed = {token: id for token, id in added.items() if not 0 <= id < len(_FIRST)}
     if not placed:
         lists = (_values(settings.get(key)) for key in _LISTS)
-        listed = next(filter(None, lists), None) or [
-            f"<extra_id_{index}>" for index in range(extra_ids(settings, _SENTINELS))
-        ]
+        usual = (f"<extra_id_{index}>" for index in range(extra_ids(settings, _SENTINELS)))
+        listed = next(filter(None, lists), usual)
         tokens = filter(None, map(content_of, listed))
         placed = {token: begin + place for place, token in enumerate(tokens)}
     for token, id in placed.items():
@@ -242,13 +235,12 @@ def _values(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _ids_of_added(
-    directory: Path, settings: Mapping[str, Any], added: Mapping[str, Any]
-) -> dict[str, int]:
+def _ids_of_added(directory: Path, settings: Mapping[str, Any]) -> dict[str, int]:
     """Ids of the tokens that were added to a vocabulary, by added_tokens.json before the settings'
     added_tokens_decoder. Raises CheckpointError for what is no id."""
     decoder = settings.get("added_tokens_decoder")
     pairs = decoder.items() if isinstance(decoder, Mapping) else ()
+    added = read_json(directory / "added_tokens.json")
     try:
         ids = {text: int(id) for id, token in pairs if (text := content_of(token))}
         return ids | {token: int(id) for token, id in added.items()}

@@ -1,4 +1,4 @@
-"""What two tokenizers mean by their ids. Compares content, not names or sizes."""
+"""The tokens that two tokenizers share, compared by content and not by name or size."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_width: int) -> int:
-    """The size of the distribution that both models share: what target and tokenizer both know.
+    """Return the size of the distribution that both models share: the ids that the target and its
+    tokenizer have.
 
-    target_width, draft_width: columns of the two models' logits. Ids that only one side has, at
-    the end, are padding and do no harm: they get no probability.
-    Raises VocabularyError for one id with two meanings; it names the first.
+    target_width, draft_width: columns of the two models' logits. Ids at the end that only one side
+    has are padding, and get no probability. Raises VocabularyError for the first id with two
+    meanings.
     """
     pairs = zip(target.pieces()[:target_width], draft.pieces()[:draft_width], strict=False)
     for id, (ours, theirs) in enumerate(pairs):
@@ -37,12 +38,11 @@ def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_wi
 def shared_tokens(
     target: Tokenizer, draft: Tokenizer, target_width: int, draft_width: int
 ) -> tuple[list[int], list[int]]:
-    """For a draft with another vocabulary: (shared, fed), one entry for each of the target's ids.
+    """Return (shared, fed) for a draft with another vocabulary, by the target's ids.
 
-    shared: the draft's id for the same text, -1 where it has none. End-of-text ids are each
-    other's. fed: the draft's id to read in its place: the shared one, else the longest that the
-    token's text begins with.
-    Raises VocabularyError where the two have hardly a token in common.
+    shared: the draft's id for the same text, -1 where it has none; ends of text are shared. fed:
+    the draft's id to read in its place: the shared one, else the longest that the token's text
+    begins with. Raises VocabularyError where the two have hardly a token in common.
     """
     size = min(target_width, target.size)
     by_text: dict[bytes, int] = {}
@@ -75,8 +75,8 @@ def shared_tokens(
 
 
 def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
-    """The bytes that each id writes. None for ids without a token and for the one of what cannot be
-    said, and for a byte piece whose text another piece has: texts have that one."""
+    """Return the bytes that each id writes; None for ids without a token, the unknown token, and a
+    byte piece whose text another piece has, since texts have that one."""
     pieces, texts = tokenizer.pieces(), token_bytes(tokenizer)
     alone = [_BYTE.fullmatch(piece or "") is not None for piece in pieces]
     whole = {text for text, byte in zip(texts, alone, strict=True) if not byte}
@@ -87,7 +87,7 @@ def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
-    """The bytes that each id stands for, in whichever alphabet its tokenizer writes them."""
+    """Return the bytes that each id stands for, in whichever alphabet its tokenizer writes them."""
     pieces = tokenizer.pieces()
     spaced = any(piece is not None and piece.startswith("\u2581") for piece in pieces)
 
@@ -103,9 +103,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
 
 
 class Translation:
-    """shared: per target id the draft's id for the same text, -1 where it has none.
-    fed: per target id what the draft is given in its place, always an id that it has.
-    """
+    """Translates between a target's ids and those of a draft; see `shared_tokens`."""
 
     def __init__(self, shared: Sequence[int], fed: Sequence[int]) -> None:
         self._fed = tuple(fed)
@@ -115,7 +113,7 @@ class Translation:
         mx.eval(self._fed_ids, self._columns, self._missing)
 
     def feed(self, tokens: Sequence[int]) -> list[int]:
-        """The draft's ids for a text of the target's, one for one. A token that the target's
+        """Return the draft's ids for tokens of the target, one for one. A token that the target's
         tokenizer does not have costs acceptance, never exactness."""
         return [self._fed[token] if 0 <= token < len(self._fed) else 0 for token in tokens]
 
@@ -124,7 +122,7 @@ class Translation:
         return self._fed_ids[tokens]
 
     def rows(self, logits: mx.array) -> mx.array:
-        """The draft's logits (..., draft's vocabulary) over the target's ids: -inf where the draft
-        has no such token, so that what is drawn is always one that both have."""
+        """Return the draft's logits (..., draft's vocabulary) over the target's ids: -inf where the
+        draft has no such token, so that tokens are drawn that both have."""
         rows = mx.take(logits, self._columns, axis=-1)
         return mx.where(self._missing, mx.array(-mx.inf, dtype=rows.dtype), rows)
