@@ -40,7 +40,7 @@ def pair_of(name: str, **asked) -> Pair:
     assert files is not None
     network = attach(files, target, NumberFormat())
     plain = Pair("target", "drafter", target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
-    return replace(plain, speculator=network)
+    return replace(plain, drafter_network=network)
 
 
 def test_a_long_prompt_is_read_as_a_short_one_is() -> None:
@@ -107,11 +107,11 @@ def test_there_are_no_layers_to_probe() -> None:
 def test_fewer_bits_are_taken_for_all_but_the_way_in() -> None:
     pair = pair_of("ordered")
     files = read(FIXTURES / "ordered" / "assistant")
-    assert files is not None and pair.speculator is not None
+    assert files is not None and pair.drafter_network is not None
     small = attach(files, pair.target, NumberFormat(q_bits=8, q_group_size=32))
     assert not hasattr(small.fc, "bits") and hasattr(small.lm_head, "bits")
     asked = Options(max_tokens=12, num_draft=3, cost_cache=False)
-    result = generate(replace(pair, speculator=small), PROMPT, asked)
+    result = generate(replace(pair, drafter_network=small), PROMPT, asked)
     assert result.tokens == generate(pair, PROMPT, replace(asked, regular=True)).tokens
     assert result.stats.drafted > 0
 

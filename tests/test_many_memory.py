@@ -39,7 +39,7 @@ def like_8b(per_token: int = 128 * KIB) -> Pair:
         cache_nbytes=lambda source, columns: per_token * columns,
         reading_nbytes=lambda prompt, step: 0,
     )
-    return SimpleNamespace(target=target, draft=None, speculator=None, draft_bytes=0)
+    return SimpleNamespace(target=target, draft=None, drafter_network=None, draft_bytes=0)
 
 
 def test_100k_tokens_beside_15_chats_do_not_take_16_times_100k() -> None:

@@ -37,16 +37,16 @@ def target(family: str, directory: Path, **asked) -> Path:
 
 def logits_of(pair: Pair, length: int = 12, count: int = 3) -> mx.array:
     """What a pair's own layer says of `count` tokens behind a random text."""
-    assert pair.speculator is not None
+    assert pair.drafter_network is not None
     keys = mx.random.split(mx.random.key(1))
     hidden = mx.random.normal((1, length, pair.target.width), key=keys[0])
     tokens = mx.random.randint(0, SIZE, (1, length + count), key=keys[1])
-    reading = pair.speculator.open()
+    reading = pair.drafter_network.open()
     reading.read(hidden, tokens[:, :length])
     rows = [reading.guess(count)]
     for at in range(length, length + count - 1):
         rows.append(reading.guess_after(tokens[:, at : at + 1]))
-    assert pair.speculator.taps == ("final",)
+    assert pair.drafter_network.taps == ("final",)
     return mx.concatenate(rows, axis=1)
 
 
@@ -119,9 +119,11 @@ def test_fewer_bits_are_taken_for_the_layer(tmp_path: Path) -> None:
     wide = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
     source = target("glm4_moe", tmp_path / "source", **wide)
     whole, small = loading.load(source), loading.load(source, draft_q_bits=8)
-    assert whole.speculator is not None and small.speculator is not None
+    assert whole.drafter_network is not None and small.drafter_network is not None
     assert small.draft_bytes < whole.draft_bytes / 2
-    assert not hasattr(small.speculator.fc, "bits"), "all that it knows of the target goes through"
+    assert not hasattr(small.drafter_network.fc, "bits"), (
+        "all that it knows of the target goes through"
+    )
     assert 0 < apart(logits_of(small, count=1), logits_of(whole, count=1)) < 0.5
 
 
@@ -154,7 +156,7 @@ def test_a_draft_that_is_named_drafts_in_the_layers_place(tmp_path: Path) -> Non
     source = target("glm4_moe", tmp_path / "source")
     other = speculators.eagle3(tmp_path / "drafter", vocabulary=SIZE)
     pair = loading.load(source, other)
-    assert pair.speculator is not None and pair.speculator.kind == "eagle3"
+    assert pair.drafter_network is not None and pair.drafter_network.kind == "eagle3"
     with pytest.raises(OptionError, match="or another drafter was named"):
         generate(pair, TEXT, Options(proposer="mtp"))
 
@@ -162,7 +164,7 @@ def test_a_draft_that_is_named_drafts_in_the_layers_place(tmp_path: Path) -> Non
 def unusable(directory: Path, message: str) -> None:
     """The target writes all the same; who asks for its layers is told why not."""
     pair = loading.load(directory)
-    assert pair.speculator is None
+    assert pair.drafter_network is None
     assert generate(pair, TEXT, Options(max_tokens=3, cost_cache=False)).tokens
     with pytest.raises(OptionError, match=message):
         generate(pair, TEXT, Options(proposer="mtp"))

@@ -53,7 +53,7 @@ def test_heads_bring_their_base_from_anywhere(
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_is_recognized_by_its_files_and_small(name: str) -> None:
-    speculator = loaded(name).speculator
+    speculator = loaded(name).drafter_network
     assert speculator is not None and speculator.kind == DRAFTERS[name]
     assert size(WEIGHTS / name) < 4_000_000
 

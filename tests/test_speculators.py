@@ -130,7 +130,7 @@ def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
 ) -> None:
     pair = made("dspark", "llama", tmp_path)
     options = Options(max_tokens=24, temperature=temperature, num_draft=4, seed=2, cost_cache=False)
-    assert pair.speculator is not None and pair.speculator.stops
+    assert pair.drafter_network is not None and pair.drafter_network.stops
     drafted = []
     for prices in (None, Prices([1.0, 1.3, 1.6, 1.9, 2.2], 1.0)):
         [drafter] = assembling.drafters(pair, options)
@@ -181,7 +181,7 @@ def test_nobody_who_taps_nothing_is_given_hidden_states() -> None:
 
 def test_no_more_than_a_chunk_of_a_prompts_hidden_states_is_kept(tmp_path: Path) -> None:
     pair = made("eagle3", "llama", tmp_path)
-    assert pair.speculator is not None
+    assert pair.drafter_network is not None
     context = pair.target.open(PROMPT)
     proposer = assembling.make_proposer(
         assembling.drafters(pair, Options(num_draft=3)), Options(num_draft=3), Switching()
@@ -209,8 +209,8 @@ def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
         more = {"drafted": vocabulary // 2} if kind in ("eagle3", "peagle") else {}
         directory = make(tmp_path / kind, vocabulary=vocabulary, **more)
         pair = loading.load(base, directory)
-        assert pair.draft is None and pair.speculator is not None
-        assert pair.draft_bytes == pair.speculator.nbytes > 0
+        assert pair.draft is None and pair.drafter_network is not None
+        assert pair.draft_bytes == pair.drafter_network.nbytes > 0
         result = generate(pair, "some text", Options(num_draft=3, **asked))
         assert result.tokens == plain.tokens
         assert result.as_dict()["proposer"] == kind
@@ -242,7 +242,7 @@ def test_a_converted_drafter_writes_the_targets_own_text(dtype: str, tmp_path: P
     network = attach(files, target, NumberFormat(dtype))
     kept = any(hasattr(module, "bits") for module in network.modules())
     assert kept is (dtype == "float32" or not on_cpu())
-    pair = replace(pair_of(target, source), speculator=network)
+    pair = replace(pair_of(target, source), drafter_network=network)
     asked = Options(max_tokens=LENGTH, temperature=1.0, seed=3, num_draft=4, cost_cache=False)
     result = generate(pair, PROMPT, asked)
     assert result.tokens == generate(pair, PROMPT, replace(asked, regular=True)).tokens
@@ -257,8 +257,12 @@ def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:
     one = loading.with_draft_model(plain, speculators.dflash(tmp_path / "1", vocabulary=vocabulary))
     two = loading.with_draft_model(one, base, dtype="float32")
     assert one.target is two.target is plain.target
-    assert one.speculator is not None and one.speculator.kind == "dflash" and one.draft is None
-    assert two.speculator is None and two.draft is not None
+    assert (
+        one.drafter_network is not None
+        and one.drafter_network.kind == "dflash"
+        and one.draft is None
+    )
+    assert two.drafter_network is None and two.draft is not None
     assert (one.draft_name, two.draft_name) == (str(tmp_path / "1"), str(base))
     assert one.trials is not two.trials
     asked = Options(max_tokens=8, num_draft=3, cost_cache=False)
@@ -277,13 +281,13 @@ def test_fewer_bits_are_taken_for_all_but_the_way_in(tmp_path: Path) -> None:
     narrow = speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary)
     with pytest.raises(OptionError, match="multiple of 64"):
         loading.load(base, narrow, draft_q_bits=4)
-    assert whole.speculator is not None
+    assert whole.drafter_network is not None
     asked = Options(max_tokens=16, num_draft=3, cost_cache=False)
     files = read(directory)
     assert files is not None
     small = attach(files, whole.target, NumberFormat(q_bits=4, q_group_size=32))
     assert not hasattr(small.fc, "bits") and hasattr(small.lm_head, "bits")
-    assert small.nbytes < whole.speculator.nbytes
-    result = generate(replace(whole, speculator=small), "some text", asked)
+    assert small.nbytes < whole.drafter_network.nbytes
+    result = generate(replace(whole, drafter_network=small), "some text", asked)
     assert result.tokens == generate(whole, "some text", replace(asked, regular=True)).tokens
     assert result.stats.drafted > 0

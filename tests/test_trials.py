@@ -149,7 +149,7 @@ def test_of_requests_that_come_one_by_one_it_is_named_once(wrong: Pair) -> None:
 
 
 def test_a_proposer_of_the_callers_own_is_not_judged(wrong: Pair) -> None:
-    assert wrong.speculator is not None
-    own = HiddenStateDrafter(wrong.speculator, ASKED.sampling, SIZE)
+    assert wrong.drafter_network is not None
+    own = HiddenStateDrafter(wrong.drafter_network, ASKED.sampling, SIZE)
     run = stream_generate(wrong, PROMPT, ASKED, proposer=own, draft_length=FixedLength(4))
     assert told(run.result) == []

@@ -165,7 +165,7 @@ class Trials:
 
     def tell(self) -> None:
         """Warns of a drafter that has failed, once for the pair."""
-        riding = self._pair.speculator
+        riding = self._pair.drafter_network
         for name, each in self._tried.items():
             counted = riding is not None and riding.kind == name and FINAL not in riding.taps
             layers = LAYERS_COUNTED if counted else ""

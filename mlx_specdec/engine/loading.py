@@ -128,7 +128,7 @@ def with_draft_model(
     alone = replace(
         pair,
         draft=None,
-        speculator=None,
+        drafter_network=None,
         translation=None,
         vocabulary=min(pair.target.vocabulary, pair.tokenizer.size),
         trials=defaultdict(Trial),
@@ -209,7 +209,7 @@ class Loader:
             return replace(pair, draft=draft, draft_bytes=added)
         if source.drafter is not None:
             network = kinds.attach(source.drafter, pair.target, self.numbers(q_bits))
-            return replace(pair, speculator=network, draft_bytes=network.nbytes)
+            return replace(pair, drafter_network=network, draft_bytes=network.nbytes)
         loaded, tokenizer = self._load_draft(source.directory, q_bits)
         if loaded.kind != kind:
             raise OptionError(
@@ -326,4 +326,4 @@ def _with_own_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair
         network = kinds.attach(layers, pair.target, numbers)
     except (CheckpointError, OptionError) as problem:
         return replace(pair, unusable={"mtp": str(problem)})
-    return replace(pair, speculator=network, draft_bytes=network.nbytes)
+    return replace(pair, drafter_network=network, draft_bytes=network.nbytes)

@@ -96,11 +96,11 @@ class MemoryBudget:
         step: int | None = None,
     ) -> None:
         self.nbytes = default_budget(pair, cached) if nbytes is None else nbytes
-        names, speculator = {each.name for each in chosen}, pair.speculator
-        reads = speculator is not None and speculator.kind in names
+        names, network = {each.name for each in chosen}, pair.drafter_network
+        reads = network is not None and network.kind in names
         self._target = pair.target
         self._draft = pair.draft if "draft" in names else None
-        self._speculator = speculator if reads else None
+        self._network = network if reads else None
         self._spare = SPARE * pair.target.nbytes
         self._most_a_round = 1 + max((each.most for each in chosen), default=0)
         self._step = step
@@ -160,8 +160,8 @@ class MemoryBudget:
 
     def _row(self, prompt: int, columns: int, late: int = 0) -> int:
         nbytes = self._target.cache_nbytes(prompt, columns)
-        if self._speculator is not None:
-            nbytes += self._speculator.cache_nbytes(prompt, columns)
+        if self._network is not None:
+            nbytes += self._network.cache_nbytes(prompt, columns)
         if self._draft is not None:
             nbytes += self._draft.cache_nbytes(prompt, columns + late)
         return nbytes

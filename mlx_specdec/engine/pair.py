@@ -14,8 +14,7 @@ from ..interfaces import Progress, ignore_progress
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import DrafterNetwork
-from ..proposers import documents as document_cache
-from ..proposers.documents import DocumentIndex, IndexKey
+from ..proposers.documents import DocumentIndex, IndexKey, build, read
 from ..proposers.drafter import Trial
 from ..sampling.constraint import Alphabet, Constraint
 from ..sampling.grammar import Grammar
@@ -30,9 +29,9 @@ class Pair:
 
     vocabulary: number of token ids that target and tokenizer both know; every distribution has
     this width. translation: for a draft whose vocabulary is another. documents: what lookup
-    searches beside prompt and text. heads: of the target, where it has some. speculator: in the
-    draft's place one that reads the target's hidden states; with no draft named, the one that the
-    target's checkpoint carries. unusable: drafters that the target brings and that cannot be used
+    searches beside prompt and text. heads: of the target, where it has some. drafter_network: of a
+    hidden-state drafter in the draft's place; with no draft named, the one that the target's
+    checkpoint carries. unusable: drafters that the target brings and that cannot be used
     -> why. draft_bytes: what either takes beside the target, in bytes. task_prefix: what the target
     wants every prompt to begin with; mostly nothing. notes: lines for the user on how weights are
     computed with. trials: of drafters with weights, by name.
@@ -50,7 +49,7 @@ class Pair:
     translation: Translation | None = None
     documents: DocumentIndex | None = None
     heads: MedusaHeads | None = None
-    speculator: DrafterNetwork | None = None
+    drafter_network: DrafterNetwork | None = None
     unusable: Mapping[str, str] = field(default_factory=dict, compare=False)
     draft_bytes: int = 0
     task_prefix: str = ""
@@ -100,14 +99,13 @@ def with_documents(
     Raises DocumentError.
     """
     paths, report = [Path(file) for file in files], progress or ignore_progress
-    digest = document_cache.digest(paths, documents.digest)
-    key = IndexKey(digest, pair.tokenizer.digest, pair.vocabulary)
-    index = document_cache.read(key)
+    key = IndexKey(documents.digest(paths), pair.tokenizer.digest, pair.vocabulary)
+    index = read(key)
     if index is None:
         # Tokenizing takes three quarters of the time.
-        read = documents.tokens(
+        tokens = documents.tokens(
             paths, pair.tokenizer, lambda done, total: report(3 * done, 4 * total)
         )
-        index = document_cache.build(key, read)
+        index = build(key, tokens)
         report(1, 1)
     return replace(pair, documents=index)

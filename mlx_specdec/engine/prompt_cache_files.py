@@ -249,10 +249,10 @@ def _metadata(pair: Pair) -> dict[str, str]:
     models = {TARGET: _of_model(pair.target)}
     if pair.draft is not None:
         models["draft"] = _of_model(pair.draft)
-    if pair.speculator is not None:
+    if pair.drafter_network is not None:
         # What stands in its config.json alone, no weight tells.
-        told = f"{' '.join(pair.speculator.taps)}, {pair.speculator.sizes}"
-        models[pair.speculator.kind] = f"{fingerprint(pair.speculator)} of {told}"
+        told = f"{' '.join(pair.drafter_network.taps)}, {pair.drafter_network.sizes}"
+        models[pair.drafter_network.kind] = f"{fingerprint(pair.drafter_network)} of {told}"
     versions = ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm"))
     return {"models": json.dumps(models), "made_by": f"mlx-specdec {__version__}, {versions}"}
 

@@ -127,7 +127,7 @@ def probe(
 ) -> Probe:
     """Let a hidden-state drafter draft for the target's greedy texts, with each numbering of layers
     that the target has. Raises OptionError where there is nothing to compare."""
-    network, report = pair.speculator, progress or ignore_progress
+    network, report = pair.drafter_network, progress or ignore_progress
     if network is None:
         raise OptionError(f"{pair.draft_name} reads no hidden states: there are no layers to probe")
     if FINAL in network.taps:

@@ -1,21 +1,17 @@
-"""Where the end of a text occurs in documents, and what comes after it there.
+"""An index of documents: where the end of a text occurs in them, and what follows it there.
 
-The documents lie backwards, one after the other, so that the longest end of a text that occurs
-anywhere is found by one binary search among their places, ordered by what precedes them (a suffix
-array of the reversed documents).
+It is a suffix array of the reversed documents, one after the other: one binary search finds the
+longest suffix of a text that occurs anywhere. Indexes are saved in the user's cache directory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import mmap
 import os
-import re
 import struct
 import sys
-import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,25 +21,31 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import process as user_cache
+from .. import process
 
 Integers = NDArray[np.int32]
 
 DEPTH = 32
-"""Tokens that are compared: longer matches count as this long."""
+"""Tokens that are compared; longer matches count as this long."""
 VOTERS = 16
-"""Of a match's places so many, spread evenly, decide how it goes on."""
+"""Occurrences of a match, spread evenly, that decide how it goes on."""
 WIDTH = 4
 BETWEEN = b"\0\0\0\0"
-"""Stands around every document; token t is stored as t + 1, four bytes, the highest first, so that
-bytes compare as tokens do."""
+"""Stands around every document. Token t is stored as t + 1, in four bytes, the highest first, so
+that bytes compare as tokens do."""
+FORMAT = 2
+HEADER = 512
+"""Bytes before the places in a file."""
+MOST_BYTES = 2 << 30
+"""Size of all saved indexes together; those that were used longest ago are deleted."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """The longest end of a text that occurs in the documents, and its occurrences in their order.
+    """The longest suffix of a text that occurs in the documents.
 
-    length: in tokens, at most DEPTH; 0 if even the last token occurs nowhere.
+    length: in tokens, at most DEPTH; 0 if even the last token occurs nowhere. first, end: its
+    occurrences, numbered in the order of places.
     """
 
     length: int
@@ -54,7 +56,7 @@ class Match:
 class DocumentIndex:
     """Documents that can be searched.
 
-    places: see `order`. tokens: see `stored`, from byte `offset` of the buffer to its end.
+    places: from `order`. tokens: from `stored`, from byte `offset` of the buffer to its end.
     """
 
     def __init__(self, places: Sequence[int], tokens: bytes | mmap.mmap, offset: int = 0) -> None:
@@ -66,7 +68,7 @@ class DocumentIndex:
         return len(self._places)
 
     def find(self, text: Sequence[int]) -> Match:
-        """The longest end of `text` that occurs in a document. Tens of microseconds."""
+        """Return the longest suffix of `text` that occurs in a document; tens of microseconds."""
         wanted = _packed(text[-DEPTH:])
         read = self._reader(DEPTH)
         at = bisect_left(self._places, wanted, key=read)
@@ -81,10 +83,10 @@ class DocumentIndex:
         return Match(length, first, end)
 
     def following(self, match: Match, count: int) -> list[int]:
-        """At most `count` tokens that follow a match, up to the document's end.
+        """Return at most `count` tokens that follow a match, up to the document's end.
 
-        The next token is what most of up to VOTERS occurrences go on with, the others follow it
-        in the first of these occurrences.
+        The next token is that of most of up to VOTERS occurrences, the others follow it in the
+        first of these.
         """
         size = match.end - match.first
         voters = min(size, VOTERS)
@@ -98,7 +100,7 @@ class DocumentIndex:
         return [number - 1 for number in reversed(numbers)]
 
     def _reader(self, length: int) -> Callable[[int], bytes]:
-        """What gives the bytes of `length` tokens at a place."""
+        """Return a function that returns the bytes of `length` tokens at a place."""
         tokens, offset, size = self._tokens, self._offset, WIDTH * length
 
         def read(place: int) -> bytes:
@@ -108,7 +110,7 @@ class DocumentIndex:
         return read
 
     def _before(self, place: int, count: int) -> bytes:
-        """The bytes of the tokens before a place, from the document's end on."""
+        """Return the bytes of the tokens before a place, from the document's end on."""
         end = self._offset + WIDTH * place
         tail = self._tokens[max(end - WIDTH * count, self._offset) : end]
         for at in range(len(tail) - WIDTH, -1, -WIDTH):
@@ -118,8 +120,8 @@ class DocumentIndex:
 
 
 def backwards(documents: Sequence[Integers], vocabulary: int) -> Integers:
-    """The documents, the last one first and each from its end, as int32: tokens + 1, and 0 before,
-    between and after them.
+    """Return the documents, the last one first and each from its end, as int32: tokens + 1, and 0
+    before, between and after them.
 
     documents: int32 each. vocabulary: ids from here on, and negative ones, are never matched and
     never proposed.
@@ -136,9 +138,10 @@ def backwards(documents: Sequence[Integers], vocabulary: int) -> Integers:
 
 
 def order(tokens: Integers, depth: int = DEPTH) -> Integers:
-    """All places, ordered by the `depth` numbers from there on; the end comes before any number.
+    """Return all places, ordered by the `depth` numbers from there on; the end comes before any
+    number.
 
-    tokens: as `backwards` returns them. About 30 bytes a number are in use, `tokens` included.
+    tokens: from `backwards`. Takes about 30 bytes a number, `tokens` included.
     Prefix doubling (Manber and Myers, 1990), which stops at the depth.
     """
     count = len(tokens)
@@ -160,12 +163,13 @@ def order(tokens: Integers, depth: int = DEPTH) -> Integers:
 
 
 def stored(tokens: Integers) -> bytes:
-    """What `backwards` returns, or a part of it, as it is searched."""
+    """Return the result of `backwards` as the bytes that are searched."""
     return tokens.astype(">u4").tobytes()
 
 
 def _around(at: int, size: int, holds: Callable[[int], bool]) -> tuple[int, int]:
-    """Bounds of the stretch around `at` where something holds, at most twice as far as it goes."""
+    """Return bounds of the stretch around `at` where something holds, at most twice as far as it
+    goes."""
     low, step = at, 1
     while low > 0 and holds(low - 1):
         low, step = max(low - step, 0), 2 * step
@@ -180,115 +184,73 @@ def _packed(text: Sequence[int]) -> bytes:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many tokens two texts have in common at their beginning, no boundary among them."""
+    """Return the number of tokens in a common prefix of two texts."""
     size = min(len(one), len(other))
     differ = int.from_bytes(one[:size], "big") ^ int.from_bytes(other[:size], "big")
     return (8 * size - differ.bit_length()) // (8 * WIDTH)
 
 
-FORMAT = 2
-HEADER = 512
-BLOCK = 1 << 22
-KEPT = 2 << 30
-"""Bytes of all indexes together; beyond, those that were used longest ago are deleted."""
-SETTLED = 5
-"""Seconds after its last change from which on a file's time tells its contents."""
-_DIGEST = re.compile("[0-9a-f]{32}")
-
-
 @dataclass(frozen=True)
 class IndexKey:
-    """What an index depends on: digests of the documents and of the tokenizer, and how many token
-    ids the model has."""
+    """What an index depends on: digests of the documents and of the tokenizer, and the number of
+    token ids of the model."""
 
     documents: str
     tokenizer: str
     vocabulary: int
 
+    @property
+    def file(self) -> Path:
+        """The file of the index in the cache directory."""
+        name = f"{self.documents}-{self.tokenizer}-{self.vocabulary}-{FORMAT}.documents"
+        return process.directory("documents") / name
 
-def digest(files: Sequence[Path], compute: Callable[[Sequence[Path]], str]) -> str:
-    """`compute(files)`, remembered by the files' paths, sizes and times of change: hashing a large
-    corpus takes longer than opening its index."""
-    try:
-        states = [(os.path.abspath(file), os.stat(file)) for file in files]
-    except OSError:
-        return compute(files)  # it says what is wrong
-    told = json.dumps([(path, state.st_size, state.st_mtime_ns) for path, state in states])
-    note = (
-        user_cache.directory("documents")
-        / f"{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}.digest"
-    )
-    with contextlib.suppress(OSError, ValueError):
-        if _DIGEST.fullmatch(kept := note.read_text(encoding="ascii")):
-            return kept
-    computed = compute(files)
-    # What changed just now may change again without a change of its time.
-    if all(state.st_mtime < time.time() - SETTLED for _, state in states):
-        with contextlib.suppress(OSError):
-            note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text(computed, encoding="ascii")
-    return computed
+    def header(self, count: int) -> dict[str, object]:
+        """Return the header of a file with so many places."""
+        layout = {"format": FORMAT, "depth": DEPTH, "byteorder": sys.byteorder}
+        return {**layout, **asdict(self), "count": count}
 
 
 def read(key: IndexKey) -> DocumentIndex | None:
-    """The index as a file mapped into memory; None where there is none that is whole."""
-    file = _file(key)
+    """Map a saved index into memory; None where there is none that is whole."""
     try:
-        with file.open("rb") as stream:
+        with key.file.open("rb") as stream:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         header = json.loads(mapped[:HEADER])
     except (OSError, ValueError):
         return None
     count, rest = divmod(len(mapped) - HEADER, 2 * WIDTH)
-    if rest or header != _header(key, count):
+    if rest or header != key.header(count):
         return None
     with contextlib.suppress(OSError):
-        os.utime(file)
+        os.utime(key.file)
     end = HEADER + WIDTH * count
     return DocumentIndex(memoryview(mapped)[HEADER:end].cast("i"), mapped, end)
 
 
 def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:
-    """Build an index and keep it on disk if that works.
+    """Build an index and save it if possible.
 
-    documents: token ids, int32 each; the list is emptied, to have the memory.
+    documents: token ids, int32 each; the list is emptied, to release its memory.
     """
     tokens = backwards(documents, key.vocabulary)
     documents.clear()
     places = order(tokens)
+    searched = stored(tokens)
+    with contextlib.suppress(OSError), process.replacing(key.file) as stream:
+        _delete_old(key.file.parent, places.nbytes + len(searched))
+        stream.write(json.dumps(key.header(len(places))).encode().ljust(HEADER))
+        stream.write(places.data)
+        stream.write(searched)
+    saved = read(key)
+    return DocumentIndex(places.data, searched) if saved is None else saved
+
+
+def _delete_old(directory: Path, needed: int) -> None:
+    """Make room for `needed` bytes, also by what interrupted processes left."""
+    room = MOST_BYTES - needed
     with contextlib.suppress(OSError):
-        _write(_file(key), _header(key, len(places)), places, tokens)
-    kept = read(key)
-    return DocumentIndex(places.data, stored(tokens)) if kept is None else kept
-
-
-def _write(file: Path, header: dict[str, object], places: Integers, tokens: Integers) -> None:
-    with user_cache.replacing(file) as stream:
-        _delete_old(file.parent, places.nbytes + tokens.nbytes)
-        stream.write(json.dumps(header).encode().ljust(HEADER))
-        for begin in range(0, len(places), BLOCK):
-            stream.write(places[begin : begin + BLOCK].tobytes())
-        for begin in range(0, len(tokens), BLOCK):
-            stream.write(stored(tokens[begin : begin + BLOCK]))
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _file(key: IndexKey) -> Path:
-    name = f"{key.documents}-{key.tokenizer}-{key.vocabulary}-{FORMAT}.documents"
-    return user_cache.directory("documents") / name
-
-
-def _header(key: IndexKey, count: int) -> dict[str, object]:
-    layout = {"format": FORMAT, "depth": DEPTH, "byteorder": sys.byteorder}
-    return {**layout, **asdict(key), "count": count}
-
-
-def _delete_old(place: Path, needed: int) -> None:
-    """Make room for `needed` bytes among KEPT; what killed processes left goes with the rest."""
-    room = KEPT - needed
-    with contextlib.suppress(OSError):
-        files = [(file.stat(), file) for file in place.iterdir()]
+        files = [(file.stat(), file) for file in directory.iterdir()]
         for status, file in sorted(files, key=lambda each: each[0].st_mtime, reverse=True):
             room -= status.st_size
             if room < 0:

@@ -1,7 +1,7 @@
-"""What a grammar leaves no choice about is proposed: keys, brackets, quotes.
+"""What a request itself says of its text is proposed: what its grammar forces, and what the client
+predicts. It costs microseconds.
 
-It costs microseconds, and where the grammar writes them in one way only, no token is rejected.
-Source of the idea: fast-forward tokens of llguidance (docs/fast_forward.md).
+Source of the idea of the first: fast-forward tokens of llguidance (docs/fast_forward.md).
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from ..interfaces import Model, Noise, Proposal, Proposer
+from ..interfaces import Model
 from ..sampling.constraint import Constraint
 from .drafter import Drafter, LoadedPair, Setup
+from .lookup import Continuation
 
 FORCED = "forced"
+PREDICTION = "prediction"
+SHORTEST = 3
+"""Tokens that find a place in the predicted text."""
 
 
 def drafter(pair: LoadedPair) -> Drafter:
-    """Of every pair; it abstains in texts without a constraint."""
+    """Return what every pair has; it abstains in texts without a constraint."""
 
     def make(setup: Setup) -> Forced:
         return Forced(pair.target, lambda: pair.constraint(setup.options.constraint))
@@ -26,11 +30,16 @@ def drafter(pair: LoadedPair) -> Drafter:
     return Drafter(FORCED, make)
 
 
-class Forced(Proposer):
-    """Proposer that asks a constraint of its own. Its proposals are one-hot: they have no rows.
+def predicting(predicted: Sequence[int]) -> Drafter:
+    """Return the drafter of one request. predicted: token ids; with none it abstains."""
+    return Drafter(PREDICTION, lambda setup: Prediction(predicted))
 
-    target: says where a text begins. make: a constraint of a text that has not begun, None where
-    nothing binds it.
+
+class Forced(Continuation):
+    """Proposes the tokens that a grammar leaves no choice about: keys, brackets, quotes.
+
+    target: tells where a text begins. make: makes a constraint of a text that has not begun, None
+    without a grammar.
     """
 
     def __init__(self, target: Model, make: Callable[[], Constraint | None]) -> None:
@@ -40,80 +49,54 @@ class Forced(Proposer):
         self._read = 0
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Forgets the last sequence."""
+        """See Proposer."""
         [prompt] = prompts
         self._constraint = self._make()
         self._read = len(self._target.prefix(prompt))
 
-    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Whether anything is forced now."""
-        return bool(self._forced(committed[0]))
-
-    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """The first of the tokens that must come."""
-        return Proposal.one_hot([self._forced(committed[0])[:limit]])
-
-    def _forced(self, committed: Sequence[int]) -> list[int]:
+    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
+        """See Continuation."""
         if self._constraint is None:
             return []
         self._constraint.take(committed[self._read :])
         self._read = len(committed)
-        return self._constraint.forced()
+        return self._constraint.forced()[:limit]
 
 
-PREDICTION = "prediction"
-SHORTEST = 3
-"""Tokens that say where in the expected text the written one is."""
+class Prediction(Continuation):
+    """Proposes what follows in the text that the client predicts."""
 
-
-def predicting(expected: Sequence[int]) -> Drafter:
-    """Of one request. expected: token ids; none at all abstain."""
-    return Drafter(PREDICTION, lambda setup: Prediction(expected))
-
-
-class Prediction(Proposer):
-    """Proposer that knows what may be written. Its proposals are one-hot."""
-
-    def __init__(self, expected: Sequence[int]) -> None:
-        self._expected = list(expected)
+    def __init__(self, predicted: Sequence[int]) -> None:
+        self._predicted = list(predicted)
         self._after: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for end in range(SHORTEST, len(self._expected) + 1):
-            self._after[tuple(self._expected[end - SHORTEST : end])].append(end)
-        self._prompt: list[int] = []
-        self._begun = False
-        self._place: int | None = 0
-        self._furthest = 0
-        self._read = 0
+        for end in range(SHORTEST, len(self._predicted) + 1):
+            self._after[tuple(self._predicted[end - SHORTEST : end])].append(end)
+        self.begin([[]])
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Forgets the last sequence."""
+        """See Proposer."""
         [self._prompt] = map(list, prompts)
-        self._begun, self._place, self._furthest, self._read = False, 0, 0, 0
+        self._read: int | None = None
+        self._place: int | None = 0
+        self._furthest = 0
 
-    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Whether the text is somewhere in the expected one."""
-        return bool(self._continuation(committed[0], limit))
-
-    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """What comes next in the expected text."""
-        return Proposal.one_hot([self._continuation(committed[0], limit)])
-
-    def _continuation(self, committed: Sequence[int], limit: int) -> list[int]:
-        if not self._expected:
+    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
+        """See Continuation."""
+        if not self._predicted:
             return []
-        if not self._begun:
-            # An encoder-decoder model's prompt is no part of what it writes.
+        if self._read is None:
+            # The prompt of an encoder-decoder model is no part of its text.
             whole = list(committed[: len(self._prompt)]) == self._prompt
-            self._read, self._begun = len(self._prompt) if whole else 1, True
+            self._read = len(self._prompt) if whole else 1
         for end in range(self._read + 1, len(committed) + 1):
             self._follow(committed, end)
         self._read = len(committed)
-        return [] if self._place is None else self._expected[self._place : self._place + limit]
+        return [] if self._place is None else self._predicted[self._place : self._place + limit]
 
     def _follow(self, committed: Sequence[int], end: int) -> None:
-        """One more token was written: `committed[end - 1]`."""
+        """Find the place in the predicted text after `committed[end - 1]` was written."""
         place = self._place
-        if place is not None and self._expected[place : place + 1] == [committed[end - 1]]:
+        if place is not None and self._predicted[place : place + 1] == [committed[end - 1]]:
             self._place = place + 1
         else:
             places = self._after.get(tuple(committed[end - SHORTEST : end]), [])

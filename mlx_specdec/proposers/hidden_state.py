@@ -1,8 +1,7 @@
-"""How much of a draft is worth verifying, by what its drafter says of its tokens.
+"""A hidden-state drafter proposes, and ends its drafts before the first token not worth verifying.
 
-A draft ends before the first token that is not worth it. What is said of a token is said before it
-is drawn, and nothing that is said of later ones is looked at: where a draft ends then tells nothing
-of the tokens that are dropped, and every rule stays exact.
+A token's chance is known before it is drawn, and those of later tokens are not looked at: where a
+draft ends then says nothing about the tokens that are dropped, and every rule stays exact.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,77 +22,22 @@ from ..sampling.settings import Sampling
 from .draft_model import draw
 from .drafter import MOST_DRAFTED, Drafter, LoadedPair, Setup
 
-LEAST = 0.1
-"""A chance to stay below which tokens are so rare that looking for them, which waits for the draft,
-costs more than they do."""
-WEIGHT = 8.0
-"""Tokens for which a drafter is believed before anything became of its drafts."""
-MEMORY = 200.0
-"""Tokens after which what became of earlier ones counts for a third."""
-
-
-class Confidence:
-    """Ends a drafter's drafts, and learns by how much it is too sure."""
-
-    def __init__(self) -> None:
-        self._expected = self._stayed = 0.0
-        self._open = 0.0
-
-    @property
-    def scale(self) -> float:
-        """How many tokens stay where one was expected to."""
-        return (self._stayed + WEIGHT) / (self._expected + WEIGHT)
-
-    def forget(self) -> None:
-        """No draft waits for its verdict."""
-        self._open = 0.0
-
-    def learn(self, stayed: int) -> None:
-        """What became of the last draft, in tokens, if one was looked at."""
-        if self._open:
-            kept = max(0.0, 1 - self._open / MEMORY)
-            self._expected = self._expected * kept + self._open
-            self._stayed = self._stayed * kept + stayed
-        self._open = 0.0
-
-    def worth(self, chances: mx.array, prices: Prices) -> int:
-        """How many of the drafted tokens to verify, at least one.
-
-        chances: (1, count), each token's if all before it stay; read where the costs say that it
-        can matter.
-        """
-        count = chances.shape[1]
-        wanted = least_chances(prices, count)
-        if max(wanted[1:], default=0.0) < LEAST:
-            return count
-        told: list[float] = chances[0].tolist()  # type: ignore[assignment]
-        staying = list(accumulate(told, mul))
-        short = (at for at in range(1, count) if self.scale * staying[at] < wanted[at])
-        kept = next(short, count)
-        self._open = sum(staying[:kept])
-        return kept
-
-
-def least_chances(prices: Prices, count: int) -> Sequence[float]:
-    """How likely each of `count` tokens must be to stay to be worth its verification. Costs need
-    not rise in a line: a token may be the first of several that are had for the price of one."""
-    costs = prices.rounds[: count + 1]
-    rises = (
-        min((costs[end] - costs[at]) / (end - at) for end in range(at + 1, count + 1))
-        for at in range(count)
-    )
-    return [rise / prices.token for rise in rises]
-
-
 UNREAD = 64
 """Rows that may wait for the next guess. A prompt's are read as they come."""
+LEAST_CHANCE = 0.1
+"""Tokens with a smaller chance are so rare that looking for them, which waits for the draft, costs
+more than they do."""
+PRIOR = 8.0
+"""Tokens that a drafter's own estimate counts as much as."""
+MEMORY = 200.0
+"""Tokens after which earlier ones count a third (1 / e)."""
 
 
 def drafter(pair: LoadedPair) -> Drafter | None:
-    """Of a pair whose draft reads hidden states."""
-    if pair.speculator is None:
+    """Return the hidden-state drafter of a pair."""
+    if pair.drafter_network is None:
         return None
-    network = pair.speculator
+    network = pair.drafter_network
 
     def make(setup: Setup) -> HiddenStateDrafter:
         sampling = setup.options.sampling
@@ -123,7 +68,7 @@ class HiddenStateDrafter(Proposer):
         prices: Callable[[], Prices | None] | None = None,
     ) -> None:
         self.taps = network.taps
-        # Of what the target does not read again it shows no hidden states.
+        # The target shows no hidden states of tokens that it does not read again.
         self.needs = (network.kind,)
         self._network = network
         self._settings = settings
@@ -133,14 +78,13 @@ class HiddenStateDrafter(Proposer):
         self._confidence = Confidence()
 
     def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        """As contracts.Proposer says."""
+        """See Proposer."""
         self._recalled = cached[0].get(self._network.kind)
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Forgets the last sequence."""
-        self._distributions = [
-            Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
-        ]
+        """See Proposer."""
+        [prompt] = prompts
+        self._distributions = [Distribution(self._settings, self._vocabulary, prompt)]
         self._reading = self._network.open()
         self._attends = False
         if self._recalled is not None:
@@ -151,41 +95,31 @@ class HiddenStateDrafter(Proposer):
         self._confidence.forget()
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """Keeps the target's hidden states. Many of them are read at once, all but the last, whose
-        next token is not known."""
-        [kept], [its] = tokens, scores
-        if not kept:
+        """Collect the target's hidden states. Many of them are read at once, all but the last,
+        whose next token is not known."""
+        [accepted], [its] = tokens, scores
+        if not accepted:
             return
         if its.encoded and not self._attends:
             self._attends = True
             self._reading.attend(its.encoded[0])
-        self._confidence.learn(len(kept) - 1)
+        self._confidence.learn(len(accepted) - 1)
         self._hidden.append(mx.concatenate([its.hidden[tap] for tap in self.taps], axis=-1))
-        self._tokens += kept
+        self._tokens += accepted
         if len(self._tokens) > UNREAD:
             self._read()
 
     def reusable(self, sequence: int) -> Mapping[str, Reusable]:
-        """As contracts.Proposer says: what was made of the target's hidden states, each with the
-        token after it. Nothing of an encoder-decoder target's: another text has another source."""
+        """See Proposer. Each column was made of a hidden state and the token after it. None for an
+        encoder-decoder target: another text has another source."""
         if self._attends:
             return {}
         if len(self._tokens) > 1:
             self._read()
         return {self._network.kind: replace(self._reading.reusable(sequence), lag=1)}
 
-    def _read(self) -> None:
-        hidden = mx.concatenate(self._hidden, axis=1)
-        self._reading.read(hidden[:, :-1], mx.array([self._tokens[1:]], dtype=mx.int32))
-        self._reading.evaluate()
-        # A copy of its own, so that the rest can be given back.
-        newest = hidden[:, -1:] + 0
-        mx.eval(newest)
-        self._hidden, self._tokens = [newest], self._tokens[-1:]
-
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """Greedy at temperature 0, else drawn with the round's draft noise. Abstains where the
-        target has not seen a token."""
+        """See Proposer. Abstains where the target has not seen a token."""
         if self._hidden:
             following = [*self._tokens[1:], committed[0][-1]]
             hidden = mx.concatenate(self._hidden, axis=1)
@@ -201,3 +135,65 @@ class HiddenStateDrafter(Proposer):
         if prices is None or (chances := self._reading.chances()) is None:
             return proposal
         return replace(proposal, counts=(self._confidence.worth(chances, prices),)).of(0)
+
+    def _read(self) -> None:
+        hidden = mx.concatenate(self._hidden, axis=1)
+        self._reading.read(hidden[:, :-1], mx.array([self._tokens[1:]], dtype=mx.int32))
+        self._reading.evaluate()
+        # A copy, so that the memory of the others can be released.
+        newest = hidden[:, -1:] + 0
+        mx.eval(newest)
+        self._hidden, self._tokens = [newest], self._tokens[-1:]
+
+
+class Confidence:
+    """Ends a drafter's drafts, and learns by how much the drafter is too sure."""
+
+    def __init__(self) -> None:
+        self._expected = self._accepted = 0.0
+        self._pending = 0.0
+
+    @property
+    def scale(self) -> float:
+        """Accepted tokens per expected one."""
+        return (self._accepted + PRIOR) / (self._expected + PRIOR)
+
+    def forget(self) -> None:
+        """Drop the draft that waits for its verdict."""
+        self._pending = 0.0
+
+    def learn(self, accepted: int) -> None:
+        """Learn how many tokens of the last draft were accepted, if its chances were read."""
+        if self._pending:
+            weight = max(0.0, 1 - self._pending / MEMORY)
+            self._expected = self._expected * weight + self._pending
+            self._accepted = self._accepted * weight + accepted
+        self._pending = 0.0
+
+    def worth(self, chances: mx.array, prices: Prices) -> int:
+        """Return how many of the drafted tokens to verify, at least one.
+
+        chances: (1, count), each token's if all before it are accepted; read where the costs say
+        that it can matter.
+        """
+        count = chances.shape[1]
+        wanted = least_chances(prices, count)
+        if max(wanted[1:], default=0.0) < LEAST_CHANCE:
+            return count
+        values: Any = chances[0].tolist()
+        expected = list(accumulate(values, mul))
+        short = (at for at in range(1, count) if self.scale * expected[at] < wanted[at])
+        end = next(short, count)
+        self._pending = sum(expected[:end])
+        return end
+
+
+def least_chances(prices: Prices, count: int) -> Sequence[float]:
+    """Return how likely each of `count` tokens must be accepted to be worth its verification.
+    Costs need not be linear: a token may be the first of several for the price of one."""
+    costs = prices.rounds[: count + 1]
+    rises = (
+        min((costs[end] - costs[at]) / (end - at) for end in range(at + 1, count + 1))
+        for at in range(count)
+    )
+    return [rise / prices.token for rise in rises]

@@ -1,11 +1,10 @@
-"""Where the end of a text has been before, and what came after it.
-
-A suffix automaton that grows with the text (Blumer et al., 1985): constant time a token, amortized.
-"""
+"""What followed the end of the text where it occurred before, in the text or in documents, is
+proposed (prompt lookup)."""
 
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -13,14 +12,112 @@ from ..interfaces import Noise, Proposal, Proposer
 from .documents import DEPTH, DocumentIndex
 from .drafter import Drafter, LoadedPair, Setup
 
+BETWEEN = -1
+"""Stands between a source text and the target text; never proposed, never matched across."""
+GROWTH = 2
+"""Tokens proposed for each token of the match: a long match is likely to go on."""
+ALONE, BEFORE_OTHERS = 2, 4
+"""Shortest match, in tokens, that is trusted: a shorter one is worse than a draft."""
 LONGEST_CHAIN = 32
-"""How many of the text's suffixes are told of each new token; more exist in monotonous texts only,
-and the shortest ones are then a little behind."""
+"""The number of the text's suffixes that count a new token; only monotonous texts have more, whose
+shortest ones then lag a little."""
+
+
+def drafter(pair: LoadedPair) -> Drafter:
+    """Return the lookup that every pair has."""
+    documents = pair.documents
+
+    def make(setup: Setup) -> PromptLookup:
+        trusted = BEFORE_OTHERS if setup.followed and documents is None else ALONE
+        frequent = setup.options.ngram_choice == "frequent"
+        least = setup.options.ngram_min or trusted
+        return PromptLookup(least, frequent, documents, pair.vocabulary)
+
+    return Drafter("ngram", make)
+
+
+class Continuation(Proposer):
+    """Proposer of one sequence that continues its text with known tokens. Its proposals are
+    one-hot: they have no rows."""
+
+    @abstractmethod
+    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
+        """Return at most `limit` tokens that follow the committed ones; none to abstain. It may
+        catch up with the text: the result depends on the committed tokens alone."""
+
+    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
+        """Return whether there is a continuation now."""
+        return bool(self.continuation(committed[0], limit))
+
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
+        """Propose the continuation."""
+        return Proposal.one_hot([self.continuation(committed[0], limit)])
+
+
+class PromptLookup(Continuation):
+    """Proposes what followed the longest match, at most GROWTH times as long as the match.
+
+    least: shortest match to trust, in tokens. frequent: of several continuations take the most
+    frequent one instead of the latest. documents: searched as well; the text takes precedence where
+    its match is as long as theirs. vocabulary: ids from here on are not proposed.
+    """
+
+    def __init__(
+        self,
+        least: int = 2,
+        frequent: bool = False,
+        documents: DocumentIndex | None = None,
+        vocabulary: int = sys.maxsize,
+    ) -> None:
+        self._least = least
+        self._frequent = frequent
+        self._documents = documents
+        self._vocabulary = vocabulary
+        self.begin([[]])
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """See Proposer."""
+        [self._prompt] = map(list, prompts)
+        self._index = SuffixIndex()
+        self._read = 0
+
+    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
+        """See Continuation."""
+        self._catch_up(committed)
+        match = self._index.longest_match()
+        tokens = self._from_documents(committed, max(match + 1, self._least), limit)
+        if not tokens and match >= self._least:
+            count = min(limit, GROWTH * match)
+            find = self._index.most_frequent if self._frequent else self._index.most_recent
+            # Prompts may have ids that texts do not have.
+            known = takewhile(lambda token: BETWEEN < token < self._vocabulary, find(count))
+            tokens = list(known)
+        return tokens
+
+    def _from_documents(self, committed: Sequence[int], least: int, limit: int) -> list[int]:
+        """Return what follows in the documents after a match of at least `least` tokens."""
+        if self._documents is None or least > min(DEPTH, len(committed)):
+            return []
+        match = self._documents.find(committed)
+        if match.length < least:
+            return []
+        return self._documents.following(match, min(limit, GROWTH * match.length))
+
+    def _catch_up(self, committed: Sequence[int]) -> None:
+        if self._read == 0 and list(committed[: len(self._prompt)]) != self._prompt:
+            # The source text of an encoder-decoder model is no part of its text.
+            self._index.extend([*self._prompt, BETWEEN])
+        self._index.extend(committed[self._read :])
+        self._read = len(committed)
 
 
 class SuffixIndex:
-    """A text of integers. State 0 is the empty string; each state stands for the strings that end
-    at the same places, and links to the longest of their suffixes that ends elsewhere too."""
+    """A suffix automaton of a text of integers, which grows with the text in constant amortized
+    time a token (Blumer et al., 1985).
+
+    State 0 is the empty string. Each state stands for the strings that end at the same places, and
+    links to the longest of their suffixes that ends elsewhere too.
+    """
 
     def __init__(self) -> None:
         self._text: list[int] = []
@@ -35,24 +132,24 @@ class SuffixIndex:
         return len(self._text)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
+        """Append tokens to the text."""
         for token in tokens:
             self._append(token)
 
     def longest_match(self) -> int:
-        """Length of the longest end of the text that also ends somewhere before; 0 if none does."""
+        """Return the length of the longest suffix of the text that also ends before, in tokens."""
         return self._length[self._link[self._last]] if self._text else 0
 
     def most_recent(self, count: int) -> list[int]:
-        """At most `count` tokens that followed the longest match where it came last."""
+        """Return at most `count` tokens that followed the longest match where it came last."""
         if not self.longest_match():
             return []
         place = self._latest[self._link[self._last]]
         return self._text[place : place + count]
 
     def most_frequent(self, count: int) -> list[int]:
-        """At most `count` tokens, each the most frequent one after the longest match and those
-        before it; of equally frequent ones the latest."""
+        """Return at most `count` tokens, each the most frequent one after the longest match and
+        those before it; of equally frequent ones the latest."""
         state = self._link[self._last] if self._text else 0
         tokens: list[int] = []
         while state > 0 and len(tokens) < count and self._follow[state]:
@@ -63,7 +160,7 @@ class SuffixIndex:
         return tokens
 
     def _append(self, token: int) -> None:
-        self._tell_suffixes(token)
+        self._count(token)
         self._text.append(token)
         state = self._new(self._length[self._last] + 1, {})
         place = self._last
@@ -76,7 +173,7 @@ class SuffixIndex:
             self._link[state] = self._ending(place, token)
         self._last = state
 
-    def _tell_suffixes(self, token: int) -> None:
+    def _count(self, token: int) -> None:
         # All of them end where the new token begins, and it follows them.
         state = self._last
         for _ in range(LONGEST_CHAIN):
@@ -88,8 +185,8 @@ class SuffixIndex:
             state = self._link[state]
 
     def _ending(self, place: int, token: int) -> int:
-        """The state of exactly the longest string of `place` followed by `token`, split off from
-        the one it shares if need be."""
+        """Return the state of exactly the longest string of `place` followed by `token`, split off
+        from a state that has longer strings, too, if need be."""
         shared = self._next[place][token]
         if self._length[shared] == self._length[place] + 1:
             return shared
@@ -110,93 +207,3 @@ class SuffixIndex:
         self._latest.append(0)
         self._follow.append({})
         return len(self._next) - 1
-
-
-BETWEEN = -1
-"""Stands between a source text and the target text; never proposed, never matched across."""
-GROWTH = 2
-"""Tokens proposed for each token of the match: a long match is likely to go on."""
-ALONE, BEFORE_OTHERS = 2, 4
-"""Shortest match, in tokens, that is trusted: a shorter one is worse than a draft."""
-
-
-def drafter(pair: LoadedPair) -> Drafter:
-    """Of every pair."""
-    documents = pair.documents
-
-    def make(setup: Setup) -> PromptLookup:
-        trusted = BEFORE_OTHERS if setup.followed and documents is None else ALONE
-        frequent = setup.options.ngram_choice == "frequent"
-        return PromptLookup(
-            setup.options.ngram_min or trusted, frequent, documents, pair.vocabulary
-        )
-
-    return Drafter("ngram", make)
-
-
-class PromptLookup(Proposer):
-    """Proposer that searches prompt and text. Its proposals are one-hot: they have no rows.
-
-    least: shortest match to trust, in tokens. frequent: of several continuations take the most
-    frequent one instead of the latest. documents: searched as well; the text goes first where its
-    match is as long as theirs. vocabulary: ids from here on are not proposed.
-    """
-
-    def __init__(
-        self,
-        least: int = 2,
-        frequent: bool = False,
-        documents: DocumentIndex | None = None,
-        vocabulary: int = sys.maxsize,
-    ) -> None:
-        self._least = least
-        self._frequent = frequent
-        self._documents = documents
-        self._vocabulary = vocabulary
-        self._prompt: list[int] = []
-        self._index = SuffixIndex()
-        self._read = 0
-
-    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Forgets the last sequence."""
-        [self._prompt] = map(list, prompts)
-        self._index = SuffixIndex()
-        self._read = 0
-
-    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Whether there is a match now."""
-        return bool(self._continuation(committed[0], limit))
-
-    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """What followed the longest match, at most GROWTH times as long as the match."""
-        return Proposal.one_hot([self._continuation(committed[0], limit)])
-
-    def _continuation(self, committed: Sequence[int], limit: int) -> list[int]:
-        self._catch_up(committed)
-        match = self._index.longest_match()
-        tokens = self._from_documents(committed, max(match + 1, self._least), limit)
-        if not tokens and match >= self._least:
-            count = min(limit, GROWTH * match)
-            find = self._index.most_frequent if self._frequent else self._index.most_recent
-            tokens = list(takewhile(self._may_propose, find(count)))
-        return tokens
-
-    def _from_documents(self, committed: Sequence[int], least: int, limit: int) -> list[int]:
-        """What follows in the documents after a match of at least `least` tokens."""
-        if self._documents is None or least > min(DEPTH, len(committed)):
-            return []
-        match = self._documents.find(committed)
-        if match.length < least:
-            return []
-        return self._documents.following(match, min(limit, GROWTH * match.length))
-
-    def _catch_up(self, committed: Sequence[int]) -> None:
-        if self._read == 0 and list(committed[: len(self._prompt)]) != self._prompt:
-            # An encoder-decoder model's source text is no part of what it writes.
-            self._index.extend([*self._prompt, BETWEEN])
-        self._index.extend(committed[self._read :])
-        self._read = len(committed)
-
-    def _may_propose(self, token: int) -> bool:
-        """Whether this is neither a boundary nor an id of a prompt that texts do not have."""
-        return BETWEEN < token < self._vocabulary

@@ -7,14 +7,15 @@ Source: Medusa (Cai et al., arXiv 2401.10774, section 2.1.1).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
 from ..interfaces import FINAL, Noise, Proposal, Proposer, Scores, no_proposal
 from ..models.drafters.medusa import MedusaHeads
-from ..sampling.choices import choose
-from ..sampling.distribution import Distribution, log_probabilities_of
+from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
+from .draft_model import draw
 from .drafter import MOST_DRAFTED, Drafter, LoadedPair
 
 MISSING = (
@@ -23,7 +24,7 @@ MISSING = (
 
 
 def drafter(pair: LoadedPair) -> Drafter | None:
-    """Of a target with heads."""
+    """Return the heads of a pair's target."""
     if pair.heads is None:
         return None
     heads = pair.heads
@@ -53,48 +54,39 @@ class Medusa(Proposer):
         self._states: list[mx.array | None] = []
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Forgets the last sequences."""
+        """See Proposer."""
         self._distributions = [
             Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
         ]
         self._states = [None] * len(prompts)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """At most one token a head: greedy at temperature 0, else drawn with the round's draft
-        noise. What one head chose changes the next one's row through penalties alone. Abstains
-        where the target has not seen a token."""
+        """See Proposer: at most one token a head. What one head drafts changes the next one's row
+        through penalties alone. Abstains where the target has not seen a token."""
         seen = next((state for state in self._states if state is not None), None)
         if seen is None:
             return no_proposal(len(committed))
         states = [mx.zeros_like(seen) if state is None else state for state in self._states]
         count = min(limit, self._heads.count)
         logits = self._heads.logits(mx.concatenate(states), count)
-        drafted: list[mx.array] = []
-        rows: list[mx.array] = []
-        for index in range(count):
-            before = mx.concatenate(drafted, axis=1) if drafted else None
-            row = logits[:, index : index + 1]
-            rows.append(log_probabilities_of(self._distributions, row, committed, before))
-            drafted.append(choose(rows[-1], noise.draft(index)))
-        sampled = any(each.samples for each in self._distributions)
-        return Proposal(
-            mx.concatenate(drafted, axis=1),
-            mx.concatenate(rows, axis=1) if sampled else None,
-            counts=tuple(0 if state is None else count for state in self._states),
+        rows = iter(mx.split(logits, count, axis=1))
+        drawn = draw(
+            self._distributions, committed, noise, count, next(rows), lambda token: next(rows)
         )
+        return replace(drawn, counts=tuple(0 if s is None else count for s in self._states))
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """Keeps the rows that predicted the newest committed tokens."""
-        for row, (kept, its) in enumerate(zip(tokens, scores, strict=True)):
-            if kept:
+        """Keep the hidden states that predicted the newest committed tokens."""
+        for row, (accepted, its) in enumerate(zip(tokens, scores, strict=True)):
+            if accepted:
                 self._states[row] = its.hidden[FINAL][:, -1:]
 
     def join(self, other: Medusa) -> None:
-        """As contracts.Proposer says."""
+        """See Proposer."""
         self._distributions += other._distributions
         self._states += other._states
 
     def filter(self, keep: Sequence[int]) -> None:
-        """As contracts.Proposer says."""
+        """See Proposer."""
         self._distributions = [self._distributions[row] for row in keep]
         self._states = [self._states[row] for row in keep]

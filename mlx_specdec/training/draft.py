@@ -182,7 +182,7 @@ def initial(pair: Pair, asked: DraftConfig | None, seed: int) -> Iterator[Initia
     """
     if pair.heads is not None:
         raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
-    if pair.speculator is not None and pair.draft_name is not None:
+    if pair.drafter_network is not None and pair.draft_name is not None:
         raise OptionError(
             f"{pair.draft_name} reads hidden states and is no draft model: name a draft model to "
             "begin with, or give layers"

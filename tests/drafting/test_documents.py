@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,20 +153,12 @@ def test_an_index_is_found_again_by_the_same_key_alone(file: Path) -> None:
 
 def test_a_file_under_another_ones_name_is_not_taken_for_it(file: Path) -> None:
     other = replace(KEY, tokenizer="e2")
-    file.rename(document_cache._file(other))
+    file.rename(other.file)
     assert document_cache.read(other) is None
 
 
 def test_eight_bytes_a_token_and_a_header_are_on_disk(file: Path) -> None:
     assert file.stat().st_size == HEADER + 8 * (len(TEXT) + 1)
-
-
-def test_a_file_is_on_the_disk_before_it_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda handle: sizes.append(os.fstat(handle).st_size))
-    built()
-    (only,) = user_cache.directory("documents").iterdir()
-    assert sizes == [only.stat().st_size]
 
 
 @pytest.mark.parametrize("place", [0, 40])
@@ -224,12 +215,12 @@ def test_what_was_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -
     keys = [replace(KEY, documents=name) for name in "abc"]
     for age, key in enumerate(keys):
         built(key)
-        os.utime(document_cache._file(key), (1000 + age, 1000 + age))
+        os.utime(key.file, (1000 + age, 1000 + age))
     assert works(document_cache.read(keys[0]))  # and is the newest by that
     whole = sum(file.stat().st_size for file in user_cache.directory("documents").iterdir())
-    monkeypatch.setattr(document_cache, "KEPT", whole)
+    monkeypatch.setattr(document_cache, "MOST_BYTES", whole)
     built()
-    there = [document_cache._file(key).exists() for key in (*keys, KEY)]
+    there = [key.file.exists() for key in (*keys, KEY)]
     assert there == [True, False, True, True]
 
 
@@ -239,35 +230,6 @@ def test_what_killed_processes_left_makes_room_as_well(
     old = file.with_name(".a.partial")
     old.write_bytes(b"half")
     os.utime(old, (1000, 1000))
-    monkeypatch.setattr(document_cache, "KEPT", 2 * file.stat().st_size - HEADER)
+    monkeypatch.setattr(document_cache, "MOST_BYTES", 2 * file.stat().st_size - HEADER)
     built(replace(KEY, documents="d1"))
     assert not old.exists() and file.exists()
-
-
-def test_what_documents_hold_is_hashed_again_only_where_they_have_changed(tmp_path: Path) -> None:
-    hashed = []
-
-    def compute(files: Sequence[Path]) -> str:
-        hashed.append([file.read_text() for file in files])
-        return f"{len(hashed):032x}"
-
-    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
-    for file in (first, second):
-        file.write_text("old")
-        os.utime(file, (1000, 1000))
-    files = [first, second]
-    assert document_cache.digest(files, compute) == document_cache.digest(files, compute)
-    assert hashed == [["old", "old"]]
-    assert document_cache.digest([second, first], compute) == f"{2:032x}"
-    first.write_text("new")  # of the same size, and just now: its time says nothing yet
-    assert document_cache.digest(files, compute) != document_cache.digest(files, compute)
-    assert len(hashed) == 4
-    os.utime(first, (2000, 2000))
-    assert document_cache.digest(files, compute) == document_cache.digest(files, compute)
-    assert len(hashed) == 5
-    for note in user_cache.directory("documents").glob("*.digest"):
-        note.write_bytes(b"\xff half")
-    document_cache.digest(files, compute)
-    assert len(hashed) == 6
-    with pytest.raises(FileNotFoundError):
-        document_cache.digest([tmp_path / "none"], compute)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.interfaces import Prices, Proposal
-from mlx_specdec.proposers.hidden_state import UNREAD, WEIGHT, Confidence, least_chances
+from mlx_specdec.proposers.hidden_state import PRIOR, UNREAD, Confidence, least_chances
 from mlx_specdec.sampling.choices import choose
 from mlx_specdec.sampling.distribution import log_probabilities
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
@@ -166,7 +166,7 @@ def test_a_drafter_that_is_too_sure_is_believed_less() -> None:
     confidence.forget()
     confidence.learn(3)
     assert confidence.scale == before, "it was not looked at"
-    assert Confidence().scale == 1.0 and WEIGHT > 0
+    assert Confidence().scale == 1.0 and PRIOR > 0
 
 
 class Sure(Scribe):

@@ -116,11 +116,11 @@ def test_a_drafter_that_reads_other_layers_drafts_from_its_own(tmp_path: Path) -
     cache = store.open(pair)
     run(pair, TEXT, DRAFTING, cache)
     store.close(cache, pair)
-    moved = copy.copy(pair.speculator)
+    moved = copy.copy(pair.drafter_network)
     assert moved is not None
     moved.taps = moved.taps[::-1]
-    for speculator, names in ((pair.speculator, {"eagle3"}), (moved, set())):
-        again = store.open(replace(pair, speculator=speculator))
+    for speculator, names in ((pair.drafter_network, {"eagle3"}), (moved, set())):
+        again = store.open(replace(pair, drafter_network=speculator))
         assert again.find(TEXT, len(TEXT) - 2).proposer.keys() == names
 
 

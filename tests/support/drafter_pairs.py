@@ -43,7 +43,7 @@ def pair_of(target: Base, directory: Path) -> Pair:
     assert files is not None
     network = attach(files, target, NumberFormat())
     plain = Pair("target", "drafter", target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
-    return replace(plain, speculator=network)
+    return replace(plain, drafter_network=network)
 
 
 def made(kind: str, family: str, tmp_path: Path, **asked) -> Pair:

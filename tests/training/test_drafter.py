@@ -92,7 +92,7 @@ def test_a_drafter_is_trained_and_drafts(
     assert watcher.epochs[0] == (0, done.start)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     loaded = loading.load(model, done.output)
-    assert loaded.speculator is not None and loaded.speculator.kind == kind
+    assert loaded.drafter_network is not None and loaded.drafter_network.kind == kind
     accepted = 0
     for temperature in (0.0, 1.0):
         asked = {"max_tokens": 20, "temperature": temperature, "seed": 3}
