@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from mlx_specdec.options import Options
 from mlx_specdec.serve.engine import Engine
 
 from ..support.models import make_llama, make_t5
-from ..support.serving import TEMPLATE, moved, running
+from ..support.serving import TEMPLATE, client_of, moved, running
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +39,11 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def engine(llama: tuple[Path, Path]) -> Iterator[Engine]:
     with running(llama) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine) -> Any:
+    return client_of(engine)
 
 
 @pytest.fixture(scope="module")

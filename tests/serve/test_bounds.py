@@ -29,7 +29,7 @@ from mlx_specdec.serve.requests import RequestParser
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
-from ..support.serving import OPTIONS
+from ..support.serving import OPTIONS, user
 
 LONGEST = 64
 FITS = fields.MOST_CHARACTERS * LONGEST
@@ -64,10 +64,6 @@ def refused(parser: RequestParser, **given: Any) -> Problem:
     with pytest.raises(Problem) as caught:
         ask(given)
     return caught.value
-
-
-def user(content: str) -> dict[str, str]:
-    return {"role": "user", "content": content}
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from mlx_specdec.decoding.stop_criteria import Emission
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Job, Part, Request
 from mlx_specdec.engine.scheduler import BROKEN, Scheduler
@@ -17,6 +21,7 @@ from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
 from mlx_specdec.serve.engine import FAILED_PASSES, STOPPING, Engine, QueueFull
+from mlx_specdec.serve.service import ResponseStream
 
 from ..support.serving import OPTIONS, PROMPT, Heard, ask, running, wait_until
 
@@ -203,3 +208,26 @@ def test_a_long_prompt_is_read_between_rounds_of_others(engine: Engine) -> None:
         between += 1
     assert between > 50
     engine.cancel([short, long])
+
+
+def test_what_comes_behind_the_close_is_dropped() -> None:
+    cancelled: list[int] = []
+    engine: Any = SimpleNamespace(
+        submit=lambda requests, hear: [7, 8], cancel=lambda numbers: cancelled.extend(numbers)
+    )
+
+    async def talk_and_leave() -> list[object]:
+        parsed: Any = SimpleNamespace(requests=[None, None], reader=object)
+        stream = ResponseStream(engine, parsed, Any, 60.0)
+
+        async def listen() -> list[object]:
+            return [each async for each in stream._steps()]
+
+        listening = asyncio.create_task(listen())
+        await asyncio.sleep(0)
+        stream._hear(Part(7, Emission((), ())))
+        stream.close()
+        return await listening
+
+    assert asyncio.run(talk_and_leave()) == []
+    assert cancelled == [7, 8]

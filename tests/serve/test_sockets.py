@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import huggingface_hub
@@ -22,7 +21,7 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.settings import Limits
 
-from ..support.serving import Place, answer_of, listening, post, running, wait_until
+from ..support.serving import Place, answer_of, listening, post, wait_until
 
 TEXT = "def read_lines"
 
@@ -89,17 +88,6 @@ def test_who_leaves_is_dropped(place: Place, stream: bool) -> None:
         wait_until(lambda: place.engine.requests == (4, 2))
     wait_until(lambda: place.engine.requests == (0, 0))
     assert place.ask(prompt=TEXT)[0] == 200
-
-
-def test_chunks_come_while_the_text_is_written(place: Place) -> None:
-    with place.connect() as connection:
-        connection.sendall(post({"prompt": TEXT, "max_tokens": 2000, "stream": True}))
-        data = b""
-        while data.count(b"data: ") < 5:
-            data += connection.recv(1000)
-        assert b"[DONE]" not in data
-        assert place.engine.requests == (1, 0)
-    wait_until(lambda: place.engine.requests == (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -170,15 +158,6 @@ def test_what_comes_byte_by_byte_is_read_or_given_up(place: Place) -> None:
         assert answer_of(connection)[0] == 408
 
 
-def test_half_a_request_keeps_nobody_waiting(place: Place) -> None:
-    halves = [place.connect() for _ in range(50)]
-    for each in halves:
-        each.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: ")
-    assert place.ask(prompt=TEXT, max_tokens=2)[0] == 200
-    for each in halves:
-        each.close()
-
-
 def test_requests_may_be_sent_before_the_first_answer(place: Place) -> None:
     with place.connect() as connection:
         body = {"prompt": TEXT, "max_tokens": 3, "stream": False}
@@ -188,19 +167,6 @@ def test_requests_may_be_sent_before_the_first_answer(place: Place) -> None:
             data += chunk
     assert data.count(b"HTTP/1.1 200") == 2
     wait_until(lambda: place.engine.requests == (0, 0))
-
-
-def test_a_client_that_does_not_read_keeps_nobody_waiting(llama: tuple[Path, Path]) -> None:
-    with (
-        running(llama, batch_size=2) as engine,
-        listening(engine) as place,
-        place.connect() as lazy,
-    ):
-        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        lazy.sendall(post({"prompt": TEXT, "max_tokens": 3000, "stream": True}))
-        wait_until(lambda: engine.requests == (1, 0))
-        for _ in range(3):
-            assert place.ask(prompt=TEXT, max_tokens=3)[0] == 200
 
 
 def test_ten_thousand_random_bytes_do_no_harm(place: Place, pair: Pair) -> None:

@@ -27,11 +27,6 @@ from ..support.serving import OPTIONS, TEXT, client_of
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 
 
-@pytest.fixture(scope="module")
-def client(engine: Engine) -> TestClient:
-    return client_of(engine)
-
-
 def told(client: TestClient, path: str = "/generate", **parameters: Any) -> Any:
     answer = client.post(path, json={"inputs": TEXT, "parameters": parameters})
     assert answer.status_code == 200, answer.text
@@ -133,24 +128,34 @@ def test_a_text_whose_time_is_over_ends(engine: Engine) -> None:
     assert last.details.finish_reason == "length" and last.generated_text
 
 
+WRONG = {
+    "temperature": (-1, True),
+    "do_sample": ("yes",),
+    "return_full_text": ("yes",),
+    "details": (1,),
+    "max_new_tokens": ("all",),
+    "grammar": (
+        "json",
+        {"type": "json"},
+        {"type": "regex", "value": {}},
+        {"type": "regex", "value": "a("},
+    ),
+    "best_of": (2,),
+    "watermark": (True,),
+}
+
+
 @pytest.mark.parametrize(
     "body",
     [
         {},
         {"inputs": 5},
         {"inputs": "x", "parameters": 5},
-        {"inputs": "x", "parameters": {"temperature": -1}},
-        {"inputs": "x", "parameters": {"temperature": True}},
-        {"inputs": "x", "parameters": {"do_sample": "yes"}},
-        {"inputs": "x", "parameters": {"return_full_text": "yes"}},
-        {"inputs": "x", "parameters": {"details": 1}},
-        {"inputs": "x", "parameters": {"max_new_tokens": "all"}},
-        {"inputs": "x", "parameters": {"grammar": {"type": "json"}}},
-        {"inputs": "x", "parameters": {"grammar": "json"}},
-        {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": {}}}},
-        {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": "a("}}},
-        {"inputs": "x", "parameters": {"best_of": 2}},
-        {"inputs": "x", "parameters": {"watermark": True}},
+        *(
+            {"inputs": "x", "parameters": {name: each}}
+            for name, values in WRONG.items()
+            for each in values
+        ),
     ],
     ids=str,
 )

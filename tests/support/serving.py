@@ -127,6 +127,10 @@ def client_of(engine: Engine, limits: Limits = LIMITS, access: Access = OPEN) ->
     return TestClient(app, raise_server_exceptions=False)
 
 
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
 def ok(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
     answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text

@@ -42,11 +42,6 @@ PROMPT = "ASSISTANT's RULE: Be calm.\nUSER: def\nASSISTANT:"
 
 
 @pytest.fixture(scope="module")
-def client(engine: Engine) -> TestClient:
-    return client_of(engine)
-
-
-@pytest.fixture(scope="module")
 def text(pair: Pair, alone: Callable[..., str]) -> str:
     return alone(pair.tokenizer.encode(PROMPT), max_tokens=12, temperature=0.8, seed=4)
 
@@ -215,32 +210,26 @@ def test_a_stream_and_the_whole_answer_have_the_same_blocks() -> None:
         assert blocks == whole
 
 
+WRONG = {
+    "max_tokens": (None, -2, 2.5),
+    "messages": (None, []),
+    "system": (5,),
+    "stop_sequences": (5, "a"),
+    "temperature": ("hot",),
+    "tools": ([{"name": "f"}],),
+    "thinking": ({"type": "much", "budget_tokens": 9}, {"budget_tokens": 9}),
+    "output_config": ({"format": {"type": "x"}}, 5),
+}
+
+
 @pytest.mark.parametrize(
-    ("more", "status", "kind"),
-    [
-        ({"max_tokens": None}, 400, "invalid_request_error"),
-        ({"max_tokens": -2}, 400, "invalid_request_error"),
-        ({"max_tokens": 2.5}, 400, "invalid_request_error"),
-        ({"messages": None}, 400, "invalid_request_error"),
-        ({"messages": []}, 400, "invalid_request_error"),
-        ({"system": 5}, 400, "invalid_request_error"),
-        ({"stop_sequences": 5}, 400, "invalid_request_error"),
-        ({"stop_sequences": "a"}, 400, "invalid_request_error"),
-        ({"temperature": "hot"}, 400, "invalid_request_error"),
-        ({"tools": [{"name": "f"}]}, 400, "invalid_request_error"),
-        ({"thinking": {"type": "much", "budget_tokens": 9}}, 400, "invalid_request_error"),
-        ({"thinking": {"budget_tokens": 9}}, 400, "invalid_request_error"),
-        ({"output_config": {"format": {"type": "x"}}}, 400, "invalid_request_error"),
-        ({"output_config": 5}, 400, "invalid_request_error"),
-    ],
-    ids=str,
+    ("field", "value"), [(field, each) for field, values in WRONG.items() for each in values]
 )
-def test_errors_are_told_by_their_type(
-    client: TestClient, more: dict[str, Any], status: int, kind: str
-) -> None:
-    answer = client.post(PATH, json={**BODY, **more})
-    assert answer.status_code == status
-    assert answer.json()["type"] == "error" and answer.json()["error"]["type"] == kind
+def test_errors_are_told_by_their_type(client: TestClient, field: str, value: Any) -> None:
+    answer = client.post(PATH, json={**BODY, field: value})
+    assert answer.status_code == 400
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_a_prompt_that_is_too_long_is_called_so_as_anthropic_does(client: TestClient) -> None:

@@ -60,11 +60,6 @@ ANY = {"response_format": {"type": "json_object"}}
 USER = [{"role": "user", "content": TEXT}]
 
 
-@pytest.fixture(scope="module")
-def client(engine: Engine) -> TestClient:
-    return client_of(engine)
-
-
 @pytest.fixture
 def nothing_decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fails where a request reaches the engine."""

@@ -1,0 +1,267 @@
+"""Who may send requests, limits, and errors that every endpoint has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+
+from starlette.testclient import TestClient
+
+from mlx_specdec.engine.memory import Extent
+from mlx_specdec.serve.app import Access, make_app
+from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.service import ResponseStream, Service
+from mlx_specdec.serve.settings import Limits, ServiceSettings
+
+from ..support.serving import (
+    CHAT,
+    COMPLETIONS,
+    OPEN,
+    TEXT,
+    broken_after,
+    client_of,
+    ok,
+    running,
+    streamed,
+    wait_until,
+)
+
+KEY = {"Authorization": "Bearer secret"}
+
+
+def test_another_model_is_not_found_and_not_loaded(client: TestClient, engine: Engine) -> None:
+    service = Service(engine, "tiny", ServiceSettings(strict_model=True))
+    strict = TestClient(make_app(service, OPEN), raise_server_exceptions=False)
+    for path, body in (
+        (COMPLETIONS, {"prompt": "x"}),
+        (CHAT, {"messages": []}),
+        ("/v1/messages", {"messages": []}),
+        ("/tokenize", {"prompt": "x"}),
+    ):
+        answer = strict.post(path, json={**body, "model": "../../etc"})
+        assert answer.status_code == 404
+    assert client.post(COMPLETIONS, json={"prompt": "x", "model": 5}).status_code == 400
+    answer = strict.post(COMPLETIONS, json={"prompt": "x", "model": 5})
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+    assert ok(strict, COMPLETIONS, prompt="x", max_tokens=1, model="tiny")["model"] == "tiny"
+    answer = client.get("/v1/models/other")
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_while_loading_there_is_nobody_to_ask() -> None:
+    client = client_of(Engine(lambda: None, batch_size=1, waiting=1))
+    for answer in (client.get("/health"), client.post(CHAT, json={})):
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == "Loading model"
+        assert answer.headers["retry-after"]
+    assert client.get("/metrics").status_code == 200
+
+
+def test_a_full_queue_asks_to_come_again(llama: tuple[Path, Path]) -> None:
+    with running(llama, batch_size=1, waiting=1) as engine:
+        answer = client_of(engine).post(COMPLETIONS, json={"prompt": TEXT, "n": 3})
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_a_request_whose_time_is_over_keeps_what_it_has(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = ResponseStream._steps
+
+    async def until_eight_tokens(self: ResponseStream, every: float = 3600.0) -> AsyncIterator[Any]:
+        async for each in steps(self, every):
+            yield each
+            if sum(choice.tokens for choice in self.choices) >= 8:
+                self._deadline = 0.0
+
+    client = client_of(engine)
+    body = {"prompt": TEXT, "max_tokens": 4000, "seed": 1, "temperature": 1.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseStream, "_steps", until_eight_tokens)
+        [choice] = ok(client, COMPLETIONS, **body)["choices"]
+        assert choice["finish_reason"] == "length" and choice["text"]
+        *_, last = streamed(client, COMPLETIONS, **body)
+        assert last["choices"][0]["finish_reason"] == "length"
+    answer = client_of(engine, Limits(seconds=0)).post(COMPLETIONS, json=body)
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"
+    wait_until(lambda: engine.requests == (0, 0))
+
+
+def test_a_request_that_never_fits_into_memory_is_told_what_would(
+    llama: tuple[Path, Path],
+) -> None:
+    with running(llama) as engine:
+        budget = 3 * engine.budget.of_caches([Extent(5, 5, 25)]) // 2
+    with running(llama, memory_budget=budget) as engine:
+        client = client_of(engine)
+        answer = client.post(COMPLETIONS, json={"prompt": [5] * 5, "max_tokens": 400})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "max_tokens")
+        assert error["code"] == "context_length_exceeded"
+        most = int(
+            re.search(r"ask for at most (\d+) tokens, or raise memory-budget", answer.text)[1]
+        )
+        assert ok(client, COMPLETIONS, prompt=[5] * 5, max_tokens=most)
+        error = client.post(COMPLETIONS, json={"prompt": [5] * 300}).json()["error"]
+        assert error["param"] == "prompt" and "300 tokens, which take" in error["message"]
+        # One fits at a time, and the others wait.
+        answers = ok(client, COMPLETIONS, prompt=[5] * 5, n=4, max_tokens=9)
+        assert len(answers["choices"]) == 4
+        wait_until(lambda: engine.reserved_bytes == 0)
+        told = client.get("/metrics").text
+        assert f"mlx_specdec:memory_budget_bytes {budget}" in told
+        assert "mlx_specdec:memory_reserved_bytes 0" in told
+
+
+def test_a_context_may_be_cut(engine: Engine) -> None:
+    client = client_of(engine, Limits(context=20))
+    assert client.get("/props").json()["n_ctx"] == 20
+    told = ok(client, COMPLETIONS, prompt=[5] * 12)
+    assert told["usage"]["completion_tokens"] == 8
+    # What is asked for beyond it is as good as no limit.
+    for most in (8, 9, 10**30, -1):
+        again = ok(client, COMPLETIONS, prompt=[5] * 12, max_tokens=most)
+        assert again["choices"] == told["choices"]
+    assert told["choices"][0]["finish_reason"] == "length"
+    answer = client.post(COMPLETIONS, json={"prompt": [5] * 20})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_more_choices_than_an_engine_takes_are_not_to_be_tried_again(engine: Engine) -> None:
+    client = client_of(engine, Limits(waiting=0))
+    assert client.get("/props").json()["limits"]["choices"] == 4
+    answer = client.post(COMPLETIONS, json={"prompt": TEXT, "n": 5})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/props", "/nothing"])
+def test_only_the_key_opens(engine: Engine, path: str) -> None:
+    client = client_of(engine, access=Access("secret"))
+    for headers in ({}, {"Authorization": "Bearer secre"}, {"x-api-key": "sécret"}):
+        sent = {name: value.encode() for name, value in headers.items()}
+        answer = client.get(path, headers=sent)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+    for headers in (KEY, {"authorization": "bearer secret"}, {"x-api-key": "secret"}):
+        assert client.get(path, headers=headers).status_code != 401
+    for ask in (client.get, client.head):
+        assert ask("/health").status_code == ask("/").status_code == 200
+    assert client.post("/", json={"inputs": TEXT}).status_code == 401
+
+
+def test_a_key_may_have_letters_of_any_kind(engine: Engine) -> None:
+    client = client_of(engine, access=Access("sécret"))
+    for key, status in (("sécret", 200), ("sêcret", 401)):
+        for headers in ({"x-api-key": key.encode()}, {"Authorization": f"Bearer {key}".encode()}):
+            assert client.get("/v1/models", headers=headers).status_code == status
+
+
+def test_pages_of_others_may_not_ask(engine: Engine) -> None:
+    foreign = {"Origin": "https://evil.example"}
+    client = client_of(engine)
+    answer = client.post(COMPLETIONS, json={"prompt": TEXT}, headers=foreign)
+    assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
+    # A name that somebody made point here.
+    rebound = {"Origin": "http://evil.example:8080", "Host": "evil.example:8080"}
+    assert client.get("/v1/models", headers=rebound).status_code == 403
+    assert client.get("/v1/models", headers={"Origin": "http://[evil"}).status_code == 403
+    own = {"Origin": "http://localhost:8080", "Host": "localhost:8080"}
+    assert client.get("/v1/models", headers=own).status_code == 200
+    named = client_of(engine, access=Access("secret", ["https://evil.example"]))
+    answer = named.get("/v1/models", headers={**foreign, **KEY})
+    assert answer.headers["access-control-allow-origin"] == "https://evil.example"
+    preflight = {**foreign, "Access-Control-Request-Method": "POST"}
+    assert named.options(CHAT, headers=preflight).status_code == 200
+    assert named.get("/v1/models", headers={"Origin": "https://other.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8080", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8080", 200),
+        ("192.168.1.2:8080", 200),
+        ("MyMachine:8080", 200),
+        ("app.localhost", 200),
+        ("host.docker.internal:8080", 200),
+        ("their.example", 200),
+        ("evil.example:8080", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("internal", 403),
+        ("[evil", 403),
+    ],
+)
+def test_a_name_that_somebody_made_point_here_is_refused(
+    engine: Engine, host: str, status: int
+) -> None:
+    access = Access(origins=["https://their.example"], loopback_name="mymachine")
+    for path in ("/v1/models", "/health", "/"):
+        answer = client_of(engine, access=access).get(path, headers={"Host": host})
+        assert answer.status_code == status
+        if status == 403:
+            assert answer.json()["error"]["code"] == "host_not_allowed"
+    # On another address, and for pages of any origin, every name is as good.
+    for access in (Access(), Access(origins=["*"], loopback_name="mymachine")):
+        assert client_of(engine, access=access).get("/", headers={"Host": host}).status_code == 200
+
+
+def test_an_engine_that_fails_tells_so_in_a_chunk_and_no_more(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": TEXT, "max_tokens": 200}
+    with broken_after(5, monkeypatch):
+        answer = client.post(COMPLETIONS, json={**body, "stream": True})
+        assert answer.status_code == 200
+        *events, rest = answer.text.split("\n\n")
+        error = json.loads(events[-1].removeprefix("data: "))["error"]
+        assert error["type"] == "server_error" and len(events) > 1 and rest == ""
+    with broken_after(5, monkeypatch):
+        answer = client.post(COMPLETIONS, json=body)
+        assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
+        assert "/" not in answer.text.replace("\\/", "")
+    assert ok(client, COMPLETIONS, **body)
+
+
+def test_a_handler_that_fails_shows_no_path(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Service, request: object) -> None:
+        raise ValueError("/a/path/of/ours")
+
+    monkeypatch.setattr(Service, "parser", broken)
+    with caplog.at_level("INFO", "mlx_specdec.serve.app"):
+        answer = client.post(CHAT, json={})
+    assert [f"path={CHAT} status=500" in line for line in caplog.messages] == [True]
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "something went wrong here"
+
+
+def test_the_page_is_one_file_and_asks_this_server_alone(engine: Engine) -> None:
+    client = client_of(engine, access=Access("secret"))
+    answer = client.get("/")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    assert "connect-src 'self'" in answer.headers["content-security-policy"]
+    assert "://" not in answer.text
+    assert client.post("/", json={"inputs": TEXT}).status_code == 401
+    # Of an address nobody can make a name.
+    own = {"Origin": "http://192.168.1.5:8080", "Host": "192.168.1.5:8080"}
+    assert client.get("/v1/models", headers={**own, **KEY}).status_code == 200
+
+
+def test_what_is_described_is_there(client: TestClient) -> None:
+    told = client.get("/openapi.json").json()
+    paths = {route.path.replace(":path", "") for route in client.app.routes}
+    assert told["paths"].keys() == paths
+    references = re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(told))
+    assert {*references} == told["components"]["schemas"].keys()
