@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import signal
@@ -20,54 +21,27 @@ from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.errors import OptionError, OutputError, PromptError, VocabularyError
+from mlx_specdec.errors import OptionError, VocabularyError
 from mlx_specdec.models.loading import load_model, trainable
 from mlx_specdec.options import Options
 from mlx_specdec.training import draft as draft_files
-from mlx_specdec.training import fit
 from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, DistillConfig, DraftConfig
 from mlx_specdec.training.draft import (
     DIVERGENCES,
-    Closeness,
     DraftTask,
     Initial,
     log_probabilities,
-    train,
 )
-from mlx_specdec.training.run import Trained
 
-from ..support import heads, tiny
+from ..support import tiny, trainings
 from ..support.models import make_llama, make_t5
 from ..support.pairs import FIXTURES
 from ..support.t5 import t5_models
+from ..support.trainings import Watcher, weights
 
-TEXTS = [f"{first} {second}" for first in ("some", "other", "more") for second in ("words", "of")]
+trained = functools.partial(trainings.trained, "draft")
 MAKE = {"llama": make_llama, "t5": make_t5}
-
-
-class Watcher:
-    """Notes what it is told; interrupts after so many steps, by `end`."""
-
-    def __init__(self, steps: int | None = None, end=None) -> None:
-        self._last, self._end = steps, end
-        self.steps: list[int] = []
-        self.losses: list[float] = []
-        self.epochs: list[tuple[int, Closeness]] = []
-
-    def collected(self, done: int, total: int) -> None:
-        return None
-
-    def stepped(self, done: int, total: int, loss: float) -> None:
-        self.steps.append(done)
-        self.losses.append(loss)
-        if done == self._last:
-            if self._end is not None:
-                self._end()
-            raise KeyboardInterrupt
-
-    def measured(self, epoch: int, closeness: Closeness) -> None:
-        self.epochs.append((epoch, closeness))
 
 
 @pytest.fixture(scope="module", params=["llama", "t5"])
@@ -81,32 +55,6 @@ def models(request, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
 @pytest.fixture(scope="module")
 def pair(models: tuple[Path, Path]) -> Pair:
     return loading.load(*models)
-
-
-def trained(
-    pair: Pair,
-    directory: Path,
-    watcher: Watcher | None = None,
-    shape: DraftConfig | None = None,
-    **distilling: object,
-) -> Trained:
-    directory.mkdir(exist_ok=True)
-    file = directory / "texts"
-    file.write_text("\n".join(TEXTS))
-    asked = {"epochs": 6, "batch": 2, "learning_rate": 0.01, "patience": 6, **distilling}
-    return train(
-        pair,
-        file,
-        directory / "draft",
-        shape,
-        DataConfig(length=24),
-        DistillConfig(**asked),
-        watcher or Watcher(),
-    )
-
-
-def weights(draft: Path) -> dict[str, mx.array]:
-    return dict(mx.load(str(draft / "model.safetensors")))
 
 
 def test_a_draft_comes_closer_to_its_target(pair: Pair, tmp_path: Path) -> None:
@@ -170,34 +118,6 @@ def test_without_a_gain_the_start_is_kept(models: tuple[Path, Path], tmp_path: P
     assert all(mx.array_equal(found[name], start[name].astype(mx.bfloat16)) for name in start)
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return trained(pair, tmp_path_factory.mktemp("whole"), epochs=2)
-
-
-@pytest.mark.parametrize(
-    "at", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
-)
-def test_an_interrupted_training_ends_with_the_same_bits(
-    at: int,
-    pair: Pair,
-    uninterrupted: Trained,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fit, "STEPS_BETWEEN", 2)
-    with pytest.raises(KeyboardInterrupt):
-        trained(pair, tmp_path / "broken", Watcher(at), epochs=2)
-    assert not (tmp_path / "broken" / "draft").exists(), "nothing half-written"
-    watcher = Watcher()
-    done = trained(pair, tmp_path / "broken", watcher, epochs=2)
-    assert done.resumed
-    assert at - 2 < watcher.steps[0] <= at + 1
-    assert done.outcome == uninterrupted.outcome
-    found, right = weights(done.output), weights(uninterrupted.output)
-    assert all(mx.array_equal(found[name], right[name]) for name in right)
-
-
 @pytest.mark.slow
 def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     for name, seed in (("target", 0), ("start", 1)):
@@ -207,12 +127,12 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from mlx_specdec.engine import loading\n"
         "from mlx_specdec.training import fit\n"
-        "from tests.training.test_draft import Watcher, trained\n"
+        "from tests.support.trainings import Watcher, trained\n"
         "fit.STEPS_BETWEEN = 2\n"
         "place, steps = Path(sys.argv[1]), int(sys.argv[2])\n"
         "pair = loading.load(place / 'target', place / 'start')\n"
         "end = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "trained(pair, place / sys.argv[3], Watcher(steps, end), epochs=2)\n"
+        "trained('draft', pair, place / sys.argv[3], Watcher(steps, end), epochs=2)\n"
     )
 
     def run(steps: int, name: str) -> int:
@@ -247,20 +167,6 @@ def test_another_start_begins_anew(models: tuple[Path, Path], tmp_path: Path) ->
     assert watcher.steps[0] == 1
 
 
-def test_data_without_use_is_refused_and_nothing_is_written(pair: Pair, tmp_path: Path) -> None:
-    file = tmp_path / "texts"
-    file.write_text("only one")
-    with pytest.raises(PromptError, match="fewer than two texts"):
-        train(pair, file, tmp_path / "draft", None, DataConfig(), DistillConfig(), Watcher())
-    assert not (tmp_path / "draft").exists()
-
-
-def test_an_output_that_exists_is_left_alone(pair: Pair, tmp_path: Path) -> None:
-    (tmp_path / "draft").mkdir()
-    with pytest.raises(OutputError, match="draft exists: delete it, or choose another --output"):
-        trained(pair, tmp_path)
-
-
 def test_a_draft_that_lacks_tokens_is_refused(tmp_path: Path) -> None:
     target, narrow = make_llama(tmp_path / "target"), tmp_path / "narrow"
     shutil.copytree(target, narrow)
@@ -275,26 +181,6 @@ def test_a_target_of_fewer_bits_is_no_start(tmp_path: Path) -> None:
     tiny.write("llama", base, vocab_size=loading.load(base).vocabulary, hidden_size=64)
     with pytest.raises(OptionError, match="no weights of its own: give layers"):
         trained(loading.load(base, "self"), tmp_path)
-
-
-def test_heads_are_no_target(tmp_path: Path) -> None:
-    make_llama(tmp_path / "base")
-    pair = loading.load(heads.write(tmp_path / "given", "../base"))
-    with pytest.raises(OptionError, match="is Medusa heads: give the base"):
-        trained(pair, tmp_path, shape=DraftConfig(1))
-
-
-@pytest.mark.parametrize(
-    ("kind", "asked", "match"),
-    [
-        (DistillConfig, {"batch": 0}, "batch must be 1"),
-        (DraftConfig, {"layers": 0}, "layers must be 1"),
-        (DraftConfig, {"layers": 1, "width": 0}, "width must be 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(kind: type, asked: dict, match: str) -> None:
-    with pytest.raises(OptionError, match=match):
-        kind(**asked)
 
 
 # What a draft is asked: the rows of the right texts, each text once an epoch.

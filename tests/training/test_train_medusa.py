@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ from mlx.utils import tree_map
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.errors import OptionError, OutputError, PromptError
+from mlx_specdec.errors import PromptError
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.models.loading import load_model
@@ -25,37 +26,15 @@ from mlx_specdec.training import medusa
 from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, HeadsConfig
 from mlx_specdec.training.fit import Fit
-from mlx_specdec.training.medusa import DECAY, HeadTask, initial_heads, train
-from mlx_specdec.training.run import Trained
+from mlx_specdec.training.medusa import DECAY, HeadTask, initial_heads
 
-from ..support import heads, tiny
+from ..support import tiny, trainings
 from ..support.models import make_llama, make_t5
 from ..support.pairs import FIXTURES
+from ..support.trainings import Watcher
 
-TEXTS = ["some words", "other words than these", "words again and again", "the last"]
-
-
-class Watcher:
-    """Notes what it is told; interrupts when so many samples or steps are done."""
-
-    def __init__(self, samples: int | None = None, steps: int | None = None) -> None:
-        self._samples, self._steps = samples, steps
-        self.samples: list[int] = []
-        self.steps: list[int] = []
-        self.epochs = 0
-
-    def collected(self, done: int, total: int) -> None:
-        self.samples.append(done)
-        if done == self._samples:
-            raise KeyboardInterrupt
-
-    def stepped(self, done: int, total: int, loss: float) -> None:
-        self.steps.append(done)
-        if done == self._steps:
-            raise KeyboardInterrupt
-
-    def measured(self, epoch: int, accuracy) -> None:
-        self.epochs = epoch
+trained = functools.partial(trainings.trained, "medusa")
+TEXTS = trainings.TEXTS["medusa"]
 
 
 @pytest.fixture(scope="module", params=["llama", "t5"])
@@ -69,30 +48,11 @@ def pair(model: Path) -> Pair:
     return loading.load(model)
 
 
-def written(tmp_path: Path, texts: list[str] = TEXTS) -> Path:
-    file = tmp_path / "texts"
-    file.write_text("\n".join(texts))
-    return file
-
-
-def trained(pair: Pair, tmp_path: Path, watcher: Watcher | None = None, **fitting) -> Trained:
-    asked = {"heads": 2, "epochs": 2, "batch": 16, **fitting}
-    return train(
-        pair,
-        written(tmp_path),
-        tmp_path / "heads",
-        DataConfig(length=48),
-        HeadsConfig(**asked),
-        watcher or Watcher(),
-    )
-
-
 def test_what_is_written_loads_with_its_base(pair: Pair, tmp_path: Path) -> None:
     watcher = Watcher()
     done = trained(pair, tmp_path, watcher)
     assert watcher.samples == [0, 1, 2, 3, 4]
-    assert watcher.steps[-1] == 2 * watcher.steps[-1] // watcher.epochs
-    assert done.outcome.epochs == watcher.epochs == 2
+    assert done.outcome.epochs == watcher.epochs[-1][0] == 2
     assert not done.resumed
     config = json.loads((done.output / "config.json").read_text())
     assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (2, 1)
@@ -180,29 +140,6 @@ def test_texts_without_targets_are_cut_for_a_completer(tmp_path: Path) -> None:
     assert found == [part for part in expected if len(part) > 1]
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return trained(pair, tmp_path_factory.mktemp("whole"))
-
-
-@pytest.mark.parametrize("stop", [{"samples": 2}, {"steps": 1}, {"steps": 3}])
-def test_an_interrupted_training_goes_on_and_writes_the_same(
-    stop: dict, pair: Pair, uninterrupted: Trained, tmp_path: Path
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        trained(pair, tmp_path, Watcher(**stop))
-    assert not (tmp_path / "heads").exists(), "nothing half-written"
-    watcher = Watcher()
-    done = trained(pair, tmp_path, watcher)
-    assert done.resumed
-    assert watcher.samples[0] == stop.get("samples", len(TEXTS))
-    assert done.outcome == uninterrupted.outcome
-    found, right = (
-        mx.load(str(each.output / "medusa_lm_head.safetensors")) for each in (done, uninterrupted)
-    )
-    assert all(mx.allclose(found[name], right[name], atol=1e-3) for name in right)
-
-
 def test_other_settings_of_the_fit_use_the_same_states(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(pair, tmp_path, Watcher(steps=1))
@@ -217,10 +154,8 @@ def test_other_data_begin_anew(pair: Pair, tmp_path: Path) -> None:
         trained(pair, tmp_path, Watcher(samples=2))
     work = tmp_path / ".heads.training"
     assert work.is_dir()
-    file = written(tmp_path, [*TEXTS, "one more"])
     watcher = Watcher()
-    asked = DataConfig(length=48), HeadsConfig(heads=1, epochs=1)
-    done = train(pair, file, tmp_path / "heads", *asked, watcher)
+    done = trained(pair, tmp_path, watcher, texts=[*TEXTS, "one more"], heads=1, epochs=1)
     assert watcher.samples == [0, 1, 2, 3, 4, 5]
     assert not done.resumed
 
@@ -234,55 +169,14 @@ def test_other_weights_under_the_same_name_begin_anew(pair: Pair, tmp_path: Path
     assert not trained(again, tmp_path).resumed
 
 
-def test_data_without_use_is_refused_and_nothing_is_written(pair: Pair, tmp_path: Path) -> None:
-    file = written(tmp_path, ["only one"])
-    with pytest.raises(PromptError, match="fewer than two texts"):
-        train(pair, file, tmp_path / "heads", DataConfig(), HeadsConfig(), Watcher())
-    assert not (tmp_path / "heads").exists()
-
-
 def test_a_translator_needs_targets_without_self_distillation(tmp_path: Path) -> None:
     pair = loading.load(make_t5(tmp_path))
     with pytest.raises(PromptError, match='with "target"'):
         rows_of(pair, tmp_path / "rows", [Sample(text) for text in TEXTS], self_distill=False)
 
 
-def test_an_output_that_exists_is_left_alone(pair: Pair, tmp_path: Path) -> None:
-    (tmp_path / "heads").mkdir()
-    with pytest.raises(OutputError, match="heads exists: delete it, or choose another --output"):
-        trained(pair, tmp_path)
-
-
-def test_heads_are_no_base_for_heads(tmp_path: Path) -> None:
-    (tmp_path / "base").mkdir()
-    make_llama(tmp_path / "base")
-    pair = loading.load(heads.write(tmp_path / "given", "../base"))
-    with pytest.raises(OptionError, match="already: give the base"):
-        trained(pair, tmp_path)
-
-
 def test_a_name_of_the_hub_stays_a_name(tmp_path: Path) -> None:
     assert medusa._base_name("someone/model", tmp_path) == "someone/model"
-
-
-@pytest.mark.parametrize(
-    ("kind", "asked", "match"),
-    [
-        (DataConfig, {"samples": 1}, "samples must be 2 or more"),
-        (DataConfig, {"length": 7}, "length must be 8"),
-        (DataConfig, {"temperatures": (0.0, -1)}, "temperature must be 0 or more, not -1"),
-        (DataConfig, {"temperatures": ()}, "temperature needs one number or more"),
-        (HeadsConfig, {"heads": 0}, "heads must be 1 to 16"),
-        (HeadsConfig, {"heads": 17}, "heads must be 1 to 16"),
-        (HeadsConfig, {"batch": 0}, "batch"),
-        (HeadsConfig, {"epochs": 0}, "epochs"),
-        (HeadsConfig, {"patience": 0}, "patience"),
-        (HeadsConfig, {"learning_rate": 0}, "learning-rate"),
-    ],
-)
-def test_settings_out_of_range_are_refused(kind: type, asked: dict, match: str) -> None:
-    with pytest.raises(OptionError, match=match):
-        kind(**asked)
 
 
 # HeadsConfig: heads learn, stop in time, and lose nothing by an interruption.

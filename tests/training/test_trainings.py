@@ -1,0 +1,140 @@
+"""What holds of every training: it goes on after an interruption, and refuses what is no use."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec import Pair, load
+from mlx_specdec.errors import OptionError, OutputError, PromptError
+from mlx_specdec.training import fit
+from mlx_specdec.training.config import (
+    DataConfig,
+    DistillConfig,
+    DraftConfig,
+    DrafterConfig,
+    HeadsConfig,
+)
+
+from ..support import heads
+from ..support.models import make_llama, make_t5
+from ..support.trainings import TEXTS, Watcher, output_of, trained, weights
+
+MAKE = {"llama": make_llama, "t5": make_t5}
+INTERRUPTIONS = [
+    ("medusa", {"samples": 2}),
+    ("medusa", {"steps": 1}),
+    ("medusa", {"steps": 3}),
+    ("draft", {"steps": 1}),
+    ("draft", {"steps": 3}),
+    ("draft", {"steps": 5}),
+    ("dspark", {"steps": 3}),
+    ("eagle3", {"steps": 3}),
+]
+
+
+@pytest.fixture(scope="module")
+def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pair]:
+    """A tiny target of a family; for the training of a draft, one with other weights beside it."""
+
+    @functools.cache
+    def directory(family: str, seed: int) -> Path:
+        return MAKE[family](tmp_path_factory.mktemp(f"{family}-{seed}"), seed)
+
+    @functools.cache
+    def pair(kind: str, family: str) -> Pair:
+        return load(*(directory(family, seed) for seed in ((0, 1) if kind == "draft" else (0,))))
+
+    return pair
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MAKE)
+@pytest.mark.parametrize(("kind", "stop"), INTERRUPTIONS)
+def test_an_interrupted_training_ends_with_the_same_weights(
+    kind: str,
+    stop: dict[str, int],
+    family: str,
+    pair_of: Callable[[str, str], Pair],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = pair_of("draft" if kind == "draft" else "", family)
+    monkeypatch.setattr(fit, "STEPS_BETWEEN", 2)
+    expected = trained(kind, pair, tmp_path / "whole", epochs=2)
+    broken = tmp_path / "broken"
+    with pytest.raises(KeyboardInterrupt):
+        trained(kind, pair, broken, Watcher(**stop), epochs=2)
+    assert not output_of(kind, broken).exists(), "nothing half-written"
+    watcher = Watcher()
+    done = trained(kind, pair, broken, watcher, epochs=2)
+    assert done.resumed
+    assert watcher.samples[0] == stop.get("samples", watcher.samples[-1])
+    assert stop.get("steps", 0) - 2 < watcher.steps[0] <= stop.get("steps", 0) + 1
+    assert done.outcome == expected.outcome
+    found, right = weights(done.output), weights(expected.output)
+    assert found.keys() == right.keys()
+    close = 1e-3 if kind == "medusa" else 0.0
+    assert all(mx.allclose(found[name], right[name], rtol=0, atol=close) for name in right)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "draft"])
+def test_data_without_use_is_refused_and_nothing_is_written(
+    kind: str, pair_of: Callable[[str, str], Pair], tmp_path: Path
+) -> None:
+    with pytest.raises(PromptError, match="fewer than two texts"):
+        trained(kind, pair_of(kind, "llama"), tmp_path, texts=["only one"])
+    assert not output_of(kind, tmp_path).exists()
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_an_output_that_exists_is_left_alone(
+    kind: str, pair_of: Callable[[str, str], Pair], tmp_path: Path
+) -> None:
+    output = output_of(kind, tmp_path)
+    output.mkdir()
+    match = f"{output.name} exists: delete it, or choose another --output"
+    with pytest.raises(OutputError, match=match):
+        trained(kind, pair_of(kind, "llama"), tmp_path)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_heads_are_no_target(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    make_llama(tmp_path / "base")
+    pair = load(heads.write(tmp_path / "given", "../base"))
+    with pytest.raises(OptionError, match=r"already: give the base|is Medusa heads: give the base"):
+        trained(kind, pair, tmp_path, shape=DraftConfig(1))
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "match"),
+    [
+        (DataConfig, {"samples": 1}, "samples must be 2 or more"),
+        (DataConfig, {"length": 7}, "length must be 8"),
+        (DataConfig, {"temperatures": (0.0, -1)}, "temperature must be 0 or more, not -1"),
+        (DataConfig, {"temperatures": ()}, "temperature needs one number or more"),
+        (HeadsConfig, {"heads": 0}, "heads must be 1 to 16"),
+        (HeadsConfig, {"heads": 17}, "heads must be 1 to 16"),
+        (HeadsConfig, {"batch": 0}, "batch"),
+        (HeadsConfig, {"epochs": 0}, "epochs"),
+        (HeadsConfig, {"patience": 0}, "patience"),
+        (HeadsConfig, {"learning_rate": 0}, "learning-rate"),
+        (DistillConfig, {"batch": 0}, "batch must be 1"),
+        (DraftConfig, {"layers": 0}, "layers must be 1"),
+        (DraftConfig, {"layers": 1, "width": 0}, "width must be 1"),
+        (DrafterConfig, {"layers": 0}, "layers must be 1 or more"),
+        (DrafterConfig, {"num_draft": 0}, "num-draft must be 1 to 32, not 0"),
+        (DrafterConfig, {"num_draft": 33}, "num-draft must be 1 to 32, not 33"),
+    ],
+)
+def test_settings_out_of_range_are_refused(
+    config: type, settings: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(OptionError, match=match):
+        config(**settings)
