@@ -100,37 +100,33 @@ class Repository:
         self._commit = ""
         self._listed: dict[str, RepoSibling] = {}
 
-    def fetch(self, progress: Callable[[int, int], None] | None = None) -> Path:
-        """Download the model's files and return their directory. progress: called with (done,
-        total) bytes of what is not in the cache. Raises SourceError, CheckpointError."""
-        problem = self._list()
-        if problem is not None:
-            return self._cached(problem)
-        small, weights = self._chosen()
-        return self._download([*small, *weights], progress)  # where the weights are, the rest is
-
-    def fetch_headers(
-        self, place: Path, progress: Callable[[int, int], None] | None = None
+    def fetch(
+        self, progress: Callable[[int, int], None] | None = None, headers_in: Path | None = None
     ) -> Path:
-        """Fill `place` with the small files and with safetensors files that have only a header, and
-        return it. Where the cache has the weights, or they have another format: as `fetch`."""
+        """Download the model's files and return their directory. Raises SourceError,
+        CheckpointError.
+
+        progress: called with (done, total) bytes of what is not in the cache. headers_in: an empty
+        directory for the small files and for safetensors files that have only a header; it is
+        returned unless the cache has the weights, or they have another format.
+        """
         problem = self._list()
         if problem is not None:
             return self._cached(problem)
-        small, weights = self._chosen()
+        small, weights = self._chosen(self._listed, self._file)
         cached = all(self._in_cache(file, self._commit) for file in weights)
-        if cached or not all(file.endswith(".safetensors") for file in weights):
-            return self._download([*small, *weights], progress)
+        if headers_in is None or cached or not all(f.endswith(".safetensors") for f in weights):
+            return self._download([*small, *weights], progress)  # weights last: the rest is there
         for file in small:
-            shutil.copyfile(self._file(file), place / file)
+            shutil.copyfile(self._file(file), headers_in / file)
         for file in weights:
             try:
-                self._fetch_header(self._listed[file], place / file)
+                self._fetch_header(self._listed[file], headers_in / file)
             except CheckpointError:
                 raise
             except Exception as caught:
                 raise self._error(caught, file) from caught
-        return place
+        return headers_in
 
     def fetch_config(self) -> Path:
         """Download config.json alone and return its directory. Raises SourceError."""
@@ -183,14 +179,17 @@ class Repository:
             return problem
         return None
 
-    def _chosen(self) -> tuple[list[str], list[str]]:
-        """The small files, the index among them, and the weights, those that it names included."""
-        choice = choose(self._name, self._listed)
+    def _chosen(
+        self, files: Collection[str], locate: Callable[[str], Path]
+    ) -> tuple[list[str], list[str]]:
+        """The small files, the index among them, and the weights, those that it names included.
+        files: all that there are. locate: returns the path of one."""
+        choice = choose(self._name, files)
         if choice.index is None:
             return [*choice.small], [*choice.weights]
-        named = shards.named(self._file(choice.index))
+        named = shards.named(locate(choice.index))
         for file in named:
-            if file not in self._listed:
+            if file not in files:
                 raise SourceError(
                     f"{self._name} lacks {file:.80}, which its {choice.index} names: choose "
                     "another --revision, or another repository"
@@ -313,19 +312,14 @@ class Repository:
             )
         except Exception:
             raise reason from problem
-        directory = Path(cached)
         try:
-            choice = choose(self._name, os.listdir(directory))
-            named = [] if choice.index is None else shards.named(directory / choice.index)
-            complete = all((directory / file).is_file() for file in (*named, *choice.weights))
+            self._chosen(os.listdir(cached), Path(cached).joinpath)
         except SpecdecError:
-            complete = False
-        if not complete:
             raise SourceError(
                 f"the Hub's cache holds only a part of {self._name}, and the rest cannot be had: "
                 f"{reason}"
             ) from problem
-        return directory
+        return Path(cached)
 
     def _in_cache(self, file: str, revision: str) -> Path | None:
         path = hub.try_to_load_from_cache(self._name, file, revision=revision)

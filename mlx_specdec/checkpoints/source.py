@@ -1,4 +1,4 @@
-"""A name -> local files, as a directory such as Hugging Face's are, while they are needed.
+"""A model's name as a local directory, laid out as Hugging Face does it, while it is needed.
 
 The Hub and other programs' formats are imported where something needs them.
 """
@@ -31,10 +31,11 @@ _HUB_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 def resolve(
     name: str, *, revision: str | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Path:
-    """What is local as it is, or a repository of the Hub, downloaded unless it is in the cache.
+    """Return a local path as it is, or that of a repository of the Hub, which is downloaded unless
+    it is in the cache.
 
     name: a directory, a .gguf file, or of the Hub where neither is here. revision: a branch, tag or
-    commit of the Hub's. progress: called with (done, total) bytes of what is not in the cache yet.
+    commit of the Hub. progress: called with (done, total) bytes of what is not in the cache yet.
     A download that was interrupted goes on where it was. Raises SourceError.
     """
     local = _local(name)
@@ -42,7 +43,7 @@ def resolve(
 
 
 def resolve_config(name: str, *, revision: str | None = None) -> Path:
-    """A local directory as it is, or one that holds the config.json of a repository of the Hub;
+    """Return a local directory as it is, or one with the config.json of a repository of the Hub;
     nothing else is downloaded. As `resolve` otherwise."""
     local = _local(name)
     return _repository(name, revision).fetch_config() if local is None else local
@@ -55,12 +56,12 @@ def resolve_headers(
     revision: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """As `resolve`, but of the Hub's safetensors files headers alone, in the empty directory
+    """As `resolve`, but of the Hub's safetensors files only the headers, in the empty directory
     `place`."""
     local = _local(name)
     if local is not None:
         return local
-    return _repository(name, revision).fetch_headers(place, progress)
+    return _repository(name, revision).fetch(progress, place)
 
 
 def _repository(name: str, revision: str | None) -> Repository:
@@ -94,9 +95,9 @@ def _local(name: str) -> Path | None:
 
 @contextmanager
 def as_directory(source: Path) -> Iterator[Path]:
-    """`source` itself where it is a directory as Hugging Face's or mlx-lm's are; else a temporary
-    one, which says the same in their words: config.json, tokenizer files made from the source's
-    own, and links to the weights. Raises CheckpointError, OutputError.
+    """Give `source` itself where it is a directory as Hugging Face and mlx-lm have them; else a
+    temporary one that says the same: config.json, tokenizer files made from the source's, and links
+    to the weights. Raises CheckpointError, OutputError.
     """
     layout = format_of(source)
     if layout == "gguf":
@@ -131,7 +132,7 @@ def temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def originals(paths: Iterable[Path], source: Path, directory: Path) -> list[Path]:
-    """The source's own files, of which `directory`, where it was made, has links."""
+    """Return the source's files where `directory`, made by `as_directory`, has links to them."""
     if directory == source:
         return list(paths)
     return [Path(os.readlink(path)) if path.is_symlink() else path for path in paths]
