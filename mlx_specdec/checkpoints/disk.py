@@ -1,4 +1,5 @@
-"""Files that can be opened, as JSON or as a memory map: nothing is read that nobody asks for."""
+"""Files of other people, opened as JSON or as memory maps, and what fits on this machine: memory,
+disk space, sizes in words."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
 
 def check_regular(file: Path) -> None:
     """Raises CheckpointError for a pipe, a socket or a device, links to one included, and for a
-    pointer of Git LFS; what cannot be looked at is told when it is opened."""
+    pointer of Git LFS; what cannot be examined fails when it is opened."""
     try:
         there = file.stat()
         kind = stat.S_IFMT(there.st_mode)
@@ -121,9 +122,9 @@ def drop_pages() -> None:
 
 SHARD_BYTES = 4_000_000_000
 SHARE_OF_MEMORY = 0.25
-"""A shard of the result is at most this part of the machine's memory, unless asked for."""
+"""A shard of a result is at most this part of the memory, unless the user names a size."""
 ASSUMED_MEMORY = 8 * 2**30
-"""Where the system does not tell."""
+"""Where the system does not say."""
 CONTROL_GROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -169,12 +170,12 @@ def usable_memory() -> int:
 
 
 def free(place: Path) -> int | None:
-    """Bytes free on the disk where `place` is or would be; None where that cannot be told."""
+    """Bytes free on the disk where `place` is or would be; None where the system does not say."""
     try:
         there = next(path for path in (place, *place.absolute().parents) if path.is_dir())
         return shutil.disk_usage(there).free
     except (OSError, StopIteration):
-        return None  # whatever is wrong with it is told when it is written to
+        return None  # whatever is wrong with it shows when it is written to
 
 
 def default_shard_bytes() -> int:

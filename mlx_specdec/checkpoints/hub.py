@@ -238,7 +238,7 @@ class Repository:
         """Download a large file to where hf_hub_download looks for it, and check its digest.
 
         hf_hub_download deletes what it has when it is interrupted. It still does the files that
-        HTTP is not allowed for, and all of them where the user has asked for Xet's speed.
+        HTTP is not allowed for, and all of them where the user has chosen Xet's speed.
         """
         lfs = listed.lfs
         too_large = lfs is None or lfs.size > hub.constants.MAX_HTTP_DOWNLOAD_SIZE

@@ -1,7 +1,7 @@
 """Layers for multi-token prediction that stand in a model's own checkpoint: which tensors they are.
 
-mlx-lm drops them when it loads a model. A conversion keeps them as they are, in a file beside the
-weights that mlx-lm does not read.
+mlx-lm drops them when it loads a model. A conversion copies them as they are, into a file next to
+the weights that mlx-lm does not read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONVOLUTION = "conv1d.weight"
 _NAMED = re.compile(r"(?:(?:language_)?model\.)*mtp\.")
 _NUMBERED = re.compile(r"model\.layers\.(\d+)\.")
 _ANY = re.compile(r"(?:.*\.)?(?:mtp\w*|eh_proj)\..*")
-_TOLD = re.compile(r".*(?:mtp|nextn).*")
+_MENTIONS = re.compile(r".*(?:mtp|nextn).*")
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ def in_own_file(file: Path) -> Carried:
     return Carried(names, safetensors.load(file).__getitem__, not safetensors.of_mlx(file))
 
 
-def kept(directory: Path, config: Mapping[str, Any], weights: Weights) -> dict[str, Tensor]:
-    """What a conversion keeps of a checkpoint, to be read in pieces: tensors as the model's makers
-    laid them out. weights: of the directory."""
+def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dict[str, Tensor]:
+    """Return the tensors that a conversion copies, to be read in pieces, as the model's makers laid
+    them out. weights: of the directory."""
     if (file := directory / FILE).is_file():
         reader: Reader = SafetensorsFile(file)
         return {name: reader.tensor(name) for name in reader.infos}
@@ -115,8 +115,8 @@ def is_original(weights: Weights) -> bool:
 def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
     """Whether the checkpoint carries such layers of a family that is not known here. Raises
     CheckpointError for damaged files."""
-    told = any(_TOLD.fullmatch(key) for key in (*config, *text_config(config)))
-    if not told or family(config) in QWEN | NUMBERED or not shards.format_of(directory):
+    mentioned = any(_MENTIONS.fullmatch(key) for key in (*config, *text_config(config)))
+    if not mentioned or family(config) in QWEN | NUMBERED or not shards.format_of(directory):
         return False
     return any(map(looks_so, Weights(directory).infos))
 

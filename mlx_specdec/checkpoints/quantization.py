@@ -1,4 +1,4 @@
-"""How matrices are quantized: MLX's number formats, what config.json says, what is asked for."""
+"""How matrices are quantized: MLX's number formats, what config.json says, what the user wants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import CheckpointError, OptionError
 Q_BITS = (2, 3, 4, 5, 6, 8)
 Q_GROUP_SIZES = (32, 64, 128)
 PARTS = ("scales", "biases")
-"""What a quantized matrix has beside its weight; only affine ones have biases."""
+"""The parts of a quantized matrix apart from its weight; only affine ones have biases."""
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -64,8 +64,8 @@ MODES = {
     "nvfp4": Quantization(4, 16, "nvfp4"),
     "mxfp8": Quantization(8, 32, "mxfp8"),
 }
-"""MLX's number formats, each with what mlx-lm takes where nothing is asked for; all but affine have
-one size only."""
+"""MLX's number formats, each with mlx-lm's default sizes; all but affine have one size
+only."""
 MIXED = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4_6": (4, 6)}
 """mlx-lm's mixed predicates: the bits of most matrices, and of those that suffer more."""
 
@@ -99,7 +99,7 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a conversion is asked to do to the numbers. dtype: None for as stored. quantization:
+    """What a conversion does to the numbers. dtype: None for as stored. quantization:
     None for nothing. mixed: a key of MIXED, or ""."""
 
     dtype: str | None = None
@@ -133,7 +133,7 @@ class Numbers:
         given = [flag for flag, is_given in flags.items() if is_given]
         if given and not quantize:
             raise OptionError(f"{given[0]} says how to quantize: add --quantize")
-        how = _asked_quantization(bits, group_size, mode, mixed or "") if quantize else None
+        how = _quantization(bits, group_size, mode, mixed or "") if quantize else None
         return cls(dtype, how, mixed or "", dequantize)
 
     def describe(self) -> str:
@@ -145,9 +145,7 @@ class Numbers:
         return f"{self.mixed or f'{how.bits}-bit'}{mode}, {words}"
 
 
-def _asked_quantization(
-    bits: int | None, group_size: int | None, mode: str, mixed: str
-) -> Quantization:
+def _quantization(bits: int | None, group_size: int | None, mode: str, mixed: str) -> Quantization:
     _check_one_of("q-mode", mode, MODES)
     if mixed:
         _check_one_of("quant-predicate", mixed, MIXED)

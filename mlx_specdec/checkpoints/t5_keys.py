@@ -42,14 +42,14 @@ def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
 
 
 def names(stored: Iterable[str]) -> dict[str, str]:
-    """Our name -> the checkpoint's, of every tensor of a T5 that is kept; `shared` may have the
+    """The tensors that a T5 reads: its name -> the checkpoint's. `shared` may be stored under the
     names of its copies alone."""
     stored = list(stored)
-    kept = {key: key for key in stored if not _DROPPED.fullmatch(key)}
+    read = {key: key for key in stored if not _DROPPED.fullmatch(key)}
     twins = [key for key in TWINS if key in stored]
-    if SHARED not in kept and twins:
-        kept[SHARED] = twins[0]
-    return kept
+    if SHARED not in read and twins:
+        read[SHARED] = twins[0]
+    return read
 
 
 def without_head(weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,8 +185,8 @@ _LABELS = ("classification_head.", "classifier.", "qa_outputs.")
 def check_generates(directory: Path, config: Mapping[str, Any], stored: Iterable[str]) -> None:
     """Raises CheckpointError for a T5 that has no decoder, or a head for something else than text.
 
-    stored: names of all tensors. The architecture that config.json names is only told, since copied
-    configurations name the wrong one.
+    stored: names of all tensors. Copied configurations name the wrong architecture, so it is
+    only shown.
     """
     names, listed = list(stored), config.get("architectures")
     shown = f" ({str(listed[0])[:80]})" if isinstance(listed, list) and listed else ""

@@ -30,7 +30,7 @@ class Tensor:
 
     @classmethod
     def of(cls, array: mx.array) -> Tensor:
-        """An array that is there, or will be computed as a whole when first asked for."""
+        """Of an array, which may be computed as a whole when its first rows are read."""
         return cls(
             array.dtype, array.shape, lambda begin, end: array[begin:end] if array.ndim else array
         )

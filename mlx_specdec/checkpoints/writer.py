@@ -114,7 +114,7 @@ def write_weights(
     return Written(sum(map(len, shards)), parameters, total)
 
 
-def write_beside(
+def write_unchanged(
     file: Path, tensors: Mapping[str, Tensor], progress: Callable[[int], None] = lambda nbytes: None
 ) -> None:
     """Write a file of tensors as they are; it does not say that MLX laid them out. progress, raises

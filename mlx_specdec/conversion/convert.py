@@ -24,8 +24,8 @@ from ..checkpoints.writer import (
     Change,
     Written,
     stored_nbytes,
-    write_beside,
     write_config,
+    write_unchanged,
     write_weights,
 )
 from ..errors import OptionError, OutputError, first_line
@@ -102,7 +102,7 @@ WRITTEN = (
 )
 """Patterns of the files of a result."""
 OTHER_FILES_BYTES = 10_000_000
-"""For the files beside the weights."""
+"""For configuration and tokenizer."""
 GROWTH_TO_ANNOUNCE = 1.5
 """A result this much larger than its source is announced before it is written."""
 SHARE_TO_QUANTIZE = 0.5
@@ -172,7 +172,7 @@ def convert(
         plan = plan_for(directory, numbers)
         change = plan.changes(dtype)
         parts = originals(plan.paths, source, directory)
-        nbytes = stored_nbytes(plan.outlines, change) + plan.beside_nbytes
+        nbytes = stored_nbytes(plan.outlines, change) + plan.extra_nbytes
         before = sum(file.stat().st_size for file in parts)
         if nbytes > GROWTH_TO_ANNOUNCE * before:
             why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
@@ -193,9 +193,9 @@ def convert(
             with Digests([*results, work / "config.json"]) as result_digests:
                 scratch = work / SCRATCH
                 differences = compare(files.Weights(work), plan.tensors(scratch), change, steps.add)
-                if plan.beside:
-                    beside = SafetensorsFile(work / mtp_layers.FILE)
-                    compare(beside, plan.beside.items(), lambda *_: Change(), steps.add)
+                if plan.extra:
+                    extra = SafetensorsFile(work / mtp_layers.FILE)
+                    compare(extra, plan.extra.items(), lambda *_: Change(), steps.add)
                 shutil.rmtree(scratch, ignore_errors=True)
                 verified = Verified(None, None, plan.not_run)
                 if not plan.not_run:
@@ -248,8 +248,8 @@ def _write(
         count=lambda name, tensor: plan.parameters(name),
         progress=steps.add,
     )
-    if plan.beside:
-        write_beside(work / mtp_layers.FILE, plan.beside, steps.add)
+    if plan.extra:
+        write_unchanged(work / mtp_layers.FILE, plan.extra, steps.add)
     for file in files.tokenizer_files(directory):
         shutil.copyfile(file, work / file.name)
     # The type has either of two names.

@@ -1,10 +1,9 @@
-"""What is told of a checkpoint that was inspected."""
+"""What a checkpoint holds, and what a conversion would make of it, from its headers alone."""
 
 from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import Any
 from ..checkpoints import files, shards
 from ..checkpoints.disk import check_directory, read_json
 from ..checkpoints.formats import medusa
-from ..checkpoints.source import as_directory, originals, resolve_headers
+from ..checkpoints.source import as_directory, originals, resolve_headers, temporary_directory
 from ..checkpoints.tensors import LARGEST_EXTENT, Contents, TensorInfo
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
@@ -33,8 +32,11 @@ _QUANTIZED = ("Q", "IQ", "TQ", "MXFP", "NVFP")  # so begin the names of GGUF's q
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor. name, dtype, shape, nbytes: as the files have them. becomes: its name in a
-    converted model, "" where it does not go there under one name. note: why not, or what else."""
+    """One tensor.
+
+    name, dtype, shape, nbytes: as the files have them. becomes: its name in a converted model, ""
+    where it does not go there under one name. note: why not, or what else is to say.
+    """
 
     name: str
     dtype: str
@@ -73,12 +75,12 @@ class Inspection:
 
     @property
     def bits_per_weight(self) -> float:
-        """Of what is kept, scales included."""
+        """Bits per weight of what a conversion would write, scales included."""
         return 8 * self.kept_nbytes / max(1, self.parameters)
 
     @property
     def dtypes(self) -> dict[str, tuple[int, int]]:
-        """Type -> how many tensors, and their bytes, the most bytes first."""
+        """Type -> number of tensors and their bytes, the most bytes first."""
         sums: dict[str, tuple[int, int]] = {}
         for row in self.tensors:
             count, nbytes = sums.get(row.dtype, (0, 0))
@@ -86,7 +88,7 @@ class Inspection:
         return dict(sorted(sums.items(), key=lambda pair: -pair[1][1]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON has it."""
+        """Everything, as JSON has it."""
         report = self.tensor_report
         return {
             "path": str(self.path),
@@ -122,7 +124,8 @@ def inspection_of(
     plan: Plan | None = None,
     problem: str,
 ) -> Inspection:
-    """Of a checkpoint whose files are known. kind: of the format. parts: the files of weights."""
+    """The inspection of a checkpoint whose files are known. kind: a key of `shards.FORMATS`. parts:
+    the files of weights."""
     report = None if plan is None else plan.report
     rows = tuple(_row(name, contents, report) for name in contents.stored)
     known = report or contents
@@ -171,7 +174,7 @@ def _row(name: str, contents: Contents, report: TensorReport | None) -> Row:
 
 
 def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
-    """How weights are quantized, in words; "" where none are or nobody knows how."""
+    """Say how weights are quantized; "" where none are, or it is not known how."""
     if plan is not None and plan.stored:
         (how, _), *others = Counter(plan.stored.values()).most_common()
         mode = "" if how.mode == "affine" else f", {how.mode}"
@@ -182,7 +185,7 @@ def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
 
 
 _SINGLE = {".safetensors": "safetensors", **dict.fromkeys((".bin", ".pt", ".pth"), "torch")}
-"""Files that are tensors and no whole model: how they end, and their formats."""
+"""Suffixes of files that hold tensors and no whole model -> their formats."""
 
 
 def inspect(
@@ -191,9 +194,9 @@ def inspect(
     revision: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
-    """What the checkpoint in a directory, a file or a repository of the Hub holds.
+    """Return what the checkpoint in a directory, a file or a repository of the Hub holds.
 
-    Of the Hub's safetensors files headers alone are fetched; other formats are downloaded, which
+    Of the Hub's safetensors files only headers are fetched; other formats are downloaded, which
     revision and progress are about. Raises SourceError where there is none, CheckpointError where
     the files are damaged or of no format that is read here.
     """
@@ -202,19 +205,18 @@ def inspect(
         return _inspect(path)
     if path.suffix in (*_SINGLE, ".gguf"):
         raise SourceError(f"there is no file {name!a:.200}: check the path")
-    with tempfile.TemporaryDirectory(prefix="mlx-specdec-") as place:
+    with temporary_directory() as place:
         try:
-            told = _inspect(
-                resolve_headers(name, Path(place), revision=revision, progress=progress)
-            )
+            source = resolve_headers(name, Path(place), revision=revision, progress=progress)
+            found = _inspect(source)
         except CheckpointError as caught:
             # The user knows nothing of the temporary directory.
             raise CheckpointError(str(caught).replace(place, name)) from caught
-    return replace(told, path=Path(name), problem=told.problem.replace(place, name))
+    return replace(found, path=Path(name), problem=found.problem.replace(place, name))
 
 
 def _inspect(path: Path) -> Inspection:
-    """Of what is on this disk."""
+    """Inspect what is on this disk."""
     if not os.path.exists(path):
         raise SourceError(f"{path!s} is a broken link: check the path")
     if path.is_file() and path.suffix in _SINGLE:
@@ -252,7 +254,7 @@ def _inspect_drafter(path: Path, drafter: DrafterFiles) -> Inspection:
     weights, config = files.Weights(path), read_json(path / "config.json")
     inner = config.get("transformer_layer_config")
     config = {**config, **(inner if isinstance(inner, Mapping) else {}), "model_type": drafter.kind}
-    told = inspection_of(
+    found = inspection_of(
         path,
         weights.format,
         list(weights.paths),
@@ -261,7 +263,7 @@ def _inspect_drafter(path: Path, drafter: DrafterFiles) -> Inspection:
         plan=plan_for(path),
         problem="",
     )
-    return replace(told, drafter=drafter.facts())
+    return replace(found, drafter=drafter.facts())
 
 
 def _inspect_model(path: Path, directory: Path) -> Inspection:

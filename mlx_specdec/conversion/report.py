@@ -1,5 +1,5 @@
-"""What becomes of every tensor, and what a conversion did and checked: in lines for people, and
-whole as provenance.json, which is the same for the same conversion."""
+"""What becomes of every tensor, and what a conversion did and checked: as lines for people, and in
+full as provenance.json, which is the same for the same conversion."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TensorReport:
     dropped: Mapping[str, str]
 
     def describe(self) -> tuple[str, ...]:
-        """In sentences; every tied and dropped tensor is named, each with its reason."""
+        """Return sentences in which every tied and dropped tensor is named with its reason."""
         parts = [f"{len(self.renamed)} renamed"] if self.renamed else []
         parts += [f"{len(self.joined)} joined into {len(self.computed)}"] if self.joined else []
         parts += [f"{len(self.tied)} tied"] if self.tied else []
@@ -55,19 +55,22 @@ class TensorReport:
 
 def report_tensors(
     contents: Contents,
-    kept: Mapping[str, str],
+    written: Mapping[str, str],
     *,
     tied: Mapping[str, str],
     dropped: Mapping[str, str],
     joined: Iterable[str] = (),
     computed: Iterable[str] = (),
 ) -> TensorReport:
-    """kept: result's name -> the name under which the reader hands it out. tied, dropped and joined
-    name tensors as the reader does; what the reader itself left out is added."""
+    """Report every tensor that a reader has.
+
+    written: result's name -> the reader's name. tied, dropped and joined name tensors as the reader
+    does; what the reader itself left out is added.
+    """
     origins = contents.origins
     return TensorReport(
         read=len(contents.stored),
-        renamed={origins[place]: name for name, place in kept.items() if origins[place] != name},
+        renamed={origins[place]: name for name, place in written.items() if origins[place] != name},
         tied={
             **contents.tied,
             **{origins[name]: origins.get(twin, twin) for name, twin in tied.items()},
@@ -148,7 +151,7 @@ class Report:
         )
 
     def describe(self) -> str:
-        """All of it in a few lines; digests are short, the file has them in full."""
+        """Return all of it in a few lines; digests are short, the file has them in full."""
         plain, quantized = self.differences.plain, self.differences.quantized
         size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
         checked = f"read back {self.differences.tensors} tensors: largest difference {plain:.3g}"

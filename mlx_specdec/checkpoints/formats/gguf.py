@@ -1,5 +1,5 @@
 """One GGUF model, of one file or several parts, as named tensors under our names, and as the files
-that a directory of Hugging Face's has beside its weights."""
+that a directory of Hugging Face's has in addition to its weights."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ class GgufFile(Reader):
 
 def lay_down(source: Path, directory: Path) -> None:
     """Write config.json, generation_config.json and tokenizer files into `directory`, and links to
-    the file or its parts. Where tokenizer.json lies beside the file, it is taken.
+    the file or its parts. Where tokenizer.json lies next to the file, it is taken.
 
-    Raises CheckpointError, also for a link out of the directory beside the file.
+    Raises CheckpointError, also for such a file that is a link out of the directory.
     """
     file = shards.find(source).files[0] if source.is_dir() else source
     if not file.is_file():

@@ -102,7 +102,7 @@ class Family:
     """What one architecture has.
 
     model_type, architecture: Hugging Face's names. stated: key of config.json -> key of the
-    metadata and its kind, beside the sizes that all have. constant: what the metadata do not say.
+    metadata and its kind, without the sizes. constant: what the metadata do not say.
     epsilon: what config.json calls that of the norms. permuted: llama.cpp stores the rows of its
     rotary heads in the order of Meta's code. shifted: it stores 1 + w for the weights w of norms.
     partial: a part of each head's width may be rotated. scales: mlx-lm can scale its rotary
@@ -309,7 +309,7 @@ def _model(config: Mapping[str, Any]) -> tuple[Any, Any]:
 def _take_tensors(
     metadata: Metadata, finder: Finder, family: Family, config: Mapping[str, Any], model: Any
 ) -> None:
-    """All tensors of the model; a file is not asked for the head that its embedding is."""
+    """Take all tensors of the model, but not the head of one that uses its embedding for it."""
     from mlx.utils import tree_flatten
 
     names = tensor_names(metadata.architecture, config["num_hidden_layers"])

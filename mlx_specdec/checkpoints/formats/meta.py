@@ -360,7 +360,7 @@ def lay_down(source: Path, directory: Path) -> None:
     config = dict(MetaFile(parts[0]).config)
     for file in (*parts, source / PARAMS):
         (directory / file.name).symlink_to(file.absolute())
-    # The first Llama came with one tokenizer beside the folders of its sizes.
+    # The first Llama came with one tokenizer next to the folders of its sizes.
     places = (source / MODEL, source.absolute().parent / MODEL)
     tokenizer = next((shards.inside(file) for file in places if file.is_file()), None)
     if tokenizer is not None:

@@ -41,7 +41,7 @@ class Plan:
     natural: name -> the type to write it in where the user names none, if not its stored type.
     keeps_dtype: whether a tensor stays in its type whatever the user names.
     paths: the source's files of weights. notes: sentences for the user.
-    beside: tensors for a file that mlx-lm does not read, unchanged; see `mtp_layers`.
+    extra: tensors for a file that mlx-lm does not read, unchanged; see `mtp_layers`.
     not_run: why the result cannot be run to see what it computes; "" for models.
     """
 
@@ -57,7 +57,7 @@ class Plan:
     natural: Mapping[str, mx.Dtype] = field(default_factory=dict)
     keeps_dtype: Callable[[str], bool] = lambda name: False
     notes: tuple[str, ...] = ()
-    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
     not_run: str = ""
 
     @classmethod
@@ -78,12 +78,12 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of all tensors, as the source holds them."""
         within = sum(outline.nbytes for outline in self.outlines.values())
-        return within + self.beside_nbytes
+        return within + self.extra_nbytes
 
     @property
-    def beside_nbytes(self) -> int:
-        """Bytes of the tensors in `beside`."""
-        return sum(tensor.nbytes for tensor in self.beside.values())
+    def extra_nbytes(self) -> int:
+        """Bytes of the tensors in `extra`."""
+        return sum(tensor.nbytes for tensor in self.extra.values())
 
     def parameters(self, name: str) -> int:
         """Count the weights that a tensor stands for; scales stand for none."""
@@ -125,7 +125,7 @@ class Plan:
 
 def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
     """The plan of a directory with config.json and weights in any format that is read here. Raises
-    CheckpointError, and OptionError where it cannot be quantized or dequantized as asked."""
+    CheckpointError, and OptionError where it cannot be quantized or dequantized so."""
     numbers = numbers or Numbers()
     file = directory / "config.json"
     config = read_json(file) if file.is_file() else {}
@@ -162,8 +162,8 @@ def summary_of(names: Iterable[str]) -> str:
 def dequantized(plan: Plan) -> Plan:
     """The same, with whole matrices in the place of quantized ones and no quantization entry.
 
-    Values are computed in float32, and written in the type of their scales where none is asked for,
-    bfloat16 where scales are powers of two. Raises OptionError, CheckpointError.
+    Values are computed in float32. Where the user names no type they are written in that of their
+    scales, in bfloat16 where scales are powers of two. Raises OptionError, CheckpointError.
     """
     if not plan.stored:
         raise OptionError("the source is not quantized: leave --dequantize out")

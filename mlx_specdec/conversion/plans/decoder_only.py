@@ -56,7 +56,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
     }
     stored = opened.quantized
     computed = outlines.keys() - origins.keys()
-    beside = mtp_layers.kept(directory, config, source)
+    extra = mtp_layers.tensors(directory, config, source)
     del opened, given  # their arrays keep what they were made from
 
     def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
@@ -73,7 +73,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
         config=whole,
         tensors=tensors,
         outlines=outlines,
-        report=_report(source, origins, sorted(computed), whole, beside),
+        report=_report(source, origins, sorted(computed), whole, extra),
         format=source.format,
         paths=source.paths,
         scratch_nbytes=(
@@ -84,19 +84,19 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
         stored=stored,
         quantized=quantized,
         keeps_dtype=lambda name: not casts(name),
-        notes=(*source.notes, *_notes(numbers.quantization, quantized, beside)),
-        beside=beside,
+        notes=(*source.notes, *_notes(numbers.quantization, quantized, extra)),
+        extra=extra,
     )
 
 
 def _notes(
     default: Quantization | None,
     quantized: Mapping[str, Quantization],
-    beside: Mapping[str, Tensor],
+    extra: Mapping[str, Tensor],
 ) -> Iterator[str]:
-    if beside:
+    if extra:
         yield (
-            f"the layers for multi-token prediction ({len(beside)} tensors) are kept as they are, "
+            f"the layers for multi-token prediction ({len(extra)} tensors) are kept as they are, "
             f"in {mtp_layers.FILE}"
         )
     for other in dict.fromkeys(how for how in quantized.values() if how != default):
@@ -109,12 +109,12 @@ def _report(
     origins: Mapping[str, str],
     computed: list[str],
     config: Mapping[str, Any],
-    beside: Collection[str],
+    extra: Collection[str],
 ) -> TensorReport:
     """What mlx-lm makes of each tensor. Which of them went into what it computes, it does not say:
     these are all that it neither hands through nor is known to leave out."""
-    kept = {**origins, **{name: name for name in beside if name in source.infos}}
-    left = sorted(source.infos.keys() - kept.values())
+    places = {**origins, **{name: name for name in extra if name in source.infos}}
+    left = sorted(source.infos.keys() - places.values())
     tied: dict[str, str] = {}
     dropped: dict[str, str] = {}
     for name in left:
@@ -127,7 +127,7 @@ def _report(
             dropped[name] = "mlx-lm's model has no such tensor"
     joined = [name for name in left if name not in tied and name not in dropped]
     return report_tensors(
-        source.contents, kept, tied=tied, dropped=dropped, joined=joined, computed=computed
+        source.contents, places, tied=tied, dropped=dropped, joined=joined, computed=computed
     )
 
 

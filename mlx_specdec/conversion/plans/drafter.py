@@ -32,7 +32,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan |
     stored = drafter.tensors
     if not stored.names:
         raise OptionError(
-            f"layers for multi-token prediction are kept with their target: convert that, not "
+            f"layers for multi-token prediction belong to their target: convert that, not "
             f"{directory}"
         )
     weights = files.Weights(directory)

@@ -75,8 +75,10 @@ def _check(
     stored: Mapping[str, Quantization],
 ) -> None:
     whole = {name: place for name, place in places.items() if name.rpartition(".")[0] not in stored}
-    asked = {name: shape for name, shape in shapes.items() if name in whole or name not in places}
-    check_weights(asked, {name: weights.infos[place].shape for name, place in whole.items()})
+    expected = {
+        name: shape for name, shape in shapes.items() if name in whole or name not in places
+    }
+    check_weights(expected, {name: weights.infos[place].shape for name, place in whole.items()})
     for place in whole.values():
         kind = weights.infos[place].dtype
         if not mx.issubdtype(DTYPES[kind], mx.floating):
