@@ -86,7 +86,7 @@ BOUNDARIES = [
     Boundary("begin to draft", DraftModel, "begin"),
     Boundary("read a chunk", PromptReader, "step"),
     Boundary("keep", PromptCache, "keep", own=True),
-    Boundary("keep in part", PromptCache, "_put", own=True, at=3, mends=True),
+    Boundary("keep in part", PromptCache, "put", own=True, at=3, mends=True),
     Boundary("split what is kept", tree, "owned", own=True, mends=True),
     Boundary("choose a length", FixedLength, "choose", at=3),
     Boundary("noise", Sequence, "noise", at=4),

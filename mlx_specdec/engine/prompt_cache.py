@@ -1,13 +1,13 @@
-"""A radix tree over token ids: texts that begin alike share what was computed of their beginning.
+"""The prompt cache: a radix tree over token ids, whose nodes hold what was computed of texts.
 
-Knows tokens and arrays, and no model. A node has the columns of its own stretch of tokens in
-arrays of their own, so that their bytes are all that it takes. The names are those of `kept`.
+Texts that begin alike share the nodes of their common beginning. A node has the columns of its own
+stretch of tokens in arrays of its own, so that their bytes are all that it takes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -18,12 +18,14 @@ from ..interfaces.reusable import NOTHING, TARGET, Cached, CachedPrefix, KVSlice
 Arrays = tuple[mx.array, ...]
 BLOCK = 1024
 """Tokens that are compared at once."""
+SHARED = 256
+"""Tokens that prompts must have in common for one of them to be read before the others."""
 
 
 class Node:
-    """A stretch of tokens behind the parent's, the first of them at place `begin` of the text.
+    """A stretch of tokens after the parent's, the first of them at place `begin` of the text.
 
-    columns: by name. wholes: by name, of the text up to the node's end.
+    columns: arrays by name. snapshots: by name, of the text up to the node's end.
     """
 
     def __init__(self, parent: Node | None, begin: int, tokens: Sequence[int]) -> None:
@@ -32,52 +34,160 @@ class Node:
         self.tokens = list(tokens)
         self.children: dict[int, Node] = {}
         self.columns: dict[str, Arrays] = {}
-        self.wholes: dict[str, Snapshot] = {}
+        self.snapshots: dict[str, Snapshot] = {}
 
     @property
     def end(self) -> int:
-        """The place behind the last token."""
+        """The place after the last token."""
         return self.begin + len(self.tokens)
 
     @property
     def nbytes(self) -> int:
-        """Size of the arrays."""
-        arrays = sum(array.nbytes for own in self.columns.values() for array in own)
-        return arrays + sum(whole.nbytes for whole in self.wholes.values())
+        """Size of the arrays in bytes."""
+        columns = sum(map(_nbytes, self.columns.values()))
+        return columns + sum(each.nbytes for each in self.snapshots.values())
 
     def span(self, lag: int, end: int | None = None) -> tuple[int, int]:
-        """The columns that belong to the tokens before `end`: those that are known as soon as these
-        tokens are."""
+        """Return the first and last + 1 of the columns that are known with the node's tokens before
+        `end`."""
         return max(0, self.begin - lag), max(0, (self.end if end is None else end) - lag)
 
 
-class Tree:
-    """Nodes, and the order in which they were used; the oldest one never has children.
+class PromptCache:
+    """What was computed of earlier texts of one pair of models.
 
-    lags: how many tokens behind their own columns of a name were made of. nbytes: of all arrays.
+    max_bytes: of all arrays; the least recently used nodes are removed first. nbytes: of all arrays
+    now. lags: by name, how many later tokens columns depend on. changed: whether anything was added
+    or removed since it was loaded.
     """
 
-    def __init__(self) -> None:
-        self.lags: dict[str, int] = {}
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.clear()
+        self.changed = False
+
+    def clear(self) -> None:
+        """Remove everything."""
         self.nbytes = 0
+        self.lags: dict[str, int] = {}
+        self.changed = True
         self._root = Node(None, 0, ())
+        # From the least to the most recently used; a parent comes after its children.
         self._order: OrderedDict[Node, None] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[Node]:
-        """From the newest to the oldest: parents before their children."""
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """The nodes from the most to the least recently used: parents before their children."""
         return reversed(self._order)
 
-    @property
-    def oldest(self) -> Node | None:
-        """The node that was used longest ago."""
-        return next(iter(self._order), None)
+    def beginning(
+        self, target: Model, prompt: Sequence[int], proposer: Proposer | None
+    ) -> CachedPrefix:
+        """Return what is cached of a prompt, whose newest token is left for the first round. A
+        proposer of hidden states must see those of at least one token."""
+        taps, needs = (False, ()) if proposer is None else (bool(proposer.taps), proposer.needs)
+        return self.find(prompt, len(target.prefix(prompt)) - 1 - taps, needs)
 
-    def match(self, text: Sequence[int]) -> tuple[list[Node], int]:
-        """The nodes along the beginning of a text, and how many of its tokens they share: the last
-        node may go on otherwise."""
+    def find(self, prompt: Sequence[int], most: int, needs: Sequence[str] = ()) -> CachedPrefix:
+        """Return what is cached of the beginning of a prompt.
+
+        most: how many tokens the target may leave unread. needs: names that must be cached of all
+        of these tokens.
+        """
+        path, matched = self._match(prompt)
+        found = _Path(path, matched, len(prompt), self.lags)
+        most = min([most, *(found.columns(name) for name in needs)])
+        target = found.take(TARGET, most)
+        if target is None:
+            return NOTHING
+        self._touch(path)
+        names = {name for node in path for name in (*node.columns, *node.snapshots)} - {TARGET}
+        unread = 0 if isinstance(target, Snapshot) and target.exact else target.length
+        proposer = {name: part for name in sorted(names) if (part := found.take(name, unread))}
+        return CachedPrefix(target, proposer)
+
+    def waits(self, prompt: Sequence[int], other: Sequence[int]) -> bool:
+        """Return whether a prompt shares a long beginning, which is not cached yet, with another
+        one that is being read."""
+        return common(other, prompt) >= self._match(prompt)[1] + SHARED
+
+    def keep(
+        self, prompt: Sequence[int], committed: Sequence[int], computed: Mapping[str, Reusable]
+    ) -> None:
+        """Add what was computed of a text. committed: its tokens, of which the newest may be
+        unseen. Where that fails, everything is removed, since half of it may have been added."""
+        try:
+            for name, each in computed.items():
+                if each.snapshot is not None:
+                    text = prompt if each.snapshot.exact else committed
+                    self._keep_snapshot(text[: each.snapshot.length], name, each.snapshot)
+                elif each.columns is not None:
+                    end = min(each.length + each.lag, len(committed) - 1)
+                    self._keep_columns(committed[:end], name, each)
+        except BaseException:
+            self.clear()
+            raise
+
+    def put(self, node: Node, name: str, value: Arrays | Snapshot) -> None:
+        """Add a part to a node that lacks it."""
+        if isinstance(value, Snapshot):
+            node.snapshots[name] = value
+            self.nbytes += value.nbytes
+        else:
+            node.columns[name] = value
+            self.nbytes += _nbytes(value)
+        self.changed = True
+
+    def add_oldest(self, parent: Node | None, tokens: Sequence[int]) -> Node:
+        """Add a node after a parent, or None for the root, as the least recently used one."""
+        above = parent or self._root
+        if not tokens or tokens[0] in above.children:
+            raise ValueError("two of its nodes are one")
+        node = self._add(Node(above, above.end, tokens))
+        self._order.move_to_end(node, last=False)
+        return node
+
+    def _keep_snapshot(self, text: Sequence[int], name: str, snapshot: Snapshot) -> None:
+        if snapshot.nbytes > self.max_bytes:
+            return
+        path = self._grow(text)
+        if name not in path[-1].snapshots and self._make_room(snapshot.nbytes, path):
+            if snapshot.value is None:
+                # Views of a batch would keep all of it in memory.
+                snapshot = replace(snapshot, arrays=owned(snapshot.arrays))
+            mx.eval(snapshot.arrays)
+            self.put(path[-1], name, snapshot)
+
+    def _keep_columns(self, text: Sequence[int], name: str, computed: Reusable) -> None:
+        columns, lag = computed.columns, computed.lag
+        assert columns is not None
+        count = len(text) - lag
+        if count < 1 or _nbytes(columns(0, count)) > self.max_bytes:
+            return
+        self.lags[name] = lag
+        path = self._grow(text)
+        lacking = {node: columns(*node.span(lag)) for node in path if name not in node.columns}
+        if self._make_room(sum(map(_nbytes, lacking.values())), path):
+            for node, views in lacking.items():
+                self.put(node, name, owned(views))
+
+    def _make_room(self, nbytes: int, path: Sequence[Node]) -> bool:
+        """Remove the least recently used nodes until so many more bytes fit; returns False where
+        they do not. Nodes on the path stay, but for empty ones at its end."""
+        while self.nbytes + nbytes > self.max_bytes:
+            oldest = next(iter(self._order), None)
+            if oldest is None or oldest in path:
+                for node in reversed(path):
+                    if node.children or node.columns or node.snapshots:
+                        break
+                    self._remove(node)
+                return False
+            self._remove(oldest)
+        return True
+
+    def _match(self, text: Sequence[int]) -> tuple[list[Node], int]:
+        """Return the nodes along the beginning of a text, and how many of its tokens they share;
+        the last node may have more."""
         path: list[Node] = []
         node, matched = self._root, 0
         while matched == node.end and matched < len(text) and text[matched] in node.children:
@@ -86,46 +196,21 @@ class Tree:
             matched += common(node.tokens, text, matched)
         return path, matched
 
-    def grow(self, text: Sequence[int]) -> list[Node]:
-        """The nodes of a text, the last of which ends with it; they are the newest then."""
-        path, matched = self.match(text)
+    def _grow(self, text: Sequence[int]) -> list[Node]:
+        """Return the nodes of a text, the last of which ends with it, after adding what lacks."""
+        path, matched = self._match(text)
         if path and matched < path[-1].end:
             path[-1] = self._split(path[-1], matched)
         if matched < len(text):
             parent = path[-1] if path else self._root
             path.append(self._add(Node(parent, matched, text[matched:])))
-        self.touch(path)
+        self._touch(path)
         return path
 
-    def touch(self, path: Sequence[Node]) -> None:
-        """These nodes, parents first, were used."""
+    def _touch(self, path: Sequence[Node]) -> None:
+        """Make these nodes, parents first, the most recently used ones."""
         for node in reversed(path):
             self._order.move_to_end(node)
-
-    def put(self, node: Node, name: str, value: Arrays | Snapshot) -> None:
-        """Give a node what it lacked."""
-        if isinstance(value, Snapshot):
-            node.wholes[name] = value
-            self.nbytes += value.nbytes
-        else:
-            node.columns[name] = value
-            self.nbytes += sum(array.nbytes for array in value)
-
-    def add_oldest(self, parent: Node | None, tokens: Sequence[int]) -> Node:
-        """A new node behind a parent, None for the beginning of texts, which is older than all."""
-        above = parent or self._root
-        if not tokens or tokens[0] in above.children:
-            raise ValueError("two of its nodes are one")
-        node = self._add(Node(above, above.end, tokens))
-        self._order.move_to_end(node, last=False)
-        return node
-
-    def remove(self, node: Node) -> None:
-        """Forget a node without children."""
-        assert node.parent is not None and not node.children
-        del node.parent.children[node.tokens[0]]
-        del self._order[node]
-        self.nbytes -= node.nbytes
 
     def _add(self, node: Node) -> Node:
         assert node.parent is not None
@@ -133,8 +218,15 @@ class Tree:
         self._order[node] = None
         return node
 
+    def _remove(self, node: Node) -> None:
+        """Remove a node without children."""
+        assert node.parent is not None and not node.children
+        del node.parent.children[node.tokens[0]]
+        del self._order[node]
+        self.nbytes -= node.nbytes
+
     def _split(self, node: Node, at: int) -> Node:
-        """The new parent of a node that goes on from `at`."""
+        """Return a new parent of a node, which then begins at `at`."""
         count = at - node.begin
         upper = Node(node.parent, node.begin, node.tokens[:count])
         for name, arrays in node.columns.items():
@@ -147,15 +239,58 @@ class Tree:
         return upper
 
 
-def owned(views: Iterator[mx.array] | Sequence[mx.array]) -> Arrays:
-    """The same numbers in memory that nothing else is in, computed."""
+class _Path:
+    """The nodes along a prompt. matched: tokens of it. length: of the prompt."""
+
+    def __init__(
+        self, nodes: Sequence[Node], matched: int, length: int, lags: Mapping[str, int]
+    ) -> None:
+        self._nodes = nodes
+        self._matched = matched
+        self._length = length
+        self._lags = lags
+
+    def columns(self, name: str) -> int:
+        """Return how many columns there are without a gap from the beginning."""
+        end = 0
+        for node in self._nodes:
+            if name not in node.columns:
+                break
+            end = min(node.end, self._matched)
+        return max(0, end - self._lags.get(name, 0))
+
+    def take(self, name: str, most: int) -> Cached | None:
+        """Return what is cached of at most so many tokens; None where nothing is."""
+        count = min(most, self.columns(name))
+        if count > 0:
+            return KVSlice(count, self._joined(name, count))
+        for node in reversed(self._nodes):
+            each = node.snapshots.get(name)
+            if each is None or node.end > self._matched:
+                continue
+            if each.length == self._length if each.exact else each.length <= most:
+                return each
+        return None
+
+    def _joined(self, name: str, count: int) -> Arrays:
+        stretches = []
+        for node in self._nodes:
+            first, end = node.span(self._lags[name])
+            if first < count:
+                part = slice(0, min(end, count) - first)
+                stretches.append([array[:, :, part] for array in node.columns[name]])
+        return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*stretches, strict=True))
+
+
+def owned(views: Iterable[mx.array]) -> Arrays:
+    """Return computed copies of views, which share no memory with other arrays."""
     arrays = tuple(mx.contiguous(view) for view in views)
     mx.eval(arrays)
     return arrays
 
 
 def common(tokens: Sequence[int], text: Sequence[int], begin: int = 0) -> int:
-    """How many of `tokens` the text goes on with from `begin`."""
+    """Return how many of `tokens` the text continues with from `begin`."""
     most = min(len(tokens), len(text) - begin)
     # Python compares whole lists 20 times as fast as their elements one by one.
     for at in range(0, most, BLOCK):
@@ -166,173 +301,6 @@ def common(tokens: Sequence[int], text: Sequence[int], begin: int = 0) -> int:
             if differs is not None:
                 return differs
     return max(0, most)
-
-
-SHARED = 256
-"""Tokens that prompts have to begin with alike for one of them to be read before the others."""
-
-
-class PromptCache:
-    """Of one pair of models. max_bytes: of all arrays; what was used longest ago goes first."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.tree = Tree()
-        self.changed = False
-
-    @property
-    def nbytes(self) -> int:
-        """Size of what is kept."""
-        return self.tree.nbytes
-
-    def beginning(
-        self, target: Model, prompt: Sequence[int], proposer: Proposer | None
-    ) -> CachedPrefix:
-        """What is known of a prompt, whose newest token is left for the first round. A proposer of
-        hidden states is shown those of at least one token."""
-        taps, needs = (False, ()) if proposer is None else (bool(proposer.taps), proposer.needs)
-        return self.find(prompt, len(target.prefix(prompt)) - 1 - taps, needs)
-
-    def find(self, prompt: Sequence[int], most: int, needs: Sequence[str] = ()) -> CachedPrefix:
-        """What is known of the beginning of a prompt.
-
-        most: how many tokens at most the target may leave unread. needs: what has to be known of
-        all of these, by name.
-        """
-        path, matched = self.tree.match(prompt)
-        known = _Known(self.tree, path, matched, len(prompt))
-        most = min([most, *(known.columns(name) for name in needs)])
-        target = known.take(TARGET, most)
-        if target is None:
-            return NOTHING
-        self.tree.touch(path)
-        names = {name for node in path for name in (*node.columns, *node.wholes)} - {TARGET}
-        unread = 0 if isinstance(target, Snapshot) and target.exact else target.length
-        proposer = {name: kept for name in sorted(names) if (kept := known.take(name, unread))}
-        return CachedPrefix(target, proposer)
-
-    def waits(self, prompt: Sequence[int], other: Sequence[int]) -> bool:
-        """Return whether a prompt shares a long beginning, which is not cached yet, with another
-        one that is being read."""
-        return common(other, prompt) >= self.tree.match(prompt)[1] + SHARED
-
-    def keep(
-        self, prompt: Sequence[int], committed: Sequence[int], memories: Mapping[str, Reusable]
-    ) -> None:
-        """Keep what was computed of a text. committed: its tokens, of which the newest may be
-        unseen. Where that fails, nothing at all is kept any more: half of it may be there."""
-        try:
-            self._keep(prompt, committed, memories)
-        except BaseException:
-            self.clear()
-            raise
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.tree, self.changed = Tree(), True
-
-    def _keep(
-        self, prompt: Sequence[int], committed: Sequence[int], memories: Mapping[str, Reusable]
-    ) -> None:
-        for name, memory in memories.items():
-            if memory.snapshot is not None:
-                text = prompt if memory.snapshot.exact else committed
-                self._keep_whole(text[: memory.snapshot.length], name, memory.snapshot)
-            elif memory.columns is not None:
-                end = min(memory.length + memory.lag, len(committed) - 1)
-                self._keep_columns(committed[:end], name, memory)
-
-    def _keep_whole(self, text: Sequence[int], name: str, whole: Snapshot) -> None:
-        if whole.nbytes > self.max_bytes:
-            return
-        path = self.tree.grow(text)
-        if name not in path[-1].wholes and self._make_room(whole.nbytes, path):
-            if whole.value is None:
-                # Views of a batch would keep all of it in memory.
-                whole = replace(whole, arrays=owned(whole.arrays))
-            mx.eval(whole.arrays)
-            self._put(path[-1], name, whole)
-
-    def _keep_columns(self, text: Sequence[int], name: str, memory: Reusable) -> None:
-        assert memory.columns is not None
-        count = len(text) - memory.lag
-        if count < 1 or _nbytes(memory.columns(0, count)) > self.max_bytes:
-            return
-        self.tree.lags[name] = memory.lag
-        path = self.tree.grow(text)
-        lacking = {
-            node: memory.columns(*node.span(memory.lag))
-            for node in path
-            if name not in node.columns
-        }
-        if self._make_room(sum(map(_nbytes, lacking.values())), path):
-            for node, views in lacking.items():
-                self._put(node, name, owned(views))
-
-    def _put(self, node: Node, name: str, value: tuple[mx.array, ...] | Snapshot) -> None:
-        self.tree.put(node, name, value)
-        self.changed = True
-
-    def _make_room(self, nbytes: int, path: Sequence[Node]) -> bool:
-        """Whether so many bytes more fit, without what was used longest ago; what is on the path
-        stays, but for its end where nothing is in it."""
-        while self.tree.nbytes + nbytes > self.max_bytes:
-            oldest = self.tree.oldest
-            if oldest is None or oldest in path:
-                self._prune(path)
-                return False
-            self.tree.remove(oldest)
-        return True
-
-    def _prune(self, path: Sequence[Node]) -> None:
-        for node in reversed(path):
-            if node.children or node.columns or node.wholes:
-                return
-            self.tree.remove(node)
-
-
-class _Known:
-    """What the nodes along a prompt have of it. matched: tokens. length: of the prompt."""
-
-    def __init__(self, tree: Tree, path: Sequence[Node], matched: int, length: int) -> None:
-        self._lags = tree.lags
-        self._path = path
-        self._matched = matched
-        self._length = length
-
-    def columns(self, name: str) -> int:
-        """How many columns there are from the beginning on."""
-        end = 0
-        for node in self._path:
-            if name not in node.columns:
-                break
-            end = min(node.end, self._matched)
-        return max(0, end - self._lags.get(name, 0))
-
-    def take(self, name: str, most: int) -> Cached | None:
-        """Of at most so many tokens; None where there is nothing."""
-        count = min(most, self.columns(name))
-        return KVSlice(count, self._joined(name, count)) if count > 0 else self._whole(name, most)
-
-    def _joined(self, name: str, count: int) -> tuple[mx.array, ...]:
-        stretches = []
-        for node in self._path:
-            first, end = node.span(self._lags[name])
-            if first < count:
-                stretches.append(
-                    [each[:, :, : min(end, count) - first] for each in node.columns[name]]
-                )
-        return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*stretches, strict=True))
-
-    def _whole(self, name: str, most: int) -> Snapshot | None:
-        """The longest one."""
-        for node in reversed(self._path):
-            whole = node.wholes.get(name)
-            if whole is None or node.end > self._matched:
-                continue
-            if whole.length == self._length if whole.exact else whole.length <= most:
-                return whole
-        return None
 
 
 def _nbytes(arrays: Sequence[mx.array]) -> int:

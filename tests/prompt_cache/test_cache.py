@@ -51,7 +51,7 @@ def holds(kept: object, text: Sequence[int], count: int, lag: int = 0) -> bool:
 
 def check(cache: PromptCache) -> None:
     """Bytes are counted exactly and within the bound, and the oldest node has no children."""
-    nodes = list(cache.tree)
+    nodes = list(cache.nodes)
     assert cache.nbytes == sum(node.nbytes for node in nodes) <= cache.max_bytes
     order = {node: place for place, node in enumerate(nodes)}
     assert all(order[child] > order[node] for node in nodes for child in node.children.values())

@@ -84,7 +84,7 @@ def test_what_was_written_is_read(kind: str, tmp_path: Path) -> None:
     before = [run(pair, prompt, DRAFTING, cache) for prompt in (TEXT, [*SYSTEM, 1, 2])]
     store.close(cache, pair)
     again = store.open(pair)
-    assert (again.nbytes, len(again.tree)) == (cache.nbytes, len(cache.tree))
+    assert (again.nbytes, len(list(again.nodes))) == (cache.nbytes, len(list(cache.nodes)))
     for prompt in (TEXT, [*SYSTEM, 1, 2]):
         for one, other in zip(known(cache, prompt), known(again, prompt), strict=True):
             assert one[:2] == other[:2] and all(map(mx.array_equal, one[2], other[2]))
@@ -97,8 +97,8 @@ def test_the_newest_is_read_where_not_all_has_room(pair: Pair, written: Path) ->
     whole = Store(ROOM, written).open(pair)
     less = Store(whole.nbytes - 1, written).open(pair)
     assert 0 < less.nbytes < whole.nbytes
-    assert list(whole.tree)[-1].begin >= len(TEXT) - 1, "the end of the older text"
-    assert len(less.tree) == len(whole.tree) - 1
+    assert list(whole.nodes)[-1].begin >= len(TEXT) - 1, "the end of the older text"
+    assert len(list(less.nodes)) == len(list(whole.nodes)) - 1
     assert less.find([*SYSTEM, 1, 2], 13).cached_tokens == 13
     assert less.find(TEXT, len(TEXT) - 1).cached_tokens == len(TEXT) - 1
 

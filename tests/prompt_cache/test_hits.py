@@ -162,7 +162,7 @@ def test_of_a_translation_nothing_is_kept_but_its_source(tmp_path: Path) -> None
     first, again = (run(pair, PROMPT, options, cache) for _ in range(2))
     assert first.stats.drafted > 0
     assert (again.tokens, again.labels.cached_tokens) == (first.tokens, len(PROMPT))
-    assert [(node.end, set(node.columns)) for node in cache.tree] == [(len(PROMPT), set())]
+    assert [(node.end, set(node.columns)) for node in cache.nodes] == [(len(PROMPT), set())]
 
 
 @pytest.mark.usefixtures("shadowed")
@@ -181,8 +181,8 @@ def test_contexts_hold_what_a_fresh_one_would(name: str, pairs: Callable[[str], 
 def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]) -> None:
     pair, options, cache = pairs(name), asked(0.0, num_draft=3), PromptCache(ROOM)
     first = run(pair, SYSTEM + PROMPT, options, cache)
-    arrays = [array for node in cache.tree for own in node.columns.values() for array in own]
-    arrays += [a for node in cache.tree for whole in node.wholes.values() for a in whole.arrays]
+    arrays = [array for node in cache.nodes for own in node.columns.values() for array in own]
+    arrays += [a for node in cache.nodes for whole in node.snapshots.values() for a in whole.arrays]
     before = [array.tolist() for array in arrays]
     for tail in ([], [17, 44], [3]):
         run(pair, [*SYSTEM, *PROMPT, *first.tokens[:5], *tail], options, cache)
