@@ -1,4 +1,4 @@
-"""How a command runs as a program, and how it ends: exit codes and one-line errors."""
+"""The commands as one program, and how it ends: exit codes and one-line errors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ import errno
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from ..errors import OutputError, SpecdecError
 from . import interrupts, render
-
-if TYPE_CHECKING:
-    from ..models.distributed.group import Ranks
-from typing import Any
-
-from typer.core import TyperCommand
-
 from .batch import batch
 from .bench import bench
 from .calibrate import calibrate
@@ -33,114 +27,13 @@ from .pairs import pairs
 from .serve import serve
 from .train import train_draft, train_medusa
 
+if TYPE_CHECKING:
+    from ..models.distributed.group import Ranks
+
 PACKAGE = __name__.partition(".")[0]
 STANDARD_OUTPUT = 1
 NO_MEMORY = "malloc]"
-"""In what MLX says where memory ends: [malloc] on a CPU, [metal::malloc] on a GPU."""
-
-
-def exit_with(program: typer.Typer) -> NoReturn:
-    """Run with the process's arguments, and exit: with 0, with 2 after one line that says what was
-    wrong, or with 130 when interrupted. All ranks exit with the code of rank 0."""
-    try:
-        _run(program)
-    except SystemExit as end:
-        _end_ranks(end.code)
-        raise
-
-
-def _end_ranks(code: object) -> None:
-    if (ranks := _ranks()) is None:
-        return
-    try:
-        ranks.end(code if isinstance(code, int) else int(code is not None))
-    except RuntimeError:
-        ranks.explain()
-        raise
-
-
-def _ranks() -> Ranks | None:
-    """Where a model is shared by several: MLX was imported then, and not otherwise."""
-    group = sys.modules.get(f"{PACKAGE}.models.distributed.group")
-    return None if group is None else group.met()
-
-
-def _run(program: typer.Typer) -> NoReturn:
-    _fill_streams()
-    warnings.showwarning = lambda message, *_: render.tell(f"warning: {message}")
-    try:
-        os.getcwd()
-    except OSError:
-        render.error("the working directory has been deleted: change to another one")
-        sys.exit(2)
-    interrupts.at_end(str)
-    try:
-        code = program(standalone_mode=False)
-        if code == interrupts.INTERRUPTED:
-            _exit_interrupted()
-        sys.exit(code if isinstance(code, int) else 0)
-    except SpecdecError as problem:
-        if isinstance(problem, OutputError):
-            _abandon_output()
-        render.error(str(problem))
-        sys.exit(2)
-    except render.ReaderGone:
-        _abandon_output()
-        sys.exit(0)
-    except KeyboardInterrupt:
-        _exit_interrupted()
-    except Exception as problem:
-        if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
-            render.error(f"a name is too long to be one of a file: {problem.filename!s:.60}...")
-            sys.exit(2)
-        if isinstance(problem, MemoryError) or NO_MEMORY in str(problem):
-            render.error("the memory does not suffice: give less at once, or take a smaller model")
-            sys.exit(2)
-        _exit_on_usage(problem)
-        if (ranks := _ranks()) is not None:
-            ranks.explain()
-        raise
-
-
-def _exit_interrupted() -> NoReturn:
-    if told := interrupts.last_words():
-        render.tell(told)
-    sys.exit(interrupts.INTERRUPTED)
-
-
-def _fill_streams() -> None:
-    """A stream that the caller has closed is as good as none; its number would otherwise go to the
-    next file that is opened."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-
-
-def _abandon_output() -> None:
-    """What is left in the buffer of standard output cannot be written, at exit neither."""
-    if sys.stdout is sys.__stdout__:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_OUTPUT)
-
-
-def _exit_on_usage(problem: Exception) -> None:
-    """Wrong flags: typer raises its own classes, told apart by what they carry."""
-    code = getattr(problem, "exit_code", None)
-    describe = getattr(problem, "format_message", None)
-    if code is None:
-        return
-    if type(problem).__name__ == "Abort":
-        _exit_interrupted()
-    if describe is None:
-        sys.exit(code)
-    render.error(f"{describe().replace('Value error, ', '')} (see --help)")
-    sys.exit(2)
-
-
+"""In MLX's message where memory ends: [malloc] on a CPU, [metal::malloc] on a GPU."""
 COMMANDS = (
     generate,
     chat,
@@ -161,7 +54,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
 class PanelCommand(TyperCommand):
-    """A command whose --help lists the flags by panel; no name of a flag is ever cut."""
+    """A command whose --help lists the flags by panel and cuts no name."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Called by typer."""
@@ -209,3 +102,105 @@ def run_one(command: Command) -> None:
 def main() -> None:
     """Run the commands under one name."""
     exit_with(app)
+
+
+def exit_with(program: typer.Typer) -> NoReturn:
+    """Run with the process's arguments, and exit: with 0, with 2 after a one-line error, with 130
+    after an interrupt. All ranks exit with the code of rank 0."""
+    try:
+        _run(program)
+    except SystemExit as end:
+        _end_ranks(end.code)
+        raise
+
+
+def _end_ranks(code: object) -> None:
+    if (ranks := _ranks()) is None:
+        return
+    try:
+        ranks.end(code if isinstance(code, int) else int(code is not None))
+    except RuntimeError:
+        ranks.explain()
+        raise
+
+
+def _ranks() -> Ranks | None:
+    """Return the ranks that share a model; without any, MLX is not imported for it."""
+    group = sys.modules.get(f"{PACKAGE}.models.distributed.group")
+    return None if group is None else group.met()
+
+
+def _run(program: typer.Typer) -> NoReturn:
+    _fill_streams()
+    warnings.showwarning = lambda message, *_: render.tell(f"warning: {message}")
+    try:
+        os.getcwd()
+    except OSError:
+        render.error("the working directory has been deleted: change to another one")
+        sys.exit(2)
+    interrupts.at_end(str)
+    try:
+        code = program(standalone_mode=False)
+        if code == interrupts.INTERRUPTED:
+            _exit_interrupted()
+        sys.exit(code if isinstance(code, int) else 0)
+    except SpecdecError as problem:
+        if isinstance(problem, OutputError):
+            _abandon_output()
+        render.error(str(problem))
+        sys.exit(2)
+    except render.ReaderGone:
+        _abandon_output()
+        sys.exit(0)
+    except KeyboardInterrupt:
+        _exit_interrupted()
+    except Exception as problem:
+        if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
+            render.error(f"a name is too long to be one of a file: {problem.filename!s:.60}...")
+            sys.exit(2)
+        if isinstance(problem, MemoryError) or NO_MEMORY in str(problem):
+            render.error("the memory does not suffice: give less at once, or take a smaller model")
+            sys.exit(2)
+        _exit_on_usage(problem)
+        if (ranks := _ranks()) is not None:
+            ranks.explain()
+        raise
+
+
+def _exit_interrupted() -> NoReturn:
+    if line := interrupts.last_words():
+        render.tell(line)
+    sys.exit(interrupts.INTERRUPTED)
+
+
+def _fill_streams() -> None:
+    """Open /dev/null for each standard stream that the caller has closed, whose number would
+    otherwise go to the next file that is opened."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _abandon_output() -> None:
+    """Drop what the buffer of standard output still holds, so that exit does not write it."""
+    if sys.stdout is sys.__stdout__:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_OUTPUT)
+
+
+def _exit_on_usage(problem: Exception) -> None:
+    """Exit for the exceptions that typer raises for wrong flags; their attributes identify them."""
+    code = getattr(problem, "exit_code", None)
+    describe = getattr(problem, "format_message", None)
+    if code is None:
+        return
+    if type(problem).__name__ == "Abort":
+        _exit_interrupted()
+    if describe is None:
+        sys.exit(code)
+    render.error(f"{describe().replace('Value error, ', '')} (see --help)")
+    sys.exit(2)

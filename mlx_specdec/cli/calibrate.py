@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from .. import process as user_cache
+from .. import process
 from ..draft_length.online import ROUNDS_FOR_COSTS
 from . import render
 from .flags import TEMPERATURE, Flags, command, flag
@@ -38,8 +38,8 @@ def calibrate(models: Models, measuring: Measuring) -> None:
         costs = measure(
             pair, temperature=measuring.temperature, turns=measuring.turns, progress=report
         )
-    told = (f"{n:2d} drafted: {cost:.2f} plain steps\n" for n, cost in costs.items())
-    render.write(sys.stdout, "".join(told))
-    place = user_cache.directory("costs")
-    kept = os.access(place, os.W_OK)
-    render.tell(f"{'kept' if kept else 'they cannot be kept'} for --num-draft auto in {place}")
+    lines = (f"{n:2d} drafted: {cost:.2f} plain steps\n" for n, cost in costs.items())
+    render.write(sys.stdout, "".join(lines))
+    place = process.directory("costs")
+    writable = os.access(place, os.W_OK)
+    render.tell(f"{'kept' if writable else 'they cannot be kept'} for --num-draft auto in {place}")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from ..process import write_text
 from . import interrupts, render
-from . import render as figures
 from .flags import (
     ChatTemplate,
     CostCache,
@@ -86,20 +85,20 @@ def chat(
     interrupts.end_at_the_second("stopping when this pass has ended; Ctrl-C again ends the chat")
     if not shown.quiet:
         render.tell(f"{conversation.way}; /help lists the commands, Ctrl-D ends")
-    while (said := _read()) is not None:
+    while (message := _read()) is not None:
         try:
-            if said.startswith("/"):
-                if not conversation.obey(said):
+            if message.startswith("/"):
+                if not conversation.obey(message):
                     return
-            elif said.strip():
-                conversation.answer(said)
+            elif message.strip():
+                conversation.answer(message)
         except SpecdecError as problem:
-            # What cannot be said or done is no reason to end.
+            # The chat goes on after an error.
             render.error(str(problem))
 
 
 class Conversation:
-    """Messages so far, and how the next answer is written."""
+    """The messages so far, and the settings of the next answer."""
 
     def __init__(self, pair: Pair, options: Options, shown: Shown) -> None:
         from ..engine.prompt_cache_files import Store
@@ -120,11 +119,11 @@ class Conversation:
         if pair.task_prefix and options.chat_template:
             self.way += f', with "{pair.task_prefix}" before it'
 
-    def answer(self, said: str) -> None:
+    def answer(self, message: str) -> None:
         """Print the answer to a message. Raises PromptError where there is no room for it."""
         from ..engine.generate import stream_generate
 
-        messages = [*self._messages, {"role": "user", "content": said}]
+        messages = [*self._messages, {"role": "user", "content": message}]
         ids = self._ids(messages if self._remembers else messages[-1:])
         longest = self._pair.target.max_length
         if longest is not None and len(ids) >= longest:
@@ -148,9 +147,9 @@ class Conversation:
         if self._last.finish_reason == "length" and full:
             render.tell(f"the model takes {longest} tokens: /reset begins a new conversation")
 
-    def obey(self, said: str) -> bool:
-        """Do what a command says; whether the chat goes on. Raises SpecdecError."""
-        name, _, rest = said[1:].partition(" ")
+    def obey(self, message: str) -> bool:
+        """Carry out a command. Returns False to end the chat. Raises SpecdecError."""
+        name, _, rest = message[1:].partition(" ")
         commands: dict[str, Callable[[str], None]] = {
             "system": self._start_anew,
             "reset": lambda rest: self._start_anew(self._options.system_prompt),
@@ -158,7 +157,7 @@ class Conversation:
             "load": self._load,
             "speculate": self._speculate,
             "drafts": lambda rest: self._mark(),
-            "stats": lambda rest: self._tell_figures(),
+            "stats": lambda rest: self._print_figures(),
             "help": lambda rest: render.tell(HELP),
         }
         if name == "exit":
@@ -186,9 +185,9 @@ class Conversation:
     def _save(self, name: str) -> None:
         if not name:
             raise OptionError("say where: /save FILE")
-        told = render.as_json({"messages": self._messages})
+        text = render.as_json({"messages": self._messages})
         try:
-            write_text(Path(name), told)
+            write_text(Path(name), text)
         except OSError as problem:
             raise OutputError(f"cannot write {name}: {problem.strerror}") from None
         render.tell(f"{len(self._messages)} messages are in {name}")
@@ -198,8 +197,8 @@ class Conversation:
         from ..serve.problems import Problem
 
         try:
-            told = json.loads(Path(name).read_text(encoding="utf-8"))
-            self._messages = messages_of(told["messages"])
+            saved = json.loads(Path(name).read_text(encoding="utf-8"))
+            self._messages = messages_of(saved["messages"])
         except OSError as problem:
             raise PromptError(f"cannot read {name or 'nothing'}: {problem.strerror}") from None
         except (ValueError, TypeError, KeyError, RecursionError, Problem):
@@ -217,16 +216,16 @@ class Conversation:
         self._shows_drafts = not self._shows_drafts
         render.tell(render.legend(sys.stdout) if self._shows_drafts else "drafts are not marked")
 
-    def _tell_figures(self) -> None:
-        render.tell("nothing was said yet" if self._last is None else figures.summary(self._last))
+    def _print_figures(self) -> None:
+        render.tell("nothing was said yet" if self._last is None else render.summary(self._last))
 
 
 def _read() -> str | None:
-    """What the user says: a line, or several; None at the end."""
+    """Read a message of one or several lines; None at the end."""
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (lines can be edited, and come back)
+            import readline  # noqa: F401  (editing and history of lines)
     lines: list[str] = []
     in_block = False
     while True:

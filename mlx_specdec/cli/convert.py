@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..checkpoints import disk as sizes
+from .. import process
+from ..checkpoints.disk import parse
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag
 from .loading import REVISION
@@ -14,8 +15,8 @@ from .loading import REVISION
 
 @dataclass(frozen=True)
 class Conversion(Flags):
-    """What is converted, and where to. max_shard_size and model apart, the names are those of
-    `checkpoints.convert.convert`."""
+    """What is converted, and where to. Apart from max_shard_size and model, the names are those of
+    `conversion.convert.convert`."""
 
     panel = "Conversion"
     model: str = flag(
@@ -64,10 +65,7 @@ class Numbers(Flags):
 @command("mlx-specdec convert --model t5-small --quantize --q-bits 8")
 def convert(conversion: Conversion, numbers: Numbers) -> None:
     """Turn a checkpoint into MLX weights, and check them."""
-    from .. import process as blas
-
-    blas.load()
-
+    process.load()
     from ..conversion.convert import convert as run
     from ..conversion.verify import compare_logits, compare_text
 
@@ -87,7 +85,7 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
         done = run(
             model,
             destination,
-            shard_bytes=None if size is None else sizes.parse(size),
+            shard_bytes=None if size is None else parse(size),
             compare_logits=compare_logits,
             compare_text=compare_text,
             announce=render.tell,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import process
 from ..checkpoints.disk import show
 from ..errors import OptionError
 from ..options import SELF
@@ -53,7 +54,7 @@ class ClusterFlags(Flags):
     pipeline: bool = flag(False, "Give each machine some of the layers, not a part of all.")
 
     def check(self) -> None:
-        """Raises OptionError where half of it is missing."""
+        """Raise OptionError where half of it is missing."""
         if self.distributed is None and (self.link_us is not None or self.pipeline):
             raise OptionError("say with --distributed how many machines share the target")
         if self.distributed is not None and self.link_us is None:
@@ -73,9 +74,7 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     model, draft_model = named(sources)
     if draft_model is None:
         raise OptionError("name the draft model as well, with --draft-model")
-    from .. import process as blas
-
-    blas.load()
+    process.load()
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
     from ..engine.drafters import device_name
@@ -105,39 +104,39 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
 
     with render.progress("measuring") as report:
         how = vars(effort)
-        told = measure(target, draft, **how, link=link, announce=announce, progress=report)
-    machine = {"device": device_name(), "blas": blas.name()}
-    text = render.as_json({**told.as_dict(), **machine}) if output.json else _pretty(told, machine)
-    render.write(sys.stdout, text)
+        found = measure(target, draft, **how, link=link, announce=announce, progress=report)
+    machine = {"device": device_name(), "blas": process.name()}
+    payload = {**found.as_dict(), **machine}
+    render.write(sys.stdout, render.as_json(payload) if output.json else _shown(found, machine))
 
 
-def _pretty(told: Estimate, machine: Mapping[str, str]) -> str:
-    """Tables and sentences on what was measured."""
-    speeds = told.speeds
+def _shown(found: Estimate, machine: Mapping[str, str]) -> str:
+    """Return tables and sentences on what was measured."""
+    speeds = found.speeds
     measured: tuple[Table | str, ...] = ()
     if speeds is not None:
-        of_cluster = _on_cluster(told.cluster, speeds)
+        of_cluster = _on_cluster(found.cluster, speeds)
         measured = (_costs(speeds, machine), _predictions(speeds), *of_cluster)
-    notes = (f"Note: {note}." for note in told.notes)
+    notes = (f"Note: {note}." for note in found.notes)
     return render.laid_out(sys.stdout, *measured, *notes)
 
 
-def _sides(told: Estimate) -> Table:
-    sides = (told.target, told.draft)
-    kind = "draft" if told.proposer == "draft" else f"draft, {told.proposer}"
+def _sides(found: Estimate) -> Table:
+    sides = (found.target, found.draft)
+    kind = "draft" if found.proposer == "draft" else f"draft, {found.proposer}"
     table = render.table("", ">target", f">{kind}")
     table.add_row("model", *(side.name for side in sides))
     table.add_row("numbers", *(side.dtype for side in sides))
     table.add_row("weights", *(show(side.weights_bytes) for side in sides))
-    text = f"{told.prompt_tokens} + {told.max_tokens} tokens"
+    text = f"{found.prompt_tokens} + {found.max_tokens} tokens"
     table.add_row(f"caches, {text}", *(show(side.caches_bytes) for side in sides))
     return table
 
 
-def _verdict(told: Estimate) -> str:
-    need, limit = show(told.memory_bytes), show(told.memory_limit_bytes)
-    if told.fits:
-        each = f"on each of {told.cluster.machines} machines, " if told.cluster else ""
+def _verdict(found: Estimate) -> str:
+    need, limit = show(found.memory_bytes), show(found.memory_limit_bytes)
+    if found.fits:
+        each = f"on each of {found.cluster.machines} machines, " if found.cluster else ""
         return f"Fits: {each}{need} of the {limit} that models may take here."
     return (
         f"NO: it would not fit. Weights and caches take {need}, and models may take {limit} here. "
@@ -174,14 +173,14 @@ def _cells(one: Prediction, step_seconds: float) -> tuple[str, ...]:
 
 
 def _on_cluster(cluster: Cluster | None, speeds: Speeds) -> Sequence[Table | str]:
-    """The same where several machines share the target."""
+    """Return the same for machines that share the target."""
     if cluster is None or cluster.speeds is None:
         return ()
     step = cluster.speeds.step_seconds
-    own = 1000 * cluster.share * speeds.step_seconds
+    local = 1000 * cluster.share * speeds.step_seconds
     text = (
         f"On {cluster.machines} machines ({cluster.mode}) a plain step takes {1000 * step:.2f} ms "
-        f"({1 / step:.1f} tokens/s): {own:.2f} ms, and {cluster.exchanges} exchanges of "
+        f"({1 / step:.1f} tokens/s): {local:.2f} ms, and {cluster.exchanges} exchanges of "
         f"{cluster.link_us:g} us.\n"
         "They are plainly faster than one of them while an exchange takes less than "
         f"{cluster.speeds.pays_below_us:.0f} us, and with\n"

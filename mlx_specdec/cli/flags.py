@@ -25,13 +25,17 @@ Command = Callable[..., None]
 REQUIRED = MISSING
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 MOST = 2**31 - 1
-"""Of a whole number, seeds apart: MLX counts no further."""
+"""The largest whole number of a flag, seeds apart: MLX's integers end there."""
 METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
 
 
 def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more: Any) -> Any:
-    """A field of a group: --its-name and aliases, or an argument; more: of `typer.Option`."""
-    return field(default=default, metadata={"names": aliases, "is": argument, "help": help, **more})
+    """Return a field of a group: --its-name and aliases, or an argument.
+
+    more: of `typer.Option`.
+    """
+    more |= {"names": aliases, "argument": argument, "help": help}
+    return field(default=default, metadata=more)
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,17 @@ class Flags:
     panel: ClassVar[str]
 
     def for_options(self) -> dict[str, Any]:
-        """What these flags say about `Options`: the fields that have the same name there."""
+        """Return the fields of `Options` that these flags set: those of the same name."""
         names = {one.name for one in fields(Options)}
         return {name: value for name, value in vars(self).items() if name in names}
 
     def begin(self, groups: Mapping[str, Flags]) -> None:
-        """Called before the command does anything. groups: all that it was given."""
+        """Called before the command. groups: all of the command's."""
         return None
 
 
 def options_from(*groups: Flags, **more: Any) -> Options:
-    """The settings of a generation from groups of flags. Raises OptionError."""
+    """Return the options that groups of flags set. Raises OptionError."""
     merged: dict[str, Any] = {}
     for group in groups:
         merged |= group.for_options()
@@ -59,7 +63,7 @@ def options_from(*groups: Flags, **more: Any) -> Options:
 
 
 def command(*examples: str) -> Callable[[Command], Command]:
-    """Make a function of groups a command of single flags, with --version.
+    """Turn a function of groups into a command of single flags, with --version.
 
     examples: command lines, shown at the end of --help.
     """
@@ -95,23 +99,23 @@ def _parameters(group: type[Flags]) -> list[inspect.Parameter]:
     hints, parameters = get_type_hints(group), []
     for one in fields(group):
         kind = hints[one.name]
-        told: dict[str, Any] = {"metavar": _metavar(kind), **one.metadata}
-        told["rich_help_panel"] = group.panel
-        names, is_argument = told.pop("names"), told.pop("is")
+        settings: dict[str, Any] = {"metavar": _metavar(kind), **one.metadata}
+        settings["rich_help_panel"] = group.panel
+        names, is_argument = settings.pop("names"), settings.pop("argument")
         name = f"--{one.name.replace('_', '-')}"
         if kind == bool | None:
             name += f"/--no-{name.removeprefix('--')}"
         default = ... if one.default is REQUIRED else one.default
         if is_argument:
-            info = typer.Argument(default, **told)
+            info = typer.Argument(default, **settings)
         else:
-            info = typer.Option(default, name, *names, **told)
+            info = typer.Option(default, name, *names, **settings)
         parameters.append(inspect.Parameter(one.name, KEYWORD, default=info, annotation=kind))
     return parameters
 
 
 def _metavar(kind: Any) -> str | None:
-    """A word for the values of a flag that is no Python type."""
+    """Return a word for the values of a flag, in place of a Python type."""
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
     inner = [one for one in get_args(kind) if one is not type(None)]
@@ -168,20 +172,20 @@ class ChatTemplate(Flags):
 
 def _json_object(text: str | None) -> dict[str, Any]:
     try:
-        told = {} if text is None else json.loads(text)
+        parsed = {} if text is None else json.loads(text)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise OptionError(
             f'--chat-template-config must be a JSON object, for example {{"key": true}}, not '
             f"{text!r:.80}"
         )
-    return told
+    return parsed
 
 
 @dataclass(frozen=True)
 class CostCache(Flags):
-    """What --num-draft auto begins with."""
+    """The saved costs that --num-draft auto begins with."""
 
     panel = "Drafting"
     no_cache: bool = flag(False, "Neither use nor keep the costs of rounds on this machine.")
@@ -205,7 +209,7 @@ class Rule(Flags):
 
 @dataclass(frozen=True)
 class Verification(Rule):
-    """How drafts are verified, or are said to be."""
+    """How drafts are verified, or simulated to be."""
 
     simulate_acceptance: float | None = flag(
         None,
@@ -250,7 +254,7 @@ class Json(Flags):
 
 @dataclass(frozen=True)
 class Constraints(Flags):
-    """What the text has to look like."""
+    """The constraints that the text has to meet."""
 
     panel = "Constraints"
     json_schema: Path | None = flag(
@@ -271,9 +275,9 @@ class Constraints(Flags):
         }
 
     def digests(self) -> dict[str, str | None]:
-        """What stands for each in settings that are compared."""
-        told = self.for_options().items()
-        return {name: text and sha256(text.encode()).hexdigest() for name, text in told}
+        """Return a digest of each constraint, to compare settings by."""
+        texts = self.for_options().items()
+        return {name: text and sha256(text.encode()).hexdigest() for name, text in texts}
 
 
 def _contents(name: str, file: Path | None) -> str | None:
@@ -290,7 +294,7 @@ def _contents(name: str, file: Path | None) -> str | None:
 
 @dataclass(frozen=True)
 class Penalties(Flags):
-    """What changes the chances of single tokens, and what ends the text."""
+    """Settings that change the probability of single tokens, or end the text."""
 
     panel = "Sampling"
     xtc_probability: float = flag(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import process
 from ..checkpoints.disk import show
 from ..errors import OptionError
 from . import render
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint(Flags):
-    """What is looked at."""
+    """The checkpoint to show."""
 
     panel = "Checkpoint"
     checkpoint: str = flag(
@@ -41,7 +42,7 @@ class Checkpoint(Flags):
 
 @dataclass(frozen=True)
 class Probing(Flags):
-    """What a drafter is tried on."""
+    """The target and the prompts of a probe."""
 
     panel = "Probe"
     probe: bool = flag(
@@ -76,30 +77,28 @@ def inspect(source: Checkpoint, probing: Probing, output: Json) -> None:
     """
     probing.check()
     if probing.model is not None:
-        tried = _probe(source, probing.model, probing.prompts)
-        text = render.as_json(tried.as_dict()) if output.json else _shown(tried)
+        probed = _probe(source, probing.model, probing.prompts)
+        text = render.as_json(probed.as_dict()) if output.json else _probe_table(probed)
         render.write(sys.stdout, text)
         return
-    from .. import process as blas
-
-    blas.load()
+    process.load()
     from ..conversion.inspect import inspect as look
 
     with render.progress("downloading", in_bytes=True) as report:
-        told = look(source.checkpoint, revision=source.revision, progress=report)
-    text = render.as_json(told.as_dict()) if output.json else _pretty(told)
+        found = look(source.checkpoint, revision=source.revision, progress=report)
+    text = render.as_json(found.as_dict()) if output.json else _tables(found)
     render.write(sys.stdout, text)
 
 
 def _probe(source: Checkpoint, model: str, file: Path | None) -> Probe:
-    from ..checkpoints import source as sources
-    from ..models.drafters import kinds as speculators
+    from ..checkpoints.source import resolve
+    from ..models.drafters.kinds import kind_of
     from ..text.prompts import read_prompts
 
-    own = None if file is None else [each.turns[0] for each in read_prompts(file)]
+    prompts = None if file is None else [each.turns[0] for each in read_prompts(file)]
     with render.progress("downloading", in_bytes=True) as report:
-        directory = sources.resolve(source.checkpoint, revision=source.revision, progress=report)
-    if not directory.is_dir() or speculators.kind_of(directory) is None:
+        directory = resolve(source.checkpoint, revision=source.revision, progress=report)
+    if not directory.is_dir() or kind_of(directory) is None:
         raise OptionError(
             f"{source.checkpoint} is no drafter on hidden states: --probe has no layers to try"
         )
@@ -107,45 +106,45 @@ def _probe(source: Checkpoint, model: str, file: Path | None) -> Probe:
     from ..measure.probe import PROMPTS, probe
 
     with render.progress("probing") as report:
-        return probe(pair, PROMPTS if own is None else own, progress=report)
+        return probe(pair, PROMPTS if prompts is None else prompts, progress=report)
 
 
-def _shown(tried: Probe) -> str:
+def _probe_table(probed: Probe) -> str:
     table = render.table("layers", "outputs of", ">first token accepted", ">all", ">drafted")
     names = {0: "as its files name them", -1: "one lower", 1: "one higher"}
-    for each in tried.numberings:
+    for each in probed.numberings:
         layers = ", ".join(map(str, each.layers))
         rates = f"{each.first_rate:.0%}", f"{each.rate:.0%}"
         table.add_row(names[each.shift], layers, *rates, str(each.drafted))
-    return render.laid_out(sys.stdout, table, render.escaped(tried.advice))
+    return render.laid_out(sys.stdout, table, render.escaped(probed.advice))
 
 
-def _pretty(told: Inspection) -> str:
-    report = told.tensor_report.describe() if told.tensor_report is not None else ()
-    problem = [f"Not convertible: {told.problem}"] if told.problem else []
-    said = (render.escaped(line) for line in (*report, *problem))
-    return render.laid_out(sys.stdout, _summary(told), _types(told), _tensors(told), *said)
+def _tables(found: Inspection) -> str:
+    report = found.tensor_report.describe() if found.tensor_report is not None else ()
+    problem = [f"Not convertible: {found.problem}"] if found.problem else []
+    sentences = (render.escaped(line) for line in (*report, *problem))
+    return render.laid_out(sys.stdout, _summary(found), _types(found), _tensors(found), *sentences)
 
 
-def _summary(told: Inspection) -> Table:
+def _summary(found: Inspection) -> Table:
     table = render.table("", "", header=False)
-    files = [f"{name} ({show(nbytes)})" for name, nbytes in told.files.items()]
-    sizes = ", ".join(f"{name} {size}" for name, size in told.sizes.items())
-    weights = f"{told.parameters:,}, {show(told.nbytes)}, {told.bits_per_weight:.2f} bits each"
-    table.add_row("format", told.format)
-    table.add_row("model type", render.escaped(told.model_type) or "unknown")
+    files = [f"{name} ({show(nbytes)})" for name, nbytes in found.files.items()]
+    sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
+    weights = f"{found.parameters:,}, {show(found.nbytes)}, {found.bits_per_weight:.2f} bits each"
+    table.add_row("format", found.format)
+    table.add_row("model type", render.escaped(found.model_type) or "unknown")
     table.add_row("sizes", sizes or "unknown")
     table.add_row("weights", weights)
-    if told.drafter is not None:
-        table.add_row("drafts for", _drafts_for(told.drafter))
-    table.add_row("quantized", render.escaped(told.quantization) or "no")
-    table.add_row("tokenizer", render.escaped(told.tokenizer) or "none")
+    if found.drafter is not None:
+        table.add_row("drafts for", _drafts_for(found.drafter))
+    table.add_row("quantized", render.escaped(found.quantization) or "no")
+    table.add_row("tokenizer", render.escaped(found.tokenizer) or "none")
     table.add_row("files", render.escaped("\n".join(files)))
     return table
 
 
 def _drafts_for(facts: Mapping[str, Any]) -> str:
-    """The target that a drafter on hidden states was made for, and what it reads of it."""
+    """Describe the target that a hidden-state drafter was made for, and what it reads of it."""
     layers, width = facts["target_layers"], facts["encoder_hidden_size"]
     taps = f"{facts['taps']} layers" if layers is None else f"layers {', '.join(map(str, layers))}"
     encoder = "" if width is None else f", and its encoder's, of width {width}"
@@ -157,18 +156,19 @@ def _drafts_for(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _types(told: Inspection) -> Table:
+def _types(found: Inspection) -> Table:
     table = render.table("type", ">tensors", ">size")
-    for dtype, (count, nbytes) in told.dtypes.items():
+    for dtype, (count, nbytes) in found.dtypes.items():
         table.add_row(dtype, str(count), show(nbytes))
     return table
 
 
-def _tensors(told: Inspection) -> Table:
-    """One line for what is the same in all layers; scales and biases go with their matrix."""
+def _tensors(found: Inspection) -> Table:
+    """Return a table with one row for what all layers have; scales and biases count with their
+    matrix."""
     groups: dict[tuple[str, ...], list[int]] = {}
-    sizes = {row.name: row.nbytes for row in told.tensors}
-    for row in told.tensors:
+    sizes = {row.name: row.nbytes for row in found.tensors}
+    for row in found.tensors:
         path, _, part = row.name.rpartition(".")
         packed = f"{path}.scales" in sizes and part in _PARTS
         if packed and part != "weight":

@@ -2,9 +2,8 @@
 
 Python handles a signal between two of its own instructions, and one pass of a large model is a call
 that may take minutes. A thread notices the signal at once, and ends the process if it still runs a
-moment later. Commands survive that: results are written whole or not at all, and `batch`
-goes on from its journal. Commands with a handler of their own (servers, ranks, `launch`) are left
-alone.
+moment later. Commands survive that: results are written whole or not at all, and `batch` goes on
+from its journal. Commands that set a signal handler (servers, ranks, `launch`) are left alone.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Callable
 
 INTERRUPTED = 130
 PATIENCE = 1.5
-"""Seconds that a command has to end by itself."""
+"""Seconds in which a command may end by itself."""
 SLACK = 0.5
 """Seconds by which the thread may learn of a signal later than the command."""
 SHOW_CURSOR = "\x1b[?25h"
@@ -39,30 +38,30 @@ def watch() -> None:
 
 
 def go_on() -> None:
-    """Say that the command has dealt with an interrupt and goes on."""
+    """Note that the command has handled an interrupt and goes on."""
     global _goes_on_since
     _goes_on_since = time.monotonic()
 
 
-def end_at_the_second(told: str) -> None:
-    """End only at the second interrupt that the command cannot deal with in time.
+def end_at_the_second(line: str) -> None:
+    """End only at the second interrupt that the command cannot handle in time.
 
-    told: a line to print after the first one."""
+    line: printed after the first one."""
     global _again
-    _again = told
+    _again = line
 
 
-def at_end(told: Callable[[], str]) -> None:
-    """Set what to print when an interrupt ends the command. told: returns a line, or ""."""
+def at_end(line: Callable[[], str]) -> None:
+    """Set what to print when an interrupt ends the command. line: returns it, or ""."""
     global _last_words
-    _last_words = told
+    _last_words = line
 
 
 def last_words() -> str:
     """Return the line that `at_end` has set, and forget it."""
-    told = _last_words()
+    line = _last_words()
     at_end(str)
-    return told
+    return line
 
 
 def _watch(read: int) -> None:
@@ -75,20 +74,20 @@ def _watch(read: int) -> None:
                 pending.append(time.monotonic())
             continue
         came = pending.popleft()
-        own = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        if own or _goes_on_since > came - SLACK:
+        handled = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        if handled or _goes_on_since > came - SLACK:
             continue
         if _again and _goes_on_since >= spared:
             spared = came
-            _tell(f"{_again}\n")
+            _write(f"{_again}\n")
         else:
             # A progress bar hides the cursor.
-            _tell(f"{SHOW_CURSOR}\n" if os.isatty(2) else "")
-            if told := last_words():
-                _tell(f"{told}\n")
+            _write(f"{SHOW_CURSOR}\n" if os.isatty(2) else "")
+            if line := last_words():
+                _write(f"{line}\n")
             os._exit(INTERRUPTED)
 
 
-def _tell(text: str) -> None:
+def _write(text: str) -> None:
     with contextlib.suppress(OSError):
         os.write(2, text.encode())

@@ -1,12 +1,11 @@
 """The launch command: the ranks of one command on several machines, started by mlx.launch.
 
-It looks first whether every machine has what it takes: a command that only some can run would tell
-so in as many ways. MLX is not imported here.
+It checks first that every machine has the same versions and files, and says in one line what is
+missing. Imports no MLX.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -33,22 +32,22 @@ MODEL_FLAGS = ("--model", "--model-name")
 PACKAGE = __name__.partition(".")[0]
 LOOK = """
 import importlib.metadata, json, os, sys
-told = {"cwd": os.path.isdir(sys.argv[1])}
+found = {"cwd": os.path.isdir(sys.argv[1])}
 for name in sys.argv[2].split(","):
     try:
-        told[name] = importlib.metadata.version(name)
+        found[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        told[name] = None
+        found[name] = None
 for path in sys.argv[3:]:
-    told[path] = os.path.exists(os.path.join(sys.argv[1], path))
-print(json.dumps(told))
+    found[path] = os.path.exists(os.path.join(sys.argv[1], path))
+print(json.dumps(found))
 """
-"""Run by a machine's own Python: what is there of versions and files."""
+"""A program for the Python of each machine, which prints versions and the files that exist."""
 
 
 @dataclass(frozen=True)
 class Machines(Flags):
-    """Which machines take part, and how they talk."""
+    """The machines that take part, and how they are connected."""
 
     panel = "Machines"
     hosts: str | None = flag(
@@ -73,7 +72,7 @@ class Machines(Flags):
 
 @dataclass(frozen=True)
 class Launched(Flags):
-    """What they run."""
+    """The command that they run."""
 
     panel = "Command"
     words: list[str] = flag(
@@ -112,22 +111,22 @@ def launch(machines: Machines, launched: Launched) -> None:
 
 
 def mlx_launch(machines: Machines, words: Sequence[str], status: Path) -> list[str]:
-    """The command of mlx.launch."""
+    """Return the command line of mlx.launch."""
     where = ["--hosts", machines.hosts] if machines.hosts is not None else ["-n", str(machines.n)]
     if machines.hostfile is not None:
         where = ["--hostfile", str(machines.hostfile)]
     ports = ["--starting-port", str(machines.starting_port)] if machines.backend == "ring" else []
     more = [word for each in machines.env or () for word in ("--env", each)]
-    own = ["--distributed", machines.mode, "--status-file", str(status)]
+    added = ["--distributed", machines.mode, "--status-file", str(status)]
     return [
         *(str(Path(sys.executable).with_name("mlx.launch")), *where),
         *("--backend", machines.backend, *ports, "--cwd", os.getcwd(), *more),
-        *("--", sys.executable, "-m", PACKAGE, words[0], *own, *words[1:]),
+        *("--", sys.executable, "-m", PACKAGE, words[0], *added, *words[1:]),
     ]
 
 
 def hosts_of(machines: Machines) -> list[str]:
-    """The machines by rank. Raises OptionError."""
+    """Return the machines by rank. Raises OptionError."""
     if sum(given is not None for given in (machines.hosts, machines.n, machines.hostfile)) != 1:
         raise OptionError("give hosts, or n for ranks on this machine, or a hostfile")
     if machines.n is not None:
@@ -139,8 +138,9 @@ def hosts_of(machines: Machines) -> list[str]:
     else:
         assert machines.hostfile is not None
         try:
-            told = json.loads(machines.hostfile.read_text(encoding="utf-8"))
-            hosts = [each["ssh"] for each in (told["hosts"] if isinstance(told, dict) else told)]
+            listed = json.loads(machines.hostfile.read_text(encoding="utf-8"))
+            listed = listed["hosts"] if isinstance(listed, dict) else listed
+            hosts = [each["ssh"] for each in listed]
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise OptionError(
                 f"hostfile {machines.hostfile} cannot be read ({problem!s:.100}): write it with "
@@ -152,7 +152,7 @@ def hosts_of(machines: Machines) -> list[str]:
 
 
 def _missing(host: str, words: Sequence[str]) -> list[str]:
-    """What a machine lacks that this one has, in words."""
+    """Return sentences on what a machine lacks that this one has."""
     paths = [path for path in _paths(words) if Path(path).exists()]
     look = [sys.executable, "-c", LOOK, os.getcwd(), ",".join(PACKAGES), *paths]
     if host != LOCAL:
@@ -162,18 +162,18 @@ def _missing(host: str, words: Sequence[str]) -> list[str]:
         return [f"{host} cannot be reached by ssh without a password: run ssh-copy-id {host}"]
     if done.returncode:
         return [f"{host} has no {sys.executable}: install the same environment there"]
-    # Behind whatever a login prints.
-    told = json.loads(done.stdout.strip().rpartition("\n")[2])
-    lacks = [] if told["cwd"] else [f"{host} has no directory {os.getcwd()}: clone it there"]
+    # The last line, behind whatever a login prints.
+    found = json.loads(done.stdout.strip().rpartition("\n")[2])
+    lacks = [] if found["cwd"] else [f"{host} has no directory {os.getcwd()}: clone it there"]
     for name in PACKAGES:
         here = version(name)
-        if told[name] != here:
-            lacks.append(f"{host} has {name} {told[name]}, and this machine {here}")
-    return lacks + [f"{host} has no {path}: copy it there" for path in paths if not told[path]]
+        if found[name] != here:
+            lacks.append(f"{host} has {name} {found[name]}, and this machine {here}")
+    return lacks + [f"{host} has no {path}: copy it there" for path in paths if not found[path]]
 
 
 def _paths(words: Sequence[str]) -> list[str]:
-    """What may be a target in a directory: every rank reads it."""
+    """Return the values of --model: every rank reads that directory."""
     named = []
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -183,9 +183,9 @@ def _paths(words: Sequence[str]) -> list[str]:
 
 
 def _run(words: Sequence[str]) -> None:
-    """Run mlx.launch to its end. Of an interrupt it would leave the ranks behind, so that they are
-    told instead: rank 0 ends well, and the others with it. So it is where this process is to end,
-    or its terminal is closed: in a session of their own they would go on."""
+    """Run mlx.launch to its end. An interrupted mlx.launch leaves its ranks behind, so interrupts
+    go to the ranks: rank 0 ends, and the others with it. The same holds for SIGTERM and SIGHUP,
+    since the ranks run in a separate session."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _interrupt)
@@ -195,41 +195,31 @@ def _run(words: Sequence[str]) -> None:
             process.wait()
             return
         except KeyboardInterrupt:
-            for child in _children(process.pid):
+            for child in _children(process.pid) or [process.pid]:
                 os.kill(child, signal.SIGINT)
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """A handler of our own: ranks may take longer to end than `interrupts` waits."""
+    """Raise as Python's handler does. Ranks may take longer to end than `interrupts` waits."""
     raise KeyboardInterrupt
 
 
 def _children(parent: int) -> list[int]:
-    return [pid for pid, its in _parents() if its == parent]
-
-
-def _parents() -> list[tuple[int, int]]:
-    """All processes, each with the one that has started it."""
-    # Behind an equals sign, all the rest is a heading where ps is as POSIX has it, as on macOS.
-    words = ["ps", "-A", "-o", "pid=", "-o", "ppid="]
+    """Return the processes that a process has started; none on a machine without pgrep."""
     try:
-        told = subprocess.run(words, capture_output=True, text=True).stdout
-        rows = [line.split() for line in told.splitlines()]
-    except FileNotFoundError:  # in some containers
-        rows = []
-        for file in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # ended meanwhile
-                rows.append([file.parent.name, file.read_text().rpartition(")")[2].split()[1]])
-    return [(int(pid), int(parent)) for pid, parent in rows]
+        found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        return []
+    return [*map(int, found.split())]
 
 
 def _status(host: str, status: Path) -> int:
-    """What rank 0 has written; 1 where it has not come so far."""
+    """Return the exit code that rank 0 has written, 1 where it has not."""
     read = ["cat", str(status)]
     if host != LOCAL:
         read = [*SSH, host, shlex.join([*read, "&&", "rm", str(status)])]
-    told = subprocess.run(read, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
-    if not told.strip().isdigit():
+    code = subprocess.run(read, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+    if not code.strip().isdigit():
         render.tell("error: rank 0 has not come so far as to say how it ended")
         return 1
-    return int(told)
+    return int(code)

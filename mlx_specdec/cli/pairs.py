@@ -1,6 +1,6 @@
-"""Pairs that are known to fit: the table pairs.json, the command that shows it, and `auto`.
+"""The table of pairs that are known to fit, pairs.json, and the command that shows it.
 
-Imports no MLX. Whether a draft really has its target's tokens is checked when both are loaded.
+Imports no MLX. Loading a pair checks whether the draft really has its target's tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import render
 from .flags import Flags, Json, command, flag
 
 AUTO = "auto"
-"""Named as draft model: the one that the table has for the target."""
+"""The name of the draft model that the table has for the target."""
 HOW_TO_CHOOSE = (
     "name a smaller model with the target's own tokenizer that takes less than a fifth of the "
     "target's time, or self, or --proposer ngram, which needs no draft"
@@ -24,7 +24,7 @@ HOW_TO_CHOOSE = (
 NOTE = "The two tokenizers are compared token by token when a pair is loaded."
 _TABLE = Path(__file__).resolve().parents[1] / "pairs.json"
 _CONVERTED = re.compile(r"(-mlx)?(-[2-8]bit|-bf16|-fp16|-mxfp4|-mxfp8|-nvfp4|-dwq|-mlx)*$")
-"""What conversions, those of mlx-community for example, put behind a model's name."""
+"""What conversions, such as those of mlx-community, append to a model's name."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def pairs(which: Which, output: Json) -> None:
     if not shown:
         raise OptionError(f"the table has no pair with {which.name} in it: {HOW_TO_CHOOSE}")
     if output.json:
-        told = render.as_json({"pairs": [asdict(one) for one in shown]})
+        text = render.as_json({"pairs": [asdict(one) for one in shown]})
     else:
         table = render.table("target", ">weights", "draft", ">weights", "run by us")
         for one in shown:
@@ -73,12 +73,12 @@ def pairs(which: Which, output: Json) -> None:
                 _size(one.draft_billions),
                 "yes" if one.run else "not yet",
             )
-        told = render.laid_out(sys.stdout, table, NOTE)
-    render.write(sys.stdout, told)
+        text = render.laid_out(sys.stdout, table, NOTE)
+    render.write(sys.stdout, text)
 
 
 def known_pairs() -> list[KnownPair]:
-    """The table."""
+    """Return the table."""
     groups = json.loads(_TABLE.read_text(encoding="utf-8"))
     return [
         KnownPair(target, billions, group["draft"], group["billions"], group.get("run", False))
@@ -88,7 +88,7 @@ def known_pairs() -> list[KnownPair]:
 
 
 def draft_for(target: str) -> str:
-    """The draft model that the table has for a target, whoever converted it. Raises OptionError."""
+    """Return the draft model of a target, whoever converted that. Raises OptionError."""
     names = {_base(one.target): one.draft for one in known_pairs()}
     if _base(target) not in names:
         raise OptionError(f"the table of pairs has no draft for {target}: {HOW_TO_CHOOSE}")
@@ -96,7 +96,7 @@ def draft_for(target: str) -> str:
 
 
 def _base(name: str) -> str:
-    """A model's name without whose copy it is and in which number format."""
+    """Return a model's name without its owner and number format."""
     last = name.rstrip("/").rsplit("/", 1)[-1].lower()
     return _CONVERTED.sub("", last).removeprefix("meta-")
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from .. import process as blas
+from .. import process
 from ..checkpoints.disk import parse
 from ..errors import OptionError
-from . import flags as groups
 from .flags import (
     ChatTemplate,
     CostCache,
@@ -21,6 +20,7 @@ from .flags import (
     Lenience,
     Penalties,
     Rule,
+    Sampling,
     command,
     flag,
     options_from,
@@ -64,7 +64,7 @@ class Network(Flags):
 
 @dataclass(frozen=True)
 class Load(Flags):
-    """How much the server takes on."""
+    """The limits of the server's load."""
 
     panel = "Server"
     batch_size: int = flag(16, "The number of requests that are decoded at once.")
@@ -79,7 +79,7 @@ class Load(Flags):
 
 @dataclass(frozen=True)
 class PromptCache(Flags):
-    """What is kept of prompts, so that others that begin alike are read faster."""
+    """The prompt cache, by which prompts that begin alike are read once."""
 
     panel = "Server"
     prompt_cache_bytes: str | None = flag(
@@ -101,7 +101,7 @@ class PromptCache(Flags):
     )
 
     def size(self) -> int | None:
-        """The bound in bytes; None where none is given. Raises OptionError."""
+        """Return the bound in bytes, None for the default. Raises OptionError."""
         if self.prompt_cache_bytes is None:
             return None
         nbytes = parse(self.prompt_cache_bytes)
@@ -112,7 +112,7 @@ class PromptCache(Flags):
 
 @dataclass(frozen=True)
 class Figures(Flags):
-    """What is told beside answers."""
+    """Figures that answers carry."""
 
     panel = "Server"
     per_request_spec_decode_metrics: Literal["none", "summary"] = flag(
@@ -121,8 +121,8 @@ class Figures(Flags):
 
 
 @dataclass(frozen=True)
-class Defaults(groups.Sampling):
-    """What a request has that does not say it for itself."""
+class Defaults(Sampling):
+    """The defaults of requests."""
 
     max_tokens: int = flag(512, "The largest number of tokens of an answer, unless options.", "-m")
     seed: int | None = flag(  # type: ignore[assignment]
@@ -130,8 +130,8 @@ class Defaults(groups.Sampling):
     )
 
     def for_options(self) -> dict[str, Any]:
-        told = super().for_options()
-        return {name: value for name, value in told.items() if value is not None}
+        given = super().for_options()
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @command(
@@ -161,8 +161,8 @@ def serve(
     of sampling are what a request has that does not say it for itself.
     """
     model, _ = named(models)
-    groups_of_options = (template, drafting, rule, lenience, defaults, penalties, costs)
-    options = options_from(*groups_of_options, proposer=drafting.chosen_proposer(models))
+    groups = (template, drafting, rule, lenience, defaults, penalties, costs)
+    options = options_from(*groups, proposer=drafting.chosen_proposer(models))
     caches = cache.settings()
     for name, value, bound in (
         ("batch-size", load.batch_size, 0),
@@ -186,10 +186,9 @@ def serve(
             "'mlx-specdec[server]'"
         )
     logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT)
-    # What other libraries say in passing is none of the user's business.
+    # Other libraries log at their own levels.
     logging.getLogger(PROGRAM).setLevel(network.log_level.upper())
-    # What is imported from here on imports MLX.
-    blas.load()
+    process.load()
     from ..engine.prompt_cache_files import Store
     from ..serve.app import Access
     from ..serve.server import Settings
@@ -227,7 +226,7 @@ def serve(
 
 
 def _check_origin(origin: str) -> None:
-    """Raises OptionError for what no browser sends as its Origin header."""
+    """Raise OptionError for what no browser sends as its Origin header."""
     try:
         scheme, host, *_ = urlsplit(origin)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The flags of trainings, in groups. Imports no MLX."""
+"""The commands that train Medusa heads, draft models and hidden-state drafters. Imports no MLX."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DRAFTING = DrafterConfig()
 
 @dataclass(frozen=True)
 class TrainingTexts(Flags):
-    """What a training learns from."""
+    """The texts that a training learns from."""
 
     panel = "Data"
     data: Path = flag(
@@ -51,7 +51,7 @@ class TrainingTexts(Flags):
     )
 
     def collecting(self, seed: int) -> DataConfig:
-        """Raises OptionError."""
+        """Return the settings of the data. Raises OptionError."""
         return DataConfig(
             samples=self.samples,
             length=self.length,
@@ -101,14 +101,14 @@ class DraftSchedule(HeadSchedule):
         show_default=f"{DISTILLING.learning_rate}; dspark, eagle3 {DRAFTING.learning_rate}",
     )
 
-    def asked(self) -> dict[str, Any]:
-        """What was asked for, by name; the rest is up to the kind."""
+    def given(self) -> dict[str, Any]:
+        """Return the flags that were given; the others depend on the kind."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Heads(Flags):
-    """What the heads are, and where they are written."""
+    """The shape of the heads, and where they are written."""
 
     panel = "Heads"
     output: Path | None = flag(
@@ -149,7 +149,7 @@ class Draft(Flags):
     )
 
     def shape(self) -> DraftConfig | None:
-        """Of a draft made of the target's layers. Raises OptionError."""
+        """Return the shape of a draft made of the target's layers. Raises OptionError."""
         if (self.draft_model is None) == (self.layers is None):
             raise OptionError("give either --draft-model, a draft to begin with, or --layers")
         if self.layers is not None:
@@ -159,7 +159,7 @@ class Draft(Flags):
         return None
 
     def drafter(self, schedule: DraftSchedule) -> DrafterConfig:
-        """Of one that reads hidden states. Raises OptionError."""
+        """Return the settings of a hidden-state drafter. Raises OptionError."""
         if self.draft_model is not None or self.width is not None:
             raise OptionError(
                 f"{self.kind} begins with new weights of the target's width: leave --draft-model "
@@ -168,7 +168,7 @@ class Draft(Flags):
         if self.kind == "eagle3" and self.layers is not None:
             raise OptionError("eagle3 has one layer: leave --layers out")
         wanted = {name: getattr(self, name) for name in ("kind", "layers", "num_draft")}
-        return DrafterConfig(**schedule.asked(), **wanted)
+        return DrafterConfig(**schedule.given(), **wanted)
 
 
 @command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")
@@ -181,13 +181,12 @@ def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: Hea
     pair = load_pair(model.model, dtype=model.dtype)
     from ..training.medusa import train
 
-    def line(epoch: int, accuracy: Accuracy) -> str:
-        return f"epoch {epoch}: held-out loss {accuracy.loss:.3f}, {_by_head(accuracy)}"
-
-    with _watching(line) as watching:
+    with _watching(_by_head) as watching:
         done = train(pair, texts.data, output, collecting, fitting, watching)
-    told = f"{done.output}: {_learned(done)}; on {done.held_out} held-out tokens "
-    render.tell(told + _by_head(done.outcome.figures))
+    render.tell(
+        f"{done.output}: {_learned(done)}; on {done.held_out} held-out tokens "
+        f"{_by_head(done.outcome.figures)}"
+    )
 
 
 @command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
@@ -197,24 +196,20 @@ def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: Draf
         return _train_drafter(model, draft, texts, schedule)
     shape = draft.shape()
     collecting = texts.collecting(schedule.seed)
-    distilling = DistillConfig(**schedule.asked(), divergence=draft.divergence)
+    distilling = DistillConfig(**schedule.given(), divergence=draft.divergence)
     output = draft.output or _default_output(model.model, "distilled")
     pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
     from ..training.draft import train
 
-    def line(epoch: int, closeness: Closeness) -> str:
-        where = f"epoch {epoch}" if epoch else "start"
-        return f"{where}: held-out loss {closeness.loss:.3f}, {_closeness(closeness)}"
-
-    with _watching(line) as watching:
+    with _watching(_closeness) as watching:
         done = train(pair, texts.data, output, shape, collecting, distilling, watching)
-    told = (
-        f"{_learned(done)}; on {done.held_out} held-out tokens {_closeness(done.outcome.figures)}; "
-        f"at the start {_closeness(done.start)}"
-        if done.outcome.best > 0 and done.start is not None
-        else f"no gain, the start is kept, after {_learned(done)}"
-    )
-    render.tell(f"{done.output}: {told}")
+    summary = f"no gain, the start is kept, after {_learned(done)}"
+    if done.outcome.best > 0 and done.start is not None:
+        summary = (
+            f"{_learned(done)}; on {done.held_out} held-out tokens "
+            f"{_closeness(done.outcome.figures)}; at the start {_closeness(done.start)}"
+        )
+    render.tell(f"{done.output}: {summary}")
 
 
 def _train_drafter(
@@ -226,15 +221,12 @@ def _train_drafter(
     pair = load_pair(model.model, dtype=model.dtype)
     from ..training.drafter import train
 
-    def line(epoch: int, drafted: Drafted) -> str:
-        where = f"epoch {epoch}" if epoch else "start"
-        return f"{where}: held-out loss {drafted.loss:.3f}, {_drafted(drafted)}"
-
-    with _watching(line) as watching:
+    with _watching(_drafted) as watching:
         done = train(pair, texts.data, output, collecting, config, watching)
-    gain = done.outcome.best > 0
-    told = f"{_learned(done)}; on {done.held_out} held-out tokens {_drafted(done.outcome.figures)}"
-    render.tell(f"{done.output}: {told if gain else f'no gain, the start is kept, after {told}'}")
+    render.tell(
+        f"{done.output}: {'' if done.outcome.best > 0 else 'no gain, the start is kept, after '}"
+        f"{_learned(done)}; on {done.held_out} held-out tokens {_drafted(done.outcome.figures)}"
+    )
 
 
 def _default_output(model: str, what: str) -> Path:
@@ -248,7 +240,7 @@ def _learned(done: Trained) -> str:
 
 
 def _by_head(accuracy: Accuracy) -> str:
-    """Top-1 and top-5 accuracy of each head."""
+    """Return top-1 and top-5 accuracy of each head."""
     pairs = zip(accuracy.top1, accuracy.top5, strict=True)
     return "; ".join(
         f"head {at} top-1 {first:.1%} top-5 {among:.1%}"
@@ -257,7 +249,7 @@ def _by_head(accuracy: Accuracy) -> str:
 
 
 def _drafted(drafted: Drafted) -> str:
-    """Tokens a pass, and how often the first 1, 2, ... drafted tokens are accepted."""
+    """Return tokens a pass, and how often the first 1, 2, ... draft tokens are accepted."""
     both = zip((0, 1), drafted.tokens, (drafted.greedy, drafted.sampled), strict=True)
     return "; ".join(
         f"temperature {temperature}: {tokens:.2f} tokens a pass, accepted "
@@ -274,16 +266,20 @@ def _closeness(closeness: Closeness) -> str:
 
 
 @contextmanager
-def _watching(line: Callable[[int, Any], str]) -> Iterator[Watcher]:
-    """Two bars, and above them a line after every epoch: line, of its number and its figures. The
-    bars are gone when the block ends. An interruption is told how to go on."""
+def _watching(describe: Callable[[Any], str]) -> Iterator[Watcher]:
+    """Show two progress bars, and a line after every epoch. describe: returns an epoch's figures as
+    text. After an interrupt, say how to go on."""
     from ..training.run import Watcher
+
+    def line(epoch: int, figures: Any) -> None:
+        where = f"epoch {epoch}" if epoch else "start"
+        print(f"{where}: held-out loss {figures.loss:.3f}, {describe(figures)}", file=sys.stderr)
 
     interrupts.at_end(lambda: "interrupted: the same command goes on from here")
     with render.progress("reading texts") as texts, render.progress("training") as steps:
         yield Watcher(
             collected=texts,
             stepped=lambda done, total, loss: steps(done, total, f"training, loss {loss:.3f}"),
-            measured=lambda epoch, figures: print(line(epoch, figures), file=sys.stderr),
+            measured=line,
         )
     interrupts.at_end(str)

@@ -121,7 +121,7 @@ def start(address: str, directory: Path, *flags: str) -> subprocess.Popen[str]:
     here = directory / "here"
     here.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(Path("convert.py").resolve()), *flags],
+        [sys.executable, str(Path(__file__).parents[2] / "convert.py"), *flags],
         env={**kept, "HF_HOME": str(directory / "home"), "HF_ENDPOINT": address},
         cwd=here,
         stdout=subprocess.PIPE,
