@@ -1,4 +1,4 @@
-"""What both families of models promise beyond interfaces.TargetModel, and refuse alike."""
+"""What models of both families have beyond interfaces.TargetModel, and what they refuse."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class Base(TargetModel, Protocol):
 
     @property
     def rows_agree(self) -> bool:
-        """Whether a pass over several rows means what passes over single rows mean, which
-        speculation rests on. Where not, a RuntimeWarning says so once."""
+        """Whether a pass over several rows computes what passes over single rows compute, on which
+        speculation rests. Where not, a RuntimeWarning says so once."""
         ...
 
     def cache_nbytes(self, source: int, columns: int) -> int:
         """Bytes of a sequence's keys, values and recurrent state with `columns` tokens in the
-        cache; of an encoder-decoder model also what is kept of a source of `source` tokens."""
+        cache, and in an encoder-decoder model of an encoded source of `source` tokens."""
         ...
 
     def reading_nbytes(self, prompt: int, step: int) -> int:
-        """About the working memory, beside caches, of reading a prompt of `prompt` tokens, `step`
+        """About the working memory, without caches, of reading a prompt of `prompt` tokens, `step`
         of them in one pass; an encoder reads them all."""
         ...
 
     def caution(self, prompt_tokens: int) -> str:
-        """What a user should know before a prompt of this length is read; mostly nothing. Raises
-        PromptError where it cannot be read for want of memory."""
+        """A warning about a prompt of this length, mostly "". Raises PromptError where there is not
+        enough memory to read it."""
         ...
 
 
@@ -70,7 +70,7 @@ def identity_of(
 
 
 def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) -> None:
-    """Raises PromptError for what `interfaces.Model.open` refuses."""
+    """Raise PromptError for what `interfaces.Model.open` refuses."""
     if not prompt:
         raise PromptError("the prompt is empty: give at least one token")
     if longest is not None and len(prompt) > longest:
@@ -87,7 +87,7 @@ def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) ->
 
 
 def check_pass(tokens: mx.array, proposed: int, batch: int) -> int:
-    """How many rows a pass over `batch` sequences has. Raises ValueError."""
+    """Return how many rows a pass over `batch` sequences has. Raises ValueError."""
     if tokens.ndim != 2 or tokens.shape[0] != batch:
         raise ValueError(
             f"a context of {count(batch)} takes tokens of shape ({batch}, m); these have "
@@ -105,7 +105,7 @@ def count(sequences: int) -> str:
 
 
 def check_rewind(lengths: tuple[int, ...], final: Sequence[int], seen: Sequence[int]) -> None:
-    """Raises RewindError for lengths that are not between what is final and what was seen."""
+    """Raise RewindError for lengths that are not between the final ones and those seen."""
     if len(lengths) != len(seen):
         raise RewindError(
             f"a context of {count(len(seen))} takes as many lengths; {len(lengths)} came"

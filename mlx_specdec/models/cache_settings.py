@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 from ..errors import OptionError
 
-BITS = (2, 3, 4, 6, 8)
-
-
-GROUP_SIZES = (32, 64, 128)
+BITS, GROUP_SIZES = (2, 3, 4, 6, 8), (32, 64, 128)
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """bits: quantize keys and values, in groups of group_size. max_size: the newest tokens that a
-    layer keeps. None leaves a model its own caches.
+    """bits: quantize keys and values, in groups of group_size. max_size: how many of the newest
+    tokens a layer remembers. None leaves a model the caches that it makes.
 
     Raises OptionError for values that no model can use.
     """

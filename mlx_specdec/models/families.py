@@ -1,7 +1,7 @@
-"""The families of models, and what each does in a way of its own: the one table.
+"""The table of families of models.
 
-A family is a module, imported when it is asked for, so that T5 does not wait for mlx-lm. A new one
-is such a module and a line in `of_config`.
+A family is a module, imported when it is first needed, so that T5 does not wait for mlx-lm. A new
+one is such a module and a line in `of_config`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Config = Mapping[str, Any]
 
 
 class Family(Protocol):
-    """What one family does in a way of its own, as a module."""
+    """What the module of a family has."""
 
     kind: Kind
 
@@ -38,9 +38,8 @@ class Family(Protocol):
         adapter: Path | None = None,
         group: mx.distributed.Group | None = None,
     ) -> tuple[Base, tuple[int, ...], str]:
-        """The model, the ids that end a text (maybe none), and its numbers in words, such as
-        "bfloat16" or "4-bit, bfloat16". group: of ranks that share the model. Raises
-        CheckpointError, OptionError."""
+        """Return the model, the ids that end a text (maybe none), and its numbers in words, such as
+        "bfloat16" or "4-bit, bfloat16". See `loading.load_model`."""
         ...
 
     def outline(

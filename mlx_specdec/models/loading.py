@@ -1,4 +1,4 @@
-"""A directory -> a Model ready to run, converted on the way where that is needed."""
+"""A directory or a config.json -> a model to run, to outline or to train, by its family."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .trainable import Trainable
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with what its files say besides weights.
+    """A model, and what its files have besides weights.
 
     dtype: in words, for example "float32". task_prefix: what every prompt has to begin with. note:
     a line for the user on how its weights are computed with; mostly "".
@@ -51,16 +51,17 @@ def load_model(
 ) -> Loaded:
     """Load a checkpoint in Hugging Face's or mlx-lm's layout.
 
-    dtype, q_bits, q_group_size, expand: see `NumberFormat`. caches: for decoder-only models, as is
-    adapter, a directory that mlx-lm wrote. group: of ranks that share the model, by its layers as a
-    pipeline; this one keeps its part. Raises CheckpointError for damaged or unsupported files,
-    OptionError for settings that do not suit them, and for models that cannot be shared.
+    dtype, q_bits, q_group_size, expand: see `NumberFormat`. caches, adapter (a directory that
+    mlx-lm wrote): for decoder-only models. group: of ranks that share the model; this one keeps its
+    part of every layer, or as a pipeline some layers. Raises CheckpointError for damaged or
+    unsupported files, OptionError for settings that do not suit them, and for models that cannot be
+    shared.
     """
     numbers = NumberFormat(dtype, q_bits, q_group_size, expand)
     config = files.read_config(directory)
     family = families.of_config(config)
     if mx.metal.is_available():
-        # As mlx-lm has it: what the GPU works on is not to be swapped out between two passes.
+        # As in mlx-lm: keep the GPU's memory from being swapped out between two passes.
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     if group is not None and adapter is not None:
         raise OptionError("ranks cannot share an adapter: fuse it with its model, by mlx_lm.fuse")
@@ -75,8 +76,8 @@ def load_model(
 
 
 def task_prefix(config: Mapping[str, Any]) -> str:
-    """The one prefix in the `task_specific_params` of a config.json, where T5 keeps those of its
-    tasks; empty where there is none, or a choice."""
+    """Return the one prefix in the `task_specific_params` of a T5's config.json, "" where there is
+    none, or several."""
     tasks = config.get("task_specific_params")
     settings = tasks.values() if isinstance(tasks, Mapping) else ()
     prefixes = [one.get("prefix") for one in settings if isinstance(one, Mapping)]
@@ -85,7 +86,7 @@ def task_prefix(config: Mapping[str, Any]) -> str:
 
 
 def trainable(model: Base) -> Trainable:
-    """A copy of a model to train; `model` stays as it is.
+    """Return a copy of a model to train.
 
     Raises OptionError where a model's layers cannot be dequantized, or have no gradient.
     """
@@ -119,11 +120,11 @@ def outline(
     q_group_size: int = 64,
     depth: int | None = None,
 ) -> Outline:
-    """The outline of the model that a configuration describes.
+    """Return the outline of the model that a configuration describes.
 
-    name: for messages. dtype, q_bits, q_group_size: as `loading.load_model` has them, where "as
-    stored" is what config.json says. depth: a model of so many layers instead; an encoder then has
-    one, since no step runs it.
+    name: for messages. dtype, q_bits, q_group_size: see `load_model`; config.json says what is
+    stored.
+    depth: a model of so many layers instead; an encoder then has one, since no step runs it.
 
     Raises OptionError for settings that do not suit, CheckpointError for a configuration that does
     not describe a supported model, or not one that can have this depth.

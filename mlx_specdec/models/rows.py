@@ -1,7 +1,7 @@
-"""How many positions each sequence of a context holds, and where a pass writes the next ones.
+"""How many positions each sequence of a context has, and where a pass writes the next ones.
 
 After a round every sequence of a batch has another length. A pass is a rectangle all the same: each
-sequence writes behind its own length, and a mask hides what lies there from earlier passes.
+sequence writes behind its length, and a mask hides what lies there from earlier passes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Place:
     def __init__(self, starts: tuple[int, ...], rows: int) -> None:
         self.starts = starts
         self.rows = rows
-        # Every layer asks for these.
+        # Every layer reads these.
         longest = max(starts)
         self.even = min(starts) == longest
         self.end = longest + rows
@@ -49,11 +49,11 @@ class Place:
         return mx.array(self.starts, dtype=mx.int32)
 
     def visible(self, window: int | None = None) -> mx.array:
-        """(batch, 1, rows, end) bool: the columns that each position may look at; at most its
+        """(batch, 1, rows, end) bool: the columns that each position attends to, at most its
         `window` newest."""
-        own, columns = self.columns[:, None, :, None], mx.arange(self.end)
-        mask = columns <= own
-        return mask if window is None else mask & (columns > own - window)
+        positions, columns = self.columns[:, None, :, None], mx.arange(self.end)
+        mask = columns <= positions
+        return mask if window is None else mask & (columns > positions - window)
 
 
 class Rows:
@@ -71,7 +71,7 @@ class Rows:
         self.lengths = self._final = lengths
 
     def advance(self, tokens: mx.array, proposed: int) -> Place:
-        """A pass over `tokens`, (batch, m), begins. Raises ValueError as `check_pass` does."""
+        """Begin a pass over `tokens`, (batch, m). Raises ValueError as `check_pass` does."""
         rows = check_pass(tokens, proposed, len(self.lengths))
         self.place = Place(self.lengths, rows)
         self.lengths = tuple(length + rows for length in self.lengths)

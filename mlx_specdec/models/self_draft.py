@@ -1,4 +1,4 @@
-"""A model's own weights at fewer bits, as a draft of itself.
+"""A model at fewer bits, as a draft of itself.
 
 Norms, positions, biases and tables that are only looked up are shared with the target and take no
 memory; of a T5 the whole encoder is.
@@ -21,9 +21,9 @@ WIDER_BITS = 8
 
 
 def self_draft(target: Base, bits: int, group_size: int = 64) -> tuple[Base, int]:
-    """A draft of the target's own layers at `bits` a weight, and the bytes that it adds.
+    """Return a draft of the target's layers at `bits` a weight, and the bytes that it adds.
 
-    Raises OptionError for bits that cannot be had, and where no matrix has more now.
+    Raises OptionError for other bits than BITS, and where no matrix has more now.
     """
     if bits not in BITS:
         raise OptionError(f"draft-bits must be one of {', '.join(map(str, BITS))}, not {bits}")
@@ -42,7 +42,7 @@ def self_draft(target: Base, bits: int, group_size: int = 64) -> tuple[Base, int
 
 
 def quantized_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
-    """The same modules, whose matrices have at most `bits` a weight; `network` stays as it is.
+    """Return another tree of modules whose matrices have at most `bits` a weight.
 
     Raises OptionError where nothing can be quantized further.
     """
@@ -64,8 +64,8 @@ def quantized_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
 
 
 def _looked_up(network: nn.Module) -> frozenset[str]:
-    """Embedding tables that are not the output head as well: some layer gives as many numbers as
-    they have rows."""
+    """Paths of embedding tables that are not the output head as well: some layer has as many
+    outputs as they have rows."""
     modules = list(network.named_modules())
     heads = {m.weight.shape[0] for _, m in modules if isinstance(m, nn.Linear | nn.QuantizedLinear)}
     return frozenset(

@@ -17,14 +17,12 @@ from mlx.nn.layers.distributed import shard_inplace, shard_linear
 from ..errors import OptionError
 
 SMALLEST_GROUP = 32
-"""Weights that have a scale and a bias of their own, of MLX's quantization "affine"."""
+"""Weights that share a scale and a bias in MLX's quantization "affine"."""
 
 
 def check_even(parts: Mapping[str, int], ranks: int) -> None:
-    """Raises OptionError where ranks cannot have equally many of something.
-
-    parts: what is divided, in words, and how many there are.
-    """
+    """Raise OptionError where ranks cannot have equally many of something. parts: what is divided,
+    in words, and how many there are."""
     uneven = [f"{count} {what}" for what, count in parts.items() if count % ranks]
     if not uneven:
         return
@@ -35,12 +33,12 @@ def check_even(parts: Mapping[str, int], ranks: int) -> None:
 
 
 def shard_outputs(layer: nn.Module, group: mx.distributed.Group) -> None:
-    """A linear layer keeps this rank's part of its outputs."""
+    """Keep this rank's part of the outputs of a linear layer."""
     shard_inplace(layer, "all-to-sharded", group=group)
 
 
 def shard_inputs(layer: nn.Module, group: mx.distributed.Group) -> nn.Module:
-    """A linear layer that is given this rank's part of its inputs, and adds up over all ranks.
+    """Return a linear layer over this rank's part of the inputs that adds up over all ranks.
 
     Raises OptionError where a rank would have a part of a group of quantized weights.
     """
@@ -55,7 +53,7 @@ def shard_inputs(layer: nn.Module, group: mx.distributed.Group) -> nn.Module:
 
 def whole_groups(layer: nn.Module, ranks: int) -> bool:
     """Make the groups of a layer's quantized weights so small that every rank's inputs are whole
-    groups, and say whether they are. The weights stay what they are: the parts of a group have its
+    groups, and return whether they are. The weights do not change: the parts of a group have its
     scale and its bias."""
     if "scales" not in layer or isinstance(layer, nn.QuantizedEmbedding):
         return True
@@ -73,22 +71,21 @@ def whole_groups(layer: nn.Module, ranks: int) -> bool:
 
 
 def refine(network: nn.Module, ranks: int) -> None:
-    """Smaller groups wherever the ranks could not have whole ones otherwise, as `whole_groups` has
-    it; for a network whose own `shard` then divides it. Its head is not divided."""
+    """Call `whole_groups` for all layers but the head, which is not divided, of a network whose
+    `shard` divides it then."""
     for path, module in network.named_modules():
         if not path.endswith("lm_head"):
             whole_groups(module, ranks)
 
 
 def _inputs(layer: nn.Module) -> int:
-    """How many inputs a quantized layer has."""
-    inputs: int = layer.scales.shape[-1] * layer.group_size
-    return inputs
+    """The number of inputs of a quantized layer."""
+    return int(layer.scales.shape[-1] * layer.group_size)
 
 
 def of_rank_0(group: mx.distributed.Group | None, value: bool) -> bool:
-    """What rank 0 has found: ranks that round differently decide alike."""
+    """Return the value of rank 0: ranks that round differently decide alike."""
     if group is None:
         return value
-    own = mx.full((group.size(),), int(value and group.rank() == 0))
-    return bool(mx.distributed.all_sum(own, group=group)[0].item())
+    part = mx.full((group.size(),), int(value and group.rank() == 0))
+    return bool(mx.distributed.all_sum(part, group=group)[0].item())

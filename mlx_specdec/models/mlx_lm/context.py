@@ -1,7 +1,7 @@
-"""Sequences in an mlx-lm model with plain attention: each has a length of its own.
+"""Sequences in a model of mlx-lm: many with plain attention, or one with other caches.
 
-mlx-lm's attention takes positions and mask from the cache that it is given, so one class serves
-such families, and one sequence as well as many. Whether a family takes many is tried, not listed.
+mlx-lm's attention takes positions and mask from its cache, so one class serves all families with
+plain attention, and one sequence as well as many. Whether a family takes many is tried, not listed.
 """
 
 from __future__ import annotations
@@ -113,10 +113,9 @@ class DecoderOnlyContext(RowsContext):
 
 
 class ReplayingContext:
-    """One sequence in a model whose caches are windows or recurrent state.
+    """interfaces.Context of one sequence in a model whose caches are windows or recurrent state.
 
-    model: whose passes these are. entries: caches of `length` tokens, one a layer, owned from here
-    on.
+    entries: caches of `length` tokens, one a layer, which now belong to this context.
     """
 
     def __init__(self, model: TappedNetwork, entries: Any, length: int = 0) -> None:
@@ -134,14 +133,10 @@ class ReplayingContext:
 
     @property
     def replays(self) -> bool:
-        """Whether a rewind into a pass of several tokens costs another pass over the kept ones."""
+        """Whether a rewind into a pass of several tokens costs another one over those accepted."""
         return self._cache.replays
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """See `tokens` (1, m) int32, the last `proposed` of which may be taken back.
-
-        Raises ValueError for more than one sequence, no tokens, or a `proposed` outside of 0 .. m.
-        """
         rows = check_pass(tokens, proposed, 1)
         for name in taps:
             self._model.tap(name)  # refused before anything is seen
@@ -158,37 +153,32 @@ class ReplayingContext:
         return scores
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        """Forget all but the first `lengths` tokens; what stays is final.
-
-        Where the caches can only go further back, the kept tokens are fed again, without waiting
-        for it. Raises RewindError for lengths outside of what is final and what was seen, and where
-        a cache does not hold the right number of tokens afterwards.
-        """
+        """Where the caches can only go further back, the accepted tokens are fed again, without
+        waiting for it."""
         check_rewind(lengths, (self._final,), self.lengths)
         [length] = lengths
         reached = self._cache.rewind(length)
         if reached < length:
             tokens = mx.concatenate(self._undecided, axis=1)
-            kept = tokens[:, reached - self._since : length - self._since]
+            accepted = tokens[:, reached - self._since : length - self._since]
             self._cache.before_pass(length - reached, 0)
-            self._model.run(kept, self._cache.entries)
+            self._model.run(accepted, self._cache.entries)
             # The device works on it while the host builds the next proposal; without logits.
             mx.async_eval(self._cache.state)
         self._final, self._undecided, self._since = length, [], length
 
     def evaluate(self) -> None:
-        """As interfaces.Context says; gives the scratch memory of the passes back."""
         evaluate(self._cache)
 
     def join(self, other: Context) -> None:
-        """Raises TypeError: what one sequence needs alone has no place for another."""
+        """Raise TypeError: such caches have no place for another sequence."""
         raise TypeError("a context of one sequence: see DecoderOnlyModel.open_batch")
 
     def filter(self, keep: Sequence[int]) -> None:
         """Nothing to do: it holds one sequence."""
 
     def reusable(self, sequence: int) -> Reusable:
-        """As interfaces.Context says: all that was seen, where none of it may be taken back."""
+        """A snapshot, where none of the tokens seen may be taken back."""
         length = self._cache.length
         if not length or length != self._final:
             return Reusable()
@@ -196,26 +186,26 @@ class ReplayingContext:
 
 
 def _snapshot(entries: list[Any]) -> tuple[list[Any], tuple[mx.array, ...]]:
-    """A copy of mlx-lm's caches, lazily, and all arrays in it. `copy.deepcopy` shares memory until
-    either side is written to; a view of something larger gets memory of its own, so that the copy
-    takes what its arrays say."""
+    """Return a copy of mlx-lm's caches, lazily, and all arrays in it. `copy.deepcopy` shares memory
+    until either side is written to; views of larger arrays are copied, so that the snapshot takes
+    no more memory than its arrays."""
     taken: dict[int, tuple[mx.array, mx.array]] = {}
-    copied = _with_own_arrays(copy.deepcopy(entries), taken)
-    return copied, tuple(own for _, own in taken.values())
+    copied = _compact(copy.deepcopy(entries), taken)
+    return copied, tuple(array for _, array in taken.values())
 
 
-def _with_own_arrays(part: Any, taken: dict[int, tuple[mx.array, mx.array]]) -> Any:
-    """The same thing; arrays that caches share stay shared. taken: by the identity of the array
-    before, which is kept so that no other one gets it."""
+def _compact(part: Any, taken: dict[int, tuple[mx.array, mx.array]]) -> Any:
+    """taken: an array and its compact copy, by the identity of the first, so that arrays that
+    caches share stay shared."""
     if isinstance(part, mx.array):
         return taken.setdefault(id(part), (part, mx.contiguous(part)))[1]
     if isinstance(part, list):
-        part[:] = [_with_own_arrays(each, taken) for each in part]
+        part[:] = [_compact(each, taken) for each in part]
     elif isinstance(part, tuple):
-        return tuple(_with_own_arrays(each, taken) for each in part)
+        return tuple(_compact(each, taken) for each in part)
     elif isinstance(part, dict):
-        part.update({name: _with_own_arrays(each, taken) for name, each in part.items()})
+        part.update({name: _compact(each, taken) for name, each in part.items()})
     elif hasattr(part, "__dict__"):
         for name, each in vars(part).items():
-            setattr(part, name, _with_own_arrays(each, taken))
+            setattr(part, name, _compact(each, taken))
     return part

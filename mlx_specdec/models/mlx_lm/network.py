@@ -23,8 +23,8 @@ LENT = {"keys": "k_norm", "values": "v_norm"}
 
 
 def lent_of(name: str, layers: Sequence[Any]) -> nn.Module | None:
-    """The module that puts out what is called `name` where that is a layer's keys or values; None
-    where it is not, or where the layer does not show them."""
+    """Return the module whose output is called `name`, for a layer's keys or values; None for any
+    other name, and where the layer has no such module."""
     part, _, number = name.partition(".")
     if part not in LENT or not number.isdecimal() or int(number) >= len(layers):
         return None
@@ -39,48 +39,41 @@ class Shown(Exception):
 
 
 class Tap(threading.local):
-    """Keeps what a module returns for one call after `arm`, or answers in its place.
+    """How a tapped module answers calls, by thread.
 
-    Every thread has its own; the module stays tapped.
+    stops: raise Shown with the module's input. given: the result of the next call, which computes
+    nothing then.
     """
 
+    stops = False
+    given: mx.array | None = None
     _armed = False
-    _stops = False
-    _kept: Any = None
-    _given: mx.array | None = None
+    _result: Any = None
 
     def arm(self) -> None:
-        """The next result is kept."""
-        self._armed, self._kept = True, None
-
-    def give(self, result: mx.array | None) -> None:
-        """The next call returns this and computes nothing; None: it computes again."""
-        self._given = result
-
-    def stop(self, at_input: bool) -> None:
-        """Calls raise Shown with the module's input, or compute again."""
-        self._stops = at_input
+        """Store the result of the next call."""
+        self._armed, self._result = True, None
 
     def take(self) -> Any:
-        """The kept result, which is then let go; None where the module was not called."""
-        kept, self._kept, self._armed = self._kept, None, False
-        return kept
+        """Return the stored result and let go of it; None where the module was not called."""
+        result, self._result, self._armed = self._result, None, False
+        return result
 
     def called(self, plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """What the tapped module does when it is called. plain: what it did before."""
-        if self._stops:
+        """Answer a call of the module. plain: what it computes."""
+        if self.stops:
             raise Shown(next(iter((*args, *kwargs.values())), None))
-        if self._given is not None:
-            given, self._given = self._given, None
+        if self.given is not None:
+            given, self.given = self.given, None
             return given
         result = plain(module, *args, **kwargs)
         if self._armed:
-            self._kept, self._armed = result, False
+            self._result, self._armed = result, False
         return result
 
 
 def tapped(module: nn.Module) -> Tap:
-    """A tap on a module."""
+    """Put a tap on a module."""
     plain, tap = type(module), Tap()
 
     def call(inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,8 +84,8 @@ def tapped(module: nn.Module) -> Tap:
 
 
 def state_of(result: Any, name: str = "") -> mx.array | None:
-    """The hidden state called `name` in what a module returns: itself, or the first of several;
-    else None. Of keys and values the heads are put side by side."""
+    """Return the hidden state in the result of a module: itself, or the first of several; else
+    None. The heads of keys and values (`name`) are put side by side."""
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     if name.partition(".")[0] in LENT and isinstance(first, mx.array) and first.ndim == 4:
         first = first.flatten(2)
@@ -100,7 +93,7 @@ def state_of(result: Any, name: str = "") -> mx.array | None:
 
 
 def inner_of(model: nn.Module) -> nn.Module:
-    """The module whose result the output head is given, through any multimodal wrapper."""
+    """Return the module whose result is the input of the output head, in any multimodal wrapper."""
     outer = _innermost(model)
     children = (getattr(outer, name, None) for name in ("model", "transformer", "backbone"))
     return _innermost(next((c for c in children if isinstance(c, nn.Module)), outer))
@@ -164,13 +157,13 @@ class TappedNetwork:
         return len(self.network.layers)  # of a pipeline those of this rank
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(batch, m) int32 -> (batch, m, width): what the first layer is given, scaled where the
+        """(batch, m) int32 -> (batch, m, width), the input of the first layer, scaled where the
         family scales it. Raises OptionError where a model does not show it."""
         if self._pipeline:
             raise self._closed("what their first layer is given, in a pipeline")
-        # Only the model's own call knows what it does to its embedding.
+        # Only a call of the model shows what it does to its embedding.
         self._first = self._first or tapped(self.network.layers[0])
-        self._first.stop(True)
+        self._first.stops = True
         try:
             self.network(tokens, cache=make_prompt_cache(self.network))
         except Shown as shown:
@@ -178,28 +171,25 @@ class TappedNetwork:
         else:
             state = None
         finally:
-            self._first.stop(False)
+            self._first.stops = False
         if state is None:
             raise self._closed("what their first layer is given")
         return state
 
     def head(self, states: mx.array) -> mx.array:
-        """The model's own output head: (batch, m, width), as FINAL is -> logits.
-
-        Raises OptionError as `width` does.
-        """
-        # Heads are scaled, soft-capped or tied: only the model's own call knows how.
+        """(batch, m, width), as FINAL is -> logits. Raises OptionError as `width` does."""
+        # Heads are scaled, soft-capped or tied: only a call of the model shows how.
         tap = self.tap(FINAL)
-        tap.give(states)
+        tap.given = states
         try:
             logits: mx.array = self.network(mx.zeros(states.shape[:2], dtype=mx.int32))
         finally:
-            tap.give(None)
+            tap.given = None
         return logits
 
     def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
-        """One pass over `tokens` (batch, m) int32, which `entries`, the caches, remember; None:
-        over whole texts, of which nothing is remembered. taps: hidden states to return."""
+        """Run one pass over `tokens` (batch, m) int32. entries: the caches, to which it adds; None
+        for a pass over whole texts. taps: hidden states to return."""
         if not taps and self.group is None:
             return Scores(self.network(tokens, cache=entries))
         together = () if self.group is None or FINAL in taps else (FINAL,)
@@ -214,10 +204,8 @@ class TappedNetwork:
         return Scores(logits, {name: state for name, state in states.items() if state is not None})
 
     def tap(self, name: str) -> Tap:
-        """The tap that shows a hidden state; the model is prepared on the first call.
-
-        Raises OptionError for a state that the model does not have or does not show.
-        """
+        """Return the tap on a hidden state, which the first call puts there. Raises OptionError for
+        a state that the model does not have or does not show."""
         if name not in self._taps:
             inner = name == FINAL
             if self._pipeline and not inner:

@@ -1,10 +1,10 @@
 """Takes tokens back out of a model's mlx-lm caches: exactly, by replay, or not at all.
 
-Knows how mlx-lm's caches keep their entries. Knows no model and no token: where state cannot be
-cut back to the length that was asked for, it returns to an earlier one and the caller feeds the
-kept tokens again.
+Knows how mlx-lm's caches store their entries. Knows no model and no token: where state cannot be
+cut back to the wanted length, it returns to an earlier one and the caller feeds the accepted tokens
+again.
 
-Three kinds of cache are told apart by their exact class:
+There are three kinds of cache, by their exact class:
 
     append   entries in order, nothing overwritten (KVCache, QuantizedKVCache): cut by counting
     window   RotatingKVCache: cut while what is left still fills the window in order
@@ -77,7 +77,7 @@ class RewindableCache:
 
     @property
     def replays(self) -> bool:
-        """Whether undoing part of a pass of several tokens costs a replay of the kept ones.
+        """Whether undoing part of a pass of several tokens costs a replay of the accepted ones.
 
         Windows replay nothing where a pass has at least one token more than it may lose.
         """
@@ -89,10 +89,8 @@ class RewindableCache:
         return [entry.state for entry in self.entries]
 
     def before_pass(self, rows: int, proposed: int) -> None:
-        """Prepares for a pass of `rows` tokens, the last `proposed` of which may be taken back.
-
-        Copies what that pass would make impossible to undo; nothing when proposed is 0.
-        """
+        """Prepare for a pass of `rows` tokens, the last `proposed` of which may be taken back: copy
+        what that pass would make impossible to undo."""
         if proposed < rows:
             self._boundaries.clear()
         if proposed and (self._opaque or self._window):
@@ -113,11 +111,11 @@ class RewindableCache:
         self._boundaries.append(_Boundary(self.length, copies, offsets))
 
     def rewind(self, length: int) -> int:
-        """Goes back to `length` tokens, or to the longest earlier length that can be reached.
+        """Go back to `length` tokens, or to the longest earlier length that can be reached.
 
-        Returns the length reached; from there the caller feeds the kept tokens again. What stays
-        is final. Raises RewindError where no such length exists, or where a cache does not hold
-        what it must afterwards; the caches are then no longer to be used.
+        Returns the length reached, from which the caller feeds the accepted tokens again. What
+        stays is final. Raises RewindError where no such length exists, or where a cache does not
+        hold what it must afterwards; the caches are then no longer to be used.
         """
         target = self._reachable(length)
         for number in (*self._window, *self._opaque):
@@ -179,6 +177,7 @@ class RewindableCache:
 
 
 def slots(holder: list[Any]) -> list[Slot]:
+    """Return the places of all caches in a list, those in lists of caches included."""
     places: list[Slot] = []
     for index, cache in enumerate(holder):
         if type(cache) is CacheList:
@@ -222,6 +221,6 @@ def _cut(window: RotatingKVCache, count: int) -> None:
 
 
 def evaluate(cache: RewindableCache) -> None:
-    """Computes every cache's arrays and gives the scratch memory of the pass back."""
+    """Compute every cache's arrays and give the scratch memory of the pass back."""
     mx.eval(cache.state)
     mx.clear_cache()
