@@ -153,19 +153,14 @@ def _messages_of(message: Body) -> list[dict[str, Any]]:
         }
         for each in of_type.get("tool_result", ())
     ]
+    if results and not of_type.keys() & {"text", "thinking", "tool_use"}:
+        return results
     rest = {**message, "content": of_type.get("text", "")}
     if thoughts := of_type.get("thinking"):
         rest["reasoning_content"] = "".join(each.get("thinking", "") for each in thoughts)
     if calls := of_type.get("tool_use"):
         rest["tool_calls"] = [_tool_call(each) for each in calls]
-    return (
-        results
-        if results and not of_type.keys() & {"text", "thinking", "tool_use"}
-        else [
-            *results,
-            rest,
-        ]
-    )
+    return [*results, rest]
 
 
 def _tool_call(block: Body) -> dict[str, Any]:

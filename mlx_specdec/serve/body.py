@@ -144,8 +144,8 @@ def fields(required: str = "", /, **properties: Schema) -> Schema:
     """Return the schema of an object, whose optional fields may be null. required: their names, in
     words."""
     names = required.split()
-    own = {name: each if name in names else _or_null(each) for name, each in properties.items()}
-    return {"type": "object", "properties": own, "required": names}
+    optional = {name: _or_null(each) for name, each in properties.items() if name not in names}
+    return {"type": "object", "properties": properties | optional, "required": names}
 
 
 def typed(kind: str, required: str = "", /, **properties: Schema) -> Schema:
@@ -371,11 +371,11 @@ def _object(schema: Schema, value: dict[str, Any], where: str) -> dict[str, Any]
         path = f"{where}.{name[:MOST_SHOWN]}".lstrip(".")
         if not re.search(pattern, name):
             _refuse(schema, {name: item}, where)
-        own = properties.get(name, schema.get("additionalProperties", {}))
+        inner = properties.get(name, schema.get("additionalProperties", {}))
         if name in properties and item is None and name not in schema.get("required", ()):
             continue
-        into = renamed if "x-same-as" in own else fields
-        into[own.get("x-same-as", name)] = read(own, item, path) if own else item
+        into = renamed if "x-same-as" in inner else fields
+        into[inner.get("x-same-as", name)] = read(inner, item, path) if inner else item
     for name in schema.get("required", ()):
         if name not in value:
             path = f"{where}.{name}".lstrip(".")

@@ -137,7 +137,7 @@ TRIMMED = rf"~/\s{ANYTHING}/ & ~/{ANYTHING}\s/"
 
 @dataclass(frozen=True)
 class Tags:
-    """Arguments that stand between tags of their own, as Qwen3-Coder, GLM and MiniMax write them:
+    """Arguments that stand between tags, as Qwen3-Coder, GLM and MiniMax write them:
     strings as they are, everything else as JSON.
 
     before: what precedes an argument, by its name, in Lark. end: of its value. behind: what stands
@@ -162,8 +162,8 @@ class Tags:
             raise unsupported("tools", f"{where} need an object as properties, a list as required")
         if missing := [each for each in required if each not in properties]:
             raise unsupported("tools", f"{where} require {missing[0]}, which has no schema")
-        own = [f"{rule}_{at}{'' if key in required else '?'}" for at, key in enumerate(properties)]
-        rules = [f"{rule}: {' '.join(own) or json.dumps('')}"]
+        each = [f"{rule}_{at}{'' if key in required else '?'}" for at, key in enumerate(properties)]
+        rules = [f"{rule}: {' '.join(each) or json.dumps('')}"]
         for at, (key, schema) in enumerate(properties.items()):
             if not KEY.fullmatch(key):
                 raise unsupported("tools", f"{where} have a name that no tag has: {key:.80}")
@@ -181,8 +181,8 @@ class Tags:
         yield f"{rule}: {self.before(key)} {rule}_value {behind}"
         if kind != "string":
             whole = {"$defs": root.get("$defs", {}), "definitions": root.get("definitions", {})}
-            own = schema if isinstance(schema, Mapping) else {}
-            bound = json.dumps({**whole, **own, "x-guidance": JSON_STYLE})
+            given = schema if isinstance(schema, Mapping) else {}
+            bound = json.dumps({**whole, **given, "x-guidance": JSON_STYLE})
             yield f"{rule}_value: {rule}_json {json.dumps(self.end)}"
             yield f"{rule}_json: %json {bound}"
             return

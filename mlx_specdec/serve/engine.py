@@ -167,10 +167,10 @@ class Engine:
             self.pair, self.options = self._load()
             if self._store is not None:
                 self._cache = self._store.open(self.pair)
-            many = self._begin()
+            scheduler = self._begin()
             self.ready.set()
             then()
-            self._decode(many)
+            self._decode(scheduler)
         except BaseException as problem:
             # Reported by whoever started the engine.
             self.problem = problem
@@ -179,21 +179,21 @@ class Engine:
         self._publish(self._all_with(STOPPING))
         self._keep_cache()
 
-    def _decode(self, many: Scheduler) -> None:
+    def _decode(self, scheduler: Scheduler) -> None:
         """Decode until the engine is closed. A step that fails as a whole ends the requests that
         are pending; ranks that are out of step cannot continue at all."""
-        while (taken := self._take(wait=many.idle)) is not None:
+        while (taken := self._take(wait=scheduler.idle)) is not None:
             try:
-                parts = self._step(many, *taken)
+                parts = self._step(scheduler, *taken)
             except Exception as problem:
                 if getattr(self.pair.target, "lost", False):
                     raise
                 log.exception("a step of the engine failed")
                 self.failures.passes += 1
-                many, parts = self._begin(), self._all_with(self.failures.note(problem))
+                scheduler, parts = self._begin(), self._all_with(self.failures.note(problem))
             self._stepped = time.perf_counter()
             self._publish(parts)
-        many.save_costs()
+        scheduler.save_costs()
 
     def _keep_cache(self) -> None:
         if self._store is None or self._cache is None:
@@ -207,9 +207,9 @@ class Engine:
         self._waiting = 0
         size = BatchSize(self.batch_size)
         budget, failures = self._memory_budget, self.failures
-        many = Scheduler(self.pair, None, self.options, size, self._cache, failures, budget)
-        self.budget, self.reserved_bytes = many.budget, 0
-        return many
+        scheduler = Scheduler(self.pair, None, self.options, size, self._cache, failures, budget)
+        self.budget, self.reserved_bytes = scheduler.budget, 0
+        return scheduler
 
     def _take(self, *, wait: bool) -> tuple[list[tuple[int, Request]], list[int]] | None:
         """Return new and cancelled requests, waiting for some; None when the engine is closed."""
@@ -223,16 +223,20 @@ class Engine:
             return taken
 
     def _step(
-        self, many: Scheduler, arrived: Sequence[tuple[int, Request]], left: Sequence[int]
+        self,
+        scheduler: Scheduler,
+        arrived: Sequence[tuple[int, Request]],
+        cancelled: Sequence[int],
     ) -> list[Part]:
         for number, request in arrived:
-            many.add(number, request)
-        for number in left:
-            many.cancel(number)
-        parts = many.step()
-        if arrived or left or many.waiting != self._waiting or any(part.last for part in parts):
-            self.reserved_bytes = many.reserved_bytes
-        self._waiting = many.waiting
+            scheduler.add(number, request)
+        for number in cancelled:
+            scheduler.cancel(number)
+        parts = scheduler.step()
+        moved = scheduler.waiting != self._waiting or any(part.last for part in parts)
+        if arrived or cancelled or moved:
+            self.reserved_bytes = scheduler.reserved_bytes
+        self._waiting = scheduler.waiting
         self.metrics.count("steps")
         return parts
 

@@ -79,8 +79,7 @@ THINKING = described(
 PARAMETERS = described(
     "a JSON schema, an object",
     fields(
-        properties={**OBJECT, "additionalProperties": either(OBJECT, TRUTH)},
-        required=several(TEXT),
+        properties={**OBJECT, "additionalProperties": either(OBJECT, TRUTH)}, required=several(TEXT)
     ),
 )
 FUNCTION = fields("name", name=NAME, description=TEXT, parameters=PARAMETERS)
@@ -172,11 +171,7 @@ CONSTRAINTS: dict[str, Schema] = {
     "response_format": either(
         typed("text"),
         typed("json_object", "", schema=JSON_SCHEMA, value=JSON_SCHEMA),
-        typed(
-            "json_schema",
-            "json_schema",
-            json_schema=fields("schema", schema=JSON_SCHEMA),
-        ),
+        typed("json_schema", "json_schema", json_schema=fields("schema", schema=JSON_SCHEMA)),
         ANTHROPIC_FORMAT,
         description='{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
         '"json_schema": {"schema": {...}}}',
@@ -236,8 +231,7 @@ COMPLETION: dict[str, Schema] = {
     "xtc_probability": within(0, 1),
     "xtc_threshold": within(0, 0.5),
     "prediction": described(
-        '{"type": "content", "content": ...}',
-        typed("content", "content", content=CONTENT),
+        '{"type": "content", "content": ...}', typed("content", "content", content=CONTENT)
     ),
     "truncate_prompt_tokens": within(1, kind=WHOLE),
     # What changes the text, and is not supported.
@@ -345,8 +339,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         top_logprobs=within(0, TOP_LOGPROBS, WHOLE),
         tools=tools,
         tool_choice=either(
-            {"enum": ["none", "auto", "required"]},
-            typed("function", "function", function=CALLED),
+            {"enum": ["none", "auto", "required"]}, typed("function", "function", function=CALLED)
         ),
         parallel_tool_calls=TRUTH,
         functions=several(FUNCTION, 0, limits.tools),

@@ -44,15 +44,7 @@ async def props(service: Service, request: Request) -> Response:
     pair, options = parser.pair, parser.options
     generation = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
     seed = None if service.settings.drawn_seeds else options.seed
-    shown = (
-        "body_bytes",
-        "waiting",
-        "seconds",
-        "choices",
-        "stops",
-        "schema_bytes",
-        "schema_depth",
-    )
+    shown = ("body_bytes", "waiting", "seconds", "choices", "stops", "schema_bytes", "schema_depth")
     return JSONResponse(
         {
             "model_alias": service.name,

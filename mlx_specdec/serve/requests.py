@@ -171,8 +171,8 @@ class RequestParser:
             raise invalid(str(error), _field(str(error), body)) from None
         more = (predicted, top_logprobs, markers.special, body.get("ignore_eos", False))
         requests = [
-            Request(ids, replace(own, seed=own.seed + choice), *more)
-            for ids, own in zip(prompts, bounded, strict=True)
+            Request(ids, replace(options, seed=options.seed + choice), *more)
+            for ids, options in zip(prompts, bounded, strict=True)
             for choice in range(body.get("n", 1))
         ]
         reader: Callable[[], Reader] = Reader
@@ -197,30 +197,30 @@ class RequestParser:
 
     def _options(self, body: Body) -> Options:
         """Return the options of a request. Raises Problem, OptionError."""
-        own: dict[str, Any] = {name: body[name] for name in SAME if name in body}
-        own["top_k"] = max(0, body.get("top_k", self.options.top_k))
+        changes: dict[str, Any] = {name: body[name] for name in SAME if name in body}
+        changes["top_k"] = max(0, body.get("top_k", self.options.top_k))
         if "stop" in body:
             stop = body["stop"]
-            own["stop"] = (*self.options.stop, *([stop] if isinstance(stop, str) else stop))
+            changes["stop"] = (*self.options.stop, *([stop] if isinstance(stop, str) else stop))
         if "logit_bias" in body:
             # Ids beyond the vocabulary have no logits to bias.
             biases = ((int(token), bias) for token, bias in body["logit_bias"].items())
-            own["logit_bias"] = {
+            changes["logit_bias"] = {
                 token: -math.inf if bias < -LARGEST else bias
                 for token, bias in biases
                 if token < self.pair.vocabulary
             }
         drawn = self.settings.drawn_seeds
-        own["seed"] = body.get("seed", secrets.randbits(32) if drawn else self.options.seed)
+        changes["seed"] = body.get("seed", secrets.randbits(32) if drawn else self.options.seed)
         speculative = body.get("speculative", True)
         if speculative is False:
-            own["regular"] = True
+            changes["regular"] = True
         elif speculative is not True and "max" in speculative:
-            own["num_draft"] = speculative["max"]
+            changes["num_draft"] = speculative["max"]
         limits = self.settings.limits
-        own |= constraints.constraint_of(body, self.pair, self.options, limits)
+        changes |= constraints.constraint_of(body, self.pair, self.options, limits)
         # The chat template has been applied to the prompt.
-        return replace(self.options, system_prompt=None, chat_template_config={}, **own)
+        return replace(self.options, system_prompt=None, chat_template_config={}, **changes)
 
     def _predicted(self, body: Body) -> tuple[int, ...]:
         """Return the token ids of the predicted output."""
@@ -283,9 +283,9 @@ class RequestParser:
             except PromptError as error:
                 raise invalid(str(error), field, CONTEXT) from None
             most = fits
-        own = replace(options, max_tokens=most)
-        prepared(self.pair, ids, own)
-        return own
+        options = replace(options, max_tokens=most)
+        prepared(self.pair, ids, options)
+        return options
 
 
 def unknown_model(named: str, served: str) -> Problem:

@@ -96,9 +96,7 @@ def test_a_request_whose_time_is_over_keeps_what_it_has(
     wait_until(lambda: engine.requests == (0, 0))
 
 
-def test_a_request_that_never_fits_into_memory_is_told_what_would(
-    llama: tuple[Path, Path],
-) -> None:
+def test_a_request_that_never_fits_into_memory_is_told_what_would(llama: tuple[Path, Path]) -> None:
     with running(llama) as engine:
         budget = 3 * engine.budget.of_caches([Extent(5, 5, 25)]) // 2
     with running(llama, memory_budget=budget) as engine:

@@ -174,11 +174,7 @@ def test_what_a_grammar_is_certain_about_is_proposed(engine: Engine) -> None:
     ids=lambda each: str(each)[:50],
 )
 def test_what_is_wrong_is_told_before_anything_is_decoded(
-    client: TestClient,
-    nothing_decoded: None,
-    asked: dict[str, Any],
-    param: str,
-    said: str,
+    client: TestClient, nothing_decoded: None, asked: dict[str, Any], param: str, said: str
 ) -> None:
     for path, prompt in ((COMPLETIONS, {"prompt": TEXT}), (CHAT, {"messages": USER})):
         answer = client.post(path, json={**prompt, **asked, "stream": True})
