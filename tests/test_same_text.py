@@ -338,8 +338,19 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("settings", RULES, ids=lambda each: "-".join(map(str, each.values())))
-@pytest.mark.parametrize("name", ["llama", TRANSLATOR])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param(
+            name,
+            settings,
+            id="-".join(map(str, (name, *settings.values()))),
+            marks=() if (name, settings.get("rule")) == ("llama", "block") else pytest.mark.slow,
+        )
+        for name in ("llama", TRANSLATOR)
+        for settings in RULES
+    ],
+)
 def test_under_other_rules_a_text_is_what_the_same_drafts_give_alone(
     name: str, settings: dict[str, Any], pair_for: Callable[[str], Pair]
 ) -> None:
