@@ -10,18 +10,19 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
-from ..checkpoints import destination, files
-from ..checkpoints import disk as sizes
+from ..checkpoints import files
 from ..checkpoints import t5_keys as keys
+from ..checkpoints.disk import default_shard_bytes
 from ..checkpoints.files import Weights
 from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.tensors import Tensor
@@ -39,7 +40,7 @@ from ..options import SELF
 from .collect import Rows
 from .config import DataConfig, DistillConfig, DraftConfig
 from .fit import HELD_OUT, Task
-from .run import Trained, Training, Watcher, facts, work_directory
+from .run import STORED, Trained, Training, Watcher, stored_type, work_directory
 
 _FLOOR = -80.0
 """Smallest log-probability told apart: less is no number in float32 once it is a probability."""
@@ -158,9 +159,6 @@ class DraftTask(Task):
         return target, self._draft.logits(*inputs)[:, : self._vocabulary]
 
 
-STORED = mx.bfloat16
-
-
 @dataclass(frozen=True)
 class Initial:
     """model: before its first step. config: its config.json. directory: where its tokenizer files
@@ -212,20 +210,10 @@ def short_name(model: str) -> str:
     return path.resolve().name if path.exists() else model
 
 
-def round_as_stored(network: nn.Module) -> None:
-    """Every weight becomes what will be read again; all stay float32."""
-
-    def rounded(path: str, array: mx.array) -> mx.array:
-        return array.astype(_stored(network, path, array)).astype(array.dtype)
-
-    network.update(tree_map_with_path(rounded, network.parameters()))
-    mx.eval(network.parameters())
-
-
-def write(directory: Path, network: nn.Module, initial: Initial, facts: Mapping[str, Any]) -> None:
-    """All files of the model; facts: what provenance.json tells besides digests. Raises OSError."""
+def write(directory: Path, facts: Mapping[str, Any], network: nn.Module, initial: Initial) -> None:
+    """Write all files of the model; facts: of provenance.json, besides digests. Raises OSError."""
     tensors = {
-        name: array.astype(_stored(network, name, array))
+        name: array.astype(stored_type(network, name, array))
         for name, array in tree_flatten(network.parameters())
     }
     for file in files.tokenizer_files(initial.directory):
@@ -241,19 +229,13 @@ def write_trained(
 ) -> None:
     """Weights, config.json and provenance.json, as `write` says."""
     named = [(name, Tensor.of(array)) for name, array in sorted(tensors.items())]
-    shard_bytes = sizes.default_shard_bytes()
+    shard_bytes = default_shard_bytes()
     write_weights(directory, named, lambda name, tensor: Change(), shard_bytes=shard_bytes)
     write_config(directory, config, None)
     with Digests([*sorted(directory.glob("model*")), directory / "config.json"]) as digests:
         written = {name: asdict(digest) for name, digest in digests.result().items()}
     text = json.dumps({**maker(), **facts, "files": written}, indent=2, ensure_ascii=False)
     (directory / PROVENANCE).write_text(text + "\n", encoding="utf-8")
-
-
-def _stored(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:
-    """Half precision, but for what a model wants kept."""
-    may = getattr(network, "cast_predicate", lambda _: True)
-    return STORED if may(name) and mx.issubdtype(array.dtype, mx.floating) else array.dtype
 
 
 def _config(network: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,15 +280,8 @@ def train(
             }
         known = training.rows, training.prompts
         task = DraftTask(student, pair.target, *known, pair.vocabulary, config)
-        start = task.evaluate()
-        watcher.measured(0, start)
-        outcome = training.fit(task, config, start, origin)
-        round_as_stored(student.network)
-        outcome = replace(outcome, figures=task.evaluate())
-        told = facts(origin, data, config, start, outcome)
-        with destination.directory(output) as made:
-            write(made, student.network, begun, told)
-    return training.trained(output, task, outcome, start)
+        finish = partial(write, network=student.network, initial=begun)
+        return training.improve(task, config, output, origin, finish)
 
 
 EMBEDDING_SPREAD = 0.02

@@ -1,66 +1,72 @@
-"""A drafter on hidden states before its first step, and the directory that it ends with.
+"""Training of a hidden-state drafter: a directory of random weights, its tasks, and its end.
 
-It begins as a directory like any other drafter's, so that what reads those reads this one. Layouts:
-DSpark as the package `speculators` writes it, EAGLE-3 as its authors do.
+It begins as a directory like any other drafter's, which is read as those are. Layouts: DSpark as
+the package `speculators` writes it, EAGLE-3 as its authors do.
+Source: arXiv 2602.06036, section 4 (DFlash), arXiv 2607.05147 (DSpark), arXiv 2503.01840 (EAGLE-3).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ..checkpoints import destination, files
+from ..checkpoints import files
 from ..checkpoints.source import as_directory, resolve
 from ..engine.pair import Pair
 from ..errors import OptionError
 from ..interfaces import after
 from ..models.base import Base
-from ..models.drafters.config import ATTENDS, Settings, Shapes, layer_sizes
-from ..models.drafters.dflash import CONFIDENCE, CONFIDENCE_BIAS
+from ..models.drafters.config import ATTENDS, LayerSizes, Settings, Shapes, layer_sizes
+from ..models.drafters.dflash import CONFIDENCE, CONFIDENCE_BIAS, DFlash
+from ..models.drafters.eagle3 import Eagle3
 from ..models.drafters.kinds import attach, kind_named, read
+from ..models.drafters.layers import Attention
 from ..models.drafters.network import DrafterNetwork
 from ..models.number_format import NumberFormat
 from ..models.t5.context import EncoderDecoderModel
-from .anchors import AnchorTask
+from . import anchors as behind_anchors
+from .anchors import Anchored, AnchorTask, KeysValues, compared
 from .collect import Rows
 from .config import DataConfig, DrafterConfig
-from .draft import STORED, round_as_stored, short_name, write_trained
-from .drafter_tasks import DSparkTask, Eagle3Task
-from .run import Trained, Training, Watcher, facts, work_directory
+from .draft import short_name, write_trained
+from .run import STORED, Trained, Training, Watcher, work_directory
 
 TAPS = 3
 LAYERS_OF_TARGET = 4
-"""For so many of the target's layers a drafter of blocks has one."""
+"""Layers of the target for each layer of a drafter of blocks."""
 MOST_LAYERS = 5
 MOST_OWN_TOKENS = 32000
-"""Of an EAGLE-3, whose head is its own and read once a token; so many the published ones have."""
+"""Tokens of an EAGLE-3, whose own head is read once a token; the published ones have as many."""
 MOST_RANK = 256
 SHORT_TEXTS = 8192
 """Positions up to which rotary positions turn as fast as Llama's first ones."""
-SEEN_ROWS = 4096
-"""From which is told how large the target's hidden states are."""
-SEEN_TOKENS = 1024
-"""And its embeddings."""
+SEEN_ROWS, SEEN_TOKENS = 4096, 1024
+"""Hidden states and embeddings of the target whose size is measured."""
 QUIET = 0.3
-"""How loud a new drafter is beside its target. As loud, it first has to unlearn that a token
-follows itself, whose embedding its states begin with."""
+"""Size of a new drafter's output, relative to the target's. As loud, it first has to unlearn that a
+token follows itself, whose embedding its states begin with."""
 SPECULATORS_VERSION = "0.9.0"
+GAMMA = 4.0
+"""Tokens of a block within which their weight falls to 1 / e."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What the texts tell of the drafter to be made.
+    """What the shape and the first weights of a drafter depend on.
 
     by_use: the target's tokens, the most frequent first. final: (width,), the size of each number
-    that the head is given. features: the size of the hidden states that are read.
+    of the head's inputs. features: the size of the hidden states that are read.
     """
 
     by_use: np.ndarray
@@ -69,7 +75,7 @@ class Texts:
 
     @classmethod
     def of(cls, rows: Rows, width: int, vocabulary: int) -> Texts:
-        """From the rows of a target's texts. width: of one hidden state."""
+        """Measure the rows of a target's texts. width: of one hidden state."""
         tokens = rows.tokens()
         used = np.bincount(tokens, minlength=vocabulary)[:vocabulary]
         states = rows.states(np.arange(min(SEEN_ROWS, len(tokens)))).astype(mx.float32)
@@ -82,59 +88,140 @@ class Texts:
 
 
 def tapped(layers: int) -> tuple[int, ...]:
-    """The layers whose outputs are read: evenly from the second to the last but one."""
+    """Return the layers whose outputs are read: evenly from the second to the last but one."""
     first, last = min(1, layers - 1), max(0, layers - 2)
     first = min(first, last)
     every = (first + round(at * (last - first) / (TAPS - 1)) for at in range(TAPS))
     return tuple(dict.fromkeys(every))
 
 
-@dataclass(frozen=True)
-class Begun:
-    """A drafter of random weights on its target. config: its config.json. fixed: what its files
-    hold beside weights that are learned."""
+class DSparkTask(AnchorTask):
+    """Task of a DSpark: blocks behind anchors, with its Markov head and its confidence head."""
 
-    network: DrafterNetwork
-    config: Mapping[str, Any]
-    fixed: Mapping[str, mx.array]
+    decay = math.exp(-1 / GAMMA)
+    network: DFlash
+
+    @classmethod
+    def configuration(cls, pair: Pair, config: DrafterConfig, texts: Texts) -> dict[str, Any]:
+        """Return the config.json of a new drafter."""
+        target = pair.target
+        by_depth = min(MOST_LAYERS, max(1, round(target.layers / LAYERS_OF_TARGET)))
+        with as_directory(resolve(pair.name)) as directory:
+            architectures = files.read_config(directory).get("architectures", [])
+        method = {"proposal_type": "greedy", "speculative_tokens": config.num_draft}
+        return {
+            "architectures": ["DSparkDraftModel"],
+            "aux_hidden_state_layer_ids": [layer + 1 for layer in tapped(target.layers)],
+            "block_size": config.num_draft,
+            "confidence_head_with_markov": True,
+            "draft_vocab_size": target.vocabulary,
+            "enable_confidence_head": True,
+            "markov_head_type": "rnn",
+            "markov_rank": min(MOST_RANK, target.width // 2),
+            "mask_token_id": int(texts.by_use[-1]),
+            "sample_from_anchor": True,
+            "speculators_config": {
+                "algorithm": "dspark",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [method],
+                "verifier": {"architectures": architectures, "name_or_path": short_name(pair.name)},
+            },
+            "speculators_model_type": "dspark",
+            "speculators_version": SPECULATORS_VERSION,
+            "tie_word_embeddings": False,
+            "transformer_layer_config": _layer_config(target, "qwen3", config.layers or by_depth),
+        }
+
+    @classmethod
+    def more_shapes(cls, config: Mapping[str, Any], sizes: LayerSizes) -> Shapes:
+        """Return the tensors that it has beyond those that config.json asks for: Qwen 3's layers
+        norm queries and keys by head."""
+        _, optional = sizes.tensors(sizes.width)
+        return {name: optional[name] for name in optional if name.endswith("_norm.weight")}
+
+    @classmethod
+    def zeros(cls, config: Mapping[str, Any], target: Base) -> Shapes:
+        """Return the tensors that are zero at first."""
+        return {CONFIDENCE: (1, target.width + config["markov_rank"]), CONFIDENCE_BIAS: (1,)}
+
+    @classmethod
+    def file_name(cls, path: str) -> str:
+        """Return the name of a parameter in files."""
+        return path
+
+    def loss(self, *batch: mx.array) -> mx.array:
+        """See AnchorTask; the confidence head learns the shares that are accepted."""
+        given = Anchored(*batch)
+        states, before = self._states(given)
+        entropy, accepted = compared(self._logits(states, before), self._probabilities(given))
+        inputs = mx.stop_gradient(states), mx.stop_gradient(self._embedded(given))
+        sure = self.network.confidence_head.logits(*inputs)
+        return self._averaged(given, entropy) + nn.losses.binary_cross_entropy(sure, accepted)
+
+    def draft(self, given: Anchored) -> mx.array:
+        return self._logits(*self._states(given))
+
+    def _logits(self, states: mx.array, before: mx.array) -> mx.array:
+        network = self.network
+        logits = network.own_logits(states[None])[0].astype(mx.float32)
+        return (logits + network.markov_head.markov_w2(before))[:, : self._vocabulary]
+
+    def _states(self, given: Anchored) -> tuple[mx.array, mx.array]:
+        """Return the inputs of the head, (n, width), and of the Markov head's last matrix, (n,
+        rank)."""
+        states = self._blocks(given)
+        blocks = states.reshape(-1, given.slots, states.shape[-1])
+        tokens = given.tokens.reshape(-1, given.slots)
+        latent, carried = [], None
+        for slot in range(given.slots):
+            part = slice(slot, slot + 1)
+            part_latent, carried = self.network.markov_head.latent(
+                tokens[:, part], blocks[:, part], carried
+            )
+            latent.append(part_latent)
+        before = mx.concatenate(latent, axis=1).reshape(*states.shape[:2], -1)
+        return given.chosen(states), given.chosen(before)
+
+    def _embedded(self, given: Anchored) -> mx.array:
+        """Return (n, rank), of the tokens before those that are wanted."""
+        tokens = given.chosen(given.tokens.reshape(given.tokens.shape[0], -1))
+        return self.network.markov_head.markov_w1(tokens)
+
+    def _blocks(self, given: Anchored) -> mx.array:
+        """Return the output of the last norm, (texts, anchors x slots, width)."""
+        network, slots = self.network, given.slots
+        first = mx.arange(slots) == 0
+        tokens = mx.where(first, given.tokens, network.mask_token)
+        tokens = tokens.reshape(tokens.shape[0], -1)
+        context = network.context(given.hidden)
+        states = mx.stop_gradient(network.embed(tokens))
+        for layer, source in zip(network.layers, self._sources(given), strict=True):
+            attend = partial(_attend, layer.self_attn, context, given.anchors)
+            states = network.through(layer, states, attend, source)
+        normed: mx.array = network.norm(states)
+        return normed
 
 
-def begin(directory: Path, pair: Pair, asked: DrafterConfig, texts: Texts) -> Begun:
-    """A new drafter, which is written to `directory` and read from there."""
-    target, fixed = pair.target, {}
-    config = _config(pair, asked, texts)
-    tensors = _weights(_shapes(asked.kind, directory, config), target, texts, asked.seed)
-    if (drafted := config["draft_vocab_size"]) < target.vocabulary:
-        ids = np.sort(texts.by_use[:drafted])
-        tensors["lm_head.weight"] = tensors["lm_head.weight"][mx.array(ids)]
-        fixed["d2t"] = mx.array(ids - np.arange(drafted), dtype=mx.int64)
-        fixed["t2d"] = mx.array(np.isin(np.arange(target.vocabulary), ids))
-    if asked.kind == "dspark":
-        tensors[CONFIDENCE] = mx.zeros((1, target.width + config["markov_rank"]))
-        tensors[CONFIDENCE_BIAS] = mx.zeros((1,))
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    mx.save_safetensors(str(directory / "model.safetensors"), {**tensors, **fixed})
-    stored = read(directory)
-    assert stored is not None, "a directory of a known kind"
-    return Begun(attach(stored, target, NumberFormat("float32")), config, fixed)
+def _attend(attention: Attention, context: mx.array, anchors: mx.array, rows: mx.array) -> mx.array:
+    """Rows (texts, anchors x slots, width) of all blocks."""
+    blocks = rows.reshape(anchors.size, -1, rows.shape[-1])
+    offsets = anchors.reshape(-1)
+    own = attention.keys_values(blocks, offsets)
+    queries = attention.queries(blocks, offsets)
+    return behind_anchors.attend(attention, queries, attention.keys_values(context), own, anchors)
 
 
-def write(directory: Path, begun: Begun, facts: Mapping[str, Any]) -> None:
-    """All files of a drafter that was trained, as draft_files.write."""
-    chains = begun.network.kind == "eagle3"
-    tensors = dict(begun.fixed)
-    for path, array in tree_flatten(begun.network.parameters()):
-        name = re.sub(r"^layers\.0\.", "midlayer.", path) if chains else path
-        tensors[name] = array.astype(STORED)
-    write_trained(directory, tensors, {**begun.config, "dtype": "bfloat16"}, facts)
+class Eagle3Task(AnchorTask):
+    """Task of an EAGLE-3. The first step is made for all rows, since later ones look at them; the
+    others behind anchors alone."""
 
+    decay = 0.8
+    network: Eagle3
 
-def _config(pair: Pair, asked: DrafterConfig, texts: Texts) -> dict[str, Any]:
-    target = pair.target
-    layers = tapped(target.layers)
-    by_input = [layer + 1 for layer in layers]
-    if asked.kind == "eagle3":
+    @classmethod
+    def configuration(cls, pair: Pair, config: DrafterConfig, texts: Texts) -> dict[str, Any]:
+        """Return the config.json of a new drafter."""
+        target, layers = pair.target, tapped(pair.target.layers)
         return {
             # Its authors' layout has no word for what the target is.
             ATTENDS: False,
@@ -143,40 +230,148 @@ def _config(pair: Pair, asked: DrafterConfig, texts: Texts) -> dict[str, Any]:
             "bias": False,
             "draft_vocab_size": min(MOST_OWN_TOKENS, target.vocabulary),
             # Each program reads one of the two, which count differently.
-            "eagle_aux_hidden_state_layer_ids": by_input,
+            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in layers],
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers)},
         }
-    by_depth = min(MOST_LAYERS, max(1, round(target.layers / LAYERS_OF_TARGET)))
-    with as_directory(resolve(pair.name)) as directory:
-        architectures = files.read_config(directory).get("architectures", [])
-    return {
-        "architectures": ["DSparkDraftModel"],
-        "aux_hidden_state_layer_ids": by_input,
-        "block_size": asked.num_draft,
-        "confidence_head_with_markov": True,
-        "draft_vocab_size": target.vocabulary,
-        "enable_confidence_head": True,
-        "markov_head_type": "rnn",
-        "markov_rank": min(MOST_RANK, target.width // 2),
-        "mask_token_id": int(texts.by_use[-1]),
-        "sample_from_anchor": True,
-        "speculators_config": {
-            "algorithm": "dspark",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {"proposal_type": "greedy", "speculative_tokens": asked.num_draft}
-            ],
-            "verifier": {"architectures": architectures, "name_or_path": short_name(pair.name)},
-        },
-        "speculators_model_type": "dspark",
-        "speculators_version": SPECULATORS_VERSION,
-        "tie_word_embeddings": False,
-        "transformer_layer_config": _layer_config(target, "qwen3", asked.layers or by_depth),
-    }
+
+    @classmethod
+    def more_shapes(cls, config: Mapping[str, Any], sizes: LayerSizes) -> Shapes:
+        """Return the tensors that it has beyond those that config.json asks for: its own head."""
+        return {"lm_head.weight": (config["draft_vocab_size"], sizes.width)}
+
+    @classmethod
+    def zeros(cls, config: Mapping[str, Any], target: Base) -> Shapes:
+        """Return the tensors that are zero at first."""
+        return {}
+
+    @classmethod
+    def file_name(cls, path: str) -> str:
+        """Return the name of a parameter in files."""
+        return re.sub(r"^layers\.0\.", "midlayer.", path)
+
+    def draft(self, given: Anchored) -> mx.array:
+        heads = mx.stack(self._heads(given), axis=2)
+        states = given.chosen(heads.reshape(heads.shape[0], -1, heads.shape[-1]))
+        logits = self.network.own_logits(states[None])[0].astype(mx.float32)
+        return logits if self._ids is not None else logits[:, : self._vocabulary]
+
+    def _heads(self, given: Anchored) -> list[mx.array]:
+        """Return the inputs of the head in each step, (texts, anchors, width)."""
+        network = self.network
+        sources = self._sources(given)
+        seen: list[KeysValues] = []
+        made: list[list[KeysValues]] = [[] for _ in network.layers]
+
+        def attend_all(number: int, attention: Attention, rows: mx.array) -> mx.array:
+            seen.append(attention.keys_values(rows, 0))
+            return attention.attend(attention.queries(rows, 0), *seen[-1], "causal")
+
+        def attend_behind(number: int, attention: Attention, rows: mx.array) -> mx.array:
+            # The row before an anchor is the first of its chain.
+            offsets = given.anchors.reshape(-1) + len(made[number])
+            each = rows.reshape(offsets.size, 1, rows.shape[-1])
+            made[number].append(attention.keys_values(each, offsets))
+            keys, values = (
+                mx.concatenate(list(parts), axis=2) for parts in zip(*made[number], strict=True)
+            )
+            queries = attention.queries(each, offsets)
+            behind = seen[number], (keys, values), given.anchors
+            return behind_anchors.attend(attention, queries, *behind)
+
+        features = network.features(given.hidden)
+        states = network.through(given.following, features, sources, attend_all)
+        states = mx.take_along_axis(states, (given.anchors - 1)[..., None], axis=1)
+        heads = [network.norm(states)]
+        for step in range(1, given.slots):
+            states = network.through(given.tokens[..., step], states, sources, attend_behind)
+            heads.append(network.norm(states))
+        return heads
+
+
+TASKS: Mapping[str, type[DSparkTask | Eagle3Task]] = {"dspark": DSparkTask, "eagle3": Eagle3Task}
+"""The kinds that can be trained."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A drafter of random weights on its target. config: its config.json. fixed: tensors of its
+    files that are not learned."""
+
+    network: DrafterNetwork
+    config: Mapping[str, Any]
+    fixed: Mapping[str, mx.array]
+
+
+def train(
+    pair: Pair,
+    file: Path,
+    output: Path,
+    data: DataConfig,
+    config: DrafterConfig,
+    watcher: Watcher,
+) -> Trained:
+    """Train a drafter for `pair`'s target and write it as a directory that loads with it.
+
+    pair: as engine.loading.load returns it, without a draft. The target's hidden states of all
+    texts are saved beside `output` until the end: they never change, and a pass of the target would
+    take a third of every step. Raises PromptError for data with nothing usable, OptionError for a
+    target that shows no hidden states, OutputError where `output` exists or cannot be written.
+    """
+    if pair.heads is not None:
+        raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
+    with work_directory(output) as directory:
+        target = pair.target
+        taps = tuple(map(after, tapped(target.layers)))
+        # A target that does not show or lend what is needed refuses before any text is written.
+        tokens = mx.zeros((1, 1), dtype=mx.int32)
+        target.open([0]).advance(tokens, taps=taps)
+        target.embed(tokens)
+        training = Training(pair, file, directory, data, watcher, taps)
+        texts = Texts.of(training.rows, target.width, pair.vocabulary)
+        begun = begin(directory / "start", pair, config, texts)
+        known = training.rows, training.prompts
+        task = TASKS[config.kind](begun.network, target, *known, pair.vocabulary, config)
+        origin = {"target": short_name(pair.name), "data_digest": training.digest}
+        return training.improve(task, config, output, origin, partial(write, begun=begun))
+
+
+def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: Texts) -> Begun:
+    """Write a new drafter to `directory` and read it from there."""
+    target, task = pair.target, TASKS[config.kind]
+    described = task.configuration(pair, config, texts)
+    layer = described.get("transformer_layer_config", described)
+    sizes = layer_sizes(Settings(directory / "config.json", layer), layer["model_type"])
+    expected = kind_named(config.kind).expected
+    assert expected is not None, "a kind that can be trained"
+    shapes = expected(directory, described) | task.more_shapes(described, sizes)
+    shapes.pop("d2t", None)
+    tensors = _weights(shapes, target, texts, config.seed)
+    tensors |= {name: mx.zeros(shape) for name, shape in task.zeros(described, target).items()}
+    fixed = {}
+    if (drafted := described["draft_vocab_size"]) < target.vocabulary:
+        ids = np.sort(texts.by_use[:drafted])
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][mx.array(ids)]
+        fixed["d2t"] = mx.array(ids - np.arange(drafted), dtype=mx.int64)
+        fixed["t2d"] = mx.array(np.isin(np.arange(target.vocabulary), ids))
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    mx.save_safetensors(str(directory / "model.safetensors"), {**tensors, **fixed})
+    stored = read(directory)
+    assert stored is not None, "a directory of a known kind"
+    return Begun(attach(stored, target, NumberFormat("float32")), described, fixed)
+
+
+def write(directory: Path, facts: Mapping[str, Any], begun: Begun) -> None:
+    """Write all files of a trained drafter; facts: of provenance.json. Raises OSError."""
+    task = TASKS[begun.network.kind]
+    tensors = dict(begun.fixed)
+    for path, array in tree_flatten(begun.network.parameters()):
+        tensors[task.file_name(path)] = array.astype(STORED)
+    write_trained(directory, tensors, {**begun.config, "dtype": "bfloat16"}, facts)
 
 
 def _layer_config(target: Base, model_type: str, count: int) -> dict[str, Any]:
-    """Layers of the target's width, in proportions that are usual."""
+    """Return layers of the target's width, in the usual proportions."""
     width = target.width
     head_dim = min(128 if width >= 2048 else 64, width + width % 2)
     heads = max(1, width // head_dim)
@@ -203,24 +398,9 @@ def _layer_config(target: Base, model_type: str, count: int) -> dict[str, Any]:
     }
 
 
-def _shapes(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
-    """Every tensor that is learned, but for the confidence head, which starts at zero."""
-    layer = config.get("transformer_layer_config", config)
-    sizes = layer_sizes(Settings(directory / "config.json", layer), layer["model_type"])
-    expected = kind_named(kind).expected
-    assert expected is not None, "a kind that can be trained"
-    shapes = expected(directory, config)
-    shapes.pop("d2t", None)
-    if kind == "eagle3":
-        return shapes | {"lm_head.weight": (config["draft_vocab_size"], sizes.width)}
-    # Qwen 3's layers norm queries and keys by head.
-    _, optional = sizes.tensors(sizes.width)
-    return shapes | {name: optional[name] for name in optional if name.endswith("_norm.weight")}
-
-
 def _weights(shapes: Shapes, target: Base, texts: Texts, seed: int) -> dict[str, mx.array]:
-    """Matrices of variance 1 / inputs, norms of 1, biases of 0; what parts of layers put out is as
-    large as what it is added to. What the head is given is as the target's is, in proportion."""
+    """Draw matrices of variance 1 / inputs, norms of 1 and biases of 0. The outputs of parts of
+    layers are as large as their residual, and the head's inputs in proportion to the target's."""
     draws = mx.random.split(mx.random.key(seed), len(shapes))
     chains = "lm_head.weight" in shapes
     embedded = target.embed(mx.array(texts.by_use[None, :SEEN_TOKENS], dtype=mx.int32))
@@ -239,50 +419,6 @@ def _weights(shapes: Shapes, target: Base, texts: Texts, seed: int) -> dict[str,
             made[name] = mx.zeros(shape)
         else:
             spread = 1.0 if name == "markov_head.markov_w1.weight" else shape[-1] ** -0.5
-            puts_out = name.endswith(("o_proj.weight", "down_proj.weight"))
-            made[name] = spread * (size if puts_out else 1) * mx.random.normal(shape, key=draw)
+            is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
+            made[name] = spread * (size if is_output else 1) * mx.random.normal(shape, key=draw)
     return made
-
-
-TASKS: Mapping[str, Callable[..., AnchorTask]] = {"dspark": DSparkTask, "eagle3": Eagle3Task}
-
-
-def train(
-    pair: Pair,
-    file: Path,
-    output: Path,
-    data: DataConfig,
-    config: DrafterConfig,
-    watcher: Watcher,
-) -> Trained:
-    """Train a drafter for `pair`'s target and write it as a directory that loads with it.
-
-    pair: as `load` gives it, without a draft. The target's hidden states of all texts are
-    kept on disk beside `output` until the end: they never change, and a pass of the target would
-    take a third of every step. Raises PromptError for data with nothing usable, OptionError for a
-    target that shows no hidden states, OutputError where `output` exists or cannot be written.
-    """
-    if pair.heads is not None:
-        raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
-    with work_directory(output) as directory:
-        target = pair.target
-        taps = tuple(map(after, tapped(target.layers)))
-        # A target that does not show or lend what is needed says so before any text is written.
-        tokens = mx.zeros((1, 1), dtype=mx.int32)
-        target.open([0]).advance(tokens, taps=taps)
-        target.embed(tokens)
-        training = Training(pair, file, directory, data, watcher, taps)
-        texts = Texts.of(training.rows, target.width, pair.vocabulary)
-        begun = begin(directory / "start", pair, config, texts)
-        known = training.rows, training.prompts
-        task = TASKS[config.kind](begun.network, target, *known, pair.vocabulary, config)
-        start = task.evaluate()
-        watcher.measured(0, start)
-        origin = {"target": short_name(pair.name), "data_digest": training.digest}
-        outcome = training.fit(task, config, start, origin)
-        round_as_stored(task.module)
-        outcome = replace(outcome, figures=task.evaluate())
-        told = facts(origin, data, config, start, outcome)
-        with destination.directory(output) as made:
-            write(made, begun, told)
-    return training.trained(output, task, outcome, start)

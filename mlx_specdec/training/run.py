@@ -10,12 +10,17 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map_with_path
+
+from ..checkpoints import destination
 from ..engine.pair import Pair
 from ..engine.prompt_cache_files import fingerprint
 from ..errors import OutputError
@@ -27,8 +32,8 @@ from .fit import Fit, Measured, Outcome, Step, Task
 
 @dataclass(frozen=True)
 class Watcher:
-    """Who is told how far the work is. collected: of texts that have their hidden states. measured:
-    epoch 0 is the start."""
+    """Receives the progress. collected: texts that have their hidden states. measured: figures of
+    each epoch; epoch 0 is the start."""
 
     collected: Progress
     stepped: Step
@@ -37,9 +42,9 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Trained:
-    """start: of what was begun with, on the same held-out texts; None where it says nothing. rows,
-    held_out: tokens that were learned from, and that were not. seconds: of this run alone; resumed:
-    whether an earlier one had left its texts, and maybe a training of the same settings."""
+    """The report of a training. start: figures of its start on the same held-out texts; None where
+    they mean nothing. rows, held_out: tokens that were learned from, and that were not. seconds: of
+    this run alone. resumed: an earlier run had left its texts, and maybe a checkpoint."""
 
     output: Path
     start: Any
@@ -51,9 +56,9 @@ class Trained:
 
 
 class Training:
-    """Texts with the target's hidden states, in `directory`, and what is fitted to them.
+    """Texts with the target's hidden states, in `directory`, and the fit to them.
 
-    prompts: what stands before each of the rows' samples. taps: see `collect`. Raises PromptError
+    prompts: those of the rows' samples. taps: see `collect`. Raises PromptError
     for data with nothing usable.
     """
 
@@ -69,6 +74,7 @@ class Training:
         self._started = time.perf_counter()
         self._directory = directory
         self._watcher = watcher
+        self._data = config
         samples = read_samples(file, config.seed)
         self.digest = hashlib.sha256(file.read_bytes()).hexdigest()
         model = {
@@ -99,31 +105,63 @@ class Training:
         fit = Fit(task, config, directory / "checkpoint.safetensors", start)
         return fit.run(self._watcher.stepped, self._watcher.measured)
 
+    def improve(
+        self,
+        task: Task,
+        config: TrainConfig,
+        output: Path,
+        origin: Mapping[str, str],
+        write: Callable[[Path, Mapping[str, Any]], None],
+    ) -> Trained:
+        """Train a task whose start may already be its best, and write the result, rounded as it is
+        stored. origin: tells this start from others. write: writes all files to a directory, with
+        facts about the training."""
+        start = task.evaluate()
+        self._watcher.measured(0, start)
+        outcome = self.fit(task, config, start, origin)
+        round_as_stored(task.module)
+        outcome = replace(outcome, figures=task.evaluate())
+        facts = {
+            **origin,
+            "texts": asdict(self._data),
+            "training": asdict(config),
+            "epochs": outcome.epochs,
+            "best_epoch": outcome.best,
+            "held_out": {"start": asdict(start), "result": asdict(outcome.figures)},
+        }
+        with destination.directory(output) as made:
+            write(made, facts)
+        return self.trained(output, task, outcome, start)
+
     def trained(self, output: Path, task: Task, outcome: Outcome, start: Any = None) -> Trained:
-        """What to tell of it."""
+        """Return the report of the training."""
         rows, held_out = task.count(task.train), task.count(task.held_out)
         seconds = time.perf_counter() - self._started
         return Trained(output, start, outcome, rows, held_out, seconds, self._resumed)
 
 
-def facts(
-    origin: Mapping[str, Any], data: DataConfig, config: TrainConfig, start: Any, outcome: Outcome
-) -> dict[str, Any]:
-    """What a directory of weights says of how they were trained. start: of what was begun with, on
-    the held-out texts; origin: what that was."""
-    return {
-        **origin,
-        "texts": asdict(data),
-        "training": asdict(config),
-        "epochs": outcome.epochs,
-        "best_epoch": outcome.best,
-        "held_out": {"start": asdict(start), "result": asdict(outcome.figures)},
-    }
+STORED = mx.bfloat16
+
+
+def round_as_stored(network: nn.Module) -> None:
+    """Round every weight to what will be read again; all stay float32."""
+
+    def rounded(path: str, array: mx.array) -> mx.array:
+        return array.astype(stored_type(network, path, array)).astype(array.dtype)
+
+    network.update(tree_map_with_path(rounded, network.parameters()))
+    mx.eval(network.parameters())
+
+
+def stored_type(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:
+    """Return half precision, except for weights that the model keeps as they are."""
+    may = getattr(network, "cast_predicate", lambda _: True)
+    return STORED if may(name) and mx.issubdtype(array.dtype, mx.floating) else array.dtype
 
 
 @contextmanager
 def work_directory(output: Path) -> Iterator[Path]:
-    """The hidden directory; it is removed when the block ends well, and stays otherwise.
+    """Enter the hidden directory; it is removed when the block ends well, and stays otherwise.
 
     Raises OutputError where `output` exists or has a name that MLX cannot write to, and for
     anything the system refuses in the block.
@@ -146,7 +184,8 @@ def work_directory(output: Path) -> Iterator[Path]:
 
 
 def _keep(directory: Path, settings: Mapping[str, Any]) -> bool:
-    """Makes the directory; empties it unless it was made for the same settings. Whether it was."""
+    """Make the directory, or empty it unless it was made for the same settings; return whether it
+    was."""
     note = directory / "settings.json"
     text = json.dumps(settings, sort_keys=True)
     if note.is_file() and note.read_text(encoding="utf-8") == text:

@@ -33,6 +33,7 @@ from mlx_specdec.training.draft import (
     Initial,
     log_probabilities,
 )
+from mlx_specdec.training.run import round_as_stored
 
 from ..support import tiny, trainings
 from ..support.models import make_llama, make_t5
@@ -279,11 +280,11 @@ def test_every_family_is_read_as_it_was_written(name: str, tmp_path: Path) -> No
     model = load_model(directory, dtype="float32").model
     draft = trainable(model)
     network = draft.network
-    draft_files.round_as_stored(network)
+    round_as_stored(network)
     output = tmp_path / "output"
     output.mkdir()
     initial = Initial(model, read_config(directory), directory, "words")
-    draft_files.write(output, network, initial, {"told": 1})
+    draft_files.write(output, {"told": 1}, network, initial)
     again = load_model(output, dtype="float32").model
     inputs = draft.inputs([[3, 4, 5]], [[6, 7, 8]])
     found = trainable(again).logits(*inputs)
