@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import mlx.core as mx
@@ -193,11 +192,6 @@ def test_a_quantisation_that_mlx_does_not_have_is_refused(wide: Path) -> None:
     (wide / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="groups of 48"):
         load_model(wide)
-
-
-def test_a_copied_fixture_loads_from_anywhere(tmp_path: Path) -> None:
-    shutil.copytree(FIXTURES / "mt5", tmp_path / "a place with spaces")
-    assert load_model(tmp_path / "a place with spaces").kind == "encoder-decoder"
 
 
 def test_widths_that_no_group_divides_cannot_be_quantized() -> None:

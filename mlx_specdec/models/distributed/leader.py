@@ -27,20 +27,6 @@ from ..base import Base
 from .orders import Channel, Message, Op, Order
 
 
-def follow(model: Base, channel: Channel) -> int:
-    """Follow orders until the end; returns the code that all ranks exit with."""
-    follower = Follower(model)
-    while True:
-        message = channel.receive()
-        for order in message.orders:
-            if order.op is Op.END:
-                return order.numbers[0]
-            if order.op is Op.SUM:
-                time_sums(model, channel, *order.numbers)
-            else:
-                follower.do(order, message)
-
-
 class Follower:
     """The contexts of a rank that follows. model: this rank's part."""
 
@@ -77,6 +63,20 @@ class Follower:
             prompts.append(rest[place : place + length])
             place += length
         return self._model.open_batch(prompts) if joins else self._model.open(prompts[0])
+
+
+def follow(model: Base, channel: Channel) -> int:
+    """Follow orders until the end; returns the code that all ranks exit with."""
+    follower = Follower(model)
+    while True:
+        message = channel.receive()
+        for order in message.orders:
+            if order.op is Op.END:
+                return order.numbers[0]
+            if order.op is Op.SUM:
+                time_sums(model, channel, *order.numbers)
+            else:
+                follower.do(order, message)
 
 
 def run_pass(
@@ -197,13 +197,13 @@ class LedModel:
         return self._leader.lost
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        """As interfaces.Model says; what several ranks compute is not reused."""
+        """cached: not used, since each rank has a part of it."""
         return self._led(self._model.open(prompt), [prompt], joins=False)
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
-        """As interfaces.Model says; see `open`."""
+        """See `open`."""
         return self._led(self._model.open_batch(prompts), prompts, joins=True)
 
     def _led(self, context: Context, prompts: Sequence[Sequence[int]], *, joins: bool) -> Context:
@@ -250,7 +250,7 @@ class LedContext:
             return run_pass(self._context, message, batch, rows, proposed, taps)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        """As interfaces.Context says. The others do it with the next pass, unless it is one."""
+        """The others do it with the next pass, unless it is one."""
         order = Order(Op.REWIND, self._number, lengths)
         if not self._context.replays:
             self._context.rewind(lengths)
@@ -275,5 +275,5 @@ class LedContext:
         self._leader.queue(Order(Op.FILTER, self._number, tuple(keep)))
 
     def reusable(self, sequence: int) -> Reusable:
-        """As interfaces.Context says: each rank has a part, of which nothing is kept."""
+        """Nothing: each rank has a part of it."""
         return Reusable()

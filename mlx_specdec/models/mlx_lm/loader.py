@@ -48,15 +48,14 @@ class Opened:
 
 def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, mx.array]) -> Opened:
     """Have mlx-lm build the model and rename, join and drop `given`, all of the source's tensors.
-    It is not given layers for multi-token prediction, of which it drops some and takes others for
-    its own.
+    Layers for multi-token prediction are left out: it drops some, and takes others for the model's.
 
-    config: the contents of config.json. Raises CheckpointError for what mlx-lm cannot make sense
-    of, for tensors that do not fit, and for models that bring their own code.
+    config: the contents of config.json. Raises CheckpointError for what mlx-lm does not understand,
+    for tensors that do not fit, and for models with code in their files.
     """
     check_runs_no_code(directory, config)
     check_numbers(directory, config, len(given))
-    for file in directory.glob("model*.safetensors"):  # mlx-lm opens all, asked to or not
+    for file in directory.glob("model*.safetensors"):  # mlx-lm opens all in any case
         safetensors_file.read_header(file)
     foretelling = mtp_layers.known(config)
     given = {name: array for name, array in given.items() if not foretelling(name)}
@@ -85,7 +84,8 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
 
 @contextlib.contextmanager
 def _readable(directory: Path) -> Iterator[Path]:
-    """Where mlx-lm may read config.json: it takes none that begins with a byte order mark."""
+    """A directory in which mlx-lm can read config.json, which must not begin with a byte order
+    mark."""
     if not (directory / "config.json").read_bytes().startswith(codecs.BOM_UTF8):
         yield directory
         return
@@ -98,7 +98,7 @@ def _readable(directory: Path) -> Iterator[Path]:
 
 
 def cannot_build(problem: Exception) -> str:
-    """What to say where mlx-lm's classes fail in whatever way."""
+    """Return the sentence for an exception of mlx-lm's classes, of whatever kind."""
     reason = f"{problem.args[0]!s} is missing" if type(problem) is KeyError else first_line(problem)
     return (
         f"config.json does not describe a model that mlx-lm can build ({reason:.200}): check it, "
@@ -122,7 +122,7 @@ def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
 def _catching(
     config: Mapping[str, Any], given: Mapping[str, mx.array], caught: dict[str, mx.array]
 ) -> tuple[type, Any]:
-    """mlx-lm's classes; the model is given `given`, hands its weights to `caught`, keeps none."""
+    """mlx-lm's classes; the model loads `given`, hands its weights to `caught`, and has none."""
     plain, arguments = classes(config)
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:

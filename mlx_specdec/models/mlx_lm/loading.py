@@ -136,7 +136,7 @@ def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Modul
 
 
 def cast(model: nn.Module, dtype: mx.Dtype) -> None:
-    """All floating weights to `dtype`, but those that a model wants kept in float32; lazily."""
+    """Cast all floating weights, lazily, but those that a model has in float32 always."""
     may = getattr(model, "cast_predicate", lambda _: True)
 
     def change(path: str, array: mx.array) -> mx.array:

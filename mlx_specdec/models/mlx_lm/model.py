@@ -1,8 +1,8 @@
-"""Which caches a decoder-only model is given: its own, quantized ones, or windows of a given size.
+"""A decoder-only model of mlx-lm, and its caches: those it makes, quantized ones, or windows.
 
-What a model cannot use is refused here, before anything is decoded.
-A quantized cache is one from the first token on, so that no pass sees it change, and a window
-keeps no first tokens: mlx-lm masks those away in passes of several rows.
+Caches that a model cannot use are refused before anything is decoded. A quantized cache is one from
+the first token on, so that no pass sees it change, and a window does not hold on to first tokens:
+mlx-lm masks those away in passes of several rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MakeCaches = Callable[[], list[Any]]
 
 
 def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
-    """A function that makes a sequence's empty caches, one entry a layer.
+    """Return a function that makes a sequence's empty caches, one entry a layer.
 
     Raises OptionError where the model cannot work with such caches.
     """
@@ -112,7 +112,7 @@ def _try(network: nn.Module, caches: list[Any], settings: CacheSettings) -> None
             f"{settings.group_size}: {first_line(problem)}"
         ) from None
     except Exception as problem:
-        # Arithmetic of its own, which takes no packed keys.
+        # Some models' arithmetic takes no packed keys.
         raise OptionError(
             f"{type_name(network)} models cannot read a quantized cache: leave kv-bits out"
         ) from problem
@@ -162,7 +162,7 @@ class DecoderOnlyModel(TappedNetwork):
         return sizes_of(caches)
 
     def reading_nbytes(self, prompt: int, step: int) -> int:
-        """As base.Base says: the scores of a layer, where no fused kernel does without them."""
+        """The scores of a layer, where no fused kernel does without them."""
         args = getattr(self.network, "args", None)
         inner = getattr(args, "text_config", None)
         heads = (inner if isinstance(inner, Mapping) else vars(args or self)).get(
@@ -180,7 +180,7 @@ class DecoderOnlyModel(TappedNetwork):
 
     @cached_property
     def rows_agree(self) -> bool:
-        """As base.Base says; some of mlx-lm's models fail it. Found out when first asked for."""
+        """Tried when it is first read; some of mlx-lm's models fail."""
         return known_to_agree(
             self.identity, lambda: rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
         )
@@ -210,7 +210,7 @@ class DecoderOnlyModel(TappedNetwork):
 
     @property
     def batches(self) -> bool:
-        """As interfaces.Model says; found out when first asked for."""
+        """Tried when it is first read."""
         return self._mask_axes is not None
 
     def open_batch(

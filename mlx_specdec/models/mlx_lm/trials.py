@@ -50,7 +50,7 @@ def fits(model: TappedNetwork, make: Sequence[MakeCache]) -> bool:
     try:
         DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
     except Exception:
-        # Arithmetic of its own, which looks into mlx-lm's caches.
+        # Some models' arithmetic looks into mlx-lm's caches.
         return False
     return True
 
@@ -78,7 +78,7 @@ def _batches(model: TappedNetwork, make: Sequence[MakeCache], axes: int) -> bool
         alone = [model.run(mx.array([whole]), None).logits[0, -1] for whole in tokens]
         agree = bool(mx.all(_apart(together, mx.stack(alone)) <= _limit(logits)).item())
     except Exception:
-        # Arithmetic of its own, which takes one offset for all sequences.
+        # Some models' arithmetic takes one offset for all sequences.
         return False
     return of_rank_0(model.group, agree)
 

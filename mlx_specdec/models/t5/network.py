@@ -21,7 +21,7 @@ KeysValues = Sequence[mx.array]
 
 
 def relu(states: mx.array) -> mx.array:
-    """max(x, 0); MLX's own is compiled, which costs the CPU more than it saves."""
+    """max(x, 0); that of MLX is compiled, which costs the CPU more than it saves."""
     return mx.maximum(states, 0)
 
 
@@ -121,8 +121,8 @@ class SelfAttentionLayer(nn.Module):
             mask = mask if hidden is None else mask + hidden
             mixed.append(self.SelfAttention(part, given, mask))
             if length > rows:
-                # One after the other, or the scores of all would be in memory together; and
-                # nobody can interrupt what is computed in one piece.
+                # One after the other, or the scores of all would be in memory together, and an
+                # interrupt would wait for all of them.
                 mx.eval(mixed[-1])
         return states + mx.concatenate(mixed, axis=1)
 
@@ -252,23 +252,18 @@ class Stack(nn.Module):
     def source_biases(self, length: int, rows: int) -> list[mx.array]:
         """Per layer of the encoder (1, heads, rows, width): the score bias of a source's last
         `rows` positions, with more keys behind it: of those before them it is a window further on.
-
-        Layers that share a bias share the array.
         """
         last = (length - 1) // rows * rows
         reach = last + rows
         keys, queries = np.arange(last + length)[None], np.arange(last, reach)[:, None]
         index = mx.array(reach - 1 + keys - queries)
         biases = [mx.take(table, index, axis=1)[None] for table in self.bias_tables(reach)]
-        return biases * (len(self.block) // len(biases))
+        return self._for_layers(biases)
 
     def masks(
         self, tables: Sequence[mx.array], reach: int, start: int, rows: int
     ) -> list[mx.array]:
-        """Per layer (1, heads, rows, start + rows): what is added to the scores of new positions.
-
-        Layers that share a bias share the array.
-        """
+        """Per layer (1, heads, rows, start + rows): what to add to the scores of new positions."""
         width = start + rows
         if rows == 1:
             first = reach - 1 - start
@@ -277,7 +272,7 @@ class Stack(nn.Module):
             keys, queries = np.arange(width)[None], np.arange(start, width)[:, None]
             index = mx.array(reach - 1 + keys - queries)
             masks = [mx.take(table, index, axis=1)[None] for table in tables]
-        return masks * (len(self.block) // len(masks))
+        return self._for_layers(masks)
 
     def uneven_masks(
         self, tables: Sequence[mx.array], reach: int, positions: np.ndarray, width: int
@@ -287,7 +282,11 @@ class Stack(nn.Module):
         keys, queries = np.arange(width), positions[..., None]
         index = mx.array(reach - 1 + keys - queries)
         masks = [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
-        return masks * (len(self.block) // len(masks))
+        return self._for_layers(masks)
+
+    def _for_layers(self, arrays: list[mx.array]) -> list[mx.array]:
+        """An array for each layer; layers that share a bias share it."""
+        return arrays * (len(self.block) // len(arrays))
 
 
 SOURCE_ROWS = 512
@@ -321,12 +320,12 @@ class T5(nn.Module):
         )
 
     def join(self) -> None:
-        """One product in the place of those that read the same states; layer by layer, so that it
-        takes no more than a layer's weights beside them all."""
+        """Make one product of those that read the same states; layer by layer, so that it takes no
+        more memory than for another layer's weights."""
         for module in self.modules():
             if isinstance(module, Joined):
                 module.join()
-                mx.clear_cache()  # MLX keeps what the parts were in for others of their size.
+                mx.clear_cache()  # MLX would hold the parts' memory for arrays of their size.
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder output.
@@ -346,17 +345,19 @@ class T5(nn.Module):
         return self.encoder.final_layer_norm(states)
 
     def source_nbytes(self, length: int) -> int:
-        """About what `encode` and `project_encoded` take for a source: bias, scores and their
-        softmax of as many rows as attend at a time, and what a layer hands on."""
+        """About the memory that `encode` and `project_encoded` take for a source: bias, scores and
+        their softmax of as many rows as attend at a time, and the states between layers."""
         config = self.config
         scores = 5 * config.num_heads * min(length, SOURCE_ROWS)
         states = 6 * config.d_model + 3 * config.d_ff
-        kept = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
-        return length * (scores + states + kept) * self.encoder.final_layer_norm.weight.dtype.size
+        projected = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
+        return (
+            length * (scores + states + projected) * self.encoder.final_layer_norm.weight.dtype.size
+        )
 
     def cache_nbytes(self, source: int, columns: int) -> int:
-        """Of the encoder's output, of its keys and values in each decoder layer, and of those of
-        `columns` positions of the decoder, in whole steps."""
+        """Bytes of the encoder's output, of its keys and values in each decoder layer, and of those
+        of `columns` positions of the decoder, in whole steps."""
         config, number = self.config, self.encoder.final_layer_norm.weight.dtype.size
         row = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
         return number * (source * (config.d_model + row) + -(-columns // STEP) * STEP * row)
@@ -378,11 +379,11 @@ class T5(nn.Module):
         source_mask: mx.array | None = None,
         outputs: list[mx.array] | None = None,
     ) -> mx.array:
-        """What the head is given: (batch, m, d_model), normed and scaled.
+        """Return the input of the head: (batch, m, d_model), normed and scaled.
 
         tokens: (batch, m) int32, the next positions after what the caches hold; without caches, the
         first. source: from `project_encoded`. masks: from `Stack.masks`. source_mask: (batch, n)
-        bool, False for the source's padding. outputs: is given what each layer puts out.
+        bool, False for the source's padding. outputs: each layer's output is appended to it.
         """
         states = self.shared(tokens)
         hidden = _hide(source_mask, states.dtype)
