@@ -133,15 +133,6 @@ def test_another_version_is_another_run(
         opened(output)
 
 
-def test_a_run_without_results_is_nothing_to_keep(output: Path) -> None:
-    with opened(output) as journal:
-        journal.begin()
-    with opened(output, sha256="34") as journal:
-        journal.begin()
-    with opened(output, sha256="34") as journal:
-        assert journal.done == 0
-
-
 def test_overwriting_goes_on_with_its_own_run(output: Path, left: bytes) -> None:
     output.write_bytes(b"old")
     with opened(output, overwrite=True) as journal:
@@ -253,15 +244,6 @@ def test_an_output_that_cannot_be_finished_leaves_the_results(
             journal.finish()
     assert names(output.parent) == ["out.partial"]
     assert output.with_name("out.partial").read_bytes() == left
-
-
-def test_names_that_are_no_utf_8_are_kept_as_json(output: Path) -> None:
-    settings = {"lookup_file": "a\udcff"}
-    with opened(output, settings=settings) as journal:
-        journal.begin()
-        journal.append({"line": 1, "error": "no a\udcff"})
-    with opened(output, settings=settings) as journal:
-        assert journal.done == 1 and list(journal.errors()) == [(1, "no a\udcff")]
 
 
 def test_an_output_that_another_run_wrote_meanwhile_is_kept(output: Path) -> None:

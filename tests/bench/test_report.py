@@ -189,12 +189,3 @@ def test_bars_are_as_long_as_their_values_and_told_with_their_interval() -> None
     drawing = bar_chart(bars, " ms")
     assert re.findall(r"width:([\d.]+)%", drawing) == ["100.0", "25.0"]
     assert "<td>2.00 ms (1.50 to 2.50)</td>" in drawing and "<td>0.50 ms</td>" in drawing
-
-
-def test_marks_lie_where_their_values_are() -> None:
-    drawing = line_chart([Series("a", "draft", [(n, Estimate(float(n))) for n in (1, 2, 3)])], AXES)
-    marks = ElementTree.fromstring(drawing).findall("circle")
-    places = [(float(mark.attrib["cx"]), float(mark.attrib["cy"])) for mark in marks]
-    (x1, y1), (x2, y2), (x3, y3) = places
-    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2) and x2 > x1
-    assert y1 - y2 == pytest.approx(y2 - y3, abs=0.2) and y1 > y2

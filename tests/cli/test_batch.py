@@ -199,34 +199,6 @@ def test_strict_stops_at_once(
     assert run(*asked).code == 1 and len(records(output)) == 3
 
 
-def test_many_refused_lines_in_a_row_end_nothing(
-    run: Run, t5: Path, tmp_path: Path, output: Path
-) -> None:
-    file = write(tmp_path / "in.jsonl", [*20 * [BAD[4]], BAD[0]])
-    done = run("batch", file, "-o", output, "--model", t5, "-m", 5, "--batch-size", 1)
-    assert done.code == 1 and len(records(output)) == 21
-
-
-@pytest.mark.parametrize(
-    ("content", "part"),
-    [
-        (b"", "has no prompts"),
-        (b"a\0b\n", "is binary"),
-        (b"\xe9t\xe9\n", "not UTF-8 text (line 1)"),
-        (None, "No such file"),
-    ],
-)
-def test_inputs_that_hold_no_prompts_are_named(
-    run: Run, tmp_path: Path, output: Path, content: bytes | None, part: str
-) -> None:
-    file = tmp_path / "in.txt"
-    if content is not None:
-        file.write_bytes(content)
-    done = run("batch", file, "-o", output, "--model", "/nowhere")
-    assert done.code == 2 and done.err.count("\n") == 1 and left_in(output.parent) == []
-    assert str(file) in done.err and part in done.err
-
-
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
@@ -280,14 +252,6 @@ def test_a_template_that_refuses_a_system_prompt_is_told_once(
     assert done.code == 2 and done.err.count("\n") == 1 and "no system" in done.err, done.err
     assert left_in(output.parent) == []
     assert run(*asked).code == 0
-
-
-def test_a_model_that_is_not_there_leaves_nothing(run: Run, tmp_path: Path, output: Path) -> None:
-    file = write(tmp_path / "in.txt", ["a"])
-    done = run("batch", file, "-o", output, "--model", "./nowhere")
-    assert done.code == 2 and "./nowhere" in done.err and left_in(output.parent) == []
-    done = run("batch", file, "-o", output.parent / "none" / "out", "--model", "./nowhere")
-    assert done.code == 2 and "none is no directory: make it" in done.err
 
 
 def test_a_finished_output_is_kept_unless_told_otherwise(

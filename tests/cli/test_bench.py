@@ -123,17 +123,6 @@ def test_peers_are_told_about_and_a_missing_one_is_no_error(
     assert note in done.err and note in page.read_text(encoding="utf-8")
 
 
-def test_peers_are_not_looked_for_unless_asked_for(
-    run: Run, t5: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*given: object) -> None:
-        raise AssertionError("looked for peers")
-
-    monkeypatch.setattr("mlx_specdec.measure.baselines.find_baselines", never)
-    asked = ("bench", prompts, "--model", t5, "--num-draft", 2, "--repeats", 1, "-m", 4)
-    assert run(*asked).code == 0
-
-
 def test_throughput_is_measured_at_every_batch_size(
     run: Run, t5: Path, t5_draft: Path, prompts: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,6 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec import __version__
 from mlx_specdec import process as user_cache
 from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.cli import render
@@ -167,16 +166,6 @@ def test_rows_shorter_than_a_group_are_not_quantized_on_load(run: Run, llama: Pa
     assert done.code == 2 and "group" in done.err
 
 
-def test_quantizing_on_load_is_possible_for_both(run: Run, tmp_path: Path) -> None:
-    size = load_tokenizer(byte_level(tmp_path), kind="decoder-only").size
-    shape = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "vocab_size": size}
-    tiny.write("llama", tmp_path, 0, **shape)
-    asked = ("generate", "def f(x):", "--model", tmp_path, "--q-bits", 8, "--json", "-m", 8)
-    plain = strict(run(*asked).out)
-    drafted = strict(run(*asked, "--draft-model", tmp_path, "--draft-q-bits", 4).out)
-    assert plain["tokens"] == drafted["tokens"] and drafted["stats"]["drafted"] > 0
-
-
 def test_a_chat_template_is_applied_unless_left_out(run: Run, tmp_path: Path) -> None:
     template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     chat = make_llama(tmp_path, chat_template=template, tokenizer_class="PreTrainedTokenizerFast")
@@ -185,10 +174,6 @@ def test_a_chat_template_is_applied_unless_left_out(run: Run, tmp_path: Path) ->
         run("generate", "abc", "--model", chat, "--json", "-m", 2, "--no-chat-template").out
     )
     assert with_template["prompt_tokens"] != without["prompt_tokens"]
-
-
-def test_the_version_is_printed(run: Run) -> None:
-    assert run("generate", "--version").out == f"mlx-specdec {__version__}\n"
 
 
 def test_a_closed_standard_output_ends_quietly(t5: Path) -> None:

@@ -183,18 +183,6 @@ def test_a_prompt_is_read_as_far_as_there_is_time() -> None:
         assert clock() <= max(1.0, seconds / 10)
 
 
-def test_models_of_different_width_are_remarked_on() -> None:
-    narrow = {**tiny.CONFIGS["llama"], "vocab_size": 60}
-    found = estimate(
-        ModelSource("big", LLAMA),
-        ModelSource("small", narrow),
-        **QUICK,
-        limit=lambda: 0,
-        clock=ticking(),
-    )
-    assert any("64 and 60" in note for note in found.notes)
-
-
 def test_what_cannot_be_estimated_is_told_in_a_sentence() -> None:
     llama = ModelSource("llama", tiny.CONFIGS["llama"])
     with pytest.raises(OptionError, match="draft of the target's own kind"):
@@ -209,7 +197,3 @@ def test_what_cannot_be_estimated_is_told_in_a_sentence() -> None:
     with pytest.raises(OptionError, match="MLX cannot run") as caught:
         estimate(mixtral, mixtral, **QUICK)
     assert "\n" not in str(caught.value)
-
-
-def test_the_sizes_measured_reach_the_longest_draft() -> None:
-    assert (min(FIRST_SIZES), max(FIRST_SIZES)) == (1, LONGEST_DRAFT + 1)
