@@ -119,9 +119,10 @@ OBJECT: Schema = {"type": "object"}
 NULL: Schema = {"type": "null"}
 
 
-def described(description: str, schema: Schema) -> Schema:
-    """Return a schema with the words that follow "must be" in errors."""
-    return {**schema, "description": description}
+def described(description: str, schema: Schema, *rules: Schema) -> Schema:
+    """Return a schema with the words that follow "must be" in errors, and with rules between its
+    fields."""
+    return {**schema, "description": description} | ({"allOf": list(rules)} if rules else {})
 
 
 def either(*each: Schema, **more: Any) -> Schema:

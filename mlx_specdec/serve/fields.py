@@ -86,33 +86,27 @@ FUNCTION = fields("name", name=NAME, description=TEXT, parameters=PARAMETERS)
 TOOL = fields("function", type={"const": "function"}, function=FUNCTION)
 CALL = fields("function", function=fields("name", name=TEXT, arguments=either(TEXT, OBJECT)))
 CALLED = fields("name", name=TEXT)
-MESSAGE: Schema = {
-    **fields(
+MESSAGE = described(
+    '{"role": ..., "content": ...}',
+    fields(
         "role",
         role=ROLE,
         content=CONTENT,
-        name=TEXT,
-        tool_call_id=TEXT,
-        reasoning_content=TEXT,
+        **named("name tool_call_id reasoning_content", TEXT),
         tool_calls=several(CALL),
     ),
-    "allOf": [
-        rule(
-            "messages",
-            "all messages but those of the assistant must have a content",
-            having(role={"const": "assistant"}),
-            having(content=CONTENT),
-        )
-    ],
-    "description": '{"role": ..., "content": ...}',
-}
+    rule(
+        "messages",
+        "all messages but those of the assistant must have a content",
+        having(role={"const": "assistant"}),
+        having(content=CONTENT),
+    ),
+)
 TEMPLATE: dict[str, Schema] = {
     "chat_template_kwargs": {**OBJECT, "properties": dict.fromkeys(sorted(RESERVED), off())},
     "thinking": THINKING,
     "reasoning_effort": TEXT,
-    "enable_thinking": TRUTH,
-    "add_generation_prompt": TRUTH,
-    "continue_final_message": TRUTH,
+    **named("enable_thinking add_generation_prompt continue_final_message", TRUTH),
     "messages": several(MESSAGE, 1),
 }
 """Fields of a chat that decide its prompt."""
@@ -224,8 +218,7 @@ COMPLETION: dict[str, Schema] = {
     "max_completion_tokens": same_as("max_tokens", MAX_TOKENS),
     "ignore_eos": TRUTH,
     "min_p": {**NUMBER, "minimum": 0, "exclusiveMaximum": 1},
-    "presence_penalty": within(-LARGEST, LARGEST),
-    "frequency_penalty": within(-LARGEST, LARGEST),
+    **named("presence_penalty frequency_penalty", within(-LARGEST, LARGEST)),
     "repetition_penalty": REPETITION,
     "repeat_penalty": same_as("repetition_penalty", REPETITION),
     "xtc_probability": within(0, 1),
@@ -350,13 +343,10 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         **completion,
         logprobs=either(within(0, TOP_LOGPROBS, WHOLE), {"const": False}),
         echo=TRUTH,
-        add_special_tokens=off(True),
-        add_generation_prompt=off(True),
+        **named("add_special_tokens add_generation_prompt", off(True)),
+        **named("tools functions", off([])),
+        **named("tool_choice function_call", off("none", "auto")),
         continue_final_message=off(False),
-        tools=off([]),
-        tool_choice=off("none", "auto"),
-        functions=off([]),
-        function_call=off("none", "auto"),
         prompt=either(
             WRITTEN,
             prompt,
@@ -403,16 +393,12 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         frequency_penalty=COMPLETION["frequency_penalty"],
         stop=either(stop, stops),
         truncate=same_as("truncate_prompt_tokens", COMPLETION["truncate_prompt_tokens"]),
-        details=TRUTH,
-        do_sample=TRUTH,
-        return_full_text=TRUTH,
+        **named("details do_sample return_full_text", TRUTH),
         grammar=TGI_GRAMMAR,
         adapter_id=off(),
-        best_of=off(1),
-        decoder_input_details=off(False),
         top_n_tokens=off(0),
-        typical_p=off(1),
-        watermark=off(False),
+        **named("best_of typical_p", off(1)),
+        **named("decoder_input_details watermark", off(False)),
     )
     tokenized = fields(
         model=model,
