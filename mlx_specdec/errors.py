@@ -9,7 +9,7 @@
     ├── DocumentError       a document to search is missing, empty, too large or no text
     ├── VocabularyError     target and draft do not share one vocabulary
     ├── DecodingError       a step was interrupted, or what a model computes is damaged
-    └── RewindError         a context was asked to forget more than it can
+    └── RewindError         a context cannot forget tokens that it should rewind
 
 The command line catches SpecdecError in one place, prints its sentence and exits with code 2.
 A message names what is wrong and what to do about it, in one line.
@@ -33,7 +33,7 @@ class CheckpointError(SpecdecError):
 
 
 class OutputError(SpecdecError):
-    """A result cannot be written where it was asked for."""
+    """A result cannot be written to its destination."""
 
 
 class PromptError(SpecdecError, ValueError):
@@ -53,15 +53,15 @@ class DecodingError(SpecdecError):
 
 
 class RewindError(SpecdecError):
-    """A context was asked to forget tokens that it can no longer take back."""
+    """A context cannot forget tokens that it should rewind."""
 
 
 def is_panic(problem: BaseException) -> bool:
-    """Whether a library in Rust has failed; pyo3's PanicException is no Exception."""
+    """Return whether a library in Rust has panicked; pyo3's PanicException is no Exception."""
     return type(problem).__name__ == "PanicException"
 
 
 def first_line(problem: BaseException) -> str:
-    """What another library says is wrong, in one line; its class where it says nothing."""
+    """Return the first line of an exception's message, or its class name where that is empty."""
     lines = (line.strip() for line in str(problem).splitlines())
     return next(filter(None, lines), type(problem).__name__)

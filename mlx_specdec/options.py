@@ -1,6 +1,6 @@
-"""Everything that may be asked of one text, checked together before any model is loaded.
+"""The settings of one text, checked together before any model is loaded.
 
-It imports no MLX, so that a wrong setting is told at once.
+This module imports no MLX, so that a wrong setting is reported at once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .sampling.settings import Sampling, integer, number
 RULES = ("coupled", "token", "block", "typical")
 MOST_DRAFTED = 64
 SELF = "self"
-"""Named as draft model: the target's own layers at fewer bits."""
+"""The name of a draft model that is the target's own layers at fewer bits."""
 
 
 def proposers() -> tuple[str, ...]:
-    """What `Options.proposer` may name."""
+    """Return the names that `Options.proposer` may have."""
     return ("auto", *DRAFTERS, "none")
 
 
@@ -37,8 +37,8 @@ class Options(Sampling):
     "none", or "auto": lookup and, where it abstains, what has weights: of several what measures
     best, or the first where num_draft is a number. None takes auto where something has weights,
     without lookup where num_draft is a number.
-    ngram_min: shortest match of lookup; None trusts 2 tokens, and 4 where another proposer is
-    asked next. ngram_choice: "recent" or "frequent" continuation.
+    ngram_min: shortest match of lookup; None takes 2 tokens, and 4 where another proposer drafts if
+    lookup does not. ngram_choice: "recent" or "frequent" continuation.
     rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token
         where delta asks for it.
     delta: lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
@@ -86,7 +86,7 @@ class Options(Sampling):
     prefill_step_size: int | None = None
 
     def __post_init__(self) -> None:
-        self._take_what_is_meant()
+        self._normalize()
         for name, holds, what in self._ranges():
             if not holds:
                 value = getattr(self, name)
@@ -107,7 +107,7 @@ class Options(Sampling):
         super().__post_init__()
 
     def _ranges(self) -> Iterator[tuple[str, bool, str]]:
-        """Of a setting, whether it is as it must be, and how that is."""
+        """Yield each setting's name, whether it is in its range, and a description of the range."""
         count, least, step = self.num_draft, self.ngram_min, self.prefill_step_size
         names, among = (None, *proposers()), f"be one of {', '.join(proposers())}"
         drafted = count == "auto" or 0 <= count <= MOST_DRAFTED
@@ -122,8 +122,8 @@ class Options(Sampling):
         yield "posterior_alpha", 0 < self.posterior_alpha < 1, "lie between 0 and 1"
         yield "prefill_step_size", step is None or step >= 1, "be 1 or more"
 
-    def _take_what_is_meant(self) -> None:
-        """Numbers of numpy become Python's, one stop string a tuple, and the biases a copy."""
+    def _normalize(self) -> None:
+        """Convert numbers of numpy to Python's, one stop string to a tuple; copy the biases."""
         taken: dict[str, object] = {}
         for one in fields(self):
             name, value = one.name.replace("_", "-"), getattr(self, one.name)
@@ -190,7 +190,7 @@ class Options(Sampling):
                 raise OptionError(f"{name} must be a string, not {text!r:.80}")
         schema = self.json_schema
         assert schema is None or isinstance(schema, str)
-        # Kept here, so that it is compiled once for as long as these options are used.
+        # Compiled once for as long as these options are used.
         object.__setattr__(self, "_constraint", compiled(schema, self.regex, self.grammar))
         if self.constraint is not None and self.simulated_acceptance is not None:
             raise OptionError(
@@ -199,23 +199,23 @@ class Options(Sampling):
 
     @property
     def constraint(self) -> Grammar | None:
-        """What the text has to look like, as sampling.constraint.Alphabet takes it."""
+        """The grammar of the text, for sampling.constraint.Alphabet."""
         grammar: Grammar | None = getattr(self, "_constraint", None)
         return grammar
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are drawn."""
+        """These options as the settings of drawing tokens."""
         return self
 
     @property
     def lossy(self) -> bool:
-        """Whether the text may differ from the target's own in distribution."""
+        """Whether the text may differ in distribution from the target's own."""
         return self.delta > 0 or self.rule == "typical" or self.simulated_acceptance is not None
 
     @property
     def rule_name(self) -> str:
-        """The rule that decides: one of RULES, lenient (delta > 0 at temperature 0), simulated."""
+        """The name of the rule: one of RULES, lenient (delta > 0 at temperature 0), simulated."""
         if self.simulated_acceptance is not None:
             return "simulated"
         if self.delta > 0:

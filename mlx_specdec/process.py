@@ -1,11 +1,9 @@
 """The process: the BLAS that MLX uses, the cache directory, and threads that end.
 
-A faster BLAS for MLX's CPU back end on Linux x86, loaded before MLX is first imported.
-
 MLX's CPU wheel for Linux brings the reference BLAS, whose matrix products cost as many passes over
-the weights as there are rows. A library loaded earlier with global symbols takes its place: MKL
-from the PyPI package `mkl` (extra `fast-cpu`) or the system's OpenBLAS. Nothing happens on other
-platforms. Imports the standard library only.
+the weights as there are rows. A library that is loaded before MLX, with global symbols, takes its
+place: MKL from the PyPI package `mkl` (extra `fast-cpu`) or the system's OpenBLAS. Nothing happens
+on other platforms. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -59,20 +57,20 @@ def load(wanted: str | None = None) -> str:
 
 
 def name() -> str:
-    """What multiplies matrices on the CPU: mkl, openblas, accelerate, bundled, or a file's name."""
+    """Return the BLAS of the CPU: mkl, openblas, accelerate, bundled, or a file's name."""
     if _loaded:
         return _loaded[0][0]
     return "accelerate" if sys.platform == "darwin" else "bundled"
 
 
 def is_slow() -> bool:
-    """Whether MLX's reference BLAS multiplies where a faster one could."""
+    """Return whether MLX uses its reference BLAS where a faster one could be loaded."""
     return not _loaded and _replaceable()
 
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """Gives MKL its number of threads back after the block: torch sets it, too, for everybody."""
+    """Restore MKL's number of threads after the block: torch sets it for the whole process."""
     mkl = next((library for label, library in _loaded if label == "mkl"), None)
     before = mkl.MKL_Get_Max_Threads() if mkl is not None else 0
     try:
@@ -112,7 +110,7 @@ PLACE = "MLX_SPECDEC_CACHE"
 
 
 def directory(kind: str) -> Path:
-    """Where the files of a kind lie; it need not exist."""
+    """Return the cache directory for files of a kind; it need not exist."""
     if place := os.environ.get(PLACE):
         return Path(place) / kind
     from platformdirs import user_cache_path
@@ -121,8 +119,8 @@ def directory(kind: str) -> Path:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text in the place of a file, whole or not at all; what is no file, such as a pipe,
-    is written to as it comes. Raises OSError."""
+    """Replace a file by a text, as a whole or not at all; anything else, such as a pipe, is written
+    to directly. Raises OSError."""
     file = file.resolve()
     if file.exists() and not file.is_file():
         file.write_text(text, encoding="utf-8")
@@ -133,7 +131,7 @@ def write_text(file: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
-    """What is written in the block takes the file's place at its end, whole or not at all.
+    """Replace a file, at the end of the block, by what was written to the stream, or not at all.
 
     Raises OSError.
     """
@@ -151,7 +149,7 @@ def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
 
 
 class _End:
-    """Let go by a thread's own storage, which Python empties in the thread as the last thing."""
+    """Clears MLX's streams when a thread's local storage is freed, the last thing in a thread."""
 
     def __del__(self) -> None:
         import mlx.core as mx
@@ -163,7 +161,7 @@ _storage = threading.local()
 
 
 def clear_at_end() -> None:
-    """Clear what MLX keeps for this thread when the thread ends; once is enough."""
+    """Free what MLX holds for this thread when the thread ends; once is enough."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main and not hasattr(_storage, "end"):
         _storage.end = _End()

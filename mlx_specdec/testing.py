@@ -1,18 +1,18 @@
-"""For finding mistakes: contexts that compare their contents with the text, at twice the price.
+"""For debugging: contexts that compare their contents with the text, at twice the cost.
 
-Beside every context runs a second one that is fed the
-committed tokens alone and never rewound; where both have seen the same text, their logits must
-agree. Lengths alone would not show a cache that kept the wrong rows.
+Every context has a shadow, a second one that is fed the committed tokens alone and never rewound;
+where both have seen the same text, their logits must agree. Lengths alone would not show a cache
+with the wrong rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 
-from .errors import OptionError, RewindError
+from .errors import RewindError
 from .interfaces import Context, Model, Scores
 from .interfaces.reusable import Cached, Reusable
 from .interfaces.rounds import RoundReport
@@ -25,47 +25,22 @@ HALF_TOLERANCE = 0.3
 
 
 class CheckedModel:
-    """A Model whose contexts check themselves."""
+    """A Model whose contexts check themselves; all else is the model's."""
+
+    batches = False
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._opened: list[CheckedContext] = []
 
-    @property
-    def vocabulary(self) -> int:
-        """Width of the logits."""
-        return self._model.vocabulary
-
-    @property
-    def max_length(self) -> int | None:
-        """As the model's."""
-        return self._model.max_length
-
-    @property
-    def nbytes(self) -> int:
-        """As the model's."""
-        return self._model.nbytes
-
-    def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """As the model's."""
-        return self._model.prefix(prompt)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> CheckedContext:
-        """Two contexts on the same prompt, seen as one; the shadow computes what is known of it."""
+        """Open a context and its shadow, which computes even what is cached."""
         context = CheckedContext(self._model, prompt, cached)
         self._opened.append(context)
         return context
-
-    @property
-    def batches(self) -> bool:
-        """False: what is compared is one sequence."""
-        return False
-
-    def open_batch(
-        self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
-    ) -> Context:
-        """Raises OptionError."""
-        raise OptionError("contexts of several sequences do not check themselves")
 
     def forget(self) -> None:
         """Compare no more with the contexts of an earlier text."""
@@ -197,4 +172,4 @@ def checked(
         shadows.append(Shadow(shadowed_draft, translation))
         # Proposers only open contexts of it.
         draft = cast(Base, shadowed_draft)
-    return shadowed, draft, shadows
+    return cast(Model, shadowed), draft, shadows

@@ -29,9 +29,9 @@ def cut_margin(scored: mx.array, cut: Cut) -> mx.array:
     less only where several tokens near the cut would have to change places.
     """
     before = cut.before
-    kept = scored > -mx.inf
-    dropped = mx.where(kept, -mx.inf, before)
-    least = mx.min(mx.where(kept, before, mx.inf), axis=-1, keepdims=True)
+    passed = scored > -mx.inf
+    dropped = mx.where(passed, -mx.inf, before)
+    least = mx.min(mx.where(passed, before, mx.inf), axis=-1, keepdims=True)
     chosen = mx.argmax(scored, axis=-1, keepdims=True)
     own = mx.take_along_axis(before, chosen, axis=-1)
     stays, enters = mx.array(mx.inf), mx.array(-mx.inf)
@@ -74,7 +74,7 @@ def _top_p(top: mx.array, least: mx.array, own: mx.array, p: float) -> tuple[mx.
     def missing(part: mx.array) -> mx.array:
         return odds - mx.log(part) + mx.log(inside + outside - part)
 
-    # Either what is above it reaches p, or what is kept below it overtakes it first.
+    # Either what is above it reaches p, or what passed below it overtakes it first.
     lower = mx.where((top >= least) & (top < own), top, -mx.inf)
     below = own - mx.max(lower, axis=-1, keepdims=True)
     overtaken = mx.maximum(below, missing(mx.maximum(inside - mx.exp(own - best), 0.0)))

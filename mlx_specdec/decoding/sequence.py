@@ -268,7 +268,7 @@ class Batch:
     ) -> tuple[Emission, ...]:
         """Return the emissions of a pass, with logprobs for sequences that want them.
 
-        logits: (batch, m, width) of the pass, the target's own.
+        logits: (batch, m, width), those of the target in the pass.
         """
         if not self._logprobs:
             return emissions

@@ -66,7 +66,7 @@ class Emission:
 
     tokens: newly emitted ids, an EOS included. pieces: the text that became printable with them,
     EOS and stop strings left out. finish_reason: None while the text goes on. logprobs: of the
-    tokens, where they are asked for. drafted: how many of the tokens, from the front, were drafted.
+    tokens, where they are requested. drafted: how many of the tokens, from the front, were drafted.
     stop: the stop string that ended the text, "" where none did.
     """
 
@@ -107,7 +107,7 @@ class StopCriteria:
     def take(self, tokens: Sequence[int], drafted: int) -> Emission:
         """Emit tokens up to the first reason to end.
 
-        drafted: how many of them, from the front, were drafted; the rest are the target's own.
+        drafted: how many of them, from the front, were drafted; the target chose the rest.
         """
         taken, reason = self._cut(tokens)
         stretches = [(taken[:drafted], True), (taken[drafted:], False)]

@@ -148,6 +148,8 @@ class Opener:
         pair = self._pair
         if batch_size == 1:
             return "the batch size is 1"
+        if self._shadows:
+            return f"{DEBUG} compares one sequence at a time"
         if not pair.target.batches:
             return f"{pair.name} cannot take several sequences in one pass"
         drafts = any(each.name == "draft" for each in self._chosen)
@@ -155,7 +157,7 @@ class Opener:
             return f"{pair.draft_name} cannot take several sequences in one pass"
         if self._overrides.proposer is not None:
             return "the proposer that was passed drafts for one sequence"
-        return f"{DEBUG} compares one sequence at a time" if self._shadows else None
+        return None
 
     def _make_lengths(self) -> DraftLength:
         if self._overrides.proposer is not None:

@@ -6,7 +6,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import mlx.core as mx
@@ -116,8 +116,8 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
-        labels = self.labels
-        simulated = labels.simulated_acceptance
+        labels = asdict(self.labels)
+        simulated = labels.pop("simulated_acceptance")
         # Nobody should take for text what only measured the loop.
         mark = {} if simulated is None else {"simulated_acceptance": simulated}
         return {
@@ -125,17 +125,10 @@ class Result:
             "text": self.text if simulated is None else None,
             "tokens": list(self.tokens) if simulated is None else None,
             "finish_reason": self.finish_reason,
-            "prompt_tokens": labels.prompt_tokens,
-            "cached_tokens": labels.cached_tokens,
+            "prompt_tokens": labels.pop("prompt_tokens"),
+            "cached_tokens": labels.pop("cached_tokens"),
             "generated_tokens": len(self.tokens),
-            "model": labels.model,
-            "draft_model": labels.draft_model,
-            "proposer": labels.proposer,
-            "rule": labels.rule,
-            "lossy": labels.lossy,
-            "delta": labels.delta,
-            "seed": labels.seed,
-            "num_draft": labels.num_draft,
+            **labels,
             "stats": self.stats.as_dict(),
         }
 

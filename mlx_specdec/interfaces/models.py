@@ -38,7 +38,7 @@ class Context(Protocol):
         """Forget all but the first `lengths` tokens, which are committed from then on.
 
         Raises RewindError where `lengths` is longer than what was seen, or shorter than what the
-        caller declared as final. Never silently does less than was asked.
+        caller declared as final. Never silently does less.
         """
 
     def evaluate(self) -> None:
