@@ -37,7 +37,7 @@ class Paired(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Value:
     """A figure and its 95 % confidence interval, if there is one."""
 
     value: float
@@ -56,8 +56,8 @@ class SpeedUp:
     """Tokens per second over plain decoding's. overall: of all sequences together. per_text: the
     median over the sequences."""
 
-    overall: Estimate
-    per_text: Estimate
+    overall: Value
+    per_text: Value
 
 
 def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> SpeedUp | None:
@@ -79,17 +79,17 @@ def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> Spee
     )
     ratios = (tokens / seconds) / (plain_tokens / plain_seconds)
     per_text = np.median(ratios[drawn], axis=1)
-    return SpeedUp(_estimate(speed / plain_speed, count), _estimate(per_text, count))
+    return SpeedUp(_value(speed / plain_speed, count), _value(per_text, count))
 
 
-def _estimate(ratios: NDArray[np.float64], count: int) -> Estimate:
+def _value(ratios: NDArray[np.float64], count: int) -> Value:
     """Return the figure of `count` sequences. ratios: as measured, then of each draw."""
     value = float(ratios[0])
     if count < FEWEST:
-        return Estimate(value)
+        return Value(value)
     tail = (1 - COVERAGE) / 2 * 100
     low, high = np.percentile(ratios[1:], [tail, 100 - tail])
-    return Estimate(value, float(low), float(high))
+    return Value(value, float(low), float(high))
 
 
 @dataclass(frozen=True)

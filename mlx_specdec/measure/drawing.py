@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .analysis import Estimate
+from .analysis import Value
 
 WIDTH = 560
 HEIGHT = 300
@@ -31,7 +31,7 @@ class Series:
 
     name: str
     color: str
-    points: Sequence[tuple[int, Estimate]]
+    points: Sequence[tuple[int, Value]]
     dashed: bool = False
 
 

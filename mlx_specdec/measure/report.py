@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 from ..errors import OutputError
-from .analysis import Analysis, Estimate, Figures, fastest, overall
+from .analysis import Analysis, Figures, Value, fastest, overall
 from .drawing import Bar, Series, bar_chart, color, line_chart
 from .table import (
     Measured,
@@ -216,7 +216,7 @@ def _throughput(methods: Sequence[FileFigures]) -> Chart | None:
     series = []
     for family in dict.fromkeys(one.family for one in methods):
         points = [
-            (one.batch_size, Estimate(one.tokens_per_second))
+            (one.batch_size, Value(one.tokens_per_second))
             for one in methods
             if one.family == family and one.tokens_per_second is not None
         ]
@@ -232,7 +232,7 @@ def _speedup(analysis: Analysis) -> Chart | None:
         points = [(int(m.num_draft), m.speed_up.overall) for m in methods if m.speed_up]
         series.append(Series(family, family, points))
     for family, speeds in analysis.predictions.items():
-        points = list(enumerate(map(Estimate, speeds), start=1))
+        points = list(enumerate(map(Value, speeds), start=1))
         series.append(Series(f"{family}, predicted", family, points, dashed=True))
     text = "Tokens per second over plain decoding's (the line at 1), with 95 % intervals."
     if analysis.predictions:
@@ -249,7 +249,7 @@ def _acceptance(analysis: Analysis) -> Chart | None:
     series = []
     for family, methods in _fixed(analysis):
         longest = max(methods, key=lambda one: len(one.acceptance))
-        shares = map(Estimate, longest.acceptance)
+        shares = map(Value, longest.acceptance)
         series.append(Series(longest.name, family, list(enumerate(shares, start=1))))
     text = "Share of rounds in which this drafted token and all before it were accepted."
     axes = ("position in the draft", "share")
@@ -274,9 +274,9 @@ def _costs(analysis: Analysis) -> Chart | None:
     costs, step = analysis.costs, analysis.plain_step
     if costs is None:
         return None
-    measured = [(m, Estimate(seconds / step)) for m, seconds in sorted(costs.passes.items())]
+    measured = [(m, Value(seconds / step)) for m, seconds in sorted(costs.passes.items())]
     rounds = [
-        (one.num_draft + 1, Estimate(one.parts.verify / step))
+        (one.num_draft + 1, Value(one.parts.verify / step))
         for one in analysis.methods
         if one.parts is not None and one.family == "draft" and one.num_draft != "auto"
     ]

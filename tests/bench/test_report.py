@@ -15,7 +15,7 @@ import pytest
 
 from mlx_specdec import measure as bench
 from mlx_specdec.errors import OutputError
-from mlx_specdec.measure.analysis import Analysis, Estimate, Figures, SpeedUp, analyse
+from mlx_specdec.measure.analysis import Analysis, Figures, SpeedUp, Value, analyse
 from mlx_specdec.measure.drawing import Bar, Series, bar_chart, line_chart, ticks
 from mlx_specdec.measure.passes import PassCosts
 from mlx_specdec.measure.report import charts, page, write_report
@@ -118,8 +118,8 @@ def test_the_speedup_chart_has_measured_intervals_and_the_prediction_beside_them
 
 
 def test_intervals_at_one_place_are_drawn_side_by_side() -> None:
-    both = [Series(name, name, [(2, Estimate(1.5, 1.2, 1.8))]) for name in ("draft", "mlx-lm")]
-    drawing = line_chart([*both, Series("c", "c", [(2, Estimate(1.4))])], AXES)
+    both = [Series(name, name, [(2, Value(1.5, 1.2, 1.8))]) for name in ("draft", "mlx-lm")]
+    drawing = line_chart([*both, Series("c", "c", [(2, Value(1.4))])], AXES)
     first, second = re.findall(r'class="whisker" style="[^"]*" d="M([\d.]+) ', drawing)
     assert float(second) - float(first) >= 4
     middle = re.findall(r'cx="([\d.]+)"', drawing)[-1]
@@ -134,7 +134,7 @@ def test_the_verdict_is_a_sentence() -> None:
 
     def at(name: str, ratio: float) -> Figures:
         figure = next(one for one in figures.methods if one.name == name)
-        return replace(figure, speed_up=SpeedUp(Estimate(ratio), Estimate(ratio)))
+        return replace(figure, speed_up=SpeedUp(Value(ratio), Value(ratio)))
 
     several = (figures.methods[0], at("draft 1", 0.9), at("draft auto", 1.2), at("draft 3", 1.6))
     assert verdict(replace(figures, methods=several)) == (
@@ -177,7 +177,7 @@ def test_ticks_are_round_numbers_within_the_range(high: float, expected: list[fl
 
 
 def test_charts_of_one_point_and_of_zeros_are_drawn() -> None:
-    one = line_chart([Series("a", "draft", [(3, Estimate(0.0))])], AXES)
+    one = line_chart([Series("a", "draft", [(3, Value(0.0))])], AXES)
     none = bar_chart([Bar("a", [("", "draft", 0.0)])])
     for drawing in (one, none):
         assert "nan" not in drawing and "inf" not in drawing

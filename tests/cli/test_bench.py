@@ -16,7 +16,7 @@ from mlx_specdec.cli import bench
 from mlx_specdec.cli.bench import _check_report, sample
 from mlx_specdec.cli.loading import ROOT
 from mlx_specdec.errors import OptionError
-from mlx_specdec.measure.analysis import Estimate, SpeedUp
+from mlx_specdec.measure.analysis import SpeedUp, Value
 
 from ..support.commands import Run, Terminal, strict, told
 from ..support.models import make_llama
@@ -201,7 +201,7 @@ NAMES = ("plain", "draft auto", "mlx-lm draft 3", "transformers draft 8")
 
 def figures(name: str) -> Any:
     family = name.split()[0]
-    ratio = SpeedUp(Estimate(1.5, 1.25, 1.75), Estimate(1.5, 1.25, 1.75))
+    ratio = SpeedUp(Value(1.5, 1.25, 1.75), Value(1.5, 1.25, 1.75))
     return SimpleNamespace(
         name=name,
         family=family,
