@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, is_panic
-from .grammar import Grammar, library, limits, told, with_space, with_stack
+from .grammar import Grammar, first_problem, library, limits, with_space, with_stack
 
 MARKERS = ("", ".", "a")
 """Put before a text whose tokens are wanted as they are within another one."""
@@ -62,8 +62,9 @@ class Alphabet:
     def constraint(
         self, grammar: Grammar, ends: Collection[int], banned: Collection[int] = ()
     ) -> Constraint:
-        """Of a text that has not begun. grammar: from grammar.compiled. ends: ids that end it.
-        banned: ids that never come.
+        """Return the constraint of a new text.
+
+        grammar: from grammar.compiled. ends: ids that end it. banned: ids that never come.
 
         Raises OptionError for a grammar of which nothing can be written.
         """
@@ -104,7 +105,7 @@ class Alphabet:
         matcher = with_stack(lambda: make(self._tokenizer, grammar))
         if matcher.is_error():
             raise OptionError(
-                f"json-schema, regex or grammar is wrong: {told(matcher.get_error())}"
+                f"json-schema, regex or grammar is wrong: {first_problem(matcher.get_error())}"
             )
         return matcher
 

@@ -84,9 +84,8 @@ def keep_top_p(logits: mx.array, p: float) -> mx.array:
     order = mx.argsort(-logits, axis=-1)
     probabilities = mx.softmax(mx.take_along_axis(logits, order, axis=-1), axis=-1)
     before = mx.cumsum(probabilities, axis=-1) - probabilities
-    kept_in_order = before < p
-    kept = mx.put_along_axis(mx.zeros(logits.shape, dtype=mx.bool_), order, kept_in_order, axis=-1)
-    return mx.where(kept, logits, -mx.inf)
+    inside = mx.put_along_axis(mx.zeros(logits.shape, dtype=mx.bool_), order, before < p, axis=-1)
+    return mx.where(inside, logits, -mx.inf)
 
 
 def _keep_top_p_of_few(logits: mx.array, p: float) -> mx.array:
@@ -122,8 +121,8 @@ def _least(rising: mx.array, shares: mx.array, enough: mx.array) -> tuple[mx.arr
     """
     above = mx.cumsum(shares, axis=-1, reverse=True) - shares
     # The likeliest has nothing above it; in a damaged row no comparison holds.
-    kept = mx.maximum(mx.sum(above < enough, axis=-1, keepdims=True), 1)
-    return mx.take_along_axis(rising, rising.shape[-1] - kept, axis=-1), kept
+    count = mx.maximum(mx.sum(above < enough, axis=-1, keepdims=True), 1)
+    return mx.take_along_axis(rising, rising.shape[-1] - count, axis=-1), count
 
 
 def keep_min_p(logits: mx.array, p: float) -> mx.array:

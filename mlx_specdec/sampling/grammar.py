@@ -1,6 +1,6 @@
 """What a text has to look like: a JSON schema, a regular expression or a grammar, checked.
 
-llguidance reads all three; it is an extra, and imported where one is asked for. Imports no MLX.
+llguidance reads all three; it is an extra, and imported when one is needed. Imports no MLX.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ _STACK_SIZE = threading.Lock()
 
 
 class Grammar(str):
-    """A grammar that llguidance has checked. As long as one is in use, neither it nor what is
-    compiled from it (`alphabet.Alphabet`) is made again."""
+    """A grammar that llguidance has checked. While it is in use, neither it nor what `Alphabet`
+    compiles from it is made again."""
 
 
 _used: WeakValueDictionary[tuple[str, str], Grammar] = WeakValueDictionary()
 
 
 def compiled(json_schema: str | None, regex: str | None, grammar: str | None) -> Grammar | None:
-    """llguidance's grammar for the one that is given; None where none is.
+    """Return llguidance's grammar for the one that is given, None without one.
 
     json_schema: an object, as JSON. grammar: in llguidance's variant of Lark, or in llama.cpp's
     GBNF. Raises OptionError for more than one, for what is wrong with it, and where llguidance is
     missing.
     """
-    asked = {"json-schema": json_schema, "regex": regex, "grammar": grammar}
-    given = [(name, text) for name, text in asked.items() if text is not None]
+    texts = {"json-schema": json_schema, "regex": regex, "grammar": grammar}
+    given = [(name, text) for name, text in texts.items() if text is not None]
     if not given:
         return None
     if len(given) > 1:
@@ -73,7 +73,7 @@ def compiled(json_schema: str | None, regex: str | None, grammar: str | None) ->
 
 
 def library() -> ModuleType:
-    """llguidance. Raises OptionError where it is not installed."""
+    """Import llguidance. Raises OptionError where it is not installed."""
     try:
         import llguidance
     except ImportError:
@@ -82,7 +82,7 @@ def library() -> ModuleType:
 
 
 def limits() -> Any:
-    """LIMITS, as llguidance takes them."""
+    """Return LIMITS as llguidance takes them."""
     return library().LLParserLimits(**LIMITS)
 
 
@@ -108,7 +108,7 @@ def with_stack(work: Callable[[], Result]) -> Result:
 
 
 def schema_text(schema: str | Mapping[str, Any]) -> str:
-    """A JSON schema as text. Raises OptionError for what JSON cannot say."""
+    """Return a JSON schema as text. Raises OptionError for what JSON cannot say."""
     try:
         return schema if isinstance(schema, str) else json.dumps(dict(schema))
     except (TypeError, ValueError, RecursionError):
@@ -116,14 +116,14 @@ def schema_text(schema: str | Mapping[str, Any]) -> str:
 
 
 def with_space(grammar: str, *, always: bool) -> str:
-    """The same grammar behind a space, which stands there always or may be missing."""
+    """Return the same grammar after a space, which is always there or optional."""
     [inner] = json.loads(grammar)["grammars"]
     space = {"lark_grammar": f"start: /{' ' if always else ' ?'}/ @{INNER}"}
     return json.dumps({"grammars": [space, {**inner, "name": INNER}]})
 
 
-def told(problem: str) -> str:
-    """llguidance's message in one line: what regex calls the error, else how it begins."""
+def first_problem(problem: str) -> str:
+    """Return llguidance's message in one line: the error that regex names, else its beginning."""
     lines = [line.strip() for line in problem.splitlines() if line.strip()]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (named or lines or ["it cannot be read"])[0][:200]
@@ -131,12 +131,9 @@ def told(problem: str) -> str:
 
 @functools.lru_cache(maxsize=KEPT)
 def _compiled(name: str, text: str) -> Grammar:
-    known = _used.get((name, text))
-    return (
-        known
-        if known is not None
-        else _used.setdefault((name, text), Grammar(_checked(name, text)))
-    )
+    if (known := _used.get((name, text))) is not None:
+        return known
+    return _used.setdefault((name, text), Grammar(_checked(name, text)))
 
 
 def _checked(name: str, text: str) -> str:
@@ -147,7 +144,7 @@ def _checked(name: str, text: str) -> str:
         try:
             grammar = matcher.grammar_from_json_schema(text, overrides=JSON_STYLE)
         except ValueError as problem:
-            raise OptionError(f"{name} is wrong: {told(str(problem))}") from None
+            raise OptionError(f"{name} is wrong: {first_problem(str(problem))}") from None
     elif name == "regex":
         grammar = matcher.grammar_from_regex(text)
     else:
@@ -159,12 +156,12 @@ def _checked(name: str, text: str) -> str:
         lambda: matcher.validate_grammar_with_warnings(grammar, limits=limits())
     )
     if wrong:
-        raise OptionError(f"{name} is wrong: {told(problems[0])}")
+        raise OptionError(f"{name} is wrong: {first_problem(problems[0])}")
     return grammar
 
 
 def _lark_of(text: str) -> str:
-    """A grammar in llama.cpp's GBNF as Lark; one in Lark as it is. Raises OptionError."""
+    """Translate llama.cpp's GBNF to Lark; Lark stays as it is. Raises OptionError."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
@@ -172,7 +169,7 @@ def _lark_of(text: str) -> str:
     except RecursionError:
         raise OptionError("grammar has too many brackets in each other") from None
     except Exception as problem:  # what it raises for a rule that is missing
-        raise OptionError(f"grammar is wrong: {told(str(problem))}") from None
+        raise OptionError(f"grammar is wrong: {first_problem(str(problem))}") from None
 
 
 def _check_size(name: str, text: str) -> None:

@@ -87,7 +87,7 @@ class SilentNoise:
 
 
 class CoupledNoise:
-    """Gumbel noise keyed by position alone, drawn once and kept while it may be needed.
+    """Gumbel noise keyed by position alone, drawn once and cached while it may be needed.
 
     prompt: token ids of the sequence's prompt.
     """

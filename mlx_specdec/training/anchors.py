@@ -203,14 +203,14 @@ class AnchorTask(Task):
         given = Anchored(*batch)
         draft = self.draft(given)
         entropy, accepted = compared(draft, self._probabilities(given))
-        said = mx.argmax(draft, axis=-1)
-        said = said if self._ids is None else self._ids[said]
-        agreeing = said == mx.argmax(given.logits, axis=-1)[given.which]
+        first = mx.argmax(draft, axis=-1)
+        first = first if self._ids is None else self._ids[first]
+        agreeing = first == mx.argmax(given.logits, axis=-1)[given.which]
         ones = mx.ones(given.wanted.shape)
         by_slot = [self._by_anchor(given, each) for each in (agreeing, accepted, ones)]
         count = by_slot[2].sum(axis=0)
-        kept = [mx.cumprod(each, axis=1).sum(axis=0) for each in by_slot[:2]]
-        return mx.stack([self._averaged(given, entropy) * count, *kept, count])
+        shares = [mx.cumprod(each, axis=1).sum(axis=0) for each in by_slot[:2]]
+        return mx.stack([self._averaged(given, entropy) * count, *shares, count])
 
     def figures(self, total: mx.array) -> Drafted:
         lost, greedy, sampled, count = np.array(total)

@@ -28,7 +28,7 @@ from ..text.prompts import read_lines
 from .config import DataConfig
 
 _RAW = {2: (np.uint16, mx.uint16), 4: (np.uint32, mx.uint32)}
-"""numpy has no bfloat16: states are kept as integers of the same bits."""
+"""numpy has no bfloat16: states are stored as integers of the same bits."""
 
 
 class Rows:
@@ -187,7 +187,7 @@ def collect(
 
 def batches(lengths: Sequence[int], size: int, seed: int, kinds: int = 1) -> list[list[int]]:
     """Numbers of the prompts, `size` together whose lengths are close; the batches shuffled, so
-    that the last ones are no longer than others. kinds: that many take turns, and are kept apart.
+    that the last ones are no longer than others. kinds: so many take turns, and are never together.
     """
 
     def key(number: int) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""What may be asked of a training, checked before any model is loaded. Imports no MLX."""
+"""The settings of a training, checked before any model is loaded. Imports no MLX."""
 
 from __future__ import annotations
 

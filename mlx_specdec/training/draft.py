@@ -43,7 +43,7 @@ from .fit import HELD_OUT, Task
 from .run import STORED, Trained, Training, Watcher, stored_type, work_directory
 
 _FLOOR = -80.0
-"""Smallest log-probability told apart: less is no number in float32 once it is a probability."""
+"""Smallest log-probability: less is no number in float32 once it is a probability."""
 
 
 def log_probabilities(logits: mx.array) -> mx.array:
@@ -171,8 +171,8 @@ class Initial:
 
 
 @contextmanager
-def initial(pair: Pair, asked: DraftConfig | None, seed: int) -> Iterator[Initial]:
-    """The pair's own draft, or, where it has none, a model as asked for; its files are there during
+def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initial]:
+    """The pair's own draft, or, where it has none, a new one of a shape; its files are there during
     the block.
 
     Raises OptionError for a target that is heads, VocabularyError for a draft that lacks tokens of
@@ -197,10 +197,10 @@ def initial(pair: Pair, asked: DraftConfig | None, seed: int) -> Iterator[Initia
         name = short_name(pair.draft_name or pair.name)
         if pair.draft is not None:
             yield Initial(pair.draft, config, directory, name)
-        elif asked is not None:
-            model, changed = shaped(pair.target, config, asked.layers, asked.width, seed)
-            layers = f"{asked.layers} layer{'' if asked.layers == 1 else 's'}"
-            width = "" if asked.width is None else f", {asked.width} wide, random weights"
+        elif shape is not None:
+            model, changed = shaped(pair.target, config, shape.layers, shape.width, seed)
+            layers = f"{shape.layers} layer{'' if shape.layers == 1 else 's'}"
+            width = "" if shape.width is None else f", {shape.width} wide, random weights"
             yield Initial(model, changed, directory, f"{layers} of {name}{width}")
 
 
@@ -252,21 +252,21 @@ def train(
     pair: Pair,
     file: Path,
     output: Path,
-    asked: DraftConfig | None,
+    shape: DraftConfig | None,
     data: DataConfig,
     config: DistillConfig,
     watcher: Watcher,
 ) -> Trained:
     """Train a draft for `pair`'s target and write it as a directory that loads.
 
-    pair: as `load` gives it; its draft is what is begun with, unless another is asked for.
+    pair: as `load` gives it; its draft is the start, unless a shape is given.
     The best draft on held-out texts is written, and that may be the start. Raises PromptError for
     data with nothing usable, OptionError and VocabularyError for models that cannot be trained so,
     OutputError where `output` exists or cannot be written.
     """
     with (
         work_directory(output) as directory,
-        initial(pair, asked, config.seed) as begun,
+        initial(pair, shape, config.seed) as begun,
     ):
         student = trainable(begun.model)
         training = Training(pair, file, directory, data, watcher)
@@ -302,16 +302,16 @@ def shaped(
         raise OptionError(f"layers must be 1 to the target's {depth}, not {layers}")
     chosen = [round(at * (depth - 1) / max(1, layers - 1)) for at in range(layers)]
     plain = {k: v for k, v in config.items() if not k.startswith("quantization")}
-    asked = family.with_layers(plain, chosen)
+    shape = family.with_layers(plain, chosen)
     if width is not None:
-        asked = family.with_width(asked, width)
-    model = family.empty(asked, network)
+        shape = family.with_width(shape, width)
+    model = family.empty(shape, network)
     small = model.network
     own = family.layers(network)
     weights = _copied(network, own, small, chosen) if width is None else _random(small, seed)
     small.update(tree_unflatten(list(weights)))
     mx.eval(small.parameters())
-    return model, asked
+    return model, shape
 
 
 def _copied(

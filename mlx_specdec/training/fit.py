@@ -58,7 +58,7 @@ class Task(ABC):
         return -(-len(self.train) // self._config.batch)
 
     def batch(self, epoch: int, place: int) -> tuple[mx.array, ...]:
-        """One batch of an epoch, the same whenever it is asked for; epochs and places from 0."""
+        """One batch of an epoch, the same at every call; epochs and places from 0."""
         if self._order[0] != epoch:
             draw = np.random.default_rng((self._config.seed, epoch))
             self._order = epoch, self.shuffled(draw)
@@ -115,7 +115,7 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Outcome:
-    """figures: of what was kept, the best epoch's. best: its number, 0 for the start. epochs: how
+    """figures: of the best epoch. best: its number, 0 for the start. epochs: how
     many there were."""
 
     figures: Any

@@ -83,7 +83,7 @@ class HeadTask(Task):
         return mx.stack([part.sum(axis=1).astype(mx.float32) for part in parts])
 
     def figures(self, total: mx.array) -> Accuracy:
-        """Averages over the tokens that were asked for."""
+        """Average over the tokens that heads predict."""
         lost, count, first, among = np.array(total)
         count = np.maximum(count, 1)
         top1, top5 = ((part / count).round(4).tolist() for part in (first, among))
@@ -91,7 +91,7 @@ class HeadTask(Task):
         return Accuracy(float(np.array(loss)), tuple(top1), tuple(top5))
 
     def _entropy(self, states: mx.array, targets: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Logits (heads, n, vocabulary), cross-entropy (heads, n), and where something was asked;
+        """Logits (heads, n, vocabulary), cross-entropy (heads, n), and where heads predict;
         the cross-entropy is 0 elsewhere."""
         heads = self._heads
         refined = heads.refine(states.astype(mx.float32), heads.count)

@@ -1,9 +1,10 @@
-"""Arithmetic that rules over a chain of drafted tokens share. Pure functions on arrays."""
+"""The rules that decide which drafted tokens are accepted, and their arithmetic on arrays."""
 
 from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 
 import mlx.core as mx
 
@@ -18,11 +19,12 @@ def leading(accepted: mx.array) -> mx.array:
     return mx.cumprod(accepted.astype(mx.int32), axis=-1).astype(mx.bool_)
 
 
-def row_after(rows: mx.array, kept: mx.array) -> mx.array:
-    """Row number kept.sum() of each sequence: (batch, n + 1, ...), (batch, n) -> (batch, ...)."""
-    if kept.shape[-1] == 0:
+def row_after(rows: mx.array, accepted: mx.array) -> mx.array:
+    """Return the row of each sequence after its accepted ones: (batch, n + 1, ...), (batch, n) bool
+    -> (batch, ...)."""
+    if accepted.shape[-1] == 0:
         return rows[:, 0]
-    count = mx.sum(kept, axis=-1, keepdims=True)
+    count = mx.sum(accepted, axis=-1, keepdims=True)
     index = count.reshape(count.shape + (1,) * (rows.ndim - 2))
     return mx.take_along_axis(rows, index, axis=1)[:, 0]
 
@@ -69,15 +71,15 @@ class Coupled:
     """Exact at every temperature. Reads no proposal rows."""
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """As contracts.Rule says; `noise.target` is the noise that the draft was drawn with."""
+        """See Rule; `noise.target` is the noise that the draft was drawn with."""
         gumbel = noise.target(proposal.size + 1)
         scored = log_p if gumbel is None else log_p + gumbel
         choice = choose(scored, None)
         if proposal.size == 0:
             # A plain step: each operation less is time that plain decoding does not lose.
             return Verdict(proposal.none_accepted, choice.squeeze(1), scored)
-        kept = leading(choice[:, : proposal.size] == proposal.tokens)
-        return Verdict(kept, row_after(choice, kept), scored)
+        accepted = leading(choice[:, : proposal.size] == proposal.tokens)
+        return Verdict(accepted, row_after(choice, accepted), scored)
 
 
 class LenientGreedy:
@@ -92,14 +94,14 @@ class LenientGreedy:
         self._slack = math.log1p(-delta) if delta < 1 else -math.inf
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """As contracts.Rule says; draws nothing."""
+        """See Rule; draws nothing."""
         choice = choose(log_p, None)
         rows = log_p[:, : proposal.size]
         drafted = entries(rows, proposal.tokens, -mx.inf).astype(mx.float32)
         best = mx.max(rows, axis=-1).astype(mx.float32)
-        accepted = (drafted >= best + self._slack) & (drafted > -mx.inf)
-        kept = leading(accepted | (choice[:, : proposal.size] == proposal.tokens))
-        return Verdict(kept, row_after(choice, kept), log_p)
+        passes = (drafted >= best + self._slack) & (drafted > -mx.inf)
+        accepted = leading(passes | (choice[:, : proposal.size] == proposal.tokens))
+        return Verdict(accepted, row_after(choice, accepted), log_p)
 
 
 def accept_probabilities(
@@ -127,26 +129,56 @@ def correction(p: mx.array, q: mx.array, ratio: mx.array | None = None) -> mx.ar
     return mx.where(mass > 0, residual / mx.where(mass > 0, mass, 1.0), p)
 
 
-class TokenRule:
-    """Exact for delta = 0. Needs the rows that the drafted tokens were drawn from, or one-hot."""
+class SampledRule(ABC):
+    """What the rules share that draw whether to accept, and the correction.
+
+    Needs the rows that the drafted tokens were drawn from, or one-hot. name: in messages.
+    """
+
+    name: str
+
+    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
+        """See Rule; uses `noise.accept` and `noise.correction`."""
+        p = mx.softmax(log_p.astype(mx.float32), axis=-1)
+        n = proposal.size
+        if n == 0:
+            return Verdict(proposal.none_accepted, draw(mx.log(p[:, 0]), noise.correction()))
+        q = draft_probabilities(proposal, p.shape[-1])
+        uniforms = noise.accept(n)
+        if uniforms is None:
+            raise ValueError(
+                f"the {self.name} rule draws random numbers; at temperature 0 use Coupled"
+            )
+        accepted, corrections = self.judge(p, q, proposal.tokens, uniforms)
+        after = mx.concatenate([corrections, p[:, n:]], axis=1)
+        return Verdict(accepted, draw(mx.log(row_after(after, accepted)), noise.correction()))
+
+    @abstractmethod
+    def judge(
+        self, p: mx.array, q: mx.array, tokens: mx.array, uniforms: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Return which drafted tokens are accepted, (batch, n) bool, and the distribution of the
+        token after 0 .. n - 1 accepted ones, (batch, n, vocabulary).
+
+        p: (batch, n + 1, vocabulary); q: (batch, n, vocabulary). uniforms: (batch, n).
+        """
+
+
+class TokenRule(SampledRule):
+    """Exact for delta = 0. Accepts tokens up to the first one that is rejected."""
+
+    name = "token"
 
     def __init__(self, delta: float = 0.0) -> None:
         self._delta = delta
 
-    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """As contracts.Rule says; uses `noise.accept` and `noise.correction`."""
-        p = mx.softmax(log_p.astype(mx.float32), axis=-1)
-        n = proposal.size
-        if n == 0:
-            kept = mx.zeros((p.shape[0], 0), dtype=mx.bool_)
-            return Verdict(kept, draw(mx.log(p[:, 0]), noise.correction()))
-        q = draft_probabilities(proposal, p.shape[-1])
-        uniforms = noise.accept(n)
-        if uniforms is None:
-            raise ValueError("the token rule draws random numbers; at temperature 0 use Coupled")
-        kept = leading(uniforms < accept_probabilities(p[:, :n], q, proposal.tokens, self._delta))
-        after = mx.concatenate([correction(p[:, :n], q), p[:, n:]], axis=1)
-        return Verdict(kept, draw(mx.log(row_after(after, kept)), noise.correction()))
+    def judge(
+        self, p: mx.array, q: mx.array, tokens: mx.array, uniforms: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """See SampledRule."""
+        before = p[:, : tokens.shape[1]]
+        accepted = leading(uniforms < accept_probabilities(before, q, tokens, self._delta))
+        return accepted, correction(before, q)
 
 
 def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
@@ -164,7 +196,7 @@ def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
 
 
 def block_accept_probabilities(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
-    """h_i, the probability that drafted token i ends the kept prefix unless a later one does.
+    """h_i, the probability that drafted token i ends the accepted prefix unless a later one does.
 
     p: (batch, n + 1, vocabulary), the last row the bonus token's; q: (batch, n, vocabulary).
     Returns (batch, n) in the dtype of p.
@@ -174,32 +206,26 @@ def block_accept_probabilities(p: mx.array, q: mx.array, tokens: mx.array) -> mx
     inner = ratios[:, 1:n]
     excess = mx.maximum(inner[..., None] * p[:, 1:n] - q[:, 1:], 0.0).sum(axis=-1)
     total = excess + 1.0 - inner
-    # Nothing in excess at ratio 1 means p = q: then the next token is kept for certain.
+    # Nothing in excess at ratio 1 means p = q: then the next token is accepted for certain.
     inside = mx.where(total > 0, excess / mx.where(total > 0, total, 1.0), 1.0)
     return mx.concatenate([inside, ratios[:, n:]], axis=1)
 
 
-class BlockRule:
-    """Exact. Keeps the longest prefix whose joint test succeeds, not the first failure's."""
+class BlockRule(SampledRule):
+    """Exact. Accepts the longest prefix whose joint test succeeds, not up to the first failure."""
 
-    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """As contracts.Rule says; uses `noise.accept` and `noise.correction`."""
-        p = mx.softmax(log_p.astype(mx.float32), axis=-1)
-        n = proposal.size
-        if n == 0:
-            kept = mx.zeros((p.shape[0], 0), dtype=mx.bool_)
-            return Verdict(kept, draw(mx.log(p[:, 0]), noise.correction()))
-        q = draft_probabilities(proposal, p.shape[-1])
-        uniforms = noise.accept(n)
-        if uniforms is None:
-            raise ValueError("the block rule draws random numbers; at temperature 0 use Coupled")
-        passed = uniforms < block_accept_probabilities(p, q, proposal.tokens)
+    name = "block"
+
+    def judge(
+        self, p: mx.array, q: mx.array, tokens: mx.array, uniforms: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """See SampledRule."""
+        n = tokens.shape[1]
+        passed = uniforms < block_accept_probabilities(p, q, tokens)
         order = mx.arange(1, n + 1)
         length = mx.max(mx.where(passed, order, 0), axis=-1, keepdims=True)
-        kept = order <= length
-        ratios = joint_ratios(p[:, :n], q, proposal.tokens)
-        after = mx.concatenate([correction(p[:, :n], q, ratios[:, :n]), p[:, n:]], axis=1)
-        return Verdict(kept, draw(mx.log(row_after(after, kept)), noise.correction()))
+        ratios = joint_ratios(p[:, :n], q, tokens)
+        return order <= length, correction(p[:, :n], q, ratios[:, :n])
 
 
 def threshold(p: mx.array, epsilon: float, alpha: float) -> mx.array:
@@ -212,7 +238,8 @@ def threshold(p: mx.array, epsilon: float, alpha: float) -> mx.array:
 
 
 class TypicalRule:
-    """Lossy. The token after the kept ones is the target's own, drawn or at temperature 0 its best.
+    """Lossy. The token after the accepted ones is the target's own: drawn, or its best at
+    temperature 0.
 
     p is what tokens are drawn from; at temperature 0 the softmax at temperature 1. With
     alpha < 1 the target's likeliest token always passes, since its probability is at least exp(-H).
@@ -223,19 +250,19 @@ class TypicalRule:
         self._alpha = alpha
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """As contracts.Rule says; uses `noise.correction`, and no rows of the proposal."""
+        """See Rule; uses `noise.correction`, and no rows of the proposal."""
         rows = log_p.astype(mx.float32)
         p = mx.softmax(rows[:, : proposal.size], axis=-1)
         drafted = entries(p, proposal.tokens)
-        kept = leading(drafted > threshold(p, self._epsilon, self._alpha))
-        return Verdict(kept, draw(row_after(rows, kept), noise.correction()))
+        accepted = leading(drafted > threshold(p, self._epsilon, self._alpha))
+        return Verdict(accepted, draw(row_after(rows, accepted), noise.correction()))
 
 
 class ForcedAcceptance:
-    """Each drafted token stays with the same probability, while those before it stay.
+    """Accepts each drafted token with the same probability, while those before it are accepted.
 
     probability: 0 .. 1. seed: of the rule's own generator; the same calls in the same order accept
-    the same tokens. What follows the kept tokens is the target's own choice.
+    the same tokens. The token after the accepted ones is the target's own choice.
     """
 
     def __init__(self, probability: float, seed: int) -> None:
@@ -243,13 +270,12 @@ class ForcedAcceptance:
         self._random = random.Random(seed)
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """As contracts.Rule says, except that the proposal's tokens are not looked at."""
+        """See Rule, except that the proposal's tokens are not looked at."""
         gumbel = noise.target(proposal.size + 1)
         scored = log_p if gumbel is None else log_p + gumbel
         choice = choose(scored, None)
         if proposal.size == 0:
-            nothing = mx.zeros(proposal.tokens.shape, dtype=mx.bool_)
-            return Verdict(nothing, choice.squeeze(1), scored)
+            return Verdict(proposal.none_accepted, choice.squeeze(1), scored)
         stays = [self._random.random() < self._probability for _ in range(proposal.size)]
-        kept = leading(mx.array([stays]))
-        return Verdict(kept, row_after(choice, kept), scored)
+        accepted = leading(mx.array([stays]))
+        return Verdict(accepted, row_after(choice, accepted), scored)

@@ -222,8 +222,8 @@ def _ordered(directory: Path, ordering: mx.array) -> mx.array:
 
 def _positions(settings: Settings, attention: str) -> dict[str, Any]:
     """Of one kind of attention, as mlx-lm takes them."""
-    told = settings.get("rope_parameters")
-    its = told.get(attention) if isinstance(told, Mapping) else None
+    stated = settings.get("rope_parameters")
+    its = stated.get(attention) if isinstance(stated, Mapping) else None
     rope = Settings(settings.file, its, POSITIONS[attention])
     if (kind := rope.get("rope_type")) not in ("default", "proportional"):
         raise rope.wrong("rope_type", "default or proportional")
@@ -289,7 +289,7 @@ class Assistant(DrafterNetwork):
     """The network of a directory."""
 
     def __init__(self, files: AssistantFiles, target: Base) -> None:
-        # Not at the top: the kinds are told apart for T5s too, whose path imports no mlx-lm.
+        # Not at the top: T5s look for drafters too, and their path imports no mlx-lm.
         from mlx_lm.models.gemma4_text import DecoderLayer
 
         super().__init__(files, target)

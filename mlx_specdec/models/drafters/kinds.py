@@ -135,7 +135,7 @@ def outline(directory: Path) -> DrafterFiles | None:
             files = read(made)
         except CheckpointError as problem:
             raise CheckpointError(str(problem).replace(str(made), str(directory))) from problem
-    assert files is not None, "its config.json told the kind"
+    assert files is not None, "config.json has a known kind"
     return replace(files, directory=directory, tensors=files.tensors.outlined())
 
 

@@ -286,7 +286,7 @@ class Mtp(Chain):
     """The layer of a checkpoint, which mlx-lm computes as a model of one layer."""
 
     def __init__(self, files: MtpFiles, target: Base) -> None:
-        # Not at the top: the kinds are told apart for T5s too, whose path imports no mlx-lm.
+        # Not at the top: T5s look for drafters too, and their path imports no mlx-lm.
         from ..mlx_lm.family import network_of, own_randomness
 
         super().__init__(files, target)
