@@ -22,7 +22,7 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.models.sharding import refine
-from mlx_specdec.models.t5 import loading as t5_loading
+from mlx_specdec.models.t5 import family as t5_family
 from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.models.t5.network import T5
 from mlx_specdec.options import Options
@@ -70,7 +70,7 @@ def targets(group: Group) -> dict[str, Base]:
     config, numbers = read_config(directory), NumberFormat("float32")
     return {
         QUANTIZED: EncoderDecoderModel(network),
-        FIXTURE: t5_loading.load(directory, config, numbers, None, group=group)[0],
+        FIXTURE: t5_family.load(directory, config, numbers, None, group=group)[0],
         SHIPPED: shipped(group),
     }
 
@@ -82,7 +82,7 @@ def draft_of(name: str) -> Base:
         network = four_heads()
     else:
         config, numbers = read_config(FIXTURES / name), NumberFormat("float32")
-        network = t5_loading.load(FIXTURES / name, config, numbers, None)[0].network
+        network = t5_family.load(FIXTURES / name, config, numbers, None)[0].network
     return EncoderDecoderModel(perturbed(network, 0.1))
 
 

@@ -17,7 +17,7 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import loading as decoder_loading
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.models.sharding import check_even, refine, whole_groups
-from mlx_specdec.models.t5 import loading as t5_loading
+from mlx_specdec.models.t5 import family as t5_family
 from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.models.t5.network import T5, Attention, Dense
 
@@ -107,7 +107,7 @@ def test_two_ranks_that_load_a_model_compute_what_one_does(
     config = read_config(directory)
 
     def load(rank: Rank) -> tuple[np.ndarray, int]:
-        model = t5_loading.load(directory, config, FLOAT, None, group=rank)[0]
+        model = t5_family.load(directory, config, FLOAT, None, group=rank)[0]
         return logits(model), model.nbytes
 
     whole = load_model(directory, dtype="float32").model
@@ -160,7 +160,7 @@ def test_what_cannot_be_divided_is_refused_before_weights_are_looked_for(
 ) -> None:
     config = {**json.loads((FIXTURES / "mt5" / "config.json").read_text()), **shape}
     with pytest.raises(OptionError, match=told):
-        t5_loading.load(tmp_path, config, FLOAT, None, group=ranks(count)[0])
+        t5_family.load(tmp_path, config, FLOAT, None, group=ranks(count)[0])
 
 
 def test_quantized_weights_are_divided_between_groups_or_not_at_all() -> None:

@@ -1,22 +1,237 @@
-"""T5 and its kin; see `families.Family`."""
+"""T5 and its kin: loading, outlines, training, smaller models; see `families.Family`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 
+from ...checkpoints import files
+from ...checkpoints import t5_keys as keys
+from ...checkpoints.quantization import Quantization, stored_quantization
+from ...checkpoints.t5_keys import check_generates
+from ...checkpoints.tensors import DTYPES, TensorInfo, check_weights, dtype_name, same
+from ...errors import CheckpointError, OptionError
 from ...text.tokenizer import Kind
-from ..base import Base
+from ..base import Base, identity_of
+from ..cache_settings import CacheSettings
+from ..number_format import NumberFormat, count, evaluate, is_quantized, stored_dtype
+from ..outline import Outline
 from ..trainable import Ids, padded, places
 from .config import T5Config
 from .context import EncoderDecoderModel
-from .loading import T5Outline
-from .loading import load as load
 from .network import T5
+
+
+def load(
+    directory: Path,
+    config: Mapping[str, Any],
+    numbers: NumberFormat,
+    caches: CacheSettings | None,
+    adapter: Path | None = None,
+    group: mx.distributed.Group | None = None,
+) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
+    """See `families.Family.load`. group: of ranks that share the model; this one reads the weights
+    and keeps its part. Raises OptionError where they cannot have equal parts."""
+    if caches is not None and caches != CacheSettings():
+        raise OptionError(
+            f"{directory} is a T5 model, whose caches are neither quantized nor cut: leave "
+            "kv-bits and max-kv-size out"
+        )
+    if adapter is not None:
+        raise OptionError(
+            f"{directory} is a T5 model, for which mlx-lm has no adapters: leave adapter-path out"
+        )
+    stored = stored_quantization(config)
+    numbers.check_plain(directory, stored)
+    if group is not None:
+        T5Config.from_dict(config, own_head=False).check_shares(group.size())
+    weights, places = _places(directory, config)
+    infos = {name: weights.infos[place] for name, place in places.items()}
+    try:
+        shape = T5Config.from_dict(config, own_head=keys.HEAD in places)
+        network = _network(shape, stored, places)
+        _check(network, infos)
+    except CheckpointError as problem:
+        raise CheckpointError(f"{directory}: {problem}") from None
+    arrays: Iterable[tuple[str, mx.array]]
+    arrays = ((name, weights.read(place)) for name, place in places.items())
+    if stored is not None and numbers.expands(count(network)):
+        arrays, stored, network = _dequantized(dict(arrays), stored).items(), None, T5(shape)
+    # The widest of those stored: some checkpoints keep in float32 what half precision cannot hold.
+    types = (DTYPES[info.dtype] for info in infos.values())
+    widest = mx.result_type(*filter(_is_float, types))
+    floating = numbers.floating(widest)
+    if numbers.q_bits is not None:
+        _quantize_on_load(network, config, numbers)
+    read: list[tuple[str, mx.array]] = []
+    for name, array in arrays:
+        parts = _in_numbers(network, name, array, floating)
+        if not weights.lazy:
+            mx.eval(parts)  # so that the source's array can be freed
+        read += parts
+    network.load_weights(read)
+    # No other reference may keep the arrays alive while layers are joined.
+    del arrays, read, parts, array
+    if group is not None:
+        network.shard(group)
+    evaluate(network)
+    words = dtype_name(network.encoder.final_layer_norm.weight.dtype)
+    bits = numbers.q_bits or (stored or {}).get("bits")
+    words = words if bits is None else f"{bits}-bit, {words}"
+    identity = None if group is not None else identity_of(config, words)
+    model = EncoderDecoderModel(network, identity)
+    mx.eval(network.parameters())
+    return model, files.eos_token_ids(directory, config), words
+
+
+def _places(directory: Path, config: Mapping[str, Any]) -> tuple[files.Weights, dict[str, str]]:
+    """The tensors, and where those to read are stored, by our names; without a head that only
+    repeats `shared`."""
+    weights = files.Weights(directory)
+    check_generates(directory, config, weights.infos)
+    places = keys.names(weights.infos)
+    head, shared = places.get(keys.HEAD), places.get(keys.SHARED)
+    repeats = head and shared and same(weights.tensor(head), weights.tensor(shared))
+    return weights, keys.without_head(places) if repeats else places
+
+
+def _in_numbers(
+    network: T5, name: str, array: mx.array, floating: mx.Dtype
+) -> list[tuple[str, mx.array]]:
+    """Cast a tensor, quantize it if its layer is quantized and it is not, and return its parts."""
+    if not _is_float(array.dtype):
+        return [(name, array)]
+    array = array.astype(floating)
+    path, _, part = name.rpartition(".")
+    layer = reduce(lambda at, key: at[int(key) if key.isdigit() else key], path.split("."), network)
+    if part != "weight" or not hasattr(layer, "bits"):
+        return [(name, array)]
+    how = Quantization(layer.bits, layer.group_size, layer.mode)
+    return [(f"{path}.{part}", rows) for part, rows in how.quantize(array).items()]
+
+
+def _check(network: nn.Module, infos: Mapping[str, TensorInfo]) -> None:
+    """Raise CheckpointError for the first tensor missing, left over, or of another type."""
+    expected = dict(tree_flatten(network.parameters()))
+    shapes = {name: array.shape for name, array in expected.items()}
+    check_weights(shapes, {name: info.shape for name, info in infos.items()})
+    for name in sorted(expected):
+        needed, given = expected[name].dtype, DTYPES[infos[name].dtype]
+        if needed != given and not (_is_float(needed) and _is_float(given)):
+            raise CheckpointError(
+                f"{name} is stored as {dtype_name(given)} where {dtype_name(needed)} is needed"
+            )
+
+
+def _is_float(dtype: mx.Dtype) -> bool:
+    return mx.issubdtype(dtype, mx.floating)
+
+
+def _network(shape: T5Config, stored: Mapping[str, Any] | None, weights: Collection[str]) -> T5:
+    """A T5 with random weights, quantized where the stored ones are."""
+    # Every layer has tensors: a configuration that asks for more would only build for hours.
+    if max(shape.num_layers, shape.num_decoder_layers) > len(weights):
+        raise CheckpointError(
+            f"config.json asks for {shape.num_layers} and {shape.num_decoder_layers} layers, and "
+            f"there are {len(weights)} tensors"
+        )
+    network = T5(shape)
+    if stored is not None:
+        entry = stored
+        _quantize(
+            network,
+            lambda path, _: Quantization.of(entry, path) if f"{path}.scales" in weights else None,
+        )
+    return network
+
+
+def _quantize_on_load(network: T5, config: Mapping[str, Any], numbers: NumberFormat) -> None:
+    """Quantize as a conversion would. Raises OptionError where no matrix divides into groups."""
+    assert numbers.q_bits is not None
+    default = Quantization(numbers.q_bits, numbers.q_group_size)
+    _quantize(
+        network, lambda path, shape: keys.quantization_of(config, f"{path}.weight", shape, default)
+    )
+    if not is_quantized(network):
+        raise OptionError(
+            f"no layer's width is a multiple of {numbers.q_group_size}: take a smaller group"
+        )
+
+
+def _quantize(network: T5, choose: Callable[[str, tuple[int, ...]], Quantization | None]) -> None:
+    """Quantize every matrix for which `choose`, given its path and shape, says how."""
+
+    def predicate(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        if not hasattr(module, "to_quantized"):
+            return False
+        how = choose(path, module.weight.shape)
+        return how.as_dict() if how and module.weight.shape[-1] % how.group_size == 0 else False
+
+    nn.quantize(network, class_predicate=predicate)
+
+
+def _dequantized(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> dict[str, mx.array]:
+    result = {}
+    for name, array in weights.items():
+        path, _, part = name.rpartition(".")
+        scales, biases = weights.get(f"{path}.scales"), weights.get(f"{path}.biases")
+        if scales is None:
+            result[name] = array
+        elif part == "weight":
+            how = Quantization.of(stored, path)
+            result[name] = mx.dequantize(
+                array, scales, biases, group_size=how.group_size, bits=how.bits, mode=how.mode
+            )
+    return result
+
+
+class T5Outline(Outline):
+    """Outline of a T5; see `loading.outline`."""
+
+    kind: Kind = "encoder-decoder"
+
+    def __init__(
+        self, config: Mapping[str, Any], name: str, numbers: NumberFormat, depth: int | None
+    ) -> None:
+        # Only the weights show for sure whether the head is tied. The families in which it is not
+        # do not scale the decoder's output.
+        own_head = not keys.scales_output(config) or config.get("tie_word_embeddings") is False
+        shape = T5Config.from_dict(config, own_head=own_head)
+        if depth is not None:
+            shape = replace(shape, num_layers=1, num_decoder_layers=depth)
+        network = T5(shape)
+        stored = stored_quantization(config)
+        numbers.check_plain(name, stored)
+        floating = numbers.floating(stored_dtype(config))
+        network.set_dtype(floating)
+        if stored is not None and not numbers.expands(count(network)):
+            entry = stored
+
+            def as_stored(path: str, shape: tuple[int, ...]) -> Quantization | None:
+                how = Quantization.of(entry, path)
+                return how if keys.quantizable(f"{path}.weight", shape, how.group_size) else None
+
+            _quantize(network, as_stored)
+        if numbers.q_bits is not None:
+            _quantize_on_load(network, config, numbers)
+        super().__init__(network, network.decoder.block)
+        self.vocabulary = shape.vocab_size
+        bits = numbers.q_bits or (stored or {}).get("bits")
+        self.dtype = f"{bits}-bit, " * is_quantized(network) + dtype_name(floating)
+
+    def cache_nbytes(self, prompt: int, generated: int) -> int:
+        return self.network.cache_nbytes(prompt, generated + 1)
+
+    def _model(self) -> Base:
+        return EncoderDecoderModel(self.network)
 
 
 class TrainableT5:
