@@ -193,7 +193,7 @@ def parse(text: str) -> int:
 
 
 def show(nbytes: int) -> str:
-    """In the largest unit that leaves a number above one: "45.3 GB"."""
+    """Write a size in the largest unit that leaves a number above one: "45.3 GB"."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if nbytes >= 1000**power:
             return f"{nbytes / 1000**power:.1f} {unit}"

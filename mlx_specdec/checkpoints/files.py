@@ -201,5 +201,6 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 
 def has_vocabulary(directory: Path) -> bool:
-    """Whether one of the tokenizer's files may name its tokens. Raises as `tokenizer_files`."""
+    """Return whether one of the tokenizer's files may name its tokens. Raises as
+    `tokenizer_files`."""
     return not all(_NO_VOCABULARY.fullmatch(file.name) for file in tokenizer_files(directory))

@@ -63,8 +63,8 @@ class Choice:
 
 
 def choose(name: str, files: Collection[str]) -> Choice:
-    """What to fetch of the repository `name`. files: its paths, as the Hub lists them. Raises
-    SourceError where there are no weights, or several models."""
+    """Choose what to fetch of the repository `name`. files: its paths, as the Hub lists them.
+    Raises SourceError where there are no weights, or several models."""
     plain = sorted(file for file in files if _PLAIN.fullmatch(file))
     heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
     alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
@@ -326,7 +326,7 @@ class Repository:
         return Path(path) if isinstance(path, str) else None
 
     def _error(self, problem: Exception, file: str = "") -> SourceError:
-        """What huggingface_hub raised as one sentence. file: the one that was fetched."""
+        """Turn what huggingface_hub raised into one sentence. file: the one that was fetched."""
         if isinstance(problem, SourceError):
             return problem
         cause = problem.__cause__
@@ -375,7 +375,7 @@ class Repository:
 
 
 def is_network_error(problem: Exception) -> bool:
-    """Whether a server could not be reached, took too long, or the connection broke."""
+    """Return whether a server could not be reached, took too long, or the connection broke."""
     # By name: which library does HTTP is huggingface_hub's affair, and has changed.
     kinds = {kind.__name__ for kind in type(problem).__mro__}
     return bool(kinds & {"TransportError", "ConnectionError", "TimeoutError"})

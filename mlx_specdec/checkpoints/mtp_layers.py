@@ -36,8 +36,9 @@ _MENTIONS = re.compile(r".*(?:mtp|nextn).*")
 
 @dataclass(frozen=True)
 class Carried:
-    """What a checkpoint carries. names: of the tensors. read: one of them, lazily. original: they
-    are laid out as the model's makers have it, and not as an MLX program left them."""
+    """The layers in a checkpoint. names: of the tensors. read: returns one of them, lazily.
+    original: they are laid out as the model's makers have it, and not as an MLX program left them.
+    """
 
     names: Collection[str]
     read: Callable[[str], mx.array]
@@ -56,8 +57,8 @@ def family(config: Mapping[str, Any]) -> str:
 
 
 def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Whether a name in the weights of a model is one of its layers' for multi-token prediction;
-    never where the family is not known."""
+    """Return a test for names of tensors: whether they belong to the model's layers for multi-token
+    prediction. Where the family is not known it is always False."""
     if family(config) in QWEN:
         return lambda name: _NAMED.match(name) is not None
     layers = text_config(config).get("num_hidden_layers")
@@ -67,7 +68,7 @@ def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
 
 
 def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
-    """What the checkpoint in a directory carries; None for nothing that is known.
+    """Return the layers in a directory's checkpoint, None where there are none that are known.
 
     Raises CheckpointError for damaged files.
     """
@@ -104,8 +105,8 @@ def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dic
 
 
 def is_original(weights: Weights) -> bool:
-    """Whether tensors are laid out as the model's makers have it. mlx-lm turns convolutions, and
-    adds 1 to norms, where it finds them so."""
+    """Return whether tensors are laid out as the model's makers have it. mlx-lm turns convolutions,
+    and adds 1 to norms, where it finds them so."""
     shapes = [info.shape for name, info in weights.infos.items() if name.endswith(CONVOLUTION)]
     if shapes:
         return any(shape[-1:] != (1,) for shape in shapes)
@@ -113,7 +114,7 @@ def is_original(weights: Weights) -> bool:
 
 
 def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint carries such layers of a family that is not known here. Raises
+    """Return whether the checkpoint has such layers of a family that is not known here. Raises
     CheckpointError for damaged files."""
     mentioned = any(_MENTIONS.fullmatch(key) for key in (*config, *text_config(config)))
     if not mentioned or family(config) in QWEN | NUMBERED or not shards.format_of(directory):
@@ -122,8 +123,8 @@ def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
 
 
 def looks_so(name: str) -> bool:
-    """Whether a tensor of this name belongs to layers for multi-token prediction, of whatever
-    family; those of the known ones need a configuration to tell."""
+    """Return whether a name is one of layers for multi-token prediction, of whatever family; for
+    those of known families `known` is exact."""
     return _ANY.fullmatch(name) is not None
 
 

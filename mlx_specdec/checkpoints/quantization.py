@@ -29,14 +29,14 @@ class Quantization:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], path: str) -> Quantization:
-        """Of the matrix at `path`, as a checked "quantization" entry of config.json has it."""
+        """Read the matrix at `path` from a checked "quantization" entry of config.json."""
         own = entry.get(path)
         how = own if isinstance(own, Mapping) else entry
         return cls(how["bits"], how["group_size"], how.get("mode") or "affine")
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Those of PARTS that it has."""
+        """The entries of PARTS that it has."""
         return PARTS if self.mode == "affine" else PARTS[:1]
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ MIXED = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4
 
 
 def is_known(how: Quantization) -> bool:
-    """Whether MLX can quantize so."""
+    """Return whether MLX can quantize so."""
     if type(how.bits) is not int or type(how.group_size) is not int:
         return False
     if how.mode == "affine":
@@ -119,7 +119,7 @@ class Numbers:
         mixed: str | None,
         dequantize: bool,
     ) -> Numbers:
-        """From what a user gives; None is the mode's default. Raises OptionError."""
+        """Check what a user gives; None is the mode's default. Raises OptionError."""
         if dtype is not None:
             _check_one_of("dtype", dtype, DTYPES)
         if quantize and dequantize:
@@ -137,7 +137,7 @@ class Numbers:
         return cls(dtype, how, mixed or "", dequantize)
 
     def describe(self) -> str:
-        """In words: "4-bit, types as stored"."""
+        """Return words such as "4-bit, types as stored"."""
         words, how = self.dtype or "types as stored", self.quantization
         if how is None:
             return f"dequantized, {words}" if self.dequantize else words

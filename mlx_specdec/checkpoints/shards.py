@@ -61,8 +61,8 @@ def choose(names: Collection[str]) -> Chosen | None:
 
 
 def format_of(source: Path) -> str:
-    """What `choose` takes of a directory, complete or not; "gguf" for a file of this suffix, and ""
-    where there are no weights."""
+    """Return the format that `choose` takes of a directory, complete or not, "gguf" for a file of
+    this suffix, and "" where there are no weights."""
     if not source.is_dir():
         return "gguf" if source.name.endswith(".gguf") else ""
     chosen = choose([file.name for file in source.glob("*")])
@@ -70,7 +70,7 @@ def format_of(source: Path) -> str:
 
 
 def models(names: Collection[str]) -> list[str]:
-    """What models some GGUF files hold, each of one file or several parts."""
+    """Name the models in some GGUF files, each of one file or several parts."""
     return sorted({_PART.sub(r"\1\4", name) for name in names})
 
 

@@ -37,7 +37,7 @@ _SENSITIVE = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*\.(v|wo)\.weight")
 
 
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration describes a model of the T5 family."""
+    """Return whether a configuration describes a model of the T5 family."""
     return config.get("model_type") in ENCODER_DECODER
 
 
@@ -65,7 +65,7 @@ def feed_forward(config: Mapping[str, Any]) -> str:
 
 
 def scales_output(config: Mapping[str, Any]) -> bool:
-    """Whether a T5 scales the decoder's output by d_model ** -0.5 before the head.
+    """Return whether a T5 scales the decoder's output by d_model ** -0.5 before the head.
 
     Not the same as whether the head is tied: transformers 5 writes tie_word_embeddings: true for
     every T5 that it saves, and says the scaling in scale_decoder_outputs.
@@ -128,7 +128,8 @@ def whole_number(config: Mapping[str, Any], name: str, default: int | None = Non
 
 
 def quantizable(key: str, shape: tuple[int, ...], group_size: int) -> bool:
-    """Whether a weight is quantized: matrices whose rows divide into groups, positions left out."""
+    """Return whether to quantize a weight: matrices whose rows divide into groups, but no
+    positions."""
     return (
         key.endswith(".weight")
         and len(shape) == 2
@@ -144,7 +145,7 @@ def quantization_of(
     default: Quantization,
     mixed: str = "",
 ) -> Quantization | None:
-    """How one of a T5's weights is quantized, None for what is left alone.
+    """Return how to quantize one of a T5's weights, None for not at all.
 
     Embedding and head get at least 8 bits. mixed: a key of MIXED, whose wider bits go where
     mlx-lm's predicates have them: the values of attention and what follows the feed-forward

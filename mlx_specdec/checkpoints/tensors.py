@@ -30,14 +30,14 @@ class Tensor:
 
     @classmethod
     def of(cls, array: mx.array) -> Tensor:
-        """Of an array, which may be computed as a whole when its first rows are read."""
+        """Wrap an array, which may be computed as a whole when its first rows are read."""
         return cls(
             array.dtype, array.shape, lambda begin, end: array[begin:end] if array.ndim else array
         )
 
     @property
     def size(self) -> int:
-        """How many elements."""
+        """The number of elements."""
         return self.outline.size
 
     @property
@@ -60,7 +60,7 @@ class Tensor:
 
 
 def same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have the same shape and equal values. Stops at the first difference."""
+    """Return whether two tensors have the same shape and values. Stops at the first difference."""
     if first.shape != second.shape:
         return False
     for begin, piece in first.pieces():
@@ -140,7 +140,7 @@ def to_mlx(values: np.ndarray, stored: str) -> mx.array:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says of one tensor. dtype: as safetensors writes it, for example "BF16"."""
+    """Type and shape of one tensor. dtype: as safetensors writes it, for example "BF16"."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -148,7 +148,7 @@ class TensorInfo:
 
     @classmethod
     def of(cls, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
-        """Of a tensor of a type in ELEMENTS."""
+        """Describe a tensor of a type in ELEMENTS."""
         return cls(dtype, shape, math.prod(shape) * DTYPES[dtype].size)
 
     @property
@@ -159,7 +159,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Contents:
-    """What one file, or several, hold under their own names.
+    """The tensors of one file, or several, under the names that these have.
 
     stored: type as the format calls it, shape and bytes in the file. origins: the name under which
     a reader hands a tensor out -> its name in the file. tied: a name that the reader leaves out ->
@@ -191,7 +191,7 @@ class Reader(ABC):
 
     @property
     def contents(self) -> Contents:
-        """The same under the file's own names and types, with what is not handed out."""
+        """The tensors under the file's names and types, with those that are not handed out."""
         return Contents(self.infos, {name: name for name in self.infos})
 
     def tensor(self, name: str) -> Tensor:

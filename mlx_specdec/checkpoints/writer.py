@@ -31,7 +31,7 @@ _EXPONENTS = {
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of one tensor. dtype None: as it is; quantization: of a matrix, after that."""
+    """What becomes of one tensor: a cast, None for none, then for a matrix its quantization."""
 
     dtype: mx.Dtype | None = None
     quantization: Quantization | None = None
@@ -41,11 +41,11 @@ class Change:
         return rows if self.dtype is None else rows.astype(self.dtype)
 
     def outlines(self, name: str, source: Tensor) -> dict[str, mx.array]:
-        """What will be stored for a tensor: lazy arrays that are never computed."""
+        """Return what will be stored for a tensor, as lazy arrays that are never computed."""
         return self.stored(name, self.cast(source.outline))
 
     def stored(self, name: str, cast: mx.array) -> dict[str, mx.array]:
-        """What is stored for rows that were cast, by name."""
+        """Return what is stored for rows that were cast, by name."""
         if self.quantization is None:
             return {name: cast}
         path = name.removesuffix(".weight")
@@ -137,7 +137,7 @@ def write_config(
 
 
 def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], Change]) -> int:
-    """How many bytes of tensors `write_weights` would write. outlines: lazy arrays."""
+    """Return the bytes of tensors that `write_weights` would write. outlines: lazy arrays."""
     tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
     return sum(_Item(name, tensor, change(name, tensor)).nbytes for name, tensor in tensors)
 
@@ -171,7 +171,8 @@ def _write_shard(
 
 
 def _header(items: list[_Item], layout: str) -> tuple[dict[str, int], bytes]:
-    """Where each array goes, widest types first so that all are aligned, and the file's header."""
+    """Return the offset of each array, widest types first so that all are aligned, and the file's
+    header."""
     arrays = [pair for item in items for pair in item.stored.items()]
     arrays.sort(key=lambda pair: -pair[1].dtype.size)
     offsets: dict[str, int] = {}
@@ -210,7 +211,7 @@ def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
 
 
 def _finite(array: mx.array) -> bool:
-    """Whether no exponent is all ones; far faster on a CPU than mx.isfinite."""
+    """Return whether no exponent is all ones; far faster on a CPU than mx.isfinite."""
     integer, exponent = _EXPONENTS[array.dtype]
     bits = np.asarray(memoryview(array.view(integer)))  # type: ignore[arg-type]
     return not bits.size or bool((bits & exponent).max() < exponent)

@@ -260,7 +260,7 @@ def _write(
 
 
 def _name(model: str, source: Path) -> tuple[str, str | None]:
-    """What to call a source, without the rest of a local path, and the commit of the Hub's."""
+    """Return a source's name, of a local path only the last part, and its commit on the Hub."""
     if os.path.exists(os.path.expanduser(model)):
         return source.resolve().name, None
     return model, source.name if source.parent.name == "snapshots" else None

@@ -115,7 +115,7 @@ class Report:
 
     @property
     def bits_per_weight(self) -> float:
-        """Of the whole model, scales included."""
+        """Bits per weight of the whole model, scales included."""
         return 8 * self.nbytes / max(1, self.parameters)
 
     def write(self, directory: Path) -> None:
@@ -172,7 +172,7 @@ class Report:
 
 
 def maker() -> dict[str, str]:
-    """What made a model, as provenance.json has it."""
+    """The versions that made a model, as provenance.json has them."""
     return {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__}  # type: ignore[attr-defined]
 
 
@@ -186,7 +186,7 @@ BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class FileDigest:
-    """Of one file: its size and what sha256sum gives."""
+    """The size of one file and what sha256sum gives."""
 
     nbytes: int
     sha256: str

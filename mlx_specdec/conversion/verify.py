@@ -126,7 +126,7 @@ def _wrong(name: str, problem: str) -> OutputError:
 
 @dataclass(frozen=True)
 class TextChange:
-    """How a fixed text fares with source and result, teacher-forced, token by token.
+    """The scores of a fixed text with source and result, teacher-forced, token by token.
 
     tokens: how many were scored. Perplexities are exp(-mean log p). mean and largest: of the
     absolute change of log p of the text's own tokens, in nats. same_first: share of positions where
@@ -141,7 +141,7 @@ class TextChange:
     same_first: float
 
     def describe(self) -> str:
-        """In one line."""
+        """Return one line."""
         return (
             f"fixed text of {self.tokens} tokens: perplexity {self.source_perplexity:.4g} -> "
             f"{self.result_perplexity:.4g}, log-probability changes by {self.mean:.3g} on average, "
@@ -162,7 +162,7 @@ class Verified:
     note: str
 
     def describe(self) -> list[str]:
-        """In lines."""
+        """Return one or more lines."""
         if self.logits is None:
             return [f"logits not compared: {self.note}"]
         lines = [f"log-probabilities on a fixed input: largest difference {self.logits:.3g}"]

@@ -58,12 +58,6 @@ def test_a_classifier_is_refused_by_name(tmp_path: Path) -> None:
         assert "gives labels (T5ForSequenceClassification), not text" in told
 
 
-def test_an_encoder_that_labels_tokens_is_refused_by_name(tmp_path: Path) -> None:
-    names = [f"transformer.{ENCODER}", "transformer.shared.weight", "classifier.weight"]
-    with pytest.raises(CheckpointError, match="labels"):
-        check_generates(tmp_path, {"architectures": ["T5ForTokenClassification"]}, names)
-
-
 def test_a_config_that_names_the_wrong_architecture_refuses_nothing(tmp_path: Path) -> None:
     source = write_t5(tmp_path / "t5", {"architectures": ["T5EncoderModel"]})
     convert(str(source), tmp_path / "out")
@@ -110,12 +104,6 @@ def test_t5_keeps_its_names_and_drops_copies_and_the_unused_bias() -> None:
     )
     kept = {name: name for name in ("shared.weight", BIAS)}
     assert keys.names([*kept, *dropped]) == kept
-
-
-def test_a_copy_stands_in_for_a_missing_shared() -> None:
-    copies = ["decoder.embed_tokens.weight", "encoder.embed_tokens.weight"]
-    assert keys.names(copies) == {"shared.weight": "encoder.embed_tokens.weight"}
-    assert keys.names([*copies, "shared.weight"]) == {"shared.weight": "shared.weight"}
 
 
 @pytest.mark.parametrize(

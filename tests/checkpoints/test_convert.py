@@ -180,12 +180,6 @@ def test_a_quantized_model_is_copied_as_it_is_and_not_quantized_again(tmp_path: 
         convert(str(tmp_path / "packed"), tmp_path / "twice", quantize=True, q_group_size=32)
 
 
-def test_tokenizer_files_come_along(tmp_path: Path) -> None:
-    convert(str(write_t5(tmp_path / "t5")), tmp_path / "out")
-    assert (tmp_path / "out" / "spiece.model").read_bytes() == b"pieces"
-    assert (tmp_path / "out" / "tokenizer_config.json").is_file()
-
-
 @pytest.mark.parametrize("kept", [(), ("tokenizer_config.json", "generation_config.json")])
 def test_a_source_without_vocabulary_is_converted_and_the_report_says_so(
     kept: tuple[str, ...], tmp_path: Path
@@ -437,12 +431,6 @@ def test_an_existing_place_is_kept_unless_overwriting_is_asked_for(tmp_path: Pat
     report = convert(str(source), tmp_path / "deep" / "out", dtype="bfloat16", overwrite=True)
     assert read(report.path)["shared.weight"].dtype == mx.bfloat16
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["out"]
-
-
-def test_a_parent_that_cannot_hold_it_is_one_sentence(tmp_path: Path) -> None:
-    source = write_t5(tmp_path / "t5")
-    (tmp_path / "deep").write_text("a file")
-    refused(OutputError, tmp_path, source)
 
 
 @pytest.mark.parametrize("after", [1, 3, 30])

@@ -67,12 +67,6 @@ def test_a_file_that_is_too_large_names_the_flag(tmp_path: Path) -> None:
         raise OSError(errno.EFBIG, "File too large")
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="disk is full") as caught, directory(tmp_path / "x"):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert "\n" not in str(caught.value) and listing(tmp_path) == {}
-
-
 def test_what_was_there_is_replaced_as_a_whole(tmp_path: Path) -> None:
     place = make(tmp_path / "model")
     (place / "stale").write_text("x")

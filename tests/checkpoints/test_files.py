@@ -53,12 +53,6 @@ def test_shards_without_an_index_are_read(tmp_path: Path) -> None:
     assert dict(files.tensors(directory)).keys() == t5_weights(T5).keys()
 
 
-def test_reading_a_tensor_twice_gives_it_twice(tmp_path: Path) -> None:
-    weights = files.Weights(write_t5(tmp_path / "t5"))
-    first, second = weights.read("shared.weight"), weights.read("shared.weight")
-    assert first is not second and mx.array_equal(first, second)
-
-
 def test_nothing_is_kept_of_tensors_that_the_caller_let_go(tmp_path: Path) -> None:
     size, count = 1 << 20, 16
     directory = tmp_path / "big"
@@ -141,11 +135,6 @@ def test_a_broken_index_is_one_sentence(tmp_path: Path, content: str) -> None:
     assert INDEX in sentence(directory)
 
 
-def test_a_directory_with_another_format_says_which(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    assert "pytorch_model.bin" in sentence(tmp_path)
-
-
 def test_damage_is_told_before_the_first_tensor(tmp_path: Path) -> None:
     directory = write_sharded_t5(tmp_path / "many")
     raw_file(directory / "model-00003-of-00003.safetensors", b"{", b"")
@@ -169,11 +158,6 @@ def test_a_bad_config_says_what_is_wrong(tmp_path: Path, content: str | None, sa
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     assert says in sentence(tmp_path, files.read_config)
-
-
-def test_a_config_that_is_not_text_is_no_json(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
-    assert "not JSON" in sentence(tmp_path, files.read_config)
 
 
 def test_eos_comes_from_the_generation_config_first(tmp_path: Path) -> None:
@@ -296,29 +280,6 @@ def test_a_small_machine_gets_smaller_shards(monkeypatch: pytest.MonkeyPatch) ->
     assert sizes.default_shard_bytes() == 2**30
     monkeypatch.setattr(os, "sysconf", lambda name: 2**20)
     assert sizes.default_shard_bytes() == 4_000_000_000
-
-
-def test_metal_knows_the_memory_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    monkeypatch.setattr(mx, "device_info", lambda: {"memory_size": 2**35})
-    assert sizes.memory() == 2**35
-
-
-@pytest.mark.parametrize(
-    ("known", "memory"),
-    [({"SC_PAGESIZE": 2**14, "SC_PHYS_PAGES": 2**20}, 2**34), ({}, sizes.ASSUMED_MEMORY)],
-)
-def test_a_python_that_does_not_know_every_name_is_no_obstacle(
-    known: dict[str, int], memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sysconf(name: str) -> int:
-        if name not in known:
-            raise ValueError("unrecognized configuration name")
-        return known[name]
-
-    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    monkeypatch.setattr(os, "sysconf", sysconf)
-    assert sizes.memory() == memory
 
 
 def test_a_control_groups_limit_counts_where_it_is_smaller(tmp_path: Path) -> None:

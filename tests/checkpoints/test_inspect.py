@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from mlx_specdec import __version__
-from mlx_specdec.checkpoints import destination
 from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.files import Weights
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile
@@ -28,7 +25,6 @@ from mlx_specdec.conversion.report import Digests, combined
 from mlx_specdec.conversion.verify import compare
 from mlx_specdec.errors import CheckpointError, OutputError, SourceError
 
-from ..support import tiny
 from ..support.checkpoints import T5, t5_weights, write_sharded_t5, write_t5
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -251,16 +247,6 @@ def test_the_same_conversion_writes_the_same_file(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_mlx_lm_still_loads_what_has_a_provenance(tmp_path: Path) -> None:
-    import mlx_lm
-
-    source = tiny.write("llama", tmp_path / "llama")
-    convert(str(source), tmp_path / "out")
-    assert (tmp_path / "out" / "provenance.json").is_file()
-    model, _ = mlx_lm.utils.load_model(tmp_path / "out")
-    assert model(mx.array([[1, 2, 3]])).shape[1] == 3
-
-
 def test_files_longer_than_the_buffer_have_their_own_digests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,13 +324,6 @@ def test_every_tensor_lies_where_its_type_may(tmp_path: Path) -> None:
     assert length % 8 == 0
     for name, kind in kinds.items():
         assert header[name]["data_offsets"][0] % kind.size == 0
-
-
-def test_room_is_asked_for_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
-    destination.check_room(tmp_path / "out", 100)
-    with pytest.raises(OutputError, match="101 bytes, and its disk has 100 bytes free"):
-        destination.check_room(tmp_path / "out", 101)
 
 
 @pytest.mark.parametrize("change", [{"bits": 4}, {"group_size": 64}])

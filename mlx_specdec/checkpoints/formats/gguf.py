@@ -65,7 +65,7 @@ class GgufFile(Reader):
 
     @property
     def contents(self) -> Contents:
-        """What the file holds under llama.cpp's names, quantized types as they are."""
+        """The file's tensors under llama.cpp's names, quantized types as they are."""
         return Contents(
             {name: stored.info for name, stored in self._stored.items()},
             {ours: place.name for ours, place in self._places.items()},
@@ -115,8 +115,8 @@ class GgufFile(Reader):
         return infos
 
     def _fits(self, place: Place, half: mx.Dtype) -> bool:
-        """Whether a vector that llama.cpp widened, as it does with all, loses nothing when it gets
-        its type back, which is that of all matrices."""
+        """Return whether a vector, all of which llama.cpp widens, loses nothing in the type that
+        all matrices have."""
         if len(place.shape) > 1 or place.shape[0] > _SMALL:
             return False
         values = self._read(place, slice(None))

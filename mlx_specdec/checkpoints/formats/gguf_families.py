@@ -46,7 +46,7 @@ class Finder:
     places: dict[str, Place] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of one tensor. Raises Malformed where it is not there."""
+        """The shape of one tensor. Raises Malformed where it is not there."""
         if name not in self.shapes:
             raise Malformed(f"lacks the tensor {name}: download it again")
         return self.shapes[name]
@@ -79,7 +79,8 @@ class Finder:
 
 
 def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
-    """What llama.cpp calls a tensor, by Hugging Face's name. Raises Malformed."""
+    """Return a function from Hugging Face's name of a tensor to llama.cpp's, which raises
+    Malformed for a tensor that llama.cpp does not have."""
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 
@@ -286,7 +287,7 @@ def _config(metadata: Metadata, family: Family, finder: Finder) -> dict[str, Any
 
 
 def _rotated_part(metadata: Metadata, family: Family, width: int) -> float:
-    """How much of a head's width is rotated, for mlx-lm to multiply with it and cut to an int."""
+    """The share of a head's width that is rotated, such that mlx-lm's int(share * width) is it."""
     rotated = metadata.get(".rope.dimension_count", COUNT, width)
     if not 2 <= rotated <= width or rotated % 2 or not (rotated == width or family.partial):
         raise Malformed("turns only part of each head's width, which is not supported")
@@ -439,7 +440,7 @@ def _t5_config(
 
 
 def _has_own_head(finder: Finder) -> bool:
-    """Whether there is a head that is more than a copy of the embedding."""
+    """Return whether there is a head that is more than a copy of the embedding."""
     if HEAD not in finder.shapes:
         return False
     if finder.shape(HEAD) != finder.shape(EMBEDDING):

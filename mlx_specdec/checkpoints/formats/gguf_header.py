@@ -281,7 +281,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Kind(Generic[Value]):
-    """What a value has to be, in words; whether one is that, and what is made of it."""
+    """A kind of metadata value: its name in words, a test for it, and the conversion to Python."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -302,7 +302,7 @@ NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, np.ndarray),
 
 
 class Metadata:
-    """What one file says of itself. `architecture`: as llama.cpp calls it, for example "llama"."""
+    """The metadata of one file. `architecture`: as llama.cpp calls it, for example "llama"."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         """Raises Malformed where there is no architecture."""

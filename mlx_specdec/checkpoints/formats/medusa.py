@@ -46,7 +46,7 @@ class MedusaFiles:
 
 
 def is_medusa(directory: Path) -> bool:
-    """Whether this directory holds heads and not a whole model."""
+    """Return whether this directory holds heads and not a whole model."""
     file = directory / "config.json"
     return file.is_file() and COUNT in read_json(file)
 

@@ -236,7 +236,7 @@ class MetaFile(Reader):
 
     @property
     def contents(self) -> Contents:
-        """What the parts hold under Meta's names, joined."""
+        """The parts' tensors under Meta's names, joined."""
         stored = {entry.theirs: self._info(entry) for entry in self._entries.values()}
         tables = {
             name: info
@@ -316,7 +316,7 @@ class MetaFile(Reader):
         )
 
     def _check_copies(self, name: str, axis: int | None) -> None:
-        """What each part has whole has to be the same in all."""
+        """Raises CheckpointError where the parts' copies of one tensor differ."""
         first, *rest = (part.tensor(name) for part in self._parts)
         if axis is None and not all(same(first, other) for other in rest):
             raise CheckpointError(

@@ -77,7 +77,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def of_mlx(file: Path) -> bool:
-    """Whether an MLX program says that it wrote a file. Raises CheckpointError."""
+    """Return whether a file says that an MLX program wrote it. Raises CheckpointError."""
     with naming(file), reading(file):
         said = _header(file)[0].get("__metadata__")
     return isinstance(said, dict) and said.get("format") == "mlx"
@@ -132,7 +132,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
 
 
 def _span(name: str, entry: Any) -> tuple[int, int, str, TensorInfo]:
-    """Where one tensor begins and ends, its name, and what is said of it."""
+    """The beginning and end of one tensor, its name, and its type and shape."""
     damaged = Malformed(f"has a damaged header at {name}: download it again")
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]

@@ -81,7 +81,7 @@ class TorchFile(Reader):
 
 
 def _read(file: Path, data: mmap.mmap) -> tuple[Any, Mapping[str, slice], bool]:
-    """What was saved, the bytes of each storage, and whether those are big-endian."""
+    """The saved value, the bytes of each storage, and whether those are big-endian."""
     if data[:4] == ZIP_MAGIC:
         return _read_zip(file, data)
     if data[:1] == b"\x80":

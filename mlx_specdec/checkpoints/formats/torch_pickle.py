@@ -318,7 +318,7 @@ def _interpret(source: _Source, persistent: Callable[[Any], Any]) -> Any:
 
 
 def _named(module: Any, name: Any) -> Any:
-    """What a pickle gets for a name. Raises Malformed for any that is not admitted."""
+    """The entry of ADMITTED for a name. Raises Malformed for any other name."""
     if (module, name) in ADMITTED:
         return ADMITTED[module, name]
     if module == "torch" and _UNREAD.fullmatch(name):

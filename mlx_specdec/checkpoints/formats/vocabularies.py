@@ -320,7 +320,7 @@ class Text:
 
     @classmethod
     def of(cls, files: Mapping[str, str], ids: Mapping[str, Any], size: int) -> Text:
-        """With generation_config.json, which has the ids."""
+        """Add generation_config.json, which has the ids."""
         return cls({**files, "generation_config.json": json.dumps(ids, indent=2)}, ids, size)
 
 
@@ -338,7 +338,7 @@ def read_tokenizer(file: Path, vocabulary: int, *, since_31: bool = False) -> Te
 
 
 def _sentencepiece(data: bytes, vocabulary: int) -> Text:
-    """By way of what llama.cpp has for such a vocabulary."""
+    """Describe the vocabulary as llama.cpp would, and build it from that."""
     import sentencepiece
     from tokenizers import Tokenizer
 

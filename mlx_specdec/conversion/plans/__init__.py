@@ -99,7 +99,7 @@ class Plan:
         return sum(map(self.parameters, self.outlines))
 
     def changes(self, dtype: str | None) -> Callable[[str, Tensor], Change]:
-        """What becomes of each tensor. dtype: of the result, None for the types as stored."""
+        """Return the function that says what becomes of each tensor. dtype: None for as stored."""
         wanted = None if dtype is None else getattr(mx, dtype)
 
         def change(name: str, tensor: Tensor) -> Change:

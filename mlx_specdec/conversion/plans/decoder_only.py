@@ -151,7 +151,7 @@ def _computable(source: files.Weights, scratch: Path) -> dict[str, mx.array]:
 
 
 def _choose(model: Any, default: Quantization, mixed: str) -> dict[str, Quantization]:
-    """What mlx-lm's own converter would quantize, and how. Raises OptionError for nothing."""
+    """Choose what mlx-lm's converter would quantize, and how. Raises OptionError for nothing."""
     own = getattr(model, "quant_predicate", None) or (lambda path, module: True)
     if mixed:
         own = _mixed(model, default, mixed)

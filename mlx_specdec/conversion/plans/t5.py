@@ -56,7 +56,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan |
 
 
 def _own_head(weights: files.Weights, places: Mapping[str, str]) -> bool:
-    """Whether the output head is there and differs from `shared`."""
+    """Return whether the output head is there and differs from `shared`."""
     if keys.HEAD not in places:
         return False
     for part in ("weight", *PARTS):
