@@ -25,8 +25,8 @@ MOST_LAYERS = 1000
 @dataclass(frozen=True)
 class Place:
     """One tensor. name: in the file. shape: what it is to have; the file may leave out a first axis
-    of 1. heads: its rows are those of so many rotary heads, in llama.cpp's order; 0 where they are
-    in their own. excess: what llama.cpp's converter added to every value."""
+    of 1. heads: its rows are those of so many rotary heads, in llama.cpp's order; 0 for others.
+    excess: what llama.cpp's converter added to every value."""
 
     name: str
     shape: tuple[int, ...]
@@ -79,8 +79,7 @@ class Finder:
 
 
 def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
-    """Return a function from Hugging Face's name of a tensor to llama.cpp's, which raises
-    Malformed for a tensor that llama.cpp does not have."""
+    """Return a function from Hugging Face's names of tensors to llama.cpp's. Raises Malformed."""
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 
